@@ -1,0 +1,225 @@
+"""The one abstraction behind every method: what a client computes, how the server's rows are mixed.
+
+A method never sends. Its hooks are pure functions: the client's hooks run where the client's data are, the
+server's hooks run on rank 0, and `comm/` moves what they name. Hyperparameters are the fields of a frozen
+dataclass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from .client import Client, Peer
+from .federation import Split
+from .mixing import Plan
+from .rng import Key
+from .types import Message, Notes, Reads, Report, Server, State, Vector, World
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a method comes from."""
+
+    key: str
+    authors: str
+    title: str
+    venue: str
+    year: int
+    url: str = ""
+
+    def bibtex(self) -> str:
+        """Return the BibTeX entry."""
+        rows = {
+            "author": self.authors,
+            "title": self.title,
+            "booktitle": self.venue,
+            "year": self.year,
+            "url": self.url,
+        }
+        body = ",\n".join(f"  {name} = {{{value}}}" for name, value in rows.items() if value)
+        return f"@inproceedings{{{self.key},\n{body}\n}}"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method asks of the engine beyond a plain round; declared, never probed.
+
+    Attributes:
+        groups: the true groups (Oracle).
+        fingerprint: one-shot statistics of the founders before training.
+        fingerprint_gram: name of a fingerprint vector whose pairwise products `setup` reads as `gram` [n, n].
+        fingerprint_distance: name of a fingerprint vector whose distances to the rows of the table of that
+            name `welcome` reads as `row_distance` [m, K].
+        newcomers: those who are no founders give their statistics when they first take part (`welcome`).
+        gram: name of an upload whose pairwise products `aggregate` reads as `gram` [m, m].
+        memory: name of an upload that the server remembers for clients that do not take part in a step.
+        probe: the pairwise second look after local training.
+        validation: every client must hold validation data.
+        state: clients keep something between visits.
+        polish: `server_update` changes rows.
+        inspect: uploads are judged where they are, on data the server owns (`inspect`, `appraise`).
+        row_distance: name of an upload whose distances to all rows of the table of that name `aggregate`
+            reads as `row_distance` [m, K].
+        rounds: what a client does depends on the number of the round.
+        one_by_one: a step takes a single upload; only policies that step at every arrival will do.
+        several: a step compares uploads, or shares rows out among them; policies that step at every arrival
+            will not do.
+        together: uploads answer what the server sent in this very step; policies with stale uploads will not
+            do.
+        asynchronous: its own rule weighs single and stale uploads; no policy damps its steps.
+        plain_sgd: local training must be SGD without momentum.
+    """
+
+    groups: bool = False
+    fingerprint: bool = False
+    fingerprint_gram: str | None = None
+    fingerprint_distance: str | None = None
+    newcomers: bool = False
+    gram: str | None = None
+    memory: str | None = None
+    probe: bool = False
+    validation: bool = False
+    state: bool = False
+    polish: bool = False
+    inspect: bool = False
+    row_distance: str | None = None
+    rounds: bool = False
+    one_by_one: bool = False
+    several: bool = False
+    together: bool = False
+    asynchronous: bool = False
+    plain_sgd: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a probe found.
+
+    Attributes:
+        notes: small numbers the client sends to the server.
+        findings: what the server computes from what was exchanged; no traffic of its own.
+    """
+
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    findings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Algorithm(ABC):
+    """A federated method. Subclasses are frozen dataclasses, abstract or final, never overridden again."""
+
+    paper: ClassVar[Paper]
+    needs: ClassVar[Needs] = Needs()
+
+    def check(self, world: World) -> None:
+        """Raise `UserError` when this method cannot run in this world (K larger than N, say)."""
+        return
+
+    def auxiliary(self) -> Mapping[str, Any] | None:
+        """Return name and options of the network beside the model (`Client.auxiliary`). Default: none."""
+        return None
+
+    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+        """Return the rows [r, width] all download for one-shot statistics. Default: theta0 as `init`."""
+        return {"init": world.init(0)[None]}
+
+    def founders(self, world: World, present: np.ndarray, key: Key) -> np.ndarray:
+        """Return who of the clients `present` gives one-shot statistics before training. Default: all."""
+        return present
+
+    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report | None:
+        """Return the one-shot statistics of a client, which downloaded `shown` (only if declared)."""
+        return None
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Return the first server; runs once, on rank 0. Default: one model, used by all."""
+        return Server({"model": world.init(0)[None]}, np.zeros(world.num_clients, np.int64))
+
+    def found(self, server: Server, prints: Notes) -> Plan:
+        """Mix what the founders sent as one-shot statistics into the first rows. Default: nothing."""
+        return Plan([])
+
+    def strangers(self, server: Server, cohort: np.ndarray) -> np.ndarray:
+        """Return who of a cohort gives one-shot statistics before training (only if `newcomers` is declared).
+
+        Default: those who are not in `memo["known"]`, bool [N].
+        """
+        return np.asarray(cohort[~server.memo["known"][cohort]])
+
+    def welcome(self, server: Server, prints: Notes) -> Plan:
+        """Take in strangers by their one-shot statistics (only if `newcomers` is declared)."""
+        return Plan([])
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Return the rows client `k` downloads to train. Default: its assigned model."""
+        return {"model": (int(server.assign[k]),)}
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Return the rows that client `k` is judged with. Default: what it downloads."""
+        return self.reads(server, k)
+
+    @abstractmethod
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train at the client: from what it downloaded and its own state to a report and its next state."""
+
+    def compares(self, server: Server) -> bool:
+        """Return whether `aggregate` reads `gram` after this step (only if declared). Default: always."""
+        return True
+
+    def probes(self, server: Server, step: int) -> bool:
+        """Return whether the pairwise second look happens in this step (only if declared)."""
+        return self.needs.probe
+
+    def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
+        """Look, with the uploads of a client, at the data of its peers (only if declared)."""
+        return Look()
+
+    def inspect(self, vectors: Mapping[str, Vector], public: Sequence[Client]) -> Mapping[str, Any]:
+        """Return what the server finds when it judges an upload on its own data (only if declared)."""
+        return {}
+
+    def appraise(self, old: Server | None, new: Server, public: Sequence[Client]) -> Server:
+        """Return `new` with what the server must know of its own rows (only if `inspect` is declared)."""
+        return new
+
+    @abstractmethod
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Decide, on rank 0 and from notes only, how the rows are mixed."""
+
+    def server_update(self, old: Server, new: Server) -> Server:
+        """Polish the rows after mixing (momentum, Adam). Default: nothing."""
+        return new
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the vector [d] by which a client is judged. Default: the first row of `model` it is
+        served.
+        """
+        return message["model"][0]
+
+    def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
+        """Return what a client scores on `split`. Default: accuracy and loss of `model_of`."""
+        return client.judge(self.model_of(message, state, client), split)
+
+    def labels(self, server: Server) -> np.ndarray:
+        """Return the estimated cluster [N] of each client. Default: its row."""
+        return server.assign
+
+    def mixtures(self, server: Server) -> np.ndarray | None:
+        """Return the estimated share [N, K] of each group in each client's data (none by default)."""
+        return None
+
+
+def apply_plan(server: Server, plan: Plan, tables: Mapping[str, torch.Tensor]) -> Server:
+    """Return the server after `plan`, given its new tables."""
+    return replace(
+        server,
+        tables=tables,
+        assign=server.assign if plan.assign is None else plan.assign,
+        memo=server.memo if plan.memo is None else plan.memo,
+        version=server.version + 1,
+    )

@@ -1,0 +1,150 @@
+"""What a method may ask of a client while it visits: train, judge, embed. Implemented by `local/`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .federation import ClientData, Split
+from .params import Layout, Part
+from .rng import Key
+from .types import Report, Vector
+
+Direction = Callable[
+    [torch.Tensor, torch.Tensor], torch.Tensor
+]  # (gradient [p], weights [p]) -> gradient [p]
+Loss = (
+    Callable[  # (module, images [b, C, H, W], labels [b], their numbers in the training data [b]) -> scalar
+        [nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The outcome of local training.
+
+    Attributes:
+        vector: [d] trained model.
+        steps: optimiser steps taken.
+        loss: mean training loss over the steps.
+        lr, momentum: of these steps.
+    """
+
+    vector: Vector
+    steps: int
+    loss: float
+    lr: float
+    momentum: float = 0.0
+
+
+class Client(ABC):
+    """One client at one visit.
+
+    Attributes:
+        id: 0..N-1. visit: how many visits it made before. num_samples: training samples.
+        layout: of the model's flat vector. init: the common initial vector [d], which all know from the seed.
+    """
+
+    id: int
+    visit: int
+    num_samples: int
+    layout: Layout
+    init: Vector
+
+    @property
+    @abstractmethod
+    def data(self) -> ClientData:
+        """The client's own data at this visit."""
+
+    @property
+    @abstractmethod
+    def auxiliary(self) -> Client:
+        """The same client with the network beside the model (`Algorithm.auxiliary`)."""
+
+    @abstractmethod
+    def sgd(
+        self,
+        start: Vector,
+        key: Key,
+        *,
+        direction: Direction | None = None,
+        loss: Loss | None = None,
+        part: Part | None = None,
+        split: Split | None = None,
+        **changes: Any,
+    ) -> Trained:
+        """Train from `start` [d] on the client's training data and return the outcome.
+
+        Args:
+            key: addresses the order of the batches.
+            direction: changes the gradient before each step (FedProx: `lambda g, w: g + mu * (w - x)`).
+            loss: replaces cross-entropy.
+            part: the only part of the vector that moves.
+            split: replaces the training data.
+            changes: fields of `LocalConfig` that differ for this call (`epochs=5`, `lr=0.1`).
+        """
+
+    @abstractmethod
+    def batches(self, key: Key, **changes: Any) -> Iterator[Split]:
+        """Yield the training data of a visit batch by batch, as `sgd` takes them under the same key.
+
+        For methods whose step needs more than one gradient: each step is then an `sgd` on one batch.
+        """
+
+    @abstractmethod
+    def loss(self, vector: Vector, split: Split | None = None) -> float:
+        """Return the mean cross-entropy of `vector` on `split` (default: the training data)."""
+
+    @abstractmethod
+    def losses(self, vector: Vector, split: Split | None = None) -> torch.Tensor:
+        """Return the cross-entropy of each sample [n] of `split` (default: the training data)."""
+
+    @abstractmethod
+    def gradient(self, vector: Vector, split: Split | None = None) -> Vector:
+        """Return the gradient [p] of the mean cross-entropy at `vector`, in evaluation mode."""
+
+    @abstractmethod
+    def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits [n, L] of images `x` [n, C, H, W] under `vector`."""
+
+    @abstractmethod
+    def embed(self, vector: Vector, x: torch.Tensor, *, train_mode: bool = False) -> torch.Tensor:
+        """Return the embeddings [n, e] of images `x` [n, C, H, W] under the extractor of `vector`."""
+
+    @abstractmethod
+    def judge(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
+        """Return `accuracy` (a fraction) and `loss` of `vector` on `split` (default: the test data)."""
+
+    def report(
+        self,
+        notes: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        unsent: tuple[str, ...] = (),
+        **vectors: Vector,
+    ) -> Report:
+        """Return a report of this visit with the named vectors."""
+        return Report(self.id, self.num_samples, vectors, notes or {}, metrics or {}, unsent)
+
+
+class Peer(ABC):
+    """Another client, reached through the server during a probe. What is exchanged is counted by itself."""
+
+    id: int
+
+    @abstractmethod
+    def tell(self, payload: torch.Tensor) -> None:
+        """Send `payload` to the server for the comparison with this peer."""
+
+    @abstractmethod
+    def ask(
+        self, payload: torch.Tensor, answer: Callable[[Client, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Send `payload` to this peer, have it compute `answer(client, payload)`, and return what it sends
+        back.
+        """

@@ -1,0 +1,40 @@
+"""What is said to a user whose input cannot work: the key, the value and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class UserError(ValueError):
+    """Bad input. Shown as one line on rank 0 with exit code 2, never as a traceback.
+
+    Args:
+        key: what is wrong, as the user wrote it: a dotted configuration key or a file.
+        value: what was given.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, key: str, value: Any, remedy: str) -> None:
+        self.key, self.value, self.remedy = key, value, remedy
+        super().__init__(f"{key} = {value!r}: {remedy}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key, self.value, self.remedy)  # so that it can travel between ranks
+
+    def under(self, prefix: str) -> UserError:
+        """Return the same error, its key placed below `prefix`."""
+        return UserError(f"{prefix}.{self.key}" if prefix else self.key, self.value, self.remedy)
+
+
+def require(condition: bool, key: str, value: Any, remedy: str) -> None:
+    """Raise `UserError(key, value, remedy)` unless `condition` holds."""
+    if not condition:
+        raise UserError(key, value, remedy)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Say which of `known` is meant: the nearest name if one is near, otherwise all of them."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"

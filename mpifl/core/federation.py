@@ -1,0 +1,82 @@
+"""What a federation looks like to everything that is not `data/`: clients, their splits, their hidden
+groups.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples ready for training: `x` float32 [n, C, H, W], `y` int64 [n], both contiguous."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The three splits of one client at one visit; `extra` holds named further test sets (a backdoor,
+    say).
+    """
+
+    train: Split
+    val: Split
+    test: Split
+    extra: Mapping[str, Split] = field(default_factory=dict)
+
+
+class Federation(ABC):
+    """A population of clients. Every rank opens the same federation; access order does not change what is
+    read.
+
+    Attributes:
+        num_clients: N.
+        num_classes: L, the number of labels.
+        shape: (C, H, W) of one sample as `client` returns it.
+        sizes: int64 [N, 3], samples for training, validation and test of each client.
+        groups: int64 [N], the hidden group of each client, or None where there is no ground truth.
+        targets: int64, the clients whose accuracy is reported by itself (those a backdoor is aimed at), or
+            None.
+    """
+
+    num_clients: int
+    num_classes: int
+    shape: tuple[int, int, int]
+    sizes: np.ndarray
+    groups: np.ndarray | None
+    targets: np.ndarray | None = None
+
+    @abstractmethod
+    def client(self, k: int, visit: int = 0) -> ClientData:
+        """Return the data of client `k` at its `visit`-th visit (a static federation ignores `visit`)."""
+
+    @property
+    def test_pool(self) -> int:
+        """Return the number of different test samples of all clients together."""
+        return int(self.sizes[:, 2].sum())
+
+    def public(self) -> tuple[Split, ...]:
+        """Return the labelled sets the server itself owns, one for each group (none by default)."""
+        return ()
+
+    def exams(self) -> tuple[Split, ...]:
+        """Return labelled test sets of whole groups, one for each, that nobody trains on (none by
+        default).
+        """
+        return ()
+
+    def mixture(self, k: int, visit: int = 0) -> np.ndarray | None:
+        """Return the true share [groups] of each group in client `k`'s data, None where it has no meaning."""
+        if self.groups is None:
+            return None
+        return np.asarray(np.eye(int(self.groups.max()) + 1)[self.groups[k]])

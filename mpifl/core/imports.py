@@ -1,0 +1,63 @@
+"""Objects named by path: a user's own class, wherever it is."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import UserError, nearest
+
+
+def load_object(path: str, key: str) -> Any:
+    """Return the object at `package.module:Name` or `file.py:Name`.
+
+    Raises:
+        UserError: under `key`, when there is no such module, file or name.
+    """
+    place, _, name = path.partition(":")
+    module = (
+        _from_file(Path(place).expanduser(), path, key)
+        if place.endswith(".py")
+        else _import(place, path, key)
+    )
+    if not name or not hasattr(module, name):
+        known = [n for n in vars(module) if not n.startswith("_")]
+        raise UserError(key, path, f"{place} has no {name!r}; {nearest(name, known)}")
+    found = getattr(module, name)
+    if isinstance(found, type):
+        with suppress(TypeError):  # a class of Python's own takes no attributes
+            found.imported_as = path  # type: ignore[attr-defined]  # remembered for the resolved configuration
+    return found
+
+
+def _import(place: str, path: str, key: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise UserError(key, path, f"{error}; give package.module:Name or file.py:Name") from error
+
+
+def _from_file(file: Path, path: str, key: str) -> ModuleType:
+    if not file.is_file():
+        raise UserError(key, path, f"there is no file {file}")
+    name = f"mpifl_user_{file.stem}_{sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
+    known = sys.modules.get(name)
+    if known is not None and known.read_at == file.stat().st_mtime_ns:
+        return known  # the same class for the same file
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.read_at = file.stat().st_mtime_ns  # type: ignore[attr-defined]  # ours
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,136 @@
+"""Every aggregation as one affine map: tables[into] <- keep @ tables[into] + weights @ uploads[of]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .params import Part
+from .types import Notes
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """One affine step of one table.
+
+    Attributes:
+        weights: float64 [K, m], how much of each upload enters each row.
+        keep: what stays of the old rows: None (nothing), [K] (each row of itself) or [K, K0] (rows from
+            rows).
+        into: the table.
+        of: the name of the uploads; empty where none enters.
+        part: slices of the upload that are mixed, when the table is narrower than the upload.
+    """
+
+    weights: np.ndarray
+    keep: np.ndarray | None = None
+    into: str = "model"
+    of: str = "model"
+    part: Part | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """K, rows of the table after the step."""
+        return len(self.weights)
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether each row depends on no other old row."""
+        return self.keep is None or self.keep.ndim == 1
+
+    def row_sums(self) -> np.ndarray:
+        """Return keep + weights summed over each row [K]: ones for a convex step on models."""
+        kept = 0.0 if self.keep is None else self.keep if self.keep.ndim == 1 else self.keep.sum(1)
+        return np.asarray(self.weights.sum(1) + kept)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the server decided: mixings, in order, and what replaces `assign` and `memo` (None: unchanged)."""
+
+    mixings: Sequence[Mixing]
+    assign: np.ndarray | None = None
+    memo: Mapping[str, np.ndarray] | None = None
+
+
+def shares(notes: Notes) -> np.ndarray:
+    """Return n_k / sum n [m]."""
+    n = notes.num_samples.astype(np.float64)
+    return np.asarray(n / n.sum())
+
+
+def average(
+    notes: Notes, weights: np.ndarray | None = None, into: str = "model", of: str = "model"
+) -> Mixing:
+    """One row: the mean of all uploads, by samples unless `weights` [m] says otherwise."""
+    w = notes.num_samples if weights is None else weights
+    w = np.asarray(w, np.float64)
+    return Mixing((w / w.sum())[None], into=into, of=of)
+
+
+def by_cluster(
+    labels: np.ndarray,
+    num_rows: int,
+    weights: np.ndarray,
+    into: str = "model",
+    of: str = "model",
+) -> Mixing:
+    """Row k: the mean of the uploads whose label [m] is k, by `weights` [m]; a row without uploads stays as
+    it is.
+    """
+    one_hot = (np.arange(num_rows)[:, None] == np.asarray(labels)[None, :]) * np.asarray(weights, np.float64)
+    return rows(one_hot, into=into, of=of)
+
+
+def rows(weights: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
+    """Row k: the uploads mixed by row k of `weights` [K, m], which is normalised; a row of zeros stays as it
+    is.
+    """
+    total = weights.sum(1)
+    empty = total == 0
+    normal = weights / np.where(empty, 1.0, total)[:, None]
+    return Mixing(normal, keep=empty.astype(np.float64) if empty.any() else None, into=into, of=of)
+
+
+def own_rows(
+    weights: np.ndarray, notes: Notes, num_clients: int, into: str = "model", of: str = "model"
+) -> Mixing:
+    """Row k of N, for client k: the uploads mixed by its row of `weights` [m, m]; rows of absent clients
+    stay.
+    """
+    everyone = np.zeros((num_clients, len(notes)))
+    everyone[notes.client] = weights
+    return rows(everyone, into=into, of=of)
+
+
+def componentwise(weights: np.ndarray) -> np.ndarray:
+    """Return weights [K, m * K] by which row k mixes component k of each upload, from `weights` [K, m]."""
+    k = len(weights)
+    return (weights[:, :, None] * np.eye(k)[:, None, :]).reshape(k, -1)
+
+
+def add(weights: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
+    """Row k: itself plus the uploads mixed by row k of `weights` [K, m]."""
+    weights = np.atleast_2d(np.asarray(weights, np.float64))
+    return Mixing(weights, keep=np.ones(len(weights)), into=into, of=of)
+
+
+def carry(keep: np.ndarray, into: str = "model") -> Mixing:
+    """Rows from old rows alone, by `keep` [K, K0]: no upload enters."""
+    return Mixing(np.zeros((len(keep), 0)), keep=keep, into=into, of="")
+
+
+def blend(rates: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
+    """Row k: (1 - sum_j a_kj) of itself plus a_kj of upload j, for `rates` a [K, m]."""
+    rates = np.atleast_2d(np.asarray(rates, np.float64))
+    return Mixing(rates, keep=1.0 - rates.sum(1), into=into, of=of)
+
+
+def in_turn(rates: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
+    """Row k: a_kj of upload j blended in, one upload after the other, for `rates` a [K, m]."""
+    rates = np.atleast_2d(np.asarray(rates, np.float64))
+    later = np.cumprod((1 - rates)[:, ::-1], axis=1)[:, ::-1]  # prod of (1 - a_ki) over i >= j
+    left = np.concatenate([later[:, 1:], np.ones((len(rates), 1))], axis=1)
+    return Mixing(rates * left, keep=later[:, 0], into=into, of=of)

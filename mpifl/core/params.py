@@ -1,0 +1,170 @@
+"""A model as one flat vector, and the named parts of that vector.
+
+The vector [d] holds the parameters in the order of `named_parameters`, then the floating buffers (running
+means of batch norm). Integer buffers are not part of it. A part is a tuple of slices of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import nn
+
+Part = tuple[slice, ...]
+
+
+def width(part: Part) -> int:
+    """Return how many numbers a part holds."""
+    return sum(s.stop - s.start for s in part)
+
+
+def take(vector: torch.Tensor, part: Part) -> torch.Tensor:
+    """Return the numbers of `vector` [..., d] that lie in `part` [..., width]; a view when the part is one
+    slice.
+    """
+    pieces = [vector[..., s] for s in part or (slice(0, 0),)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+
+
+def within(part: Part, whole: Part) -> Part:
+    """Return the slices of `part` inside a vector that holds only `whole`, of which it is a part."""
+    out, start = [], 0
+    for w in whole:
+        out += [
+            slice(start + max(s.start, w.start) - w.start, start + min(s.stop, w.stop) - w.start)
+            for s in part
+            if s.start < w.stop and w.start < s.stop
+        ]
+        start += w.stop - w.start
+    return tuple(out)
+
+
+def put(vector: torch.Tensor, part: Part, values: torch.Tensor) -> torch.Tensor:
+    """Return a copy of `vector` [d] whose `part` is replaced by `values` [width]."""
+    out, start = vector.clone(), 0
+    for s in part:
+        size = s.stop - s.start
+        out[s] = values[start : start + size]
+        start += size
+    return out
+
+
+def _joined(slices: Iterable[slice]) -> Part:
+    """Return the slices with neighbours merged."""
+    out: list[slice] = []
+    for s in slices:
+        if out and out[-1].stop == s.start:
+            out[-1] = slice(out[-1].start, s.stop)
+        else:
+            out.append(s)
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor of a model lives in the flat vector.
+
+    Attributes:
+        names, shapes: one entry per tensor, parameters first.
+        num_parameters: p, the trainable prefix of the vector.
+        blocks: module-name prefixes of the cluster block (FedCUAU), head included.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    num_parameters: int
+    blocks: tuple[str, ...] = ("head",)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """Return the layout of `model`."""
+        tensors = [*model.named_parameters(), *floating_buffers(model)]
+        return cls(
+            names=tuple(name for name, _ in tensors),
+            shapes=tuple(tuple(t.shape) for _, t in tensors),
+            num_parameters=sum(p.numel() for p in model.parameters()),
+            blocks=tuple(getattr(model, "blocks", ("head",))),
+        )
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """The slice of each named tensor."""
+        sizes = [int(torch.Size(shape).numel()) for shape in self.shapes]
+        ends = list(accumulate(sizes))
+        return {name: slice(end - size, end) for name, size, end in zip(self.names, sizes, ends, strict=True)}
+
+    @property
+    def size(self) -> int:
+        """d, the length of the vector."""
+        return max((s.stop for s in self.slices.values()), default=0)
+
+    def part(self, name: str) -> Part:
+        """Return a named part.
+
+        `all`, `parameters`, `buffers`; `head` (last layer) and `body` (the rest); `block` (cluster block with
+        the head) and `trunk` (the rest); `stage` (cluster block without the head); `norm` (the modules that
+        keep running statistics) and `unnormed` (the rest); `encoder` of an autoencoder.
+        """
+        in_head = {n for n in self.names if n.startswith("head.")}
+        in_block = {
+            n for n in self.names if any(n == b or n.startswith(f"{b}.") for b in self.blocks)
+        } | in_head
+        normed = {n.rpartition(".")[0] for n in self.names if n.endswith(".running_mean")}
+        in_norm = {n for n in self.names if n.rpartition(".")[0] in normed}
+        chosen = {
+            "all": set(self.names),
+            "parameters": {n for n, s in self.slices.items() if s.stop <= self.num_parameters},
+            "buffers": {n for n, s in self.slices.items() if s.start >= self.num_parameters},
+            "head": in_head,
+            "body": set(self.names) - in_head,
+            "block": in_block,
+            "trunk": set(self.names) - in_block,
+            "stage": in_block - in_head,
+            "norm": in_norm,
+            "encoder": {n for n in self.names if n.startswith("encoder.")},
+            "unnormed": set(self.names) - in_norm,
+        }[name]
+        return _joined(self.slices[n] for n in self.names if n in chosen)
+
+
+def floating_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the named buffers that belong to the vector."""
+    return [(name, b) for name, b in model.named_buffers() if b.is_floating_point()]
+
+
+def flatten(model: nn.Module) -> torch.Tensor:
+    """Return a copy of the model's state as a flat float32 vector [d]."""
+    tensors = [*model.parameters(), *(b for _, b in floating_buffers(model))]
+    return torch.cat([t.detach().reshape(-1).float() for t in tensors])
+
+
+class FlatModel:
+    """A module whose parameters, gradients and floating buffers are views into flat buffers.
+
+    Attributes:
+        module: the module; `vector` [d] is its state, `weights` [p] its trainable prefix, `grad` [p] its
+            gradient.
+    """
+
+    def __init__(self, module: nn.Module, device: str | torch.device = "cpu") -> None:
+        self.module = module.to(device)
+        self.layout = Layout.of(module)
+        self.vector = flatten(module)
+        self.weights = self.vector[: self.layout.num_parameters]
+        self.grad = torch.zeros_like(self.weights)
+        slices = self.layout.slices
+        for name, p in module.named_parameters():
+            p.data = self.vector[slices[name]].view(p.shape)
+            p.grad = self.grad[slices[name]].view(p.shape)
+        for name, b in floating_buffers(module):
+            owner = module.get_submodule(name.rpartition(".")[0])
+            owner._buffers[name.rpartition(".")[2]] = self.vector[slices[name]].view(b.shape)
+
+    def load(self, vector: torch.Tensor) -> nn.Module:
+        """Copy `vector` [d] into the module and return it."""
+        self.vector.copy_(vector)
+        return self.module

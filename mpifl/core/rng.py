@@ -1,0 +1,46 @@
+"""Randomness addressed by key: the same address gives the same draws on any rank, in any order.
+
+No generator lives across clients and none is global. A key is a path such as `key(seed, "visit", client,
+visit)`; `of` appends to the path, `numpy` and `torch` open a fresh generator at it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Key:
+    """An address of randomness."""
+
+    path: tuple[int | str, ...]
+
+    def of(self, *more: int | str) -> Key:
+        """Return the key below this one."""
+        return Key((*self.path, *(int(p) if not isinstance(p, str) else p for p in more)))
+
+    @property
+    def entropy(self) -> int:
+        """128 bits that stand for this address."""
+        return int.from_bytes(hashlib.blake2b(repr(self.path).encode(), digest_size=16).digest(), "little")
+
+    def numpy(self) -> np.random.Generator:
+        """Return a NumPy generator (Philox) that starts at this address."""
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.entropy)))
+
+    def below(self, n: int) -> int:
+        """Return one draw, uniform over 0..n-1, without opening a generator."""
+        return self.entropy * n >> 128
+
+    def torch(self, device: str | torch.device = "cpu") -> torch.Generator:
+        """Return a torch generator on `device` that starts at this address."""
+        return torch.Generator(device).manual_seed(self.entropy >> 65)
+
+
+def key(seed: int, *address: int | str) -> Key:
+    """Return the key at `address` below `seed`."""
+    return Key((int(seed),)).of(*address)

@@ -1,0 +1,125 @@
+"""Messages, reports, notes and the server: what a method sees of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .params import Layout
+
+Vector = torch.Tensor  # float32 [d] or [C, d]
+State = Mapping[str, torch.Tensor]  # what a client keeps between its visits; empty before the first
+Reads = Mapping[
+    str, "tuple[int, ...] | np.ndarray"
+]  # table -> rows to download, or weights [K] of one mixture
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a client downloads.
+
+    Attributes:
+        vectors: table -> the rows it reads [r, width].
+        rows: table -> their numbers, in the same order.
+        version: server version at which they were read.
+        step: number of the server step this visit belongs to, from 1.
+    """
+
+    vectors: Mapping[str, torch.Tensor]
+    rows: Mapping[str, tuple[int, ...] | np.ndarray]
+    version: int = 0
+    step: int = 1
+
+    def __getitem__(self, table: str) -> torch.Tensor:
+        return self.vectors[table]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client made of its visit.
+
+    Attributes:
+        vectors: heavy results by name, [d] or [C, d]; they stay where they were made until a mixing moves
+            them.
+        notes: small numbers or arrays the server needs; part of the federation's traffic.
+        metrics: numbers for the observer only; no federation would send them.
+        unsent: names of vectors and notes that no federation would send, because the server can work them out
+            from what it has or because only the observer wants them; they are not counted as traffic.
+    """
+
+    client: int
+    num_samples: int
+    vectors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    unsent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Notes:
+    """The light columns of m reports, ordered by (client, visit): the same for any number of ranks.
+
+    Attributes:
+        client, num_samples, staleness: int64 [m].
+        fresh: bool [m], False for the remembered upload of a client that did not take part (`Needs.memory`).
+        columns: what the reports noted, stacked over reports, and what `Needs` asked for (`gram` [m, m]).
+    """
+
+    client: np.ndarray
+    num_samples: np.ndarray
+    staleness: np.ndarray
+    fresh: np.ndarray
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def having(self, **columns: np.ndarray) -> Notes:
+        """Return these notes with more columns."""
+        return replace(self, columns={**self.columns, **columns})
+
+
+@dataclass(frozen=True)
+class Server:
+    """Everything the server remembers.
+
+    Attributes:
+        tables: name -> rows [K, width] float32; `model` is the one that clients are judged by unless a method
+            says otherwise.
+        assign: int64 [N], the row each client uses.
+        memo: small arrays of the method.
+        version: number of server steps taken.
+    """
+
+    tables: Mapping[str, torch.Tensor]
+    assign: np.ndarray
+    memo: Mapping[str, np.ndarray] = field(default_factory=dict)
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class World:
+    """What a method may know when it sets up the server.
+
+    Attributes:
+        num_samples: int64 [N], training samples of each client.
+        groups: int64 [N], the hidden truth; only given to methods that declare `Needs.groups`.
+        layout: of the model's flat vector.
+        public: the labelled sets the server owns, each as a client (`public[g].sgd`, `public[g].loss`).
+        init: j -> the j-th independent initial vector [d]; `init(0)` is the common one.
+    """
+
+    num_clients: int
+    num_classes: int
+    num_samples: np.ndarray
+    layout: Layout
+    init: Callable[[int], torch.Tensor]
+    groups: np.ndarray | None = None
+    public: Sequence[Any] = ()

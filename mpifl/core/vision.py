@@ -1,0 +1,36 @@
+"""The one door to torchvision, which is slow to import and, beside a CPU torch, does not import as published.
+
+PyPI's torchvision is built for CUDA; where its compiled operators do not load, `import torchvision` fails
+with `operator torchvision::nms does not exist`. Data sets, transforms and models need no operator, so
+declaring the two missing schemas cures it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_schemas: list[Any] = []  # a torch.library.Library undefines its schemas when it is collected
+
+
+@cache
+def torchvision() -> ModuleType:
+    """Return torchvision, imported at the first call; missing operators are declared only if that fails."""
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    for name in [n for n in sys.modules if n == "torchvision" or n.startswith("torchvision.")]:
+        del sys.modules[name]  # half-imported: the second try starts afresh
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(operator + _NMS)
+    _schemas.append(library)
+    return importlib.import_module("torchvision")
