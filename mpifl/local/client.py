@@ -1,0 +1,149 @@
+"""A client as a method meets it: its data, the shared learner, one visit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mpifl.core.client import Client, Direction, Loss, Trained
+from mpifl.core.federation import ClientData, Federation, Split
+from mpifl.core.params import Part
+from mpifl.core.rng import Key
+from mpifl.core.types import Vector
+
+from .sgd import Learner, LocalConfig
+
+EVAL_BATCH = 256  # samples; fixed, so that an evaluation does not depend on where it runs
+
+
+class LocalClient(Client):
+    """Client `k` at its visit number `visit`, in server step `step`."""
+
+    def __init__(
+        self,
+        k: int,
+        federation: Federation,
+        learner: Learner,
+        config: LocalConfig,
+        visit: int = 0,
+        step: int = 1,
+    ) -> None:
+        self.id, self.visit, self.step = k, visit, step
+        self.layout, self.init = learner.layout, learner.init
+        self.num_samples = int(federation.sizes[k, 0])
+        self._federation, self._learner, self._config = federation, learner, config
+
+    @cached_property
+    def data(self) -> ClientData:
+        """The client's data at this visit, on the learner's device."""
+        data, device = self._federation.client(self.id, self.visit), self._learner.device
+        if device.type == "cpu":
+            return data
+
+        def moved(s: Split) -> Split:
+            return Split(s.x.to(device, non_blocking=True), s.y.to(device, non_blocking=True))
+
+        extra = {name: moved(s) for name, s in data.extra.items()}
+        return ClientData(moved(data.train), moved(data.val), moved(data.test), extra)
+
+    @property
+    def auxiliary(self) -> LocalClient:
+        """The same client with the network beside the model."""
+        learner = self._learner.auxiliary
+        assert learner is not None, "a method that names an auxiliary network gets one"
+        twin = LocalClient(self.id, self._federation, learner, self._config, self.visit, self.step)
+        twin.__dict__["data"] = self.data
+        return twin
+
+    def sgd(
+        self,
+        start: Vector,
+        key: Key,
+        *,
+        direction: Direction | None = None,
+        loss: Loss | None = None,
+        part: Part | None = None,
+        split: Split | None = None,
+        **changes: Any,
+    ) -> Trained:
+        """Train on the client's training data."""
+        return self._learner.sgd(
+            start,
+            split or self.data.train,
+            replace(self._config, **changes) if changes else self._config,
+            key,
+            step=self.step,
+            direction=direction,
+            loss=loss,
+            part=part,
+        )
+
+    def batches(self, key: Key, **changes: Any) -> Iterator[Split]:
+        """Yield the batches of a visit, as `sgd` takes them under the same key."""
+        data, config = self.data.train, replace(self._config, **changes)
+        for index in self._learner.batches(data, config, key):
+            yield Split(data.x[index], data.y[index])
+
+    def gradient(self, vector: Vector, split: Split | None = None) -> Vector:
+        """Return the gradient [p] of the mean cross-entropy at `vector`."""
+        return self._learner.gradient(vector, split or self.data.train)
+
+    def losses(self, vector: Vector, split: Split | None = None) -> torch.Tensor:
+        """Return the cross-entropy of each sample [n]."""
+        split = split or self.data.train
+        return F.cross_entropy(self.logits(vector, split.x), split.y, reduction="none")
+
+    def loss(self, vector: Vector, split: Split | None = None) -> float:
+        """Return the mean cross-entropy."""
+        return float(self.losses(vector, split).double().mean())
+
+    def judge(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
+        """Return accuracy and loss on `split` (default: the test data); NaN where it is empty."""
+        split = self.data.test if split is None else split
+        if not len(split):
+            return {"accuracy": float("nan"), "loss": float("nan")}
+        logits = self.logits(vector, split.x)
+        hits = int((logits.argmax(1) == split.y).sum())
+        return {"accuracy": hits / len(split), "loss": float(F.cross_entropy(logits, split.y))}
+
+    def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits [n, L] of images `x` under `vector`."""
+        module = self._learner.flat.load(vector).eval()
+        return self._batched(module, x)
+
+    def embed(self, vector: Vector, x: torch.Tensor, *, train_mode: bool = False) -> torch.Tensor:
+        """Return the embeddings [n, e] of images `x` under the extractor of `vector`."""
+        module = self._learner.flat.load(vector).train(train_mode)
+        return self._batched(module.embed, x)  # type: ignore[arg-type]  # every model has embed
+
+    @staticmethod
+    @torch.no_grad()
+    def _batched(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([function(batch) for batch in x.split(EVAL_BATCH)])
+
+
+class _Shelf(Federation):
+    """Sets of labelled samples, each as the training data of a client."""
+
+    def __init__(self, splits: Sequence[Split], like: Federation) -> None:
+        self.splits, self.num_clients = splits, len(splits)
+        self.num_classes, self.shape, self.groups = like.num_classes, like.shape, None
+        self.sizes = np.array([[len(s), 0, 0] for s in splits], np.int64).reshape(-1, 3)
+
+    def client(self, k: int, visit: int = 0) -> ClientData:
+        """Return set `k`, for all purposes."""
+        return ClientData(self.splits[k], self.splits[k], self.splits[k])
+
+
+def public_clients(
+    federation: Federation, learner: Learner, config: LocalConfig, splits: Sequence[Split] | None = None
+) -> tuple[LocalClient, ...]:
+    """Return the labelled sets the server owns, each as a client; `splits` for other sets of the server's."""
+    shelf = _Shelf(federation.public() if splits is None else splits, federation)
+    return tuple(LocalClient(g, shelf, learner, config) for g in range(shelf.num_clients))

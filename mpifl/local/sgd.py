@@ -1,0 +1,177 @@
+"""The one training loop: mini-batches over flat buffers, the method's difference passed as a function.
+
+A step is forward, gradient, update: no optimiser object, nothing that grows with the number of parameters but
+the gradient itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, count, islice
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mpifl.core.client import Direction, Loss, Trained
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.params import FlatModel, Part
+from mpifl.core.rng import Key
+
+from .augment import AUGMENTATIONS
+from .update import Update
+
+OPTIMIZERS = ("sgd", "adam")
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """How a client trains.
+
+    Attributes:
+        epochs: passes over the training data in one visit.
+        steps: mini-batches in one visit, pass after pass, instead of `epochs`; None: `epochs` counts.
+        batch_size: samples per step; the last batch of an epoch may be smaller.
+        lr: learning rate of the first server step.
+        momentum: of SGD; the buffer never crosses visits.
+        weight_decay: added to the gradient as `weight_decay * w`.
+        optimizer: `sgd` or `adam`.
+        lr_decay: factor applied to the learning rate after every server step.
+        milestones: server steps after which the learning rate is multiplied by `gamma`.
+        gamma: factor at each milestone.
+        augment: `none`, or `crop_flip`, random crops and mirrored images in every batch of the training loop.
+    """
+
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    optimizer: str = "sgd"
+    lr_decay: float = 1.0
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    augment: str = "none"
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 0, "epochs", self.epochs, "take 0 or more passes over the data")
+        require(self.steps is None or self.steps >= 0, "steps", self.steps, "take 0 or more, or null")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "take at least one sample per step")
+        require(self.lr > 0, "lr", self.lr, "take a positive learning rate")
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "take a value in [0, 1)")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "take 0 or more")
+        require(
+            self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, f"take one of {', '.join(OPTIMIZERS)}"
+        )
+        require(self.lr_decay > 0, "lr_decay", self.lr_decay, "take a positive factor; 1 keeps the rate")
+        require(self.gamma > 0, "gamma", self.gamma, "take a positive factor")
+        known = ", ".join(AUGMENTATIONS)
+        require(self.augment in AUGMENTATIONS, "augment", self.augment, f"take one of {known}")
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of server step `step` (from 1; before that, the first's)."""
+        passed = sum(step > m for m in self.milestones)
+        return self.lr * self.lr_decay ** max(step - 1, 0) * self.gamma**passed
+
+
+def cross_entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of a batch."""
+    return F.cross_entropy(module(x), y)
+
+
+class Learner:
+    """A model on a device, ready to train any client; one per rank."""
+
+    def __init__(self, model: nn.Module, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self.flat = FlatModel(model, self.device)
+        self.layout = self.flat.layout
+        self.init = self.flat.vector.clone()  # the vector the model came with
+        self.auxiliary: Learner | None = None  # of the network beside the model
+        self.idle = False  # a plan: no batch is ever handed out
+        self.momentum = torch.zeros_like(self.flat.weights)
+        self.square = torch.zeros_like(self.flat.weights)
+        self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+    def sgd(
+        self,
+        start: torch.Tensor,
+        split: Split,
+        config: LocalConfig,
+        key: Key,
+        *,
+        step: int = 1,
+        direction: Direction | None = None,
+        loss: Loss | None = None,
+        part: Part | None = None,
+    ) -> Trained:
+        """Train from `start` [d] on `split`; see `Client.sgd` for the arguments."""
+        module = self.flat.load(start).train()
+        loss, lr = loss or cross_entropy, config.lr_at(step)
+        update = Update(self, config, lr, part, direction)
+        total, augment = torch.zeros((), device=self.device), AUGMENTATIONS[config.augment]
+        torch.default_generator.manual_seed(key.of("dropout").entropy >> 65)
+        with _only(module, self.flat, part):
+            for index in self.batches(split, config, key):
+                x = augment(split.x[index], key.of("augment", update.steps))
+                value = loss(module, x, split.y[index], index)
+                update(value)
+                total += value.detach()
+        steps = update.steps
+        mean = float(total) / steps if steps else 0.0
+        momentum = config.momentum if config.optimizer == "sgd" else 0.0
+        return Trained(self.flat.vector.clone(), steps, mean, lr, momentum)
+
+    def batches(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
+        """Yield the index of each batch; a lone last sample is left out where batch norm could not take
+        it.
+        """
+        if self.idle or min(len(split), config.batch_size) <= bool(self._norms):
+            return
+        epochs = count() if config.steps is not None else range(config.epochs)
+        passes = (self._epoch(split, config, key.of("epoch", epoch)) for epoch in epochs)
+        yield from islice(chain.from_iterable(passes), config.steps)
+
+    def _epoch(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
+        """Yield the batches of one pass."""
+        order = torch.from_numpy(key.numpy().permutation(len(split))).to(self.device)
+        for index in order.split(config.batch_size):
+            if len(index) > 1 or not self._norms:
+                yield index
+
+    def gradient(self, vector: torch.Tensor, split: Split, batch_size: int = 256) -> torch.Tensor:
+        """Return the gradient [p] of the mean cross-entropy over `split`, in evaluation mode."""
+        module = self.flat.load(vector).eval()
+        self.flat.grad.zero_()
+        for index in torch.arange(len(split), device=self.device).split(batch_size):
+            loss = F.cross_entropy(module(split.x[index]), split.y[index], reduction="sum")
+            (loss / len(split)).backward()
+        return self.flat.grad.clone()
+
+
+class _only:
+    """While active, nothing outside `part` asks for a gradient, and frozen batch norms use their running
+    means.
+    """
+
+    def __init__(self, module: nn.Module, flat: FlatModel, part: Part | None) -> None:
+        self.frozen: list[nn.Parameter] = []
+        if part is not None:
+            slices = flat.layout.slices
+            for prefix, owner in module.named_modules():
+                names = [f"{prefix}.{n}" if prefix else n for n, _ in owner.named_parameters(recurse=False)]
+                fixed = [n for n in names if not any(s.start <= slices[n].start < s.stop for s in part)]
+                self.frozen += [module.get_parameter(n) for n in fixed]
+                if names and fixed == names:
+                    owner.eval()
+
+    def __enter__(self) -> None:
+        for p in self.frozen:
+            p.requires_grad_(False)
+
+    def __exit__(self, *_: object) -> None:
+        for p in self.frozen:
+            p.requires_grad_(True)

@@ -1,0 +1,94 @@
+"""One optimiser step, on flat memory.
+
+SGD follows PyTorch's definition of momentum (no dampening, the buffer starts at the first gradient) and of
+weight decay (added to the gradient); it reads gradient, momentum and weights once and writes the last two
+once. Adam is Kingma and Ba's, with bias correction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mpifl.core.client import Direction
+from mpifl.core.params import Part
+
+if TYPE_CHECKING:
+    from .sgd import Learner, LocalConfig
+
+
+class Update:
+    """Moves the weights of a learner's model against the gradient of a loss.
+
+    Args:
+        part: the slices that move; None for all parameters.
+        direction: changes the flat gradient before each step.
+    """
+
+    def __init__(
+        self, learner: Learner, config: LocalConfig, lr: float, part: Part | None, direction: Direction | None
+    ) -> None:
+        flat, p = learner.flat, learner.layout.num_parameters
+        self.config, self.lr, self.direction, self.steps = config, lr, direction, 0
+        self.part = (
+            [slice(0, p)] if part is None else [slice(s.start, min(s.stop, p)) for s in part if s.start < p]
+        )
+        self.w, self.g, self.m, self.v = flat.weights, flat.grad, learner.momentum.zero_(), learner.square
+        moving = [
+            (flat.layout.slices[name], param)
+            for name, param in flat.module.named_parameters()
+            if any(s.start <= flat.layout.slices[name].start < s.stop for s in self.part)
+        ]
+        self.params = [param for _, param in moving]
+        self.views = [[v[s].view(q.shape) for s, q in moving] for v in (self.w, self.g, self.m)]
+        self.adam = config.optimizer == "adam"
+        if self.adam:
+            self.v.zero_()
+        if part is not None:
+            self.g.zero_()  # what does not move has no gradient
+
+    @torch.no_grad()
+    def __call__(self, loss: torch.Tensor) -> None:
+        """Take one step."""
+        with torch.enable_grad():
+            grads = torch.autograd.grad(loss, self.params, materialize_grads=True)
+        self.steps += 1
+        if self.direction is None and not self.adam:
+            self._sgd(self.views[0], grads, self.views[2])
+            return
+        torch._foreach_copy_(self.views[1], grads)
+        flat = self.g if self.direction is None else self.direction(self.g, self.w)
+        w, g, m, v = ([x[s] for s in self.part] for x in (self.w, flat, self.m, self.v))
+        if self.adam:
+            self._adam(w, g, m, v)
+        else:
+            self._sgd(w, g, m)
+
+    def _sgd(
+        self, w: list[torch.Tensor], g: list[torch.Tensor] | tuple[torch.Tensor, ...], m: list[torch.Tensor]
+    ) -> None:
+        torch._fused_sgd_(
+            w,
+            g,
+            m if self.config.momentum else [],
+            weight_decay=self.config.weight_decay,
+            momentum=self.config.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def _adam(
+        self, w: list[torch.Tensor], g: list[torch.Tensor], m: list[torch.Tensor], v: list[torch.Tensor]
+    ) -> None:
+        b1, b2, t = 0.9, 0.999, self.steps
+        for wi, gi, mi, vi in zip(w, g, m, v, strict=True):
+            if self.config.weight_decay:
+                gi = gi.add(wi, alpha=self.config.weight_decay)
+            mi.mul_(b1).add_(gi, alpha=1 - b1)
+            vi.mul_(b2).addcmul_(gi, gi, value=1 - b2)
+            scale = (vi / (1 - b2**t)).sqrt_().add_(1e-8)
+            wi.addcdiv_(mi, scale, value=-self.lr / (1 - b1**t))

@@ -1,0 +1,40 @@
+"""Models: each one a body that ends in a declared embedding, and a last linear layer.
+
+`MODELS[name]` is a frozen dataclass; its fields are the options of `--model.*`, and `build(shape,
+num_classes)` makes the module. Initial weights are drawn from torch's global generator: the caller seeds it.
+"""
+
+from __future__ import annotations
+
+from .autoencoders import FltAE, FltAECifar
+from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeNet5
+from .custom import Custom
+from .mlp import MLP, FltMLP, IfcaMLP
+from .net import Net
+from .resnet import ResNet18Cifar, ResNet20
+from .vision import ConvNeXtBase, EfficientNetB3, ResNet18, ResNet50, ViTB16
+
+MODELS: dict[str, type] = {
+    "mlp": MLP,
+    "emdcnn": EmdCNN,
+    "flt_mlp": FltMLP,
+    "flt_cnn_mnist": FltCNNMnist,
+    "flt_cnn_cifar": FltCNNCifar,
+    "leaf_cnn": LeafCNN,
+    "lenet5": LeNet5,
+    "ifca_mlp": IfcaMLP,
+    "ccfl_cnn": CcflCNN,
+    "cfl_cnn": CflCNN,
+    "resnet18_cifar": ResNet18Cifar,
+    "resnet20": ResNet20,
+    "resnet18": ResNet18,
+    "resnet50": ResNet50,
+    "efficientnet_b3": EfficientNetB3,
+    "vit_b_16": ViTB16,
+    "convnext_base": ConvNeXtBase,
+    "custom": Custom,
+}
+
+AUTOENCODERS: dict[str, type] = {"flt_ae": FltAE, "flt_ae_cifar": FltAECifar}
+
+__all__ = ["AUTOENCODERS", "MODELS", "Net"]

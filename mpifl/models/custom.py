@@ -1,0 +1,110 @@
+"""A user's own network, by import path."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.imports import load_object
+
+from .net import Net, Shape
+
+
+class Embedder(nn.Module):
+    """A user's module without its last layer; `method` turns images into embeddings."""
+
+    def __init__(self, net: nn.Module, method: str) -> None:
+        super().__init__()
+        self.net = net
+        self.method = method
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [n, C, H, W] to [n, e]."""
+        return getattr(self.net, self.method)(x).flatten(1)
+
+
+@dataclass(frozen=True)
+class Custom:
+    """Your own `torch.nn.Module`.
+
+    `Name` may be a class or a function. It is called with those of `shape` (C, H, W) and `num_classes` that
+    its signature names. What it returns must end in a last layer, an `nn.Linear` that gives the logits.
+
+    Attributes:
+        path: `pkg.module:Name` or `file.py:Name`.
+        head: name of the last layer inside the module, such as `fc` or `classifier.2`.
+        embed: name of a method that returns the input of the last layer; none is needed when the module, its
+            last layer left out, returns just that.
+        block: names of the modules that make up FedCUAU's cluster block beside the head.
+    """
+
+    path: str = ""
+    head: str = ""
+    embed: str = ""
+    block: tuple[str, ...] = ()
+
+    def build(self, shape: Shape, num_classes: int) -> Net:
+        """Return the user's network for images of `shape`, after checking that it is what was promised."""
+        module = self._construct(shape, num_classes)
+        head = self._find_head(module, num_classes)
+        for name in self.block:
+            require(_has(module, name), "model.block", name, "the network has no such module")
+        method = self.embed or "forward"
+        require(hasattr(module, method), "model.embed", method, "the network has no such method")
+        probe = torch.linspace(-1, 1, 2 * shape[0] * shape[1] * shape[2]).reshape(2, *shape)
+        expected = self._run(module, probe)
+        module.set_submodule(self.head, nn.Identity())
+        net = Net(Embedder(module, method), head, [f"net.{name}" for name in self.block])
+        remedy = "the network is not its last layer applied to its embedding; name the method that embeds"
+        require(_same(expected, self._run(net, probe)), "model.embed", self.embed, remedy)
+        return net.train()
+
+    def _construct(self, shape: Shape, num_classes: int) -> nn.Module:
+        """Return the object that `path` names, called."""
+        place, _, name = self.path.partition(":")
+        require(bool(place and name), "model.path", self.path, "give pkg.module:Name or file.py:Name")
+        make = load_object(self.path, "model.path")
+        known = {"shape": shape, "num_classes": num_classes}
+        try:
+            asked = inspect.signature(make).parameters
+            module = make(**{name: value for name, value in known.items() if name in asked})
+        except Exception as error:
+            remedy = f"cannot be made from shape and num_classes ({type(error).__name__}: {error})"
+            raise UserError("model.path", self.path, remedy) from error
+        require(isinstance(module, nn.Module), "model.path", self.path, "does not return a torch.nn.Module")
+        return module
+
+    def _find_head(self, module: nn.Module, num_classes: int) -> nn.Linear:
+        """Return the last layer that the user named."""
+        linear = [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+        remedy = f"name the last layer, an nn.Linear; the network has: {', '.join(linear) or 'none'}"
+        require(self.head in linear, "model.head", self.head, remedy)
+        head = module.get_submodule(self.head)
+        assert isinstance(head, nn.Linear)
+        remedy = f"returns {head.out_features} logits, but the data has {num_classes} classes"
+        require(head.out_features == num_classes, "model.head", self.head, remedy)
+        return head
+
+    def _run(self, module: nn.Module, probe: torch.Tensor) -> torch.Tensor:
+        """Return the logits of two made-up images, in evaluation mode."""
+        try:
+            with torch.no_grad():
+                return module.eval()(probe)
+        except Exception as error:
+            remedy = (
+                f"does not take images of shape {list(probe.shape[1:])} ({type(error).__name__}: {error})"
+            )
+            raise UserError("model.path", self.path, remedy) from error
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    return name in dict(module.named_modules())
+
+
+def _same(a: Any, b: torch.Tensor) -> bool:
+    return isinstance(a, torch.Tensor) and a.shape == b.shape and torch.allclose(a, b, atol=1e-5)

@@ -1,0 +1,113 @@
+"""Residual networks for small images: a 3x3 stem and no pooling before the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .net import Net, Shape, chain, need_positive
+from .weights import load_weights
+
+Shortcut = Callable[[int, int], nn.Module]  # (channels before, after) -> module that halves the image
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm, added to a shortcut. He et al., CVPR 2016."""
+
+    def __init__(self, before: int, after: int, stride: int, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
+        self.shortcut = shortcut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [n, before, H, W] to [n, after, H / stride, W / stride]."""
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class Subsample(nn.Module):
+    """Shortcut without parameters: every second pixel, new channels zero. He et al., option A."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.margin = (after - before) // 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [n, before, H, W] to [n, after, ceil(H / 2), ceil(W / 2)]."""
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.margin, self.margin))
+
+
+def project(before: int, after: int) -> nn.Module:
+    """Return the shortcut with a 1x1 convolution of stride 2. He et al., option B."""
+    return nn.Sequential(nn.Conv2d(before, after, 1, 2, bias=False), nn.BatchNorm2d(after))
+
+
+def _body(channels: int, widths: tuple[int, ...], depth: int, shortcut: Shortcut) -> nn.Sequential:
+    """Return stem, stages of `depth` blocks (all but the first halve the image), and the mean over pixels."""
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(channels, widths[0], 3, padding=1, bias=False),
+        "bn1": nn.BatchNorm2d(widths[0]),
+        "relu": nn.ReLU(),
+    }
+    before = widths[0]
+    for i, width in enumerate(widths, 1):
+        first = (
+            BasicBlock(before, width, 1, nn.Identity())
+            if i == 1
+            else BasicBlock(before, width, 2, shortcut(before, width))
+        )
+        rest = [BasicBlock(width, width, 1, nn.Identity()) for _ in range(depth - 1)]
+        layers[f"layer{i}"] = nn.Sequential(first, *rest)
+        before = width
+    return chain(**layers, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+
+
+@dataclass(frozen=True)
+class ResNet18Cifar:
+    """ResNet-18 for small images: 3x3 stem, no stem pool, four stages of two blocks. CCFL and FedCUAU, CIFAR.
+
+    11,173,962 parameters with 10 classes, 11,220,132 with 100. Embedding = the 512 pooled channels.
+
+    Attributes:
+        width: channels of the first stage; each further stage has twice as many.
+    """
+
+    width: int = 64
+
+    def build(self, shape: Shape, num_classes: int) -> Net:
+        """Return the network for images of `shape`."""
+        need_positive("width", self.width)
+        widths = tuple(self.width * 2**i for i in range(4))
+        body = _body(shape[0], widths, 2, project)
+        return Net(body, nn.Linear(widths[-1], num_classes), ["layer4"])
+
+
+@dataclass(frozen=True)
+class ResNet20:
+    """ResNet-20 for CIFAR: 16, 32, 64 channels, shortcuts without parameters. He et al., CVPR 2016.
+
+    Three blocks a stage; 269,722 parameters with 10 classes. Convolutions and the last layer are drawn
+    He-normal. Embedding = the 64 pooled channels.
+
+    Attributes:
+        weights: a local file with the names of akamaster/pytorch_resnet_cifar10 (`resnet20-12fca82f.th`).
+    """
+
+    weights: str | None = None
+
+    def build(self, shape: Shape, num_classes: int) -> Net:
+        """Return the network for images of `shape`."""
+        net = Net(_body(shape[0], (16, 32, 64), 3, Subsample), nn.Linear(64, num_classes), ["layer3"])
+        for layer in net.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(layer.weight)
+        if self.weights is not None:
+            load_weights(net, self.weights, body="body.", head="linear")
+        return net

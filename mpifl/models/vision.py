@@ -1,0 +1,138 @@
+"""Networks of torchvision, with an optional local file of weights. Grey images are repeated three times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from mpifl.core.errors import require
+from mpifl.core.vision import torchvision
+
+from .net import Net, Shape, chain, need_channels, need_side
+from .weights import load_weights
+
+
+class ToRGB(nn.Module):
+    """Three channels from one or three."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [n, 1 or 3, H, W] to [n, 3, H, W]."""
+        return x.expand(-1, 3, -1, -1)
+
+
+def _split(
+    name: str, module: nn.Module, last: str, stage: Sequence[str], shape: Shape, weights: str | None
+) -> Net:
+    """Return `module` with its last layer, called `last`, taken off as the head."""
+    need_channels(name, shape, (1, 3))
+    head = module.get_submodule(last)
+    assert isinstance(head, nn.Linear)
+    module.set_submodule(last, nn.Identity())
+    net = Net(chain(rgb=ToRGB(), net=module), head, [f"net.{s}" for s in stage])
+    if weights is not None:
+        load_weights(net, weights, body="body.net.", head=last)
+    return net
+
+
+@dataclass(frozen=True)
+class ResNet18:
+    """ResNet-18 of torchvision (He et al., CVPR 2016); EMD-CFL on CIFAR-10 and PACS.
+
+    11,181,642 parameters with 10 classes. Embedding = the 512 pooled channels.
+
+    Attributes:
+        weights: a local file in torchvision's names; its last layer is used if the number of classes fits.
+    """
+
+    weights: str | None = None
+
+    def build(self, shape: Shape, num_classes: int) -> Net:
+        """Return the network for images of `shape`."""
+        module = torchvision().models.resnet18(num_classes=num_classes)
+        return _split("resnet18", module, "fc", ["layer4"], shape, self.weights)
+
+
+@dataclass(frozen=True)
+class ResNet50:
+    """ResNet-50 of torchvision (He et al., CVPR 2016); EMD-CFL, larger networks.
+
+    25,557,032 parameters with 1000 classes. Embedding = the 2048 pooled channels.
+
+    Attributes:
+        weights: a local file in torchvision's names; its last layer is used if the number of classes fits.
+    """
+
+    weights: str | None = None
+
+    def build(self, shape: Shape, num_classes: int) -> Net:
+        """Return the network for images of `shape`."""
+        module = torchvision().models.resnet50(num_classes=num_classes)
+        return _split("resnet50", module, "fc", ["layer4"], shape, self.weights)
+
+
+@dataclass(frozen=True)
+class EfficientNetB3:
+    """EfficientNet-B3 of torchvision (Tan and Le, ICML 2019); EMD-CFL, larger networks.
+
+    12,233,232 parameters with 1000 classes. Embedding = the 1536 pooled channels (after dropout in training).
+
+    Attributes:
+        weights: a local file in torchvision's names; its last layer is used if the number of classes fits.
+    """
+
+    weights: str | None = None
+
+    def build(self, shape: Shape, num_classes: int) -> Net:
+        """Return the network for images of `shape`."""
+        module = torchvision().models.efficientnet_b3(num_classes=num_classes)
+        return _split(
+            "efficientnet_b3", module, "classifier.1", ["features.7", "features.8"], shape, self.weights
+        )
+
+
+@dataclass(frozen=True)
+class ViTB16:
+    """Vision transformer B/16 of torchvision (Dosovitskiy et al., ICLR 2021); EMD-CFL, larger networks.
+
+    86,567,656 parameters at 224x224 with 1000 classes. Embedding = the class token (768). Images must be
+    square, their side a multiple of 16; published weights need 224.
+
+    Attributes:
+        weights: a local file in torchvision's names; its last layer is used if the number of classes fits.
+    """
+
+    weights: str | None = None
+
+    def build(self, shape: Shape, num_classes: int) -> Net:
+        """Return the network for images of `shape`."""
+        _, h, w = shape
+        remedy = (
+            f"needs square images with a side that is a multiple of 16, but the data has {h}x{w}: resize them"
+        )
+        require(h == w and h % 16 == 0, "model.name", "vit_b_16", remedy)
+        module = torchvision().models.vit_b_16(num_classes=num_classes, image_size=h)
+        stage = ["encoder.layers.encoder_layer_11", "encoder.ln"]
+        return _split("vit_b_16", module, "heads.head", stage, shape, self.weights)
+
+
+@dataclass(frozen=True)
+class ConvNeXtBase:
+    """ConvNeXt-Base of torchvision (Liu et al., CVPR 2022); EMD-CFL, larger networks.
+
+    88,591,464 parameters with 1000 classes. Embedding = the 1024 pooled, normalised channels.
+
+    Attributes:
+        weights: a local file in torchvision's names; its last layer is used if the number of classes fits.
+    """
+
+    weights: str | None = None
+
+    def build(self, shape: Shape, num_classes: int) -> Net:
+        """Return the network for images of `shape`."""
+        need_side("convnext_base", shape, 32)
+        module = torchvision().models.convnext_base(num_classes=num_classes)
+        stage = ["features.6", "features.7", "classifier.0"]
+        return _split("convnext_base", module, "classifier.2", stage, shape, self.weights)

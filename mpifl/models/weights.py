@@ -1,0 +1,71 @@
+"""Trained weights from a local file, fitted to a model or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpifl.core.errors import UserError, require
+
+from .net import Net
+
+KEY = "model.weights"
+
+
+def read_state(path: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a `.safetensors` or torch file, without `module.` before their names."""
+    file = Path(path).expanduser()
+    require(file.is_file(), KEY, path, "no such file: give a local file of weights, or leave it out")
+    try:
+        state = _read(file)
+    except Exception as error:  # whatever a damaged file makes the readers raise
+        raise UserError(KEY, path, f"cannot be read as weights ({type(error).__name__}: {error})") from error
+    inner = state.get("state_dict", state) if isinstance(state, Mapping) else {}
+    tensors = {k.removeprefix("module."): v for k, v in inner.items() if isinstance(v, torch.Tensor)}
+    require(bool(tensors), KEY, path, "holds no named tensors: give a state dict")
+    return tensors
+
+
+def _read(file: Path) -> Any:
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def load_weights(net: Net, path: str, *, body: str, head: str) -> None:
+    """Copy the weights of a file into `net`.
+
+    Args:
+        path: the file; its names are those of the published model.
+        body: what precedes a published name in `net`, such as `body.`.
+        head: published name of the last layer. It is left as drawn when it has another number of classes.
+    """
+    last = f"{head}."
+    given = {
+        f"head.{k.removeprefix(last)}" if k.startswith(last) else f"{body}{k}": v
+        for k, v in read_state(path).items()
+    }
+    own = net.state_dict()
+    if any(k in given and given[k].shape[:1] != own[k].shape[:1] for k in ("head.weight", "head.bias")):
+        given |= {k: v for k, v in own.items() if k.startswith("head.")}
+    counters = {k for k in own if k.endswith("num_batches_tracked")}  # absent from old files, never read
+    _refuse_misfit(path, "is missing", sorted(own.keys() - given.keys() - counters))
+    _refuse_misfit(path, "does not belong to this model", sorted(given.keys() - own.keys()))
+    shapes = [
+        f"{k} {list(v.shape)} instead of {list(own[k].shape)}"
+        for k, v in given.items()
+        if v.shape != own[k].shape
+    ]
+    _refuse_misfit(path, "has another shape", shapes)
+    net.load_state_dict(given, strict=False)
+
+
+def _refuse_misfit(path: str, what: str, names: list[str]) -> None:
+    """Raise `UserError` if there are names that do not fit; the first stands for all."""
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    require(not names, KEY, path, f"does not fit the model: {names[0] if names else ''} {what}{more}")
