@@ -1,0 +1,96 @@
+"""Weighted sums of float32 vectors that are exact in any order.
+
+Each weighted upload is rounded once to a grid with one spacing per row, and whole multiples of the grid are
+added as int64: the sum does not depend on the order or on how uploads were split over ranks. Adding the
+constant 1.5 * 2^52 * g to a float64 rounds it to a multiple of g and leaves that multiple in the low bits, so
+the integer is read off with one subtraction (Demmel and Nguyen, "Fast Reproducible Floating-Point Summation",
+2013, for the rounding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+MAGIC = 1.5 * 2.0**52
+SCRATCH = 1 << 19  # float64 numbers of scratch: stays within a core's cache
+
+
+def spacings(weights: np.ndarray, peaks: np.ndarray) -> np.ndarray:
+    """Return the grid spacing g [K] of each row: a power of two with sum_j |w_kj| max|x_j| <= 2^50 g.
+
+    Args:
+        weights: float64 [K, m].
+        peaks: largest absolute value of each upload [m].
+    """
+    bound = np.abs(weights) @ peaks
+    exponent = np.where(bound > 0, np.ceil(np.log2(np.where(bound > 0, bound, 1.0))) + 1, 0)
+    return np.asarray(np.exp2(np.clip(exponent, -900, 900) - 51))
+
+
+def partial_sums(
+    uploads: Sequence[torch.Tensor], weights: np.ndarray, grid: np.ndarray, out: torch.Tensor
+) -> torch.Tensor:
+    """Write sum_j round(w_kj x_j / g_k) of these uploads into `out` int64 [K, b] and return it.
+
+    Args:
+        uploads: float32 [b] each.
+        weights: float64 [K, len(uploads)].
+        grid: spacing of each row [K].
+    """
+    out.zero_()
+    if not uploads:
+        return out
+    step = max(1024, SCRATCH // len(uploads))
+    for lo in range(0, out.shape[1], step):
+        columns = slice(lo, min(lo + step, out.shape[1]))
+        block = torch.stack([u[columns] for u in uploads]).double()
+        for k, row in enumerate(weights):
+            chosen = np.flatnonzero(row)
+            if len(chosen):
+                out[k, columns] = _rounded_sum(block, chosen, row[chosen], float(grid[k]))
+    return out
+
+
+def _rounded_sum(block: torch.Tensor, chosen: np.ndarray, weights: np.ndarray, g: float) -> torch.Tensor:
+    """Return sum_j round(w_j x_j / g) int64 [b] over the chosen rows of `block` float64 [m, b]."""
+    w = torch.from_numpy(weights)[:, None]
+    terms = block * w if len(chosen) == len(block) else block[torch.from_numpy(chosen)].mul_(w)
+    terms += MAGIC * g
+    zero = torch.tensor(MAGIC * g, dtype=torch.float64).view(torch.int64)
+    return terms.view(torch.int64).sub_(zero).sum(0)
+
+
+def finish(sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
+    """Return new rows float32 [K, b] from the grid sums int64 [K, b] and what was kept float64 [K, b]."""
+    values = sums.double() * torch.from_numpy(grid)[:, None]
+    return (values if kept is None else values.add_(kept)).float()
+
+
+def kept_rows(keep: np.ndarray | None, old: torch.Tensor) -> torch.Tensor | None:
+    """Return keep @ old in float64 [K, b], summed row by row in ascending order; None where nothing is kept.
+
+    Args:
+        keep: None, [K] or [K, K0].
+        old: float32 [K0, b].
+    """
+    if keep is None:
+        return None
+    if keep.ndim == 1:
+        return old.double() * torch.from_numpy(keep)[:, None]
+    out = torch.zeros(len(keep), old.shape[1], dtype=torch.float64)
+    for k, row in enumerate(keep):
+        for j in np.flatnonzero(row):
+            out[k] += old[j].double() * float(row[j])
+    return out
+
+
+def fast_sums(uploads: Sequence[torch.Tensor], weights: np.ndarray, out: torch.Tensor) -> torch.Tensor:
+    """Write weights @ uploads in float32 into `out` [K, b]: half the bytes, last bits depend on the split."""
+    out.zero_()
+    for k, row in enumerate(weights):
+        for j in np.flatnonzero(row).tolist():
+            out[k].add_(uploads[j], alpha=float(row[j]))
+    return out

@@ -1,0 +1,241 @@
+"""The mixing step over ranks: rank 0 decides, every rank adds its uploads, rows end up where they are read.
+
+Works in column blocks, so that no rank needs more than a few blocks of scratch and no message meets MPI's
+count limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mpifl.core.mixing import Mixing
+from mpifl.core.params import Part, take
+
+from .choose import GATHER, REDUCE, SCATTER, choose
+from .exact import fast_sums, finish, kept_rows, partial_sums, spacings
+from .tables import Tables
+from .transport import Transport
+
+BLOCK = 1 << 18  # numbers per message: 1 to 2 MB, which measures fastest
+GRAM_BLOCK = 8192  # columns per block of a Gram matrix; fixed, since it shapes the sums
+
+
+def _stacked(block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    """Return the vectors as one contiguous [n, width]."""
+    return torch.stack(list(block)) if len(block) else torch.empty(0, width)
+
+
+def in_rank_order(owners: np.ndarray) -> np.ndarray:
+    """Return the numbers of the uploads [m] in the order in which a gather delivers them."""
+    return np.argsort(owners, kind="stable")
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What one rank must know of one mixing.
+
+    Attributes:
+        rows: numbers [Ka] of the rows that receive anything, in the order they travel.
+        weights: float64 [Ka, uploads of this rank]; grid: [Ka].
+        counts: uploads on each rank; owned: travelling rows on each rank (scatter only).
+        keep: what stays of each travelling row [Ka] (scatter only).
+    """
+
+    collective: str
+    into: str
+    of: str
+    part: Part | None
+    width: int
+    rows: np.ndarray
+    weights: np.ndarray
+    grid: np.ndarray
+    counts: tuple[int, ...]
+    owned: tuple[int, ...] = ()
+    keep: np.ndarray | None = None
+
+
+class Mixer:
+    """Carries mixings and pairwise products over a transport.
+
+    Args:
+        exact: int64 sums, equal for any number of ranks; otherwise float32 sums.
+        collective: forces one collective; None chooses by size.
+    """
+
+    def __init__(
+        self, transport: Transport, tables: Tables, exact: bool = True, collective: str | None = None
+    ) -> None:
+        self.transport, self.tables, self.exact, self.collective = transport, tables, exact, collective
+        self.last: list[str] = []
+
+    def mix(
+        self,
+        mixings: Sequence[Mixing] | None,
+        cargo: Callable[[str], tuple[np.ndarray, np.ndarray]] | None,
+        uploads: Mapping[str, Sequence[torch.Tensor]],
+    ) -> dict[str, torch.Tensor]:
+        """Apply mixings in order; return the new central tables on rank 0.
+
+        Args:
+            mixings: on rank 0.
+            cargo: name of an upload -> (largest absolute value, rank) of each [m], on rank 0.
+            uploads: name -> this rank's uploads [w], in ascending order of their number.
+        """
+        parcels = None
+        if self.transport.is_server:
+            assert mixings is not None
+            assert cargo is not None
+            none = (np.zeros(0), np.zeros(0, np.int64))
+            plans = [self._plan(m, *(cargo(m.of) if m.of else none)) for m in mixings]
+            parcels = [[p[r] for p in plans] for r in range(self.transport.size)]
+            self.last = [p[0].collective for p in plans]
+        changed: dict[str, torch.Tensor] = {}
+        for i, shipment in enumerate(self.transport.deal(parcels, "plan")):
+            mine = uploads.get(shipment.of, [])
+            mine = [take(u, shipment.part) if shipment.part else u for u in mine]
+            if shipment.collective == SCATTER:
+                self._scatter(shipment, mine)
+            else:
+                mixing = mixings[i] if mixings is not None else None
+                new = self._to_server(shipment, mine, mixing, changed)
+                if new is not None:
+                    changed[shipment.into] = new
+        return changed
+
+    def _plan(self, mixing: Mixing, peaks: np.ndarray, owners: np.ndarray) -> list[Shipment]:
+        """Return what each rank must know of `mixing`."""
+        size, spread = self.transport.size, self.tables.spread.get(mixing.into)
+        rows = np.flatnonzero(np.abs(mixing.weights).sum(1))
+        collective = choose(len(rows), len(owners), self.exact, spread is not None)
+        if self.collective in (REDUCE, GATHER) and spread is None:
+            collective = self.collective
+        owned: tuple[int, ...] = ()
+        if spread is not None:
+            rows = np.lexsort((np.arange(mixing.num_rows), spread.owner))
+            owned = tuple(np.bincount(spread.owner, minlength=size))
+        weights = mixing.weights[rows]
+        everyone = in_rank_order(owners)
+        grid = spacings(weights, peaks)
+        keep = None if mixing.keep is None or spread is None else mixing.keep[rows]
+        counts = tuple(int(c) for c in np.bincount(owners, minlength=size))
+        return [
+            Shipment(
+                collective=collective,
+                into=mixing.into,
+                of=mixing.of,
+                part=mixing.part,
+                width=self.tables.width(mixing.into),
+                rows=rows,
+                weights=weights[:, everyone] if collective == GATHER and r == 0 else weights[:, owners == r],
+                grid=grid,
+                counts=counts,
+                owned=tuple(int(o) for o in owned),
+                keep=keep,
+            )
+            for r in range(size)
+        ]
+
+    def _to_server(
+        self,
+        s: Shipment,
+        mine: Sequence[torch.Tensor],
+        mixing: Mixing | None,
+        changed: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor | None:
+        """Reduce or gather; return the new table [K, w] on rank 0."""
+        old = new = None
+        if mixing is not None:
+            old = changed.get(s.into, self.tables.central[s.into])
+            new = torch.empty(mixing.num_rows, s.width)
+        self.transport.meet()
+        for columns in self._blocks(s, sum(s.counts) if s.collective == GATHER else len(s.rows)):
+            block = [u[columns] for u in mine]
+            carry = self._gathered if s.collective == GATHER else self._reduced
+            sums = carry(s, block, columns.stop - columns.start)
+            if mixing is not None and new is not None and old is not None and sums is not None:
+                new[:, columns] = self._placed(s, mixing, sums, old[:, columns])
+        return new
+
+    def _placed(self, s: Shipment, mixing: Mixing, sums: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        """Return the new rows [K, b]: the travelling rows' sums plus what each row keeps."""
+        kept = kept_rows(mixing.keep, old)
+        if len(s.rows) == mixing.num_rows:
+            return self._finish(sums, s.grid, kept)
+        full = torch.zeros(mixing.num_rows, sums.shape[1], dtype=sums.dtype)
+        full[torch.from_numpy(s.rows)] = sums
+        grid = np.ones(mixing.num_rows)
+        grid[s.rows] = s.grid
+        return self._finish(full, grid, kept)
+
+    def _finish(self, sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
+        if self.exact:
+            return finish(sums, grid, kept)
+        return sums if kept is None else kept.add_(sums).float()
+
+    def _sums(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+        """Return this rank's share of the travelling rows [Ka, b]."""
+        if self.exact:
+            return partial_sums(block, s.weights, s.grid, torch.empty(len(s.rows), width, dtype=torch.int64))
+        return fast_sums(block, s.weights, torch.empty(len(s.rows), width))
+
+    def _reduced(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+        sums = self._sums(s, block, width)
+        self.transport.reduce(sums, f"mix:{s.into}")
+        return sums
+
+    def _gathered(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor | None:
+        everything = self.transport.gather(_stacked(block, width), s.counts, f"mix:{s.into}")
+        return None if everything is None else self._sums(s, list(everything), width)
+
+    def _scatter(self, s: Shipment, mine: Sequence[torch.Tensor]) -> None:
+        """Leave each travelling row, mixed, with the rank that owns it."""
+        spread = self.tables.spread[s.into]
+        start = sum(s.owned[: self.transport.rank])
+        here = slice(start, start + s.owned[self.transport.rank])
+        rows = torch.from_numpy(s.rows[here])
+        self.transport.meet()
+        for columns in self._blocks(s, len(s.rows)):
+            block = [u[columns] for u in mine]
+            sums = self._sums(s, block, columns.stop - columns.start)
+            sums = self.transport.scatter_sum(sums, s.owned, f"mix:{s.into}")
+            keep = None if s.keep is None else s.keep[here]
+            kept = kept_rows(keep, spread.now[:, columns][rows])
+            spread.next[rows, columns] = self._finish(sums, s.grid[here], kept)
+        self.transport.meet()
+        spread.flip()
+
+    def _blocks(self, s: Shipment, height: int) -> Iterator[slice]:
+        step = max(1024, BLOCK // max(height, 1))
+        for lo in range(0, s.width, step):
+            yield slice(lo, min(lo + step, s.width))
+
+    def gram(
+        self, vectors: Sequence[torch.Tensor], counts: Sequence[int], owners: np.ndarray | None, width: int
+    ) -> np.ndarray | None:
+        """Return all pairwise products [m, m] of the vectors of all ranks on rank 0, in float64.
+
+        Column blocks of fixed width go to rank 0 and are multiplied in the order of the reports: the sums do
+            not depend
+        on how the vectors were split.
+
+        Args:
+            vectors: this rank's [width] each; counts: how many each rank has.
+            owners: rank of each report [m]; on rank 0.
+        """
+        out = order = None
+        if owners is not None:
+            order = torch.from_numpy(np.argsort(in_rank_order(owners)))
+            out = torch.zeros(len(order), len(order), dtype=torch.float64)
+        self.transport.meet()
+        for lo in range(0, width, GRAM_BLOCK):
+            columns = slice(lo, min(lo + GRAM_BLOCK, width))
+            block = _stacked([v[columns] for v in vectors], columns.stop - lo)
+            everything = self.transport.gather(block, counts, "gram")
+            if out is not None and everything is not None:
+                x = everything[order].double()
+                out += x @ x.T
+        return None if out is None else out.numpy()

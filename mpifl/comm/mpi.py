@@ -1,0 +1,200 @@
+"""The verbs over MPI.
+
+Small objects travel as bytes in point-to-point messages, so that the server can wait for them without burning
+a core; blocks of numbers travel by collectives on flat buffers, never pickled. Bytes are counted at the
+sender, as an
+independent monitor of the MPI library would: a collective counts what leaves this rank towards each other
+rank.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from .patience import patiently
+from .transport import Transport
+from .wire import Count, Wire
+
+TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
+TAGS = 30000  # tags of paired messages cycle through this many numbers; MPI guarantees 32767
+HEADER, BLOCK = 30001, 30002
+POSTED = 32  # sends under way before it is worth asking which are over
+PARTING_SECONDS = 3.0
+
+
+def _buffer(block: torch.Tensor) -> list[Any]:
+    """Return a contiguous CPU tensor as an MPI buffer; no copy."""
+    return [block.numpy(), block.numel(), TYPES[block.dtype]]
+
+
+class Mpi(Transport):
+    """All ranks of a communicator."""
+
+    def __init__(self, comm: MPI.Comm | None = None) -> None:
+        self.comm = (comm or MPI.COMM_WORLD).Dup()
+        self._exit = (comm or MPI.COMM_WORLD).Dup()
+        self.comm.Set_name("mpifl")  # an independent monitor finds our traffic by this name
+        self.library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size, self.wire = self.comm.rank, self.comm.size, Wire()
+        self._sequence = 0
+        self._received = 0  # bytes of the last paired message
+        self._posted: list[tuple[MPI.Request, Any]] = []  # sends under way, and what they read from
+        self._coming: list[tuple[MPI.Request, int, Any, torch.Tensor]] = []  # blocks under way
+        self.nodes = self._find_nodes(comm or MPI.COMM_WORLD)
+
+    def _find_nodes(self, parent: MPI.Comm) -> tuple[int, ...]:
+        """Number the nodes by their first rank; the library's calls for the split are the parent's."""
+        local = parent.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank = local.rank
+        first = MPI.Group.Translate_ranks(local.group, [0], self.comm.group)[0]
+        local.Free()
+        leaders = self.tell(self.collect(first, "layout"), "layout")
+        order = {leader: number for number, leader in enumerate(sorted(set(leaders)))}
+        return tuple(order[leader] for leader in leaders)
+
+    def _tag(self) -> int:
+        self._sequence += 1
+        return self._sequence % TAGS
+
+    def deal(self, parcels: Sequence[Any] | None, purpose: str) -> Any:
+        """Send each rank its parcel."""
+        tag = self._tag()
+        if self.rank:
+            return self._recv(0, tag, purpose)
+        assert parcels is not None
+        raw: dict[int, bytes] = {}
+        blobs = [raw.get(id(p)) or raw.setdefault(id(p), pickle.dumps(p, protocol=5)) for p in parcels[1:]]
+        with self.wire("send", purpose, sent=sum(map(len, blobs)), messages=len(blobs)):
+            pending = [
+                self.comm.Isend([b, len(b), MPI.BYTE], dest=r, tag=tag) for r, b in enumerate(blobs, 1)
+            ]
+            patiently(lambda: MPI.Request.Testall(pending))
+        return parcels[0]
+
+    def collect(self, value: Any, purpose: str) -> list[Any] | None:
+        """Send this rank's value to rank 0."""
+        tag = self._tag()
+        if not self.rank:
+            return [value, *(self._recv(r, tag, purpose) for r in range(1, self.size))]
+        blob = pickle.dumps(value, protocol=5)
+        with self.wire("send", purpose, sent=len(blob), messages=1):
+            request = self.comm.Isend([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
+            patiently(request.Test)
+        return None
+
+    def _recv(self, source: int, tag: int, purpose: str) -> Any:
+        with self.wire("receive", purpose):
+            status = MPI.Status()
+            message = patiently(lambda: self.comm.Improbe(source, tag, status))
+            blob = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([blob, len(blob), MPI.BYTE])
+            self._received = len(blob)
+        return pickle.loads(blob)
+
+    def census(self) -> list[dict[str, Any]] | None:
+        """Send this rank's counts to rank 0, which adds the bytes of this very message."""
+        tag, rows = self._tag(), self.wire.rows(self.rank)
+        if self.rank:
+            blob = pickle.dumps(rows, protocol=5)
+            self.comm.Send([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
+            return None
+        for source in range(1, self.size):
+            rows += self._recv(source, tag, "census")
+            count = Count(calls=1, messages=1, bytes=self._received)
+            rows.append({"rank": source, "call": "send", "purpose": "census", **vars(count)})
+        return rows
+
+    def meet(self) -> None:
+        """Wait at a non-blocking barrier."""
+        with self.wire("barrier", "control"):
+            patiently(self.comm.Ibarrier().Test)
+
+    def part(self) -> bool:
+        """Wait at a barrier that nothing else uses, for as long as ranks may differ in speed."""
+        request, end = self._exit.Ibarrier(), time.perf_counter() + PARTING_SECONDS
+        patiently(lambda: request.Test() or time.perf_counter() > end)
+        return bool(request.Test())
+
+    def share(self, block: torch.Tensor, purpose: str) -> None:
+        """Broadcast in place."""
+        sent = 0 if self.rank else block.nbytes * (self.size - 1)
+        with self.wire("bcast", purpose, sent, 0 if self.rank else self.size - 1):
+            self.comm.Bcast(_buffer(block), root=0)
+
+    def reduce(self, block: torch.Tensor, purpose: str) -> None:
+        """Sum onto rank 0, in place there."""
+        sent = block.nbytes if self.rank else 0
+        with self.wire("reduce", purpose, sent, int(self.rank > 0)):
+            if self.rank:
+                self.comm.Reduce(_buffer(block), None, op=MPI.SUM, root=0)
+            else:
+                self.comm.Reduce(MPI.IN_PLACE, _buffer(block), op=MPI.SUM, root=0)
+
+    def gather(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
+        """Gather rows onto rank 0."""
+        sent = block.nbytes if self.rank else 0
+        width = block.shape[1]
+        with self.wire("gatherv", purpose, sent, int(self.rank > 0)):
+            if self.rank:
+                self.comm.Gatherv(_buffer(block), None, root=0)
+                return None
+            out = torch.empty(sum(counts), width, dtype=block.dtype)
+            sizes = np.asarray(counts) * width
+            self.comm.Gatherv(_buffer(block), [out.numpy(), sizes, TYPES[block.dtype]], root=0)
+            return out
+
+    def scatter_sum(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+        """Sum all blocks and leave each rank its rows."""
+        width = block.shape[1]
+        out = torch.empty(counts[self.rank], width, dtype=block.dtype)
+        sent = block.nbytes - out.nbytes
+        with self.wire("reduce_scatter", purpose, sent, self.size - 1):
+            sizes = [c * width for c in counts]
+            self.comm.Reduce_scatter(_buffer(block), _buffer(out), recvcounts=sizes, op=MPI.SUM)
+        return out
+
+    def post(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
+        """Start two sends: the header's bytes, then the block."""
+        if len(self._posted) > POSTED:
+            self._posted = [(r, keep) for r, keep in self._posted if not r.Test()]
+        blob = pickle.dumps((block.numel(), header), protocol=5)
+        with self.wire("send", purpose, sent=len(blob) + block.nbytes, messages=1 + int(block.numel() > 0)):
+            self._posted.append((self.comm.Isend([blob, len(blob), MPI.BYTE], rank, HEADER), blob))
+            if block.numel():
+                self._posted.append((self.comm.Isend(_buffer(block), rank, BLOCK), block))
+
+    def pick(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
+        """Take one header; hand a message out once its block is complete.
+
+        As few calls as can be: on a machine with more ranks than cores, one that finds nothing gives the core
+        away.
+        """
+        for i, (request, source, header, block) in enumerate(self._coming):
+            if request.Test():
+                del self._coming[i]
+                return source, header, block
+        status = MPI.Status()
+        message = self.comm.Improbe(MPI.ANY_SOURCE, HEADER, status)
+        if message is None:
+            return None
+        blob, source = bytearray(status.Get_count(MPI.BYTE)), status.Get_source()
+        message.Recv([blob, len(blob), MPI.BYTE])
+        size, header = pickle.loads(blob)
+        block = torch.empty(size)
+        request = self.comm.Irecv(_buffer(block), source, BLOCK) if size else MPI.REQUEST_NULL
+        if request.Test():
+            return source, header, block
+        self._coming.append((request, source, header, block))
+        return None
+
+    def abort(self, code: int) -> None:
+        """Abort the job."""
+        self.comm.Abort(code)

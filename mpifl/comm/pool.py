@@ -1,0 +1,216 @@
+"""Tasks for workers, one at a time and in no fixed order: what events are made of.
+
+The server submits tasks with an urgency; each worker holds one that runs and one that waits, so that nobody
+waits for a message. Headers are small objects; vectors travel as one flat float32 block a task.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from .patience import patiently
+from .transport import Transport
+
+AHEAD = 2  # tasks at a worker: one runs, one waits
+
+
+@dataclass(frozen=True)
+class Task:
+    """Work for one worker.
+
+    Attributes:
+        number: names the task; results are asked for by it.
+        urgency: smaller is sooner.
+        header: a small object.
+        vectors: name -> rows [r, w] that travel with it.
+        ranks: workers that may take it.
+    """
+
+    number: int
+    urgency: float
+    header: Any
+    vectors: Mapping[str, torch.Tensor]
+    ranks: tuple[int, ...]
+
+
+Answer = tuple[Any, dict[str, torch.Tensor]]  # (small object, name -> rows [r, w])
+Handler = Callable[[Any, Mapping[str, torch.Tensor]], Answer]
+
+
+def packed(vectors: Mapping[str, torch.Tensor]) -> tuple[list[tuple[str, tuple[int, ...]]], torch.Tensor]:
+    """Return the shapes of named tensors and one flat block that holds them."""
+    shapes = [(name, tuple(v.shape)) for name, v in vectors.items()]
+    flat = [v.reshape(-1).cpu() for v in vectors.values()]
+    return shapes, flat[0].contiguous() if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0)
+
+
+def unpacked(shapes: Sequence[tuple[str, tuple[int, ...]]], block: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the named tensors, as views of the block."""
+    sizes = [int(torch.Size(shape).numel()) for _, shape in shapes]
+    pieces = block.split(sizes) if sizes else []
+    return {name: piece.view(shape) for (name, shape), piece in zip(shapes, pieces, strict=True)}
+
+
+class Pool(ABC):
+    """The server's view of the workers."""
+
+    @abstractmethod
+    def submit(self, task: Task) -> None:
+        """Hand in a task."""
+
+    @abstractmethod
+    def result(self, number: int) -> Answer:
+        """Wait, politely, for a task's answer and return it."""
+
+    @abstractmethod
+    def finished(self) -> list[int]:
+        """Return the numbers of tasks whose answers are here, in the order in which they came."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """See whether more answers have come."""
+
+    @abstractmethod
+    def order_all(self, word: str, what: Any = None) -> None:
+        """Say a word to every worker: they finish what they hold, then leave `serve` with it."""
+
+    @abstractmethod
+    def close(self, word: str, what: Any = None) -> None:
+        """Say the last word; drop what nobody has begun, and take in what the workers still send."""
+
+
+class _Alone(Pool):
+    """One process: a task runs when its answer is asked for, or when somebody looks what is finished."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.waiting: dict[int, Task] = {}
+        self.answers: dict[int, Answer] = {}
+
+    def submit(self, task: Task) -> None:
+        self.waiting[task.number] = task
+
+    def result(self, number: int) -> Answer:
+        if number in self.answers:
+            return self.answers.pop(number)
+        task = self.waiting.pop(number)
+        return self.handler(task.header, task.vectors)
+
+    def finished(self) -> list[int]:
+        return list(self.answers)
+
+    def look(self) -> None:
+        if self.waiting:
+            number = min(self.waiting.values(), key=lambda t: (t.urgency, t.number)).number
+            self.answers[number] = self.result(number)
+
+    def order_all(self, word: str, what: Any = None) -> None:
+        return
+
+    def close(self, word: str, what: Any = None) -> None:
+        return
+
+
+class _Remote(Pool):
+    """Workers behind a transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.queues: dict[int, list[tuple[float, int, Task]]] = {r: [] for r in transport.workers}
+        self.shared: list[tuple[float, int, Task]] = []  # any worker may take these
+        self.held = dict.fromkeys(transport.workers, 0)
+        self.answers: dict[int, Answer] = {}
+
+    def submit(self, task: Task) -> None:
+        entry = (task.urgency, task.number, task)
+        if set(task.ranks) == set(self.transport.workers):
+            heapq.heappush(self.shared, entry)
+        else:
+            rank = min(task.ranks, key=lambda r: (len(self.queues[r]) + self.held[r], r))
+            heapq.heappush(self.queues[rank], entry)
+        self._send()
+
+    def _send(self) -> None:
+        """Top up every worker, the emptiest first, with the most urgent task it may take."""
+        for level in range(AHEAD):
+            for rank in self.held:
+                heaps = [h for h in (self.queues[rank], self.shared) if h]
+                if self.held[rank] == level and heaps:
+                    _, number, task = heapq.heappop(min(heaps, key=lambda h: h[0][:2]))
+                    shapes, block = packed(task.vectors)
+                    self.transport.post(rank, ("task", number, task.header, shapes), block, "visit")
+                    self.held[rank] += 1
+
+    def look(self) -> None:
+        while (message := self.transport.pick("report")) is not None:
+            rank, (number, header, shapes), block = message
+            self.answers[number] = (header, unpacked(shapes, block))
+            self.held[rank] -= 1
+            self._send()
+
+    def result(self, number: int) -> Answer:
+        def here() -> bool:
+            if number not in self.answers:
+                self.look()
+            return number in self.answers
+
+        patiently(here)
+        return self.answers.pop(number)
+
+    def finished(self) -> list[int]:
+        return list(self.answers)
+
+    def order_all(self, word: str, what: Any = None) -> None:
+        for rank in self.transport.workers:
+            self.transport.post(rank, (word, 0, what, []), torch.empty(0), "control")
+
+    def close(self, word: str, what: Any = None) -> None:
+        self.queues, self.shared = {r: [] for r in self.transport.workers}, []
+        self.order_all(word, what)
+
+        def empty() -> bool:
+            self.look()
+            return not any(self.held.values())
+
+        patiently(empty)
+
+
+def open_pool(transport: Transport, handler: Handler) -> Pool:
+    """Return the pool of rank 0."""
+    return _Alone(handler) if transport.size == 1 else _Remote(transport)
+
+
+@dataclass(frozen=True)
+class Word:
+    """What ended a worker's service.
+
+    Attributes:
+        word, what: as rank 0 said it.
+        idle, seconds: how long the worker had nothing to do, and how long it served.
+    """
+
+    word: str
+    what: Any
+    idle: float
+    seconds: float
+
+
+def serve(transport: Transport, handler: Handler) -> Word:
+    """Run tasks at a worker until rank 0 says a word."""
+    idle, begin = 0.0, perf_counter()
+    while True:
+        start = perf_counter()
+        _, (word, number, header, shapes), block = patiently(lambda: transport.pick("visit"))
+        idle += perf_counter() - start
+        if word != "task":
+            return Word(word, header, idle, perf_counter() - begin)
+        answer, vectors = handler(header, unpacked(shapes, block))
+        out_shapes, out = packed(vectors)
+        transport.post(0, (number, answer, out_shapes), out, "report")

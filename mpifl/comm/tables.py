@@ -1,0 +1,145 @@
+"""Where the server's rows are: on rank 0, with copies at the workers, or spread over the ranks that read
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .transport import Transport
+
+
+class Spread:
+    """A table whose rows live in a file that all ranks of a node map; only the owner writes a row.
+
+    Two files take turns: `now` is the committed one, `next` is being written.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, int], owner: np.ndarray, first: bool) -> None:
+        self.owner = owner
+        self._files = []
+        for turn in "ab":
+            name = f"{path}-{turn}"
+            if first:
+                np.lib.format.open_memmap(name, "w+", np.float32, shape)
+            self._files.append(name)
+        self._turn = 0
+        self._maps: list[torch.Tensor] = []
+
+    def open(self) -> None:
+        """Map the files; every rank of the node, once they exist."""
+        self._maps = [torch.from_numpy(np.lib.format.open_memmap(f, "r+")) for f in self._files]
+
+    @property
+    def now(self) -> torch.Tensor:
+        """The committed rows [K, w]."""
+        return self._maps[self._turn]
+
+    @property
+    def next(self) -> torch.Tensor:
+        """The rows being written [K, w]."""
+        return self._maps[1 - self._turn]
+
+    def flip(self) -> None:
+        """Commit what was written."""
+        self._turn = 1 - self._turn
+
+
+class Tables:
+    """The rows of all tables, as far as this rank has them.
+
+    Attributes:
+        central: name -> rows [K, w] on rank 0, the truth.
+        spread: name -> rows that live with their readers.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.central: dict[str, torch.Tensor] = {}
+        self.spread: dict[str, Spread] = {}
+        self._held: dict[str, dict[int, torch.Tensor]] = {}  # at workers
+        self._fresh: dict[str, set[int]] = {}  # at rank 0: rows whose copies at the workers are current
+
+    def width(self, name: str) -> int:
+        """Return the width of a table; on rank 0."""
+        return self.spread[name].now.shape[1] if name in self.spread else self.central[name].shape[1]
+
+    def publish(self, tables: Mapping[str, torch.Tensor]) -> None:
+        """Take new tables on rank 0; copies of rows whose bits changed are out of date."""
+        for name, new in tables.items():
+            old, fresh = self.central.get(name), self._fresh.setdefault(name, set())
+            if old is not new:
+                fresh &= {
+                    k for k in fresh if old is not None and k < len(new) and torch.equal(old[k], new[k])
+                }
+            self.central[name] = new
+
+    def missing(self, needed: Mapping[str, set[int]]) -> dict[str, tuple[list[int], int]]:
+        """Return, on rank 0, the rows that must be shared before `needed` can be read, and their width."""
+        out = {}
+        for name, numbers in needed.items():
+            if name not in self.spread:
+                todo = sorted(numbers - self._fresh.setdefault(name, set()))
+                out[name] = (todo, self.central[name].shape[1])
+        return {name: what for name, what in out.items() if what[0]}
+
+    def share(self, missing: Mapping[str, tuple[Sequence[int], int]]) -> None:
+        """Bring the missing rows to every worker; every rank calls with the same argument."""
+        if self.transport.size == 1:
+            return
+        for name, (numbers, width) in missing.items():
+            held = self._held.setdefault(name, {})
+            for k in numbers:
+                row = self.central[name][k].contiguous() if self.transport.is_server else torch.empty(width)
+                for lo in range(0, width, 1 << 26):
+                    self.transport.share(row[lo : lo + (1 << 26)], f"rows:{name}")
+                if not self.transport.is_server:
+                    held[k] = row
+            if self.transport.is_server:
+                self._fresh[name] |= set(numbers)
+
+    def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
+        """Return rows [r, w] at a worker."""
+        if name in self.spread:
+            return self.spread[name].now[list(numbers)]
+        if self.transport.size == 1:
+            return self.central[name][list(numbers)]
+        held = self._held[name]
+        return held[numbers[0]][None] if len(numbers) == 1 else torch.stack([held[k] for k in numbers])
+
+    def spread_out(self, name: str, owner: np.ndarray, shape: tuple[int, int], folder: Path) -> None:
+        """Move a table from rank 0 to the ranks `owner` [K]; every rank calls with the same arguments."""
+        transport = self.transport
+        first = transport.nodes.index(transport.nodes[transport.rank]) == transport.rank
+        spread = Spread(folder / f"table-{name}", shape, owner, first)
+        transport.meet()
+        spread.open()
+        mine = torch.from_numpy(np.flatnonzero(owner == transport.rank))
+        for k in range(shape[0]):
+            row = self.central[name][k].contiguous() if transport.is_server else torch.empty(shape[1])
+            transport.share(row, f"rows:{name}")
+            if len(mine) and owner[k] == transport.rank:
+                spread.now[k] = row
+        transport.meet()
+        self.spread[name] = spread
+        self.central.pop(name, None)
+
+    def whole(self, name: str, block_rows: int = 64) -> torch.Tensor | None:
+        """Return a table [K, w] on rank 0, wherever its rows live; every rank calls."""
+        if name not in self.spread:
+            return self.central.get(name)
+        spread, transport = self.spread[name], self.transport
+        out = torch.empty(spread.now.shape) if transport.is_server else None
+        for lo in range(0, len(spread.owner), block_rows):
+            owner = spread.owner[lo : lo + block_rows]
+            counts = [int((owner == r).sum()) for r in range(transport.size)]
+            mine = lo + np.flatnonzero(owner == transport.rank)
+            rows = transport.gather(spread.now[torch.from_numpy(mine)], counts, f"rows:{name}")
+            if out is not None and rows is not None:
+                order = np.concatenate([lo + np.flatnonzero(owner == r) for r in range(transport.size)])
+                out[torch.from_numpy(order)] = rows
+        return out

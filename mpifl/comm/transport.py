@@ -1,0 +1,183 @@
+"""The verbs by which ranks speak, and their meaning for one process alone.
+
+Rank 0 is the server; ranks 1..P-1 are workers; alone, rank 0 is both. Every rank walks every verb, in the
+same order. Small objects are dealt and collected, blocks of numbers are shared, reduced, gathered and
+scattered.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .wire import Wire
+
+LAUNCHERS = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_SIZE",
+)
+
+
+class Transport(ABC):
+    """A group of ranks.
+
+    Attributes:
+        rank, size: of this process.
+        nodes: node number of each rank.
+        wire: what this rank sent.
+    """
+
+    rank: int
+    size: int
+    nodes: tuple[int, ...]
+    wire: Wire
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks that host clients."""
+        return tuple(range(1, self.size)) or (0,)
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this rank hosts clients."""
+        return self.rank in self.workers
+
+    @abstractmethod
+    def deal(self, parcels: Sequence[Any] | None, purpose: str) -> Any:
+        """Give `parcels[r]` of rank 0 to rank r; return this rank's."""
+
+    @abstractmethod
+    def collect(self, value: Any, purpose: str) -> list[Any] | None:
+        """Return the values of all ranks, in rank order, on rank 0; None elsewhere. The server waits
+        politely.
+        """
+
+    @abstractmethod
+    def census(self) -> list[dict[str, Any]] | None:
+        """Return on rank 0 what all ranks sent, this call included: a row per rank, call and purpose."""
+
+    @abstractmethod
+    def meet(self) -> None:
+        """Wait, politely, until all ranks are here."""
+
+    @abstractmethod
+    def part(self) -> bool:
+        """Wait a little for all ranks to leave together; return whether all came.
+
+        A launcher kills the others as soon as one rank leaves with an error.
+        """
+
+    @abstractmethod
+    def share(self, block: torch.Tensor, purpose: str) -> None:
+        """Fill `block` of every rank with that of rank 0."""
+
+    @abstractmethod
+    def reduce(self, block: torch.Tensor, purpose: str) -> None:
+        """Add `block` of all ranks into that of rank 0."""
+
+    @abstractmethod
+    def gather(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
+        """Return the rows [sum counts, b] of all ranks in rank order on rank 0; `block` is this rank's
+        [counts, b].
+        """
+
+    @abstractmethod
+    def scatter_sum(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+        """Return this rank's rows [counts[rank], b] of the sum of all ranks' `block` [sum counts, b]."""
+
+    @abstractmethod
+    def post(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
+        """Send a small object and a flat float32 block to a rank, without waiting for it to be taken."""
+
+    @abstractmethod
+    def pick(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
+        """Return (rank, header, block) of a posted message that has arrived, None while there is none."""
+
+    @abstractmethod
+    def abort(self, code: int) -> None:
+        """End every rank, now."""
+
+    def tell(self, value: Any, purpose: str) -> Any:
+        """Return rank 0's `value` on every rank."""
+        return self.deal([value] * self.size if self.is_server else None, purpose)
+
+
+class Single(Transport):
+    """One process: every verb is the identity."""
+
+    def __init__(self) -> None:
+        self.rank, self.size, self.nodes, self.wire = 0, 1, (0,), Wire()
+
+    def deal(self, parcels: Sequence[Any] | None, purpose: str) -> Any:
+        """Return the only parcel."""
+        assert parcels is not None
+        return parcels[0]
+
+    def collect(self, value: Any, purpose: str) -> list[Any] | None:
+        """Return the only value."""
+        return [value]
+
+    def census(self) -> list[dict[str, Any]] | None:
+        """Return the own counts."""
+        return self.wire.rows(self.rank)
+
+    def meet(self) -> None:
+        """Nobody else to wait for."""
+
+    def part(self) -> bool:
+        """Nobody else to wait for."""
+        return True
+
+    def share(self, block: torch.Tensor, purpose: str) -> None:
+        """Nobody else to share with."""
+
+    def reduce(self, block: torch.Tensor, purpose: str) -> None:
+        """Nothing to add."""
+
+    def gather(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
+        """Return the block."""
+        return block
+
+    def scatter_sum(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+        """Return the block."""
+        return block
+
+    def post(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
+        """Nobody to send to: a process alone runs its tasks itself."""
+        raise NotImplementedError
+
+    def pick(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
+        """Return nothing: nobody sends."""
+        return None
+
+    def abort(self, code: int) -> None:
+        """End the process."""
+        os._exit(code)
+
+
+def launched() -> bool:
+    """Return whether an MPI launcher started this process."""
+    return any(name in os.environ for name in LAUNCHERS)
+
+
+def connect() -> Transport:
+    """Return the transport of this process: MPI when started by an MPI launcher, otherwise `Single`."""
+    if not launched():
+        return Single()
+    from .mpi import Mpi
+
+    transport = Mpi()
+    return transport if transport.size > 1 else Single()
