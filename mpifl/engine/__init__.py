@@ -1,0 +1,1 @@
+"""Rounds: who visits when, where the work goes, what it costs."""

@@ -1,0 +1,201 @@
+"""How long a visit takes in virtual seconds. Every draw is addressed by (client, visit)."""
+
+from __future__ import annotations
+
+import csv
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.rng import Key
+
+
+class Delay(ABC):
+    """A model of the seconds between a client's download and its upload."""
+
+    @abstractmethod
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Return the duration of one visit."""
+
+    def check(self, num_clients: int) -> None:
+        """Raise `UserError` where the model does not fit a population."""
+        return
+
+
+@dataclass(frozen=True)
+class Constant(Delay):
+    """Every visit takes the same time.
+
+    Attributes:
+        value_s: seconds.
+    """
+
+    value_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.value_s >= 0, "value_s", self.value_s, "take 0 or more seconds")
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Return the constant."""
+        return self.value_s
+
+
+@dataclass(frozen=True)
+class Uniform(Delay):
+    """Uniform between two bounds.
+
+    Attributes:
+        low_s, high_s: seconds.
+    """
+
+    low_s: float = 0.5
+    high_s: float = 1.5
+
+    def __post_init__(self) -> None:
+        require(self.low_s >= 0, "low_s", self.low_s, "take 0 or more seconds")
+        require(self.high_s >= self.low_s, "high_s", self.high_s, "take at least low_s")
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Draw."""
+        return float(key.of(client, visit).numpy().uniform(self.low_s, self.high_s))
+
+
+@dataclass(frozen=True)
+class Exponential(Delay):
+    """Exponential: visits of a client end at random times, at a constant rate.
+
+    Attributes:
+        mean_s: seconds.
+    """
+
+    mean_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.mean_s >= 0, "mean_s", self.mean_s, "take 0 or more seconds")
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Draw."""
+        return float(key.of(client, visit).numpy().exponential(self.mean_s))
+
+
+@dataclass(frozen=True)
+class ShiftedExponential(Delay):
+    """T_min + Exp(mu): UCFL, section IV. The slowest of m takes T_min + H_m / mu in the mean.
+
+    Attributes:
+        min_s: T_min, seconds.
+        mean_s: 1 / mu, mean of the random part in seconds.
+    """
+
+    min_s: float = 1.0
+    mean_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.min_s >= 0, "min_s", self.min_s, "take 0 or more seconds")
+        require(self.mean_s >= 0, "mean_s", self.mean_s, "take 0 or more seconds")
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Draw."""
+        return self.min_s + float(key.of(client, visit).numpy().exponential(self.mean_s))
+
+
+@dataclass(frozen=True)
+class LogNormal(Delay):
+    """exp(N(log median, sigma^2)).
+
+    Attributes:
+        median_s: seconds.
+        sigma: of the logarithm.
+    """
+
+    median_s: float = 1.0
+    sigma: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(self.median_s > 0, "median_s", self.median_s, "take a positive number of seconds")
+        require(self.sigma >= 0, "sigma", self.sigma, "take 0 or more")
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Draw."""
+        return float(self.median_s * np.exp(self.sigma * key.of(client, visit).numpy().standard_normal()))
+
+
+@dataclass(frozen=True)
+class Tiers(Delay):
+    """Each client belongs for good to one tier, drawn by share; visits vary by a tenth of the tier's time.
+
+    Attributes:
+        tiers_s: seconds of each tier.
+        shares: probability of each tier.
+    """
+
+    tiers_s: tuple[float, ...] = (1.0, 3.0, 10.0)
+    shares: tuple[float, ...] = (0.5, 0.3, 0.2)
+
+    def __post_init__(self) -> None:
+        require(min(self.tiers_s, default=-1) >= 0, "tiers_s", self.tiers_s, "take 0 or more seconds each")
+        fits = len(self.shares) == len(self.tiers_s) and abs(sum(self.shares) - 1) < 1e-9
+        require(
+            fits and min(self.shares) >= 0, "shares", self.shares, "take one share per tier; they sum to 1"
+        )
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Draw."""
+        tier = int(key.of("tier", client).numpy().choice(len(self.tiers_s), p=self.shares))
+        return self.tiers_s[tier] * float(key.of(client, visit).numpy().uniform(0.9, 1.1))
+
+
+@dataclass(frozen=True)
+class Measured(Delay):
+    """Durations from a file; a client whose rows are used up begins again with its first.
+
+    Attributes:
+        file: a CSV file with the columns `client` and `seconds`; every client has at least one row.
+    """
+
+    file: str = ""
+
+    def check(self, num_clients: int) -> None:
+        """Every client must have a row, and no other may."""
+        known = set(_durations(self.file))
+        unknown, missing = known - set(range(num_clients)), set(range(num_clients)) - known
+        remedy = f"{self.file} has rows of client {min(unknown, default=0)}; there are {num_clients} clients"
+        require(not unknown, "delay.file", self.file, remedy)
+        remedy = f"{self.file} has no row of client {min(missing, default=0)}; give every client one"
+        require(not missing, "delay.file", self.file, remedy)
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Look up."""
+        rows = _durations(self.file)[client]
+        return rows[visit % len(rows)]
+
+
+@lru_cache(maxsize=4)
+def _durations(file: str) -> dict[int, list[float]]:
+    """Return client -> its durations, in the order of the file."""
+    require(Path(file).is_file(), "delay.file", file, "there is no such file; give a CSV of client, seconds")
+    out: dict[int, list[float]] = {}
+    with Path(file).open() as lines:
+        for number, row in enumerate(csv.DictReader(lines), 2):
+            try:
+                client, seconds = int(row["client"]), float(row["seconds"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(f"{file} line {number}", row, "needs a client and its seconds") from error
+            require(0 <= seconds < np.inf, f"{file} line {number}", seconds, "take 0 or more seconds")
+            out.setdefault(client, []).append(seconds)
+    return out
+
+
+DELAYS: dict[str, type[Delay]] = {
+    "constant": Constant,
+    "uniform": Uniform,
+    "exponential": Exponential,
+    "shifted_exponential": ShiftedExponential,
+    "lognormal": LogNormal,
+    "tiers": Tiers,
+    "measured": Measured,
+}

@@ -1,0 +1,301 @@
+"""When the server steps, and who visits next: one object per kind of federation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.rng import Key
+
+from .clock import Clock, DrawnClock, Replay, ReplayClock, VirtualClock, WallClock, WallTime
+from .flight import Flight, Start
+from .pace import Pace
+from .trace import Trace
+
+RATE = "take a rate in (0, 1]; 1 takes a step in full"
+
+
+class Policy(ABC):
+    """What drives a federation.
+
+    Attributes:
+        max_staleness: uploads that lag more server steps than this are refused; None refuses none.
+        rate, staleness_a: for methods that have no rule of their own for stale or single uploads: a step goes
+            `rate * (1 + lag)^-staleness_a` of the way from the old rows to what the method wants.
+    """
+
+    max_staleness: int | None
+    rate: float
+    staleness_a: float
+
+    def __post_init__(self) -> None:
+        late = self.max_staleness
+        require(late is None or late >= 0, "max_staleness", late, "take 0 or more steps, or null for any")
+        require(0 < self.rate <= 1, "rate", self.rate, RATE)
+        require(self.staleness_a >= 0, "staleness_a", self.staleness_a, "take 0 (ignore lag) or more")
+
+    @abstractmethod
+    def concurrency(self, num_clients: int, num_sampled: int) -> int:
+        """Return how many visits are under way at a time."""
+
+    @abstractmethod
+    def ready(self, waiting: int, in_flight: int) -> bool:
+        """Return whether the server steps now, with `waiting` uploads at hand and `in_flight` visits under
+        way.
+        """
+
+    @property
+    def singly(self) -> bool:
+        """Whether each step takes one upload."""
+        return False
+
+    @property
+    def fresh(self) -> bool:
+        """Whether every upload was trained on the rows that it meets."""
+        return False
+
+    @property
+    def versions(self) -> int:
+        """How many versions of the rows the server keeps."""
+        return 1
+
+    def starts(self, flight: Flight) -> list[Start]:
+        """Return who starts now. Default: the cohort of the first step at first, then anyone idle."""
+        chosen: list[int] = []
+        if not flight.number:
+            chosen = [k for k in self.first(flight) if flight.here is None or flight.here(k)]
+        while len(flight.busy) + len(chosen) < flight.places:
+            client = flight.draw(chosen, flight.number + len(chosen))
+            if client is None:
+                break
+            chosen.append(client)
+        return [(k, flight.version) for k in chosen]
+
+    def first(self, flight: Flight) -> list[int]:
+        """Return who starts first."""
+        cohort: list[int] = flight.sampler(1).tolist()
+        return cohort
+
+    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
+        """Return the clock of a run in virtual time. Default: the pace decides."""
+        return VirtualClock(pace)
+
+    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+        """Return the clock of a run in real time."""
+        return WallClock(pace, scale)
+
+    def rates(self, lag: np.ndarray) -> np.ndarray:
+        """Return how far a step goes for uploads that lag so many steps [m]."""
+        return np.asarray(self.rate * (1.0 + lag) ** -self.staleness_a)
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """Synchronous rounds by the engine that reduces over ranks; every method runs under it."""
+
+
+@dataclass(frozen=True)
+class Barrier(Policy):
+    """Synchronous rounds, message by message: a cohort starts together, the server waits for all of it. The
+    cohort is `participation`.
+    """
+
+    max_staleness: int | None = None
+    rate: float = 1.0
+    staleness_a: float = 0.0
+
+    def concurrency(self, num_clients: int, num_sampled: int) -> int:
+        """Return the cohort's size."""
+        return num_sampled
+
+    def ready(self, waiting: int, in_flight: int) -> bool:
+        """Step when everybody is back."""
+        return in_flight == 0
+
+    @property
+    def fresh(self) -> bool:
+        """Nobody steps while others train."""
+        return True
+
+    def starts(self, flight: Flight) -> list[Start]:
+        """Start the next cohort when nobody is under way."""
+        if flight.busy:
+            return []
+        return [(k, flight.version) for k in flight.sampler(flight.version + 1).tolist()]
+
+
+@dataclass(frozen=True)
+class EveryArrival(Policy):
+    """Fully asynchronous: the server steps at every arrival, `participation` visits are under way.
+
+    Attributes:
+        max_staleness, rate, staleness_a: see `Policy`; the rates are FedAsync's.
+    """
+
+    max_staleness: int | None = None
+    rate: float = 0.6
+    staleness_a: float = 0.5
+
+    @property
+    def singly(self) -> bool:
+        """One upload a step."""
+        return True
+
+    def concurrency(self, num_clients: int, num_sampled: int) -> int:
+        """Return the configured number of visits."""
+        return num_sampled
+
+    def ready(self, waiting: int, in_flight: int) -> bool:
+        """Step at once."""
+        return waiting >= 1
+
+
+@dataclass(frozen=True)
+class Buffer(Policy):
+    """Semi-asynchronous (FedBuff): the server steps when `size` uploads are at hand.
+
+    Attributes:
+        size: B. max_staleness, rate, staleness_a: see `Policy`.
+    """
+
+    size: int = 10
+    max_staleness: int | None = None
+    rate: float = 1.0
+    staleness_a: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        remedy = "a buffer needs at least one report; use every_arrival for none"
+        require(self.size >= 1, "size", self.size, remedy)
+
+    def concurrency(self, num_clients: int, num_sampled: int) -> int:
+        """Return the configured number of visits, which must fill the buffer."""
+        remedy = f"only {num_sampled} visits are under way at a time: the server would wait for ever"
+        require(self.size <= num_sampled, "policy.size", self.size, remedy)
+        return num_sampled
+
+    def ready(self, waiting: int, in_flight: int) -> bool:
+        """Step when the buffer is full."""
+        return waiting >= self.size
+
+
+@dataclass(frozen=True)
+class ClientDecides(Policy):
+    """Client-centred (CCFL): all clients train all the time and each uploads when it chooses.
+
+    In every server step one client, drawn uniformly, uploads; virtual time is the number of steps.
+    """
+
+    max_staleness: int | None = None
+    rate: float = 0.6
+    staleness_a: float = 0.5
+
+    @property
+    def singly(self) -> bool:
+        """One upload a step."""
+        return True
+
+    def concurrency(self, num_clients: int, num_sampled: int) -> int:
+        """All clients are always under way."""
+        return num_clients
+
+    def ready(self, waiting: int, in_flight: int) -> bool:
+        """Step at once."""
+        return waiting >= 1
+
+    def first(self, flight: Flight) -> list[int]:
+        """Start everyone."""
+        return list(range(flight.sampler.num_clients))
+
+    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
+        """Draw a client for each step."""
+        always_there(pace, "client_decides")
+        return DrawnClock(num_clients, key.of("uploads"))
+
+
+@dataclass(frozen=True)
+class DrawnStaleness(Policy):
+    """Staleness by decree, as the original FedAsync simulates it: the upload of each step was trained on rows
+    that are s steps old, s drawn uniformly from 0..most; virtual time is the number of steps.
+
+    Attributes:
+        most: largest staleness drawn. rate, staleness_a: see `Policy`.
+    """
+
+    most: int = 4
+    rate: float = 0.6
+    staleness_a: float = 0.5
+    max_staleness = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.most >= 0, "most", self.most, "take 0 (always fresh) or more steps")
+
+    @property
+    def singly(self) -> bool:
+        """One upload a step."""
+        return True
+
+    @property
+    def versions(self) -> int:
+        """As many as may be asked for."""
+        return self.most + 1
+
+    def concurrency(self, num_clients: int, num_sampled: int) -> int:
+        """Visits that may be under way before the oldest one arrives; needs as many clients."""
+        remedy = f"up to {self.most + 1} visits are under way, and there are {num_clients} clients"
+        require(self.most < num_clients, "policy.most", self.most, remedy)
+        return self.most + 1
+
+    def ready(self, waiting: int, in_flight: int) -> bool:
+        """Step at once."""
+        return waiting >= 1
+
+    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
+        """Visits arrive in the order they start."""
+        always_there(pace, "drawn_staleness")
+        return DrawnClock()
+
+    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+        """Real arrivals would not have the staleness that was drawn."""
+        raise UserError("clock.name", "wall", "policy drawn_staleness fixes the order; take clock virtual")
+
+    def starts(self, flight: Flight) -> list[Start]:
+        """Start every next visit whose rows are there already."""
+        out: list[Start] = []
+        while len(out) <= self.most:
+            number = flight.number + len(out)
+            version = max(0, number - flight.key.of("staleness", number).below(self.most + 1))
+            client = None if version > flight.version else flight.draw([k for k, _ in out], number)
+            if client is None:
+                break
+            out.append((client, version))
+        return out
+
+
+def always_there(pace: Pace, name: str) -> None:
+    """Raise `UserError` where clients drop out under a policy that draws who uploads."""
+    remedy = f"policy {name} draws who uploads in each step; take another policy, or off_s: 0"
+    require(not pace.presence.model.off_s, "availability.off_s", pace.presence.model.off_s, remedy)
+
+
+def open_clock(kind: object, policy: Policy, pace: Pace, num_clients: int, key: Key) -> Clock:
+    """Return the clock of a run; `kind` is one of `CLOCKS`."""
+    if isinstance(kind, Replay):
+        return ReplayClock(Trace(kind.trace, num_clients))
+    if isinstance(kind, WallTime):
+        return policy.wall_clock(pace, kind.scale)
+    return policy.virtual_clock(pace, num_clients, key)
+
+
+POLICIES: dict[str, type] = {
+    "rounds": Synchronous,
+    "barrier": Barrier,
+    "every_arrival": EveryArrival,
+    "buffer": Buffer,
+    "client_decides": ClientDecides,
+    "drawn_staleness": DrawnStaleness,
+}

@@ -1,0 +1,105 @@
+"""One-shot statistics: the founders' before training, a stranger's before it first trains.
+
+Shares the step's way of dealing orders, gathering notes and mixing. Every rank calls; rank 0 decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import apply_plan
+from mpifl.core.mixing import Plan
+from mpifl.core.types import Notes, Server
+
+if TYPE_CHECKING:
+    from .step import Stepper
+
+Uploads = Mapping[str, list[torch.Tensor]]
+
+
+class Prints:
+    """Takes the one-shot statistics of clients for a stepper.
+
+    Args:
+        absent: clients that are not there before training.
+    """
+
+    def __init__(self, stepper: Stepper, absent: np.ndarray) -> None:
+        self.stepper, self.absent = stepper, absent
+        self._shown: Mapping[str, torch.Tensor] = {}  # what all download; on rank 0
+
+    def founders(self) -> np.ndarray:
+        """Return who gives statistics before training: all, where nobody can be taken in later."""
+        stepper = self.stepper
+        if not (stepper.may_welcome and stepper.algorithm.needs.newcomers):
+            return np.arange(len(stepper.sizes))
+        present = np.setdiff1d(np.arange(len(stepper.sizes)), self.absent)
+        return stepper.algorithm.founders(stepper.world, present, stepper.seed.of("founders"))
+
+    def welcome(self, server: Server | None, cohort: np.ndarray) -> Server | None:
+        """Return the server after it took in the strangers of a cohort."""
+        stepper, strangers = self.stepper, None
+        if server is not None:
+            strangers = stepper.algorithm.strangers(server, cohort)
+        strangers = stepper.transport.tell(strangers, "orders")
+        if not len(strangers):
+            return server
+        prints, uploads = self.take(strangers, server)
+        plan = None
+        if server is not None and prints is not None:
+            with stepper.watch("cluster"):
+                plan = stepper.algorithm.welcome(server, prints)
+        return self.mixed(server, plan, uploads)
+
+    def take(self, clients: np.ndarray, server: Server | None) -> tuple[Notes | None, Uploads]:
+        """Return the statistics of `clients` on rank 0, and what this rank's clients sent with them."""
+        stepper, parcels = self.stepper, None
+        step = 0 if server is None else server.version + 1
+        if stepper.transport.is_server:
+            shown, version = self._show(), max(step - 1, 0)
+            widths = {name: rows.shape[1] for name, rows in shown.items()}
+            all_rows = {name: tuple(range(len(rows))) for name, rows in shown.items()}
+            seen: set[tuple[str, int]] = set()
+            for k in clients.tolist():
+                stepper.ledger.add_reads(step, k, all_rows, widths, seen)
+            reads, costs = dict.fromkeys(clients.tolist(), all_rows), stepper.sizes[clients, 0]
+            compared = self._compared(server)
+            parcels = stepper.parcels(step, clients, reads, costs, version, compared=compared)
+        orders = stepper.deal(parcels)
+        lights, uploads = stepper.worker.run(orders, fingerprint=True)
+        notes = stepper.gather(orders.step, lights)
+        if name := stepper.algorithm.needs.fingerprint_gram or "":
+            notes = stepper.with_gram(notes, uploads, name)
+        return notes, uploads
+
+    def _compared(self, server: Server | None) -> tuple[str, int] | None:
+        """Return the table whose rows a stranger's statistics are measured against, and their number."""
+        name = self.stepper.algorithm.needs.fingerprint_distance
+        return (name, len(server.tables[name])) if server is not None and name is not None else None
+
+    def _show(self) -> Mapping[str, torch.Tensor]:
+        """Publish what all download for their statistics, made once."""
+        stepper = self.stepper
+        if not self._shown:
+            with stepper.watch("cluster"):
+                self._shown = stepper.algorithm.shows(stepper.world, stepper.seed.of("shows"))
+            stepper.tables.publish(self._shown)
+        return self._shown
+
+    def mixed(self, server: Server | None, plan: Plan | None, uploads: Uploads) -> Server | None:
+        """Return the server after a plan outside the steps: its version stays."""
+        stepper = self.stepper
+        with stepper.watch("reduce"):
+            changed = stepper.mixer.mix(
+                plan.mixings if plan else None, stepper.cargo if plan else None, uploads
+            )
+        if server is None or plan is None:
+            return None
+        new = replace(apply_plan(server, plan, {**server.tables, **changed}), version=server.version)
+        stepper.tables.publish(new.tables)
+        return new

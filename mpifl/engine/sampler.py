@@ -1,0 +1,54 @@
+"""Which clients take part in a step: addressed by step, so that every method meets the same cohorts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws m of N clients, uniformly without replacement.
+
+    Attributes:
+        num_clients: N. num_sampled: m. key: address of the draws.
+        late: clients that are not there before step `joins`.
+    """
+
+    num_clients: int
+    num_sampled: int
+    key: Key
+    late: tuple[int, ...] = ()
+    joins: int = 1
+
+    def __call__(self, step: int) -> np.ndarray:
+        """Return the cohort of `step`, int64 [m] ascending."""
+        present = np.arange(self.num_clients)
+        if step < self.joins:
+            present = np.setdiff1d(present, self.late)
+        if self.num_sampled >= len(present):
+            return present
+        rng = self.key.of("cohort", step).numpy()
+        return np.sort(rng.choice(present, self.num_sampled, replace=False))
+
+
+def newcomers(share: float, num_clients: int, key: Key) -> tuple[int, ...]:
+    """Return who is not there at first: a share of the clients, at most all but one, ascending."""
+    count = min(round(share * num_clients), num_clients - 1)
+    return tuple(np.sort(key.of("newcomers").numpy().permutation(num_clients)[:count]).tolist())
+
+
+def cohort_size(participation: float, num_clients: int) -> int:
+    """Return m: a share in (0, 1] of the clients (at least one), or a whole number of them above 1."""
+    require(
+        participation > 0, "participation", participation, "take a share in (0, 1] or a number of clients"
+    )
+    if participation <= 1:
+        return max(1, round(participation * num_clients))
+    remedy = f"there are {num_clients} clients; take at most that many, or a share in (0, 1]"
+    require(participation == int(participation) <= num_clients, "participation", participation, remedy)
+    return int(participation)

@@ -1,0 +1,98 @@
+"""Who trains which client. Placement never changes a number, so it may follow measured speed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpifl.core.rng import Key
+
+
+def balance(costs: np.ndarray, workers: Sequence[int], speeds: Sequence[float] | None = None) -> np.ndarray:
+    """Return the worker [m] of each task: longest processing time first, ties to the lowest rank.
+
+    Args:
+        costs: predicted work of each task [m].
+        workers: ranks.
+        speeds: work per second of each worker, up to a common factor.
+    """
+    speeds = speeds or [1.0] * len(workers)
+    heap = [(0.0, i) for i in range(len(workers))]
+    out = np.empty(len(costs), np.int64)
+    for task in np.lexsort((np.arange(len(costs)), -np.asarray(costs))):
+        load, i = heapq.heappop(heap)
+        out[task] = workers[i]
+        heapq.heappush(heap, (load + float(costs[task]) / speeds[i], i))
+    return out
+
+
+class Scheduler:
+    """Deals tasks to workers.
+
+    Args:
+        nodes: node of each rank.
+        workers: ranks that host clients.
+        sizes: samples of each client [N]; decides the home nodes.
+        pinned: whether a client must stay on the node that holds its state.
+        shuffle: a key that scatters tasks at random instead (to show that results do not care).
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        workers: Sequence[int],
+        sizes: np.ndarray,
+        pinned: bool = False,
+        shuffle: Key | None = None,
+    ) -> None:
+        self.workers, self.pinned, self.shuffle, self.calls = list(workers), pinned, shuffle, 0
+        self.speed = dict.fromkeys(workers, 1.0)
+        self._measured: dict[int, float] = {}
+        self.groups: dict[int, list[int]] = {}
+        for r in workers:
+            self.groups.setdefault(nodes[r], []).append(r)
+        places = list(self.groups)
+        self.home = np.full(len(sizes), places[0])
+        if len(places) > 1:
+            self.home = balance(sizes, places, [float(len(self.groups[p])) for p in places])
+
+    def __call__(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
+        """Return the rank [m] of each client's task."""
+        self.calls += 1
+        if not self.pinned:
+            return self._within(self.workers, costs, -1)
+        out = np.empty(len(clients), np.int64)
+        homes = self.home[clients]
+        for place, ranks in self.groups.items():
+            here = homes == place
+            out[here] = self._within(ranks, costs[here], place)
+        return out
+
+    def _within(self, ranks: list[int], costs: np.ndarray, place: int) -> np.ndarray:
+        if self.shuffle is not None:
+            return self.shuffle.of(self.calls, place).numpy().choice(ranks, len(costs))
+        return balance(costs, ranks, [self.speed[r] for r in ranks])
+
+    def candidates(self, client: int) -> list[int]:
+        """Return the ranks that may take a client's visit."""
+        return self.groups[int(self.home[client])] if self.pinned else self.workers
+
+    def keepers(self) -> np.ndarray:
+        """Return the rank [N] that keeps the row of each client: dealt in turn within its home node."""
+        out = np.empty(len(self.home), np.int64)
+        for place, ranks in self.groups.items():
+            here = np.flatnonzero(self.home == place)
+            out[here] = np.resize(ranks, len(here))
+        return out
+
+    def learn(self, rank: int, work: float, seconds: float) -> None:
+        """Remember how fast a worker was; only a factor of 1.5 from the median counts (machines are
+        noisy).
+        """
+        if work > 0 and seconds > 0 and rank in self.speed:
+            self._measured[rank] = work / seconds
+            middle = float(np.median(list(self._measured.values())))
+            for r, s in self._measured.items():
+                self.speed[r] = s / middle if not 1 / 1.5 < s / middle < 1.5 else 1.0

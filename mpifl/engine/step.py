@@ -1,0 +1,328 @@
+"""One server step over all ranks, shared by rounds and events.
+
+reads -> local_update -> notes -> aggregate -> mix -> server_update, left to right. Every rank walks every
+line that speaks; rank 0 decides, the others are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from mpifl.comm import ClientStore, Mixer, Transport
+from mpifl.comm.choose import is_spread
+from mpifl.comm.tables import Tables
+from mpifl.core.algorithm import Algorithm, apply_plan
+from mpifl.core.federation import Federation
+from mpifl.core.rng import Key
+from mpifl.core.timing import Stopwatch
+from mpifl.core.types import Notes, Reads, Server, World
+from mpifl.local import Learner, LocalConfig
+
+from .ledger import Ledger, count_numbers
+from .prints import Prints
+from .schedule import Scheduler
+from .visits import Light, Order, Orders, Worker, rows_of
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run is made of, on every rank.
+
+    Attributes:
+        seed: the training seed's key. absent: clients that are not there before training.
+        finetune_epochs: see `EvaluationConfig`.
+    """
+
+    transport: Transport
+    algorithm: Algorithm
+    federation: Federation
+    learner: Learner
+    local: LocalConfig
+    world: World
+    store: ClientStore
+    seed: Key
+    exact: bool = True
+    collective: str | None = None
+    shuffle: Key | None = None
+    absent: Sequence[int] = ()
+    finetune_epochs: int = 0
+
+
+class Stepper:
+    """Takes server steps. Rank 0 holds the server; the other ranks hold clients."""
+
+    def __init__(self, setting: Setting) -> None:
+        s = setting
+        self.transport, self.algorithm, self.world, self.seed = s.transport, s.algorithm, s.world, s.seed
+        self.sizes = s.federation.sizes
+        self.watch, self.store = Stopwatch(), s.store
+        self.tables = Tables(s.transport)
+        self.mixer = Mixer(s.transport, self.tables, s.exact, s.collective)
+        self.worker = Worker(
+            s.transport.rank,
+            s.algorithm,
+            s.federation,
+            s.learner,
+            s.local,
+            self.tables,
+            s.store,
+            s.seed,
+            self.watch,
+            s.finetune_epochs,
+        )
+        self.visits = np.zeros(len(self.sizes), np.int64)
+        self.ledger = Ledger(len(self.sizes))
+        pinned = s.algorithm.needs.state or s.algorithm.needs.memory is not None
+        self.scheduler = Scheduler(
+            s.transport.nodes, s.transport.workers, self.sizes[:, 0], pinned, s.shuffle
+        )
+        self.may_spread = True  # rows may leave rank 0
+        self.may_welcome = True  # clients may be taken in after the first step
+        self.prints = Prints(self, np.asarray(s.absent, np.int64))
+        self.train_metrics: dict[str, float] = {}
+        self._owner = np.zeros(0, np.int64)  # rank of each report of the step
+        self._peaks: dict[str, np.ndarray] = {}  # upload -> largest absolute value [m, C]
+        self._sizes: Mapping[str, int] = {}  # upload -> numbers
+
+    # -- setting up ------------------------------------------------------------------------------------------
+
+    def begin(self) -> Server | None:
+        """Return the first server on rank 0, after the one-shot statistics where the method declares them."""
+        prints: Notes | None = None
+        uploads: Mapping[str, list[torch.Tensor]] = {}
+        if self.algorithm.needs.fingerprint:
+            prints, uploads = self.prints.take(self.prints.founders(), None)
+        server = None
+        if self.transport.is_server:
+            with self.watch("cluster"):
+                server = self.algorithm.setup(self.world, prints, self.seed.of("setup"))
+                if self.algorithm.needs.inspect:
+                    server = self.algorithm.appraise(None, server, self.world.public)
+            self.tables.publish(server.tables)
+        if self.algorithm.needs.fingerprint:
+            plan = self.algorithm.found(server, prints) if server is not None and prints is not None else None
+            server = self.prints.mixed(server, plan, uploads)
+        self._settle(server)
+        return server
+
+    def _settle(self, server: Server | None) -> None:
+        """Spread tables out whose rows are each read by one client."""
+        where: dict[str, tuple[np.ndarray, tuple[int, int]]] = {}
+        if server is not None:
+            for name, table in server.tables.items():
+                owner = self._owners_of_rows(server, name)
+                if owner is not None:
+                    where[name] = (owner, tuple(table.shape))  # type: ignore[assignment]
+        for name, (owner, shape) in self.transport.tell(where, "layout").items():
+            self.scheduler.pinned = True
+            self.tables.spread_out(name, owner, shape, self.store.folder)
+
+    def _owners_of_rows(self, server: Server, name: str) -> np.ndarray | None:
+        """Return the rank [K] that owns each row of a table to be spread, None for a central one."""
+        n, k = len(self.sizes), len(server.tables[name])
+        needs = self.algorithm.needs
+        fixed = not self.may_spread or self.mixer.collective is not None or needs.polish or needs.newcomers
+        if k != n or fixed:
+            return None
+        reads = [self.algorithm.reads(server, c).get(name, ()) for c in range(n)]
+        if any(len(r) != 1 for r in reads):
+            return None
+        reader = np.array([r[0] for r in reads])
+        if not is_spread(k, int(np.bincount(reader, minlength=k).max()), self.transport.size):
+            return None
+        owner = np.empty(n, np.int64)
+        owner[reader] = self.scheduler.keepers()
+        return owner
+
+    # -- one step --------------------------------------------------------------------------------------------
+
+    def step(self, server: Server | None, cohort: np.ndarray) -> tuple[Server | None, Notes | None]:
+        """Return the next server, and the notes it was decided from, on rank 0."""
+        if self.algorithm.needs.newcomers and self.may_welcome:
+            server = self.prints.welcome(server, cohort)
+        orders = self.deal(self._train_orders(server, cohort) if server is not None else None)
+        lights, uploads = self.worker.run(orders)
+        notes = self.gather(orders.step, lights)
+        if name := self.algorithm.needs.gram or "":
+            notes = self.with_gram(notes, uploads, name, server is None or self.algorithm.compares(server))
+        plan = None
+        if server is not None and notes is not None:
+            with self.watch("cluster"):
+                plan = self.algorithm.aggregate(server, notes)
+        with self.watch("reduce"):
+            changed = self.mixer.mix(plan.mixings if plan else None, self.cargo if plan else None, uploads)
+        if server is None or plan is None:
+            return None, None
+        new = apply_plan(server, plan, {**server.tables, **changed})
+        new = replace(self.algorithm.server_update(server, new), version=new.version)
+        self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.spread})
+        self.visits[cohort] += 1
+        return new, notes
+
+    def _train_orders(self, server: Server, cohort: np.ndarray) -> list[Orders]:
+        step, needs = server.version + 1, self.algorithm.needs
+        clients = cohort
+        if needs.memory:
+            clients = np.union1d(cohort, np.flatnonzero(self.visits))
+        fresh = np.isin(clients, cohort)
+        reads = {int(k): self.algorithm.reads(server, int(k)) for k in cohort}
+        widths = {name: self.tables.width(name) for name in server.tables}
+        seen: set[tuple[str, int]] = set()
+        for k, rows in reads.items():
+            self.ledger.add_reads(step, k, rows, widths, seen)
+        look = needs.probe and self.algorithm.probes(server, step)
+        costs = np.where(fresh, self.sizes[clients, 0], 1) + (len(clients) * 64 if look else 0)
+        peers = tuple((int(k), int(self.visits[k])) for k in clients) if look else ()
+        name = needs.row_distance or ""
+        compared = (name, len(server.tables[name])) if name else None
+        return self.parcels(step, clients, reads, costs, server.version, fresh, peers, compared)
+
+    def parcels(
+        self,
+        step: int,
+        clients: np.ndarray,
+        reads: Mapping[int, Reads],
+        costs: np.ndarray,
+        version: int,
+        fresh: np.ndarray | None = None,
+        peers: tuple[tuple[int, int], ...] = (),
+        compared: tuple[str, int] | None = None,
+    ) -> list[Orders]:
+        """Return the orders of each rank; report numbers follow the order of `clients`."""
+        needed: dict[str, set[int]] = {compared[0]: set(range(compared[1]))} if compared else {}
+        for rows in reads.values():
+            for name, numbers in rows.items():
+                needed.setdefault(name, set()).update(rows_of(numbers))
+        missing = self.tables.missing(needed)
+        self._owner = self.scheduler(clients, costs)
+        visits: list[list[Order]] = [[] for _ in range(self.transport.size)]
+        for j, (k, rank) in enumerate(zip(clients.tolist(), self._owner.tolist(), strict=True)):
+            live = fresh is None or bool(fresh[j])
+            visits[rank].append(Order(j, k, int(self.visits[k]), reads[k] if live else {}, live))
+        return [Orders(step, version, tuple(v), missing, peers, compared) for v in visits]
+
+    def deal(self, parcels: Sequence[Orders] | None) -> Orders:
+        """Return this rank's orders, with the rows they need at hand."""
+        with self.watch("wait"):
+            orders: Orders = self.transport.deal(parcels, "orders")
+        with self.watch("broadcast"):
+            self.tables.share(orders.missing)
+        return orders
+
+    def gather(self, step: int, lights: list[Light]) -> Notes | None:
+        """Return the columns of all reports on rank 0, in the order of their numbers."""
+        with self.watch("wait"):
+            parts = self.transport.collect((lights, self.worker.seconds), "notes")
+        if parts is None:
+            return None
+        for rank, (part, seconds) in enumerate(parts):
+            self.scheduler.learn(rank, sum(light.num_samples for light in part if light.fresh), seconds)
+        everyone = sorted((light for part, _ in parts for light in part), key=lambda light: light.number)
+        for light in everyone:
+            self.book(step, light)
+        return self.columns(step, everyone, np.zeros(len(everyone), np.int64))
+
+    def columns(self, step: int, everyone: Sequence[Light], staleness: np.ndarray) -> Notes:
+        """Return the notes of reports in the order of their numbers; remember what mixing them needs."""
+        self._peaks = {
+            name: np.array([light.peaks[name] for light in everyone]) for name in everyone[0].peaks
+        }
+        self._sizes = everyone[0].sizes
+        self.train_metrics = _means(everyone)
+        for name, peaks in self._peaks.items():
+            if not np.isfinite(peaks).all():
+                bad = everyone[int(np.argmin(np.isfinite(peaks).all(1)))].client
+                raise FloatingPointError(f"client {bad}, round {step}: upload {name!r} is not finite")
+        return Notes(
+            client=np.array([light.client for light in everyone]),
+            num_samples=np.array([light.num_samples for light in everyone]),
+            staleness=staleness,
+            fresh=np.array([light.fresh for light in everyone]),
+            columns=_columns(everyone),
+        )
+
+    def book(self, step: int, light: Light) -> None:
+        """Enter a report's traffic into the ledger."""
+        if light.fresh:
+            noted = {name: count_numbers(value) for name, value in light.notes.items()}
+            for name, numbers in (*light.sizes.items(), *noted.items()):
+                if name not in light.unsent:
+                    self.ledger.add_up(step, name, light.client, numbers)
+        for (kind, direction, client), (numbers, messages) in light.traffic.items():
+            if direction == "up":
+                self.ledger.add_up(step, kind, client, numbers, messages)
+            else:
+                self.ledger.add_down(step, kind, client, numbers, messages, groups=messages)
+
+    def peaks(self, name: str) -> np.ndarray:
+        """Return the largest absolute value of each component of each upload of the step [m, C]."""
+        return self._peaks[name]
+
+    def cargo(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the peaks and the ranks of all components of an upload."""
+        peaks = self._peaks[name]
+        return peaks.reshape(-1), np.repeat(self._owner, peaks.shape[1])
+
+    def with_gram(
+        self,
+        notes: Notes | None,
+        uploads: Mapping[str, list[torch.Tensor]],
+        name: str,
+        wanted: bool = True,
+    ) -> Notes | None:
+        """Add the pairwise products of an upload to the notes, if `wanted` on rank 0; every rank calls."""
+        told = None
+        if notes is not None and wanted:
+            counts = np.bincount(self._owner, minlength=self.transport.size)
+            told = (tuple(int(c) for c in counts), self._sizes[name])
+        with self.watch("reduce"):
+            told = self.transport.tell(told, "plan")
+            if told is None:
+                return notes
+            counts, width = told
+            owner = self._owner if notes is not None else None
+            gram = self.mixer.gram(uploads.get(name, []), counts, owner, width)
+        return notes.having(gram=gram) if notes is not None and gram is not None else None
+
+    # -- judging ---------------------------------------------------------------------------------------------
+
+    def judge(self, server: Server | None, clients: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Return the scores of `clients` on rank 0: name -> float64 [len(clients)]."""
+        parcels = None
+        if server is not None:
+            serves = {int(k): self.algorithm.serves(server, int(k)) for k in clients}
+            parcels = self.parcels(
+                server.version, clients, serves, self.sizes[clients, 2] + 1, server.version
+            )
+        orders = self.deal(parcels)
+        scores = self.worker.judge(orders)
+        with self.watch("wait"):
+            parts = self.transport.collect(scores, "scores")
+        if parts is None:
+            return None
+        everyone = {k: s for part in parts for k, s in part.items()}
+        names = everyone[int(clients[0])]
+        return {name: np.array([everyone[int(k)][name] for k in clients]) for name in names}
+
+
+def _columns(lights: Sequence[Light]) -> dict[str, np.ndarray]:
+    """Stack the notes and findings of all reports; a report without one gets NaN."""
+    tables = [{**light.notes, **light.findings} for light in lights]
+    out = {}
+    for name in dict.fromkeys(n for t in tables for n in t):
+        example = np.asarray(next(t[name] for t in tables if name in t))
+        blank = np.full(example.shape, np.nan)
+        out[name] = np.stack([np.asarray(t[name]) if name in t else blank for t in tables])
+    return out
+
+
+def _means(lights: Sequence[Light]) -> dict[str, float]:
+    """Return the means of the clients' metrics, weighted by samples."""
+    fresh = [light for light in lights if light.fresh]
+    n = np.array([light.num_samples for light in fresh], float)
+    names = dict.fromkeys(name for light in fresh for name in light.metrics)
+    return {name: float(np.average([light.metrics[name] for light in fresh], weights=n)) for name in names}

@@ -1,0 +1,95 @@
+"""A trace: who visited when, as `events.csv` of an earlier run has it."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpifl.core.errors import UserError, require
+
+from .flight import Start
+
+COLUMNS = ("time", "client", "visit", "start", "read_version")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arrival; `place` names its line."""
+
+    time: float
+    client: int
+    visit: int
+    start: float
+    read_version: int
+    place: str
+
+
+class Trace:
+    """The arrivals of a run, in order.
+
+    Args:
+        path: an `events.csv`.
+        num_clients: N, to check the trace.
+    """
+
+    def __init__(self, path: str, num_clients: int) -> None:
+        require(Path(path).is_file(), "clock.trace", path, "there is no such file; give an events.csv")
+        with Path(path).open() as lines:
+            table = csv.DictReader(lines)
+            missing = set(COLUMNS) - set(table.fieldnames or ())
+            remedy = f"has no column {', '.join(sorted(missing))}; give an events.csv"
+            require(not missing, "clock.trace", path, remedy)
+            self.rows = [_row(row, f"{path} line {number}") for number, row in enumerate(table, 2)]
+        self.at = 0
+        self._times: dict[tuple[int, int], float] = {}
+        self._starts: dict[float, list[Start]] = defaultdict(list)
+        visits: dict[int, int] = defaultdict(int)
+        last = 0.0
+        for row in self.rows:
+            known = 0 <= row.client < num_clients
+            require(known, row.place, row.client, f"unknown client; there are {num_clients}")
+            require(row.time >= last, row.place, row.time, "time goes back; rows come in order of arrival")
+            require(row.start <= row.time, row.place, row.start, "a visit starts before it arrives")
+            remedy = f"client {row.client} made {visits[row.client]} visits before this one"
+            require(row.visit == visits[row.client], row.place, row.visit, remedy)
+            visits[row.client] += 1
+            last = row.time
+            self._times[row.client, row.visit] = row.time
+            self._starts[row.start].append((row.client, row.read_version))
+        self._order = sorted(self._starts)
+
+    def arrival(self, client: int, visit: int) -> float:
+        """Return when a visit arrives."""
+        return self._times[client, visit]
+
+    def next_time(self) -> float | None:
+        """Return when the next arrival is; None after the last."""
+        return self.rows[self.at].time if self.at < len(self.rows) else None
+
+    def pop(self) -> Row:
+        """Return the next arrival."""
+        if self.at == len(self.rows):
+            raise UserError("clock.trace", "its end", "the trace ends before the run; take fewer rounds")
+        self.at += 1
+        return self.rows[self.at - 1]
+
+    def starting(self, now: float) -> list[Start]:
+        """Return who starts at an instant, and which version each reads; each is told once."""
+        return self._starts.pop(now, [])
+
+    def next_start(self) -> float:
+        """Return the first instant at which somebody is yet to start."""
+        left = [t for t in self._order if t in self._starts]
+        if not left:
+            raise UserError("clock.trace", "its end", "the trace ends before the run; take fewer rounds")
+        return left[0]
+
+
+def _row(row: dict[str, str], place: str) -> Row:
+    try:
+        client, visit, version = (int(row[name]) for name in ("client", "visit", "read_version"))
+        return Row(float(row["time"]), client, visit, float(row["start"]), version, place)
+    except (TypeError, ValueError) as error:
+        raise UserError(place, row, "is not a row of an events.csv") from error

@@ -1,0 +1,328 @@
+"""The worker's side of a step: run visits, look at peers, judge models; keep what is heavy, hand on what is
+light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpifl.comm import ClientStore
+from mpifl.comm.exact import kept_rows
+from mpifl.comm.tables import Tables
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.client import Client, Peer
+from mpifl.core.federation import Federation
+from mpifl.core.rng import Key
+from mpifl.core.timing import Stopwatch
+from mpifl.core.types import Message, Report, Vector
+from mpifl.local import Learner, LocalClient, LocalConfig, public_clients
+
+from .ledger import count_numbers
+
+
+@dataclass(frozen=True)
+class Order:
+    """One task for one worker: report number `number` of a step.
+
+    Attributes:
+        client, visit: who, and how many visits it made before.
+        reads: the rows it downloads.
+        fresh: False to bring back the remembered upload instead of training.
+    """
+
+    number: int
+    client: int
+    visit: int
+    reads: Mapping[str, tuple[int, ...] | np.ndarray]
+    fresh: bool = True
+
+
+@dataclass(frozen=True)
+class Orders:
+    """All that one worker must know of a step.
+
+    Attributes:
+        missing: rows that are shared first. peers: (client, visit) of all whom a probe looks at.
+        compared: a table and how many rows it has: uploads of its name are measured against all of them.
+    """
+
+    step: int
+    version: int
+    visits: tuple[Order, ...]
+    missing: Mapping[str, tuple[list[int], int]]
+    peers: tuple[tuple[int, int], ...] = ()
+    compared: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Light:
+    """A report without its vectors, on its way to rank 0.
+
+    Attributes:
+        peaks: largest absolute value of each component of each upload.
+        sizes: numbers in each upload.
+        unsent: names of uploads and notes that are no traffic.
+        traffic: (kind, direction, client) -> (numbers, messages) exchanged in a probe.
+    """
+
+    number: int
+    client: int
+    num_samples: int
+    fresh: bool
+    notes: Mapping[str, Any]
+    findings: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    peaks: Mapping[str, list[float]]
+    sizes: Mapping[str, int]
+    traffic: Mapping[tuple[str, str, int], tuple[int, int]] = field(default_factory=dict)
+    unsent: tuple[str, ...] = ()
+
+
+def read_rows(
+    rows: Callable[[str, list[int]], torch.Tensor], name: str, which: tuple[int, ...] | np.ndarray
+) -> torch.Tensor:
+    """Return what is downloaded of a table [r, w]: rows, or one mixture, summed in ascending order of
+    rows.
+    """
+    if not isinstance(which, np.ndarray):
+        return rows(name, list(which))
+    used = np.flatnonzero(which)
+    mixed = kept_rows(which[None, used], rows(name, used.tolist()))
+    assert mixed is not None
+    return mixed.float()
+
+
+def rows_of(which: tuple[int, ...] | np.ndarray) -> list[int]:
+    """Return the numbers of the rows a download takes part of."""
+    return np.flatnonzero(which).tolist() if isinstance(which, np.ndarray) else list(which)
+
+
+def row_distances(upload: torch.Tensor, rows: torch.Tensor, p: int) -> np.ndarray:
+    """Return the distances [K] of an upload [d] to rows [K, d], over the first `p` numbers."""
+    return np.array([float((upload[:p] - row[:p]).double().norm()) for row in rows])
+
+
+class ClientError(RuntimeError):
+    """An exception in a client's code, with its place."""
+
+
+class _Peer(Peer):
+    """A peer whose data are at hand; counts what a real exchange through the server would send."""
+
+    def __init__(
+        self, me: int, them: LocalClient, traffic: dict[tuple[str, str, int], tuple[int, int]]
+    ) -> None:
+        self.id, self._me, self._them, self._traffic = them.id, me, them, traffic
+
+    def _count(self, kind: str, direction: str, client: int, tensor: torch.Tensor) -> None:
+        numbers, messages = self._traffic.get((kind, direction, client), (0, 0))
+        self._traffic[kind, direction, client] = (numbers + tensor.numel(), messages + 1)
+
+    def tell(self, payload: torch.Tensor) -> None:
+        """Count an upload of the asking client."""
+        self._count("embedding", "up", self._me, payload)
+
+    def ask(
+        self, payload: torch.Tensor, answer: Callable[[Client, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Count the payload up and down and the answer up."""
+        self._count("extractor", "up", self._me, payload)
+        self._count("extractor", "down", self.id, payload)
+        out = answer(self._them, payload)
+        self._count("embedding", "up", self.id, out)
+        return out
+
+
+class Worker:
+    """Runs visits on this rank."""
+
+    def __init__(
+        self,
+        rank: int,
+        algorithm: Algorithm,
+        federation: Federation,
+        learner: Learner,
+        local: LocalConfig,
+        tables: Tables,
+        store: ClientStore,
+        key: Key,
+        watch: Stopwatch,
+        finetune_epochs: int = 0,
+    ) -> None:
+        self.rank, self.algorithm, self.federation, self.learner = rank, algorithm, federation, learner
+        self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch
+        self.finetune_epochs = finetune_epochs  # before a client is judged a second time
+        self.seconds = 0.0  # of the last run
+        self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
+
+    def client(self, k: int, visit: int, step: int) -> LocalClient:
+        """Return client `k` at its visit."""
+        return LocalClient(k, self.federation, self.learner, self.local, visit, step)
+
+    def message(self, order: Order, step: int, version: int) -> Message:
+        """Return what the client downloads."""
+        with self.watch("load"):
+            vectors = {name: read_rows(self.tables.rows, name, which) for name, which in order.reads.items()}
+        return Message(vectors, order.reads, version, step)
+
+    def run(
+        self, orders: Orders, fingerprint: bool = False
+    ) -> tuple[list[Light], dict[str, list[torch.Tensor]]]:
+        """Run all visits; return the light reports and the uploads by name, components flattened."""
+        lights: list[Light] = []
+        uploads: dict[str, list[torch.Tensor]] = {}
+        start = perf_counter()
+        peers = self._peers(orders)
+        for order in orders.visits:
+            try:
+                report = self._print(order, orders) if fingerprint else self._visit(order, orders)
+                notes, findings, traffic = self._look(report, order, peers, orders.step)
+                findings = {**findings, **self._distances(report, orders.compared)}
+            except Exception as error:
+                place = f"rank {self.rank}, client {order.client}, round {orders.step}, visit {order.visit}"
+                raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
+            lights.append(_light(order, report, notes, findings, traffic))
+            for name, vector in report.vectors.items():
+                uploads.setdefault(name, []).extend(vector.cpu().reshape(-1, vector.shape[-1]))
+        self.seconds = perf_counter() - start
+        return lights, uploads
+
+    def _print(self, order: Order, orders: Orders) -> Report:
+        with self.watch("train"):
+            client = self.client(order.client, order.visit, orders.step)
+            shown = self.message(order, orders.step, 0).vectors
+            key = self.key.of("fingerprint", order.client)
+            report = self.algorithm.fingerprint(client, shown, key)
+        assert report is not None, "a method that declares fingerprint returns a report"
+        return report
+
+    def _visit(self, order: Order, orders: Orders) -> Report:
+        client = self.client(order.client, order.visit, orders.step)
+        if not order.fresh:
+            with self.watch("load"):
+                remembered = self.store.load("upload", order.client, order.visit)
+            return Report(client.id, client.num_samples, remembered)
+        return self._train(client, order, self.message(order, orders.step, orders.version))
+
+    def serve(self, order: Order, message: Message) -> tuple[Light, dict[str, torch.Tensor]]:
+        """Run one visit with a message that came with its order; return the light report and the uploads [C,
+        d].
+        """
+        client = self.client(order.client, order.visit, message.step)
+        try:
+            report = self._train(client, order, message)
+        except Exception as error:
+            place = f"rank {self.rank}, client {order.client}, step {message.step}, visit {order.visit}"
+            raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
+        uploads = {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
+        return _light(order, report, {}, self.inspect(report), {}), uploads
+
+    def inspect(self, report: Report) -> Mapping[str, Any]:
+        """Judge an upload on the server's own data, here where it is."""
+        if not self.algorithm.needs.inspect:
+            return {}
+        with self.watch("evaluate"):
+            if not self._public:
+                self._public = public_clients(self.federation, self.learner, self.local)
+            return self.algorithm.inspect(report.vectors, self._public)
+
+    def _train(self, client: LocalClient, order: Order, message: Message) -> Report:
+        """Train and commit the client's state."""
+        with self.watch("load"):
+            state = self.store.load("state", order.client, order.visit) if self.algorithm.needs.state else {}
+            _ = client.data
+        with self.watch("train"):
+            key = self.key.of("visit", order.client, order.visit)
+            report, after = self.algorithm.local_update(message, state, client, key)
+        with self.watch("load"):
+            if self.algorithm.needs.state:
+                self.store.save("state", order.client, order.visit + 1, after)
+            if name := self.algorithm.needs.memory:
+                self.store.save("upload", order.client, order.visit + 1, {name: report.vectors[name]})
+        return report
+
+    def _distances(self, report: Report, compared: tuple[str, int] | None) -> Mapping[str, Any]:
+        """Return how far an upload is from all rows [K] of the table of its name, here where it is."""
+        if compared is None:
+            return {}
+        name, num_rows = compared
+        with self.watch("cluster"):
+            u, rows = report.vectors[name].cpu(), self.tables.rows(name, list(range(num_rows)))
+            return {"row_distance": row_distances(u, rows, self.learner.layout.num_parameters)}
+
+    def _peers(self, orders: Orders) -> list[LocalClient]:
+        return [self.client(k, visit, orders.step) for k, visit in orders.peers]
+
+    def _look(self, report: Report, order: Order, peers: list[LocalClient], step: int) -> tuple[Any, ...]:
+        traffic: dict[tuple[str, str, int], tuple[int, int]] = {}
+        if not peers:
+            return {}, {}, traffic
+        with self.watch("cluster"):
+            me = self.client(order.client, order.visit, step)
+            others = [_Peer(me.id, p, traffic) for p in peers]
+            key = self.key.of("probe", order.client, step)
+            look = self.algorithm.probe(me, report.vectors, others, key)
+        return look.notes, look.findings, traffic
+
+    def judge(self, orders: Orders) -> dict[int, dict[str, float]]:
+        """Return what each client scores: `accuracy`, `loss`, `accuracy_NAME` of its further test sets, and
+        `accuracy_finetuned` if asked for.
+        """
+        out: dict[int, dict[str, float]] = {}
+        with self.watch("evaluate"):
+            for order in orders.visits:
+                last = max(
+                    order.visit - 1, 0
+                )  # where data change, a model is judged by those it was made for
+                client = self.client(order.client, last, orders.step)
+                message = self.message(order, orders.step, orders.version)
+                state = self.store.load("state", order.client, order.visit)
+                scores = self.algorithm.evaluate(message, state, client, client.data.test)
+                for name, split in client.data.extra.items():
+                    extra = self.algorithm.evaluate(message, state, client, split)
+                    scores |= {f"{what}_{name}": value for what, value in extra.items()}
+                if self.finetune_epochs:
+                    start = self.algorithm.model_of(message, state, client)
+                    scores |= self._finetuned(client, start)
+                out[order.client] = scores
+        return out
+
+    def _finetuned(self, client: LocalClient, start: Vector) -> dict[str, float]:
+        """Return what the model a client is judged by scores after some more epochs on its training data."""
+        key = self.key.of("finetune", client.id, client.visit)
+        tuned = client.sgd(start, key, epochs=self.finetune_epochs).vector
+        return {f"{what}_finetuned": value for what, value in client.judge(tuned).items()}
+
+
+def _light(
+    order: Order,
+    report: Report,
+    notes: Mapping[str, Any],
+    findings: Mapping[str, Any],
+    traffic: Mapping[tuple[str, str, int], tuple[int, int]],
+) -> Light:
+    """Return a report without its vectors."""
+
+    def peaks(v: Vector) -> list[float]:
+        bounds = [torch.aminmax(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
+        return [max(-float(low), float(high)) for low, high in bounds]
+
+    return Light(
+        number=order.number,
+        client=report.client,
+        num_samples=report.num_samples,
+        fresh=order.fresh,
+        notes={**report.notes, **notes},
+        findings=findings,
+        metrics=report.metrics,
+        peaks={name: peaks(v) for name, v in report.vectors.items()},
+        sizes={name: count_numbers(v) for name, v in report.vectors.items()},
+        traffic=traffic,
+        unsent=report.unsent,
+    )
