@@ -1,0 +1,165 @@
+"""Folders of arrays, written once and memory-mapped by everyone, that notice when they are not what was
+written.
+
+A folder is built under a temporary name beside its final place and renamed when complete, so concurrent
+builders never see each other's halves; the first to finish wins and the others use its folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpifl.core.errors import UserError
+
+META = "meta.json"
+Progress = Callable[[str], None]
+
+
+class CacheMissing(RuntimeError):
+    """The cache is not there (or not whole) and building it was not asked for."""
+
+
+def save(folder: Path, name: str, array: np.ndarray) -> None:
+    """Write `array` as `folder`/`name`.npy."""
+    np.save(folder / f"{name}.npy", array, allow_pickle=False)
+
+
+def allocate(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Create `folder`/`name`.npy, uint8 of `shape`, and return it mapped for writing."""
+    return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.uint8, shape=shape)
+
+
+def load(folder: Path, name: str) -> np.ndarray:
+    """Map `folder`/`name`.npy copy-on-write: the ranks of a node share its pages, the file never changes."""
+    return np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """Return what the builder of `folder` noted beside its arrays."""
+    return json.loads((folder / META).read_text())["facts"]
+
+
+def ensure(
+    folder: Path,
+    fill: Callable[[Path], Mapping[str, Any]],
+    progress: Progress,
+    build: bool = True,
+    verify: bool = True,
+) -> Path:
+    """Return `folder`, complete and intact; where it is not, say so and let `fill` write it anew.
+
+    Args:
+        folder: final place.
+        fill: writes arrays into a temporary folder and returns facts (JSON) to keep beside them.
+        progress: told what happens, in one line each.
+        build: whether to build at all; if not, `CacheMissing` is raised at once.
+        verify: whether to compare SHA-256 sums; sizes are always compared.
+    """
+    wrong = flaw(folder, verify) if folder.exists() else "is not there"
+    if not wrong:
+        return folder
+    if not build:
+        raise CacheMissing(f"the data cache {folder} {wrong}")
+    if folder.exists():
+        progress(f"the data cache {folder} {wrong}: rebuilding it")
+        _discard(folder)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        temporary.mkdir(parents=True)
+        _sweep(folder)
+        noted = fill(temporary)
+        (temporary / META).write_text(json.dumps({"facts": noted, "files": _sums(temporary)}, indent=1))
+        _publish(temporary, folder)
+    except OSError as error:
+        remedy = f"prepared data cannot be written there ({error}); name another folder with --data.cache"
+        raise UserError("data.cache", str(folder.parent), remedy) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def flaw(folder: Path, verify: bool) -> str:
+    """Say what is wrong with `folder` in words that name the file, or return an empty string."""
+    try:
+        files = json.loads((folder / META).read_text())["files"]
+    except (OSError, ValueError, KeyError):
+        return f"is corrupt ({META} is missing or unreadable)"
+    for name, expected in files.items():
+        path = folder / name
+        size = path.stat().st_size if path.exists() else -1
+        if size != expected["bytes"]:
+            return f"is corrupt ({name} has {max(size, 0)} bytes instead of {expected['bytes']}: truncated)"
+        if verify and _sha256(path) != expected["sha256"]:
+            return f"is corrupt ({name} was altered: its SHA-256 differs)"
+    return ""
+
+
+def home_of(root: str | None, cache: str | None) -> Path:
+    """Return `cache`, or the first writable of `root`/.mpifl, the user cache and the temporary folder."""
+    if cache is not None:
+        return Path(cache).expanduser()
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    candidates = [Path(root).expanduser() / ".mpifl"] if root is not None else []
+    candidates.append(Path(xdg) / "mpifl" if xdg else Path("~/.cache/mpifl").expanduser())
+    for candidate in candidates:
+        nearest = next(p for p in (candidate, *candidate.parents) if p.exists())
+        if nearest.is_dir() and os.access(nearest, os.W_OK):
+            return candidate
+    return Path(tempfile.gettempdir()) / f"mpifl-{os.getuid()}"
+
+
+def digest(*parts: Any) -> str:
+    """Return 16 hexadecimal digits that stand for `parts` (anything JSON can write)."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def code_digest() -> str:
+    """Return a digest of this package's source, so that a cache written by other code is never read."""
+    package = Path(__file__).parent
+    return digest([path.read_text() for path in sorted(package.rglob("*.py"))])
+
+
+def _discard(folder: Path) -> None:
+    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        folder.rename(aside)
+    except FileNotFoundError:  # another builder was quicker
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what builders of `folder` that were killed left behind more than a day ago."""
+    for left in folder.parent.glob(f".{folder.name}.*"):
+        with suppress(FileNotFoundError):  # renamed meanwhile by a builder that is alive
+            if left.stat().st_mtime < time.time() - 86400:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    try:
+        temporary.rename(folder)
+    except OSError:  # another builder finished first, with the same bytes
+        if wrong := flaw(folder, verify=False):
+            raise CacheMissing(f"the data cache {folder} {wrong}") from None
+
+
+def _sums(folder: Path) -> dict[str, dict[str, Any]]:
+    return {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(folder.glob("*.npy"))}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

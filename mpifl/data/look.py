@@ -1,0 +1,33 @@
+"""What a federation looks like: who has how many of which class, and how far that is from the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from mpifl.data.federation import PoolFederation
+
+
+def histogram(
+    federation: PoolFederation, split: str = "train", visit: int = 0, clients: Iterable[int] | None = None
+) -> np.ndarray:
+    """Return how many samples of each class each of `clients` (default: all) has, int64 [n, L].
+
+    No image is read.
+    """
+    chosen = range(federation.num_clients) if clients is None else clients
+    labels = (federation.labels(int(k), split, visit) for k in chosen)
+    return np.array([np.bincount(y, minlength=federation.num_classes) for y in labels])
+
+
+def label_distance(counts: np.ndarray) -> np.ndarray:
+    """Return sum_c |p_k(c) - p(c)| of each client against all together, float64 [N] in [0, 2].
+
+    The "EMD" of label-skew papers (Zhao et al., 2018), which FedCUAU's groups are compared by.
+
+    Args:
+        counts: samples of each class of each client [N, L].
+    """
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return np.abs(share - counts.sum(axis=0) / counts.sum()).sum(axis=1)

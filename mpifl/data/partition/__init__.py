@@ -1,0 +1,1 @@
+"""Who holds which sample: vectorised cuts of a pool into clients."""

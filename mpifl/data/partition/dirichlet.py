@@ -1,0 +1,106 @@
+"""Label skew by Dirichlet draws: over the users of each class, or over the classes of each user."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpifl.data.partition.draw import dirichlet
+
+
+def owners_by_class(
+    labels: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Give each class out by p_c ~ Dir(alpha 1_N) over users, cut at cumulative proportions; sizes vary.
+
+    Yurochkin et al., ICML 2019; UCFL's label shift.
+
+    Args:
+        labels: [n].
+        num_clients: N.
+        alpha: concentration; small is skewed.
+        rng: one stream for all classes.
+
+    Returns:
+        The owner of each sample, int64 [n].
+    """
+    owner = np.empty(len(labels), np.int64)
+    for c in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        share = dirichlet(rng, alpha, (num_clients,))
+        owner[members] = _cut_by_weights(np.cumsum(share), len(members))
+    return owner
+
+
+def owners_by_client(
+    labels: np.ndarray, sizes: np.ndarray, alpha: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Give client k sizes[k] samples whose classes follow q_k ~ Dir(alpha 1_L) (latent Dirichlet allocation).
+
+    Hsu et al., 2019. A class that is used up leaves the draw and q_k is renormalised over what is left.
+
+    Returns:
+        The owner of each sample int64 [n] (-1: nobody) and the mixtures q float64 [N, L] as drawn.
+    """
+    classes, inverse, stock = np.unique(labels, return_inverse=True, return_counts=True)
+    mixtures = dirichlet(rng, alpha, (len(sizes), len(classes)))
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(inverse[order], kind="stable")]
+    taken = take_by_mixture(mixtures, sizes, stock, rng)  # [N, L]
+    owner = np.full(len(labels), -1, np.int64)
+    starts = np.cumsum(stock) - stock
+    for c in range(len(classes)):
+        used = int(taken[:, c].sum())
+        owner[order[starts[c] : starts[c] + used]] = np.repeat(np.arange(len(sizes)), taken[:, c])
+    return owner, mixtures
+
+
+def take_by_mixture(
+    mixtures: np.ndarray, sizes: np.ndarray, stock: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Return how many samples of each class each client takes, int64 [N, L], from a finite stock [L].
+
+    Clients draw in order; draws that hit an exhausted class are repeated over the others.
+    """
+    left = stock.astype(np.int64).copy()
+    taken = np.zeros(mixtures.shape, np.int64)
+    for k, (q, size) in enumerate(zip(mixtures, sizes, strict=True)):
+        wanted = int(size)
+        while wanted > 0:
+            p = np.where(left > 0, q, 0.0)
+            total = p.sum()
+            p = p / total if total > 1e-12 else left / left.sum()
+            got = np.minimum(rng.multinomial(wanted, p), left)
+            taken[k] += got
+            left -= got
+            wanted -= int(got.sum())
+    return taken
+
+
+def owners_like(
+    labels: np.ndarray,
+    model_labels: np.ndarray,
+    model_owner: np.ndarray,
+    num_clients: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Give out `labels` so that each class falls to the clients in the shares in which `model_owner` holds
+    it.
+
+    Returns the owner of each sample, int64 [n]; -1 for classes that no client holds.
+    """
+    owner = np.full(len(labels), -1, np.int64)
+    for c in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        holders = model_owner[(model_labels == c) & (model_owner >= 0)]
+        if len(holders):
+            held = np.cumsum(np.bincount(holders, minlength=num_clients))
+            owner[members] = _cut_by_weights(held / held[-1], len(members))
+    return owner
+
+
+def _cut_by_weights(cumulative: np.ndarray, n: int) -> np.ndarray:
+    """Return the owner of each of `n` samples in order, int64 [n], cut at floor(cumulative share * n)."""
+    ends = np.floor(cumulative * n + 1e-9).astype(np.int64)
+    ends[-1] = n
+    ends = np.minimum(ends, n)
+    return np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))

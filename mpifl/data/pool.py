@@ -1,0 +1,93 @@
+"""A pool: every image of a source in one address space, the training part first, the test part behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Images and labels of one source; sample i belongs to the training part if i < num_train.
+
+    Attributes:
+        images: uint8 [n, C, H, W], memory-mapped where it comes from the cache.
+        labels: int64 [n].
+        num_train: size of the training part.
+        num_classes: L.
+        origin: int64 [n], who made each sample (writer, domain), or None where nobody knows.
+        origin_names: what the origins are called, if they have names.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    num_train: int
+    num_classes: int
+    origin: np.ndarray | None = None
+    origin_names: tuple[str, ...] = ()
+
+    @property
+    def train(self) -> np.ndarray:
+        """Return the addresses of the training part, int64 [num_train]."""
+        return np.arange(self.num_train)
+
+    @property
+    def test(self) -> np.ndarray:
+        """Return the addresses of the test part, int64 [n - num_train]."""
+        return np.arange(self.num_train, len(self.labels))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return (C, H, W) of one stored image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+
+def images_of(array: np.ndarray, name: str) -> np.ndarray:
+    """Return `array` as uint8 [n, C, H, W]; it may be [n, H, W], [n, H, W, C] or [n, C, H, W] with C = 1 or
+    3.
+
+    Floats must lie in [0, 1] and are scaled by 255.
+    """
+    array = np.asarray(array)
+    require(
+        array.ndim in (3, 4),
+        name,
+        array.shape,
+        "images of unexpected shape: give [n, H, W], [n, H, W, C] or [n, C, H, W]",
+    )
+    if array.dtype != np.uint8:
+        low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+        require(
+            np.issubdtype(array.dtype, np.floating) and low >= 0.0 and high <= 1.0,
+            name,
+            f"{array.dtype} in [{low:g}, {high:g}]",
+            "images must be uint8, or floats between 0 and 1",
+        )
+        array = np.rint(array * 255).astype(np.uint8)
+    if array.ndim == 3:
+        return array[:, None]
+    if array.shape[1] in (1, 3):
+        return array
+    require(
+        array.shape[3] in (1, 3),
+        name,
+        array.shape,
+        "images of unexpected shape: one axis must hold 1 or 3 colour channels",
+    )
+    return array.transpose(0, 3, 1, 2)
+
+
+def stratified(labels: np.ndarray, fraction: float, key: Key) -> tuple[np.ndarray, np.ndarray]:
+    """Return addresses (kept, held): of every class round(`fraction` n) samples are held, one at least."""
+    held = []
+    for label in np.unique(labels):
+        members = key.of(int(label)).numpy().permutation(np.flatnonzero(labels == label))
+        count = min(max(1, round(fraction * len(members))), len(members) - 1)
+        held.append(members[:count])
+    out = np.sort(np.concatenate(held))
+    return np.setdiff1d(np.arange(len(labels)), out), out

@@ -1,0 +1,41 @@
+"""Scenarios: worlds of clients. `SCENARIOS` is what `scenario.name` may say."""
+
+from mpifl.data.scenarios.composed import Composed
+from mpifl.data.scenarios.drift import Ccfl, Population
+from mpifl.data.scenarios.emdcfl import BackdoorCifar, BackdoorMnist, EmdCflCifar, EmdCflMnist
+from mpifl.data.scenarios.fedcuau import FedCuau
+from mpifl.data.scenarios.flt import Flt1, Flt2, Flt4
+from mpifl.data.scenarios.natural import Flt3, Natural, Pacs
+from mpifl.data.scenarios.rotated import Rotated
+from mpifl.data.scenarios.ucfl import UcflA, UcflB, UcflBatch, UcflC
+from mpifl.data.scenarios.usual import Dirichlet, Iid, LogNormal, PowerLaw, Shards
+from mpifl.data.world import Scenario
+
+SCENARIOS: dict[str, type[Scenario]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+    "lognormal": LogNormal,
+    "powerlaw": PowerLaw,
+    "natural": Natural,
+    "population": Population,
+    "rotated": Rotated,
+    "composed": Composed,
+    "emdcfl_mnist": EmdCflMnist,
+    "emdcfl_cifar": EmdCflCifar,
+    "emdcfl_backdoor_mnist": BackdoorMnist,
+    "emdcfl_backdoor_cifar": BackdoorCifar,
+    "emdcfl_pacs": Pacs,
+    "flt1": Flt1,
+    "flt2": Flt2,
+    "flt3": Flt3,
+    "flt4": Flt4,
+    "ucfl_a": UcflA,
+    "ucfl_b": UcflB,
+    "ucfl_c": UcflC,
+    "ucfl_batch": UcflBatch,
+    "ccfl": Ccfl,
+    "fedcuau": FedCuau,
+}
+
+__all__ = ["SCENARIOS", "Rotated", "Scenario"]

@@ -1,0 +1,132 @@
+"""Any product of rotation, label permutation and label subset, IID or Dirichlet inside each group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
+from mpifl.data.partition.dirichlet import owners_by_class, owners_like
+from mpifl.data.partition.draw import at_least
+from mpifl.data.pool import Pool
+from mpifl.data.scenarios.ucfl import label_permutations
+from mpifl.data.transforms import Op, PermuteLabels, Rotate
+from mpifl.data.world import Scenario, World, check_clients, check_fraction, grouped
+
+
+@dataclass(frozen=True)
+class Composed(Scenario):
+    """Groups that differ in angle, in what the labels are called, and in which classes they see.
+
+    There are len(angles) * permutations * subsets groups; group (a, p, s) is numbered (a * permutations + p)
+    * subsets + s, and clients are ordered by group.
+
+    Attributes:
+        clients: N, a multiple of the number of groups.
+        angles: degrees counter-clockwise.
+        permutations: label permutations; the first is the identity, so 1 leaves labels alone.
+        subsets: disjoint random sets of classes of equal size; 1 leaves every group all classes.
+        alpha: concentration of a Dirichlet split over users inside each group, None for IID.
+        copies: whether every group draws from the whole source, or all groups share it out.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 20
+    angles: tuple[float, ...] = (0.0,)
+    permutations: int = 1
+    subsets: int = 1
+    alpha: float | None = None
+    copies: bool = False
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
+        require(self.permutations > 0, "permutations", self.permutations, "1 leaves labels alone")
+        require(self.subsets > 0, "subsets", self.subsets, "1 leaves every group all classes")
+        positive = self.alpha is None or self.alpha > 0
+        require(positive, "alpha", self.alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
+        check_fraction("validation", self.validation)
+        grouped(self.clients, self._num_groups)
+
+    @property
+    def _num_groups(self) -> int:
+        return len(self.angles) * self.permutations * self.subsets
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose partition, rotation and label permutation."""
+        remedy = f"does not divide the {pool.num_classes} classes"
+        require(pool.num_classes % self.subsets == 0, "subsets", self.subsets, remedy)
+        check_clients(self.clients // (self._num_groups if self.copies else 1), pool.num_train)
+        names = label_permutations(pool.num_classes, self.permutations, key)
+        names = (tuple(range(pool.num_classes)), *names[1:])
+        per_angle = self.permutations * self.subsets
+        ops: list[Op] = []
+        if any(angle % 360 for angle in self.angles):
+            ops.append(Rotate(tuple(self.angles[g // per_angle] for g in range(self._num_groups))))
+        if self.permutations > 1:
+            ops.append(
+                PermuteLabels(
+                    tuple(names[g // self.subsets % self.permutations] for g in range(self._num_groups))
+                )
+            )
+        classes = key.of("classes").numpy().permutation(pool.num_classes).reshape(self.subsets, -1)
+        facts = {"labels": names, "classes": classes.tolist()}
+        groups = grouped(self.clients, self._num_groups)
+        return World(
+            lambda: self._splits(pool, classes, key),
+            groups,
+            ops=tuple(ops),
+            bake=bool(ops),
+            names=tuple(self._name(g, classes) for g in range(self._num_groups)),
+            facts=facts,
+        )
+
+    def _name(self, group: int, classes: np.ndarray) -> str:
+        """Return what makes group number `group` different."""
+        permutation, subset = group // self.subsets % self.permutations, group % self.subsets
+        return ", ".join(
+            text
+            for text, told in (
+                (
+                    f"{self.angles[group // (self.permutations * self.subsets)]:g} degrees",
+                    len(self.angles) > 1,
+                ),
+                (f"permutation {permutation} of the labels", self.permutations > 1),
+                (f"classes {', '.join(map(str, sorted(classes[subset])))}", self.subsets > 1),
+            )
+            if told
+        )
+
+    def _splits(self, pool: Pool, classes: np.ndarray, key: Key) -> dict[str, Csr]:
+        pairs = [self._group(pool, g, classes[g % self.subsets], key) for g in range(self._num_groups)]
+        whole, test = stack([train for train, _ in pairs]), stack([test for _, test in pairs])
+        kept, held = hold_out(whole, self.validation)
+        return {"train": kept, "val": held, "test": test}
+
+    def _group(self, pool: Pool, group: int, classes: np.ndarray, key: Key) -> tuple[Csr, Csr]:
+        """Return (train, test) of one group."""
+        size, rng = self.clients // self._num_groups, key.of("group", group).numpy()
+        train, test = (
+            self._share(pool, part, group, classes, key.of(i))
+            for i, part in enumerate((pool.train, pool.test))
+        )
+        check_clients(size, len(train))
+        labels, test_labels = np.asarray(pool.labels)[train], np.asarray(pool.labels)[test]
+        if self.alpha is None:
+            owner = rng.permutation(np.arange(len(train)) % size)
+        else:
+            owner = at_least(owners_by_class(labels, size, self.alpha, rng), size, 1, rng)
+        own = owners_like(test_labels, labels, owner, size, rng)
+        return from_owner(owner, train, size, rng), from_owner(own, test, size, rng)
+
+    def _share(
+        self, pool: Pool, samples: np.ndarray, group: int, classes: np.ndarray, key: Key
+    ) -> np.ndarray:
+        """Return the samples of `group`: its classes, of the whole source or of the group's share of it."""
+        if not self.copies:
+            sharing = self._num_groups // self.subsets
+            samples = key.numpy().permutation(samples)[group // self.subsets :: sharing]
+        return samples[np.isin(pool.labels[samples], classes)]

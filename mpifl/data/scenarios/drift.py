@@ -1,0 +1,262 @@
+"""Worlds drawn when they are visited and never stored: CCFL's dynamic mixtures, huge populations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+from mpifl.data.partition.dirichlet import take_by_mixture
+from mpifl.data.partition.draw import dirichlet
+from mpifl.data.pool import Pool
+from mpifl.data.transforms import Rotate
+from mpifl.data.world import Allotment, Draw, Scenario, World, check_fraction
+
+
+@dataclass(frozen=True)
+class Ccfl(Scenario):
+    """CCFL's dynamic mixtures: cluster i is the whole source turned by i * 360 / K degrees.
+
+    At every visit a client gets new data: n ~ U{500..2000} images, a share ~ U[0.4, 0.9] of them from its
+    main cluster, the rest spread at random over the others; its test images follow the same mixture. Some
+    test images of each cluster are the server's public set D_k, the same images in every cluster, and no
+    client is tested on them.
+
+    Attributes:
+        clusters: K.
+        clients: N, spread over the clusters as evenly as can be (the paper: 20 K).
+        smallest: least number of images of a visit.
+        largest: greatest number of images of a visit.
+        main_low: least share of the main cluster.
+        main_high: greatest share of the main cluster.
+        test_images: test images of a visit.
+        public: images in each D_k.
+        exam: most test images, beside D_k, on which a whole cluster's model is judged.
+        static: the data of the first visit stay for good.
+        validation: share of a visit's images set aside.
+    """
+
+    clusters: int = 4
+    clients: int = 80
+    smallest: int = 500
+    largest: int = 2000
+    main_low: float = 0.4
+    main_high: float = 0.9
+    test_images: int = 500
+    public: int = 2000
+    exam: int = 8000
+    static: bool = False
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.clusters > 0, "clusters", self.clusters, "needs at least one cluster")
+        require(
+            0 < self.smallest <= self.largest,
+            "smallest",
+            self.smallest,
+            f"lies in 1..largest ({self.largest})",
+        )
+        ordered = 0.0 <= self.main_low <= self.main_high <= 1.0
+        require(
+            ordered,
+            "main_low",
+            self.main_low,
+            f"a share in [0, main_high], main_high = {self.main_high} at most 1",
+        )
+        require(self.test_images >= 0, "test_images", self.test_images, "counts images")
+        require(self.public >= 0, "public", self.public, "counts images")
+        require(self.exam >= 0, "exam", self.exam, "counts images")
+        check_fraction("validation", self.validation)
+        few = f"every one of the {self.clusters} clusters needs a client"
+        require(self.clients >= self.clusters, "clients", self.clients, few)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose rotation, public sets and drift."""
+        few = f"more than the {pool.num_train} training images; take fewer"
+        require(self.largest <= pool.num_train, "largest", self.largest, few)
+        order = key.of("public").numpy().permutation(pool.test)
+        few = (
+            f"{self.test_images} test images beside them are more than the {len(order)} there are; take fewer"
+        )
+        require(self.public + self.test_images <= len(order), "public", self.public, few)
+        groups = np.arange(self.clients) * self.clusters // self.clients  # in blocks
+        angles = tuple(i * 360.0 / self.clusters for i in range(self.clusters))
+        return World(
+            groups=groups,
+            names=tuple(f"{angle:g} degrees" for angle in angles),
+            ops=(Rotate(angles),),
+            drift=Mixtures(self, groups, pool.num_train, np.sort(order[self.public :]), key),
+            public=(np.sort(order[: self.public]),) * self.clusters if self.public else (),
+            exams=(np.sort(order[self.public :][: self.exam]),) * self.clusters if self.exam else (),
+        )
+
+
+class Mixtures(Allotment):
+    """Draws addressed by (client, visit)."""
+
+    def __init__(
+        self, options: Ccfl, groups: np.ndarray, num_train: int, tested: np.ndarray, key: Key
+    ) -> None:
+        self.options, self.groups, self.num_train, self.tested, self.key = (
+            options,
+            groups,
+            num_train,
+            tested,
+            key,
+        )
+        total = self._totals(0)
+        held = self._held(total)
+        self.sizes = np.stack([total - held, held, np.full(len(groups), options.test_images)], axis=1)
+
+    def of(self, k: int, split: str, visit: int) -> Draw:
+        """Return client `k`'s samples at `visit`, the cluster of each being its group."""
+        visit = 0 if self.options.static else visit
+        rng = self.key.of("visit", k, visit, "test" if split == "test" else "train").numpy()
+        total, share = self._total_and_share(k, visit)
+        if split == "test":
+            counts = self._counts(k, visit, self.options.test_images, share)
+            index = self.tested[_draw_each(len(self.tested), counts, rng)]
+        else:
+            counts = self._counts(k, visit, total, share)
+            index = _draw_each(self.num_train, counts, rng)
+        group = np.repeat(np.arange(self.options.clusters), counts)
+        if split == "test":
+            return Draw(index, group)
+        mixed, held = rng.permutation(total), int(self._held(np.array(total)))
+        chosen = mixed[:held] if split == "val" else mixed[held:]
+        return Draw(index[chosen], group[chosen])
+
+    def mixture(self, k: int, visit: int) -> np.ndarray:
+        """Return the share of each cluster in client `k`'s images at `visit`, float64 [K]."""
+        visit = 0 if self.options.static else visit
+        total, share = self._total_and_share(k, visit)
+        return self._counts(k, visit, total, share) / total
+
+    @property
+    def test_pool(self) -> int:
+        """Return the number of test images of all clusters, if the clients draw so many."""
+        return min(super().test_pool, len(self.tested) * self.options.clusters)
+
+    def _totals(self, visit: int) -> np.ndarray:
+        rng = self.key.of("total", visit).numpy()
+        return rng.integers(self.options.smallest, self.options.largest + 1, len(self.groups))
+
+    def _total_and_share(self, k: int, visit: int) -> tuple[int, float]:
+        low, high = self.options.main_low, self.options.main_high
+        return int(self._totals(visit)[k]), float(self.key.of("share", k, visit).numpy().uniform(low, high))
+
+    def _counts(self, k: int, visit: int, total: int, share: float) -> np.ndarray:
+        """Return how many of `total` images come from each cluster, int64 [K]."""
+        clusters, main = self.options.clusters, int(self.groups[k])
+        if clusters == 1:
+            return np.array([total])
+        count = round(share * total)
+        others = (
+            self.key.of("others", k, visit)
+            .numpy()
+            .multinomial(total - count, np.full(clusters - 1, 1 / (clusters - 1)))
+        )
+        return np.insert(others, main, count)
+
+    def _held(self, total: np.ndarray) -> np.ndarray:
+        return np.minimum(np.ceil(np.round(self.options.validation * total, 9)).astype(np.int64), total - 1)
+
+
+def _draw_each(stock: int, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return, for each cluster in turn, counts[c] different addresses below `stock`."""
+    return np.concatenate([rng.choice(stock, int(count), replace=False) for count in counts])
+
+
+@dataclass(frozen=True)
+class Population(Scenario):
+    """A population of any size: every client owns a few samples drawn from the source when it is visited.
+
+    Clients share the source's images, so there may be a million of them; nothing is stored for any.
+
+    Attributes:
+        clients: N.
+        samples: training samples of each client, all different.
+        test_images: test samples of each client, of the same class mixture.
+        alpha: classes of a client from q_k ~ Dir(alpha 1_L), None for IID. A class never gives more than it
+            has.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 1_000_000
+    samples: int = 100
+    test_images: int = 20
+    alpha: float | None = None
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.clients > 0, "clients", self.clients, "needs at least one client")
+        require(self.samples > 0, "samples", self.samples, "every client needs at least one")
+        require(self.test_images >= 0, "test_images", self.test_images, "counts images")
+        positive = self.alpha is None or self.alpha > 0
+        require(positive, "alpha", self.alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
+        check_fraction("validation", self.validation)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the draws."""
+        for name, count, stock in (
+            ("samples", self.samples, pool.train),
+            ("test_images", self.test_images, pool.test),
+        ):
+            require(
+                count <= len(stock), name, count, f"more than the {len(stock)} images there are; take fewer"
+            )
+        return World(drift=Drawn(self, pool, key))
+
+
+class Drawn(Allotment):
+    """Draws addressed by client; visits make no difference."""
+
+    def __init__(self, options: Population, pool: Pool, key: Key) -> None:
+        self.options, self.key = options, key
+        self._stock = {
+            "train": _by_class(np.asarray(pool.labels[: pool.num_train]), 0, pool.num_classes),
+            "test": _by_class(np.asarray(pool.labels[pool.num_train :]), pool.num_train, pool.num_classes),
+        }
+        self._held = min(int(np.ceil(round(options.validation * options.samples, 9))), options.samples - 1)
+        row = np.array([options.samples - self._held, self._held, options.test_images])
+        self.sizes = np.broadcast_to(row, (options.clients, 3))
+
+    def of(self, k: int, split: str, visit: int) -> Draw:
+        """Return client `k`'s samples."""
+        part = "test" if split == "test" else "train"
+        stock = self._stock[part]
+        total = self.options.test_images if part == "test" else self.options.samples
+        rng = self.key.of(part, k).numpy()
+        left = np.array([len(members) for members in stock])
+        counts = _fit(rng, self._mixture(k, left), total, left)
+        index = np.concatenate(
+            [
+                members[rng.choice(len(members), n, replace=False)]
+                for members, n in zip(stock, counts, strict=True)
+            ]
+        )
+        mixed = rng.permutation(index)
+        if part == "test":
+            return Draw(mixed, 0)
+        return Draw(mixed[: self._held] if split == "val" else mixed[self._held :], 0)
+
+    @property
+    def test_pool(self) -> int:
+        """Return the number of test images, if the clients draw so many."""
+        return min(super().test_pool, sum(map(len, self._stock["test"])))
+
+    def _mixture(self, k: int, left: np.ndarray) -> np.ndarray:
+        if self.options.alpha is None:
+            return left / left.sum()
+        return dirichlet(self.key.of("classes", k).numpy(), self.options.alpha, (len(left),))
+
+
+def _fit(rng: np.random.Generator, mixture: np.ndarray, total: int, stock: np.ndarray) -> np.ndarray:
+    """Return how many of `total` draws fall to each class, int64 [L], none more than its stock."""
+    return take_by_mixture(mixture[None], np.array([total]), stock, rng)[0]
+
+
+def _by_class(labels: np.ndarray, start: int, num_classes: int) -> list[np.ndarray]:
+    return [start + np.flatnonzero(labels == c) for c in range(num_classes)]

@@ -1,0 +1,89 @@
+"""The world of FedCUAU ("Clustered FL Using Weight Divergence"): groups of unequal heterogeneity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
+from mpifl.data.partition.dirichlet import owners_by_client, take_by_mixture
+from mpifl.data.pool import Pool
+from mpifl.data.world import Scenario, World, check_fraction, grouped
+
+
+@dataclass(frozen=True)
+class FedCuau(Scenario):
+    """Mixed-alpha latent Dirichlet allocation: each group owns its share of the source and its own
+    concentration.
+
+    Client k of group g draws its classes from q_k ~ Dir(alpha_g 1_L), for training and test alike. A class
+    that its group has used up leaves the draw and q_k is renormalised, so the last clients of a skewed group
+    take what is left rather than what they drew: `mpifl.data.label_distance` tells the heterogeneity that
+    came out.
+
+    Attributes:
+        clients: N, a multiple of the number of alphas.
+        alphas: concentration of each group.
+        samples: training samples of each client.
+        test_images: test samples of each client.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 100
+    alphas: tuple[float, ...] = (1000.0, 1.0, 0.5, 0.1)
+    samples: int = 500
+    test_images: int = 100
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(len(self.alphas) > 0, "alphas", self.alphas, "needs at least one group")
+        require(all(a > 0 for a in self.alphas), "alphas", self.alphas, "must be positive")
+        require(self.samples > 0, "samples", self.samples, "every client needs at least one")
+        require(self.test_images >= 0, "test_images", self.test_images, "counts images")
+        check_fraction("validation", self.validation)
+        grouped(self.clients, len(self.alphas))
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition."""
+        size = self.clients // len(self.alphas)
+        for name, count, part in (
+            ("samples", self.samples, pool.train),
+            ("test_images", self.test_images, pool.test),
+        ):
+            have = len(part) // len(self.alphas)
+            remedy = f"{size} clients share the {have} samples of a group; take at most {have // size}"
+            require(count * size <= have, name, count, remedy)
+        names = tuple(f"alpha {alpha:g}" for alpha in self.alphas)
+        return World(lambda: self._splits(pool, key), grouped(self.clients, len(self.alphas)), names=names)
+
+    def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
+        groups = len(self.alphas)
+        shares = [
+            key.of("share", i).numpy().permutation(part) for i, part in enumerate((pool.train, pool.test))
+        ]
+        pairs = [
+            self._group(pool, [np.array_split(s, groups)[g] for s in shares], g, key) for g in range(groups)
+        ]
+        whole, test = stack([train for train, _ in pairs]), stack([test for _, test in pairs])
+        kept, held = hold_out(whole, self.validation)
+        return {"train": kept, "val": held, "test": test}
+
+    def _group(self, pool: Pool, parts: list[np.ndarray], group: int, key: Key) -> tuple[Csr, Csr]:
+        """Return (train, test) of one group, whose own samples are `parts`."""
+        train, test = parts
+        size = self.clients // len(self.alphas)
+        rng = key.of("group", group).numpy()
+        owner, mixtures = owners_by_client(
+            pool.labels[train], np.full(size, self.samples), self.alphas[group], rng
+        )
+        labels = np.asarray(pool.labels[test])
+        classes = np.unique(pool.labels[train])
+        stock = np.array([np.count_nonzero(labels == c) for c in classes])
+        taken = take_by_mixture(mixtures, np.full(size, self.test_images), stock, rng)  # [clients, L]
+        own = np.full(len(test), -1, np.int64)
+        for c, column in zip(classes, taken.T, strict=True):
+            own[np.flatnonzero(labels == c)[: column.sum()]] = np.repeat(np.arange(size), column)
+        return from_owner(owner, train, size, rng), from_owner(own, test, size, rng)

@@ -1,0 +1,208 @@
+"""The worlds of FLT ("Federated Learning with Taskonomy for Non-IID Data"): clusters of clients that share
+classes.
+
+Counts and recipes: algorithms.md section 7.2, from hjraad/FLT. A client is tested on every test image whose
+label its cluster has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, from_lists, hold_out
+from mpifl.data.partition.skew import exponential_sizes
+from mpifl.data.pool import Pool
+from mpifl.data.world import Scenario, World, check_fraction, grouped
+
+SHORT = ("truncate", "shards", "minus_one")
+
+
+@dataclass(frozen=True)
+class Flt1(Scenario):
+    """Scenario 1: classes in random pairs, one cluster of clients for each; disjoint runs of each class's
+    images.
+
+    Attributes:
+        clients: N, a multiple of half the number of classes.
+        images: for each client, None for n_train // N (MNIST 600, CIFAR-10 500), half of them from each
+            class.
+        short: what happens where a class runs out: truncate (the last clients have fewer), shards (each
+            client gets floor(n_class / clients of the cluster) of it), minus_one (the published defect:
+            missing indices become -1, the last training image, whatever its label).
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 100
+    images: int | None = None
+    short: str = "truncate"
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.clients > 0, "clients", self.clients, "needs at least one client")
+        require(self.images is None or self.images > 1, "images", self.images, "at least one of each class")
+        require(self.short in SHORT, "short", self.short, f"known: {', '.join(SHORT)}")
+        check_fraction("validation", self.validation)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition."""
+        check_classes(pool)
+        even = pool.num_classes - pool.num_classes % 2
+        classes = key.of("classes").numpy().permutation(pool.num_classes)[:even].reshape(-1, 2)
+        groups = grouped(self.clients, len(classes))
+        per_class = (pool.num_train // self.clients if self.images is None else self.images) // 2
+        require(per_class > 0, "clients", self.clients, "more clients than images of a class; take fewer")
+
+        def train() -> list[np.ndarray]:
+            by_class = _sorted_by_class(pool)
+            size = self.clients // len(classes)
+            return [
+                np.concatenate([self._run(by_class[c], k % size, size, per_class, pool) for c in classes[g]])
+                for k, g in enumerate(groups)
+            ]
+
+        return _world(pool, key, train, groups, [c.tolist() for c in classes], self.validation)
+
+    def _run(self, images: np.ndarray, i: int, size: int, per_class: int, pool: Pool) -> np.ndarray:
+        """Return the `i`-th of `size` clients' run of one class's `images`."""
+        if self.short == "shards":
+            per_class = len(images) // size
+        run = images[per_class * i : per_class * (i + 1)]
+        if self.short == "minus_one":
+            run = np.concatenate([run, np.full(per_class - len(run), pool.num_train - 1)])
+        return run
+
+
+@dataclass(frozen=True)
+class Flt2(Scenario):
+    """Scenario 2: clusters of three classes, neighbours sharing one of which they hold the same images.
+
+    With a permutation p of ten classes: {p0, p1, p2}, {p2, p3, p4}, {p4, p5, p6}, {p6, p7, p8}, {p8, p9, p0}.
+    The ablation with M = 500 clients is `clients: 500` (100 images for each client, 33 of each class).
+
+    Attributes:
+        clients: N, a multiple of half the number of classes.
+        images: for each client, None for n_train // N (MNIST 600, CIFAR-10 500); a third of them (rounded
+            down) from each class: 200, 166.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 100
+    images: int | None = None
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.clients > 0, "clients", self.clients, "needs at least one client")
+        require(self.images is None or self.images > 2, "images", self.images, "at least one of each class")
+        check_fraction("validation", self.validation)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition."""
+        check_classes(pool)
+        order = key.of("classes").numpy().permutation(pool.num_classes)
+        clusters = pool.num_classes // 2
+        classes = [[int(order[(2 * c + j) % (2 * clusters)]) for j in range(3)] for c in range(clusters)]
+        groups = grouped(self.clients, clusters)
+        per_class = (pool.num_train // self.clients if self.images is None else self.images) // 3
+        rarest = int(np.bincount(pool.labels[: pool.num_train], minlength=pool.num_classes).min())
+        size = self.clients // clusters
+        remedy = f"{size} clients need {size * per_class} images of a class that has {rarest}; ask for fewer"
+        require(per_class > 0 and size * per_class <= rarest, "images", per_class * 3, remedy)
+
+        def train() -> list[np.ndarray]:
+            by_class = _sorted_by_class(pool)
+            runs = [slice(per_class * (k % size), per_class * (k % size + 1)) for k in range(self.clients)]
+            return [
+                np.concatenate([by_class[c][run] for c in classes[g]])
+                for g, run in zip(groups, runs, strict=True)
+            ]
+
+        return _world(pool, key, train, groups, classes, self.validation)
+
+
+@dataclass(frozen=True)
+class Flt4(Scenario):
+    """Scenario 4, structured non-IID EMNIST balanced: clusters of five classes in order, sizes by a power
+    law.
+
+    Attributes:
+        clients: N, a multiple of the number of clusters: 2400 (MLP) or 600 (CNN).
+        classes: labels of a cluster; the last cluster has what is left (EMNIST balanced: 45 and 46).
+        padded: the published defect: the last cluster's missing labels count as label 0 in its test set.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 2400
+    classes: int = 5
+    padded: bool = False
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.clients > 0, "clients", self.clients, "needs at least one client")
+        require(self.classes > 0, "classes", self.classes, "labels of a cluster, at least one")
+        check_fraction("validation", self.validation)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition."""
+        check_classes(pool)
+        labels = [
+            list(range(c, min(c + self.classes, pool.num_classes)))
+            for c in range(0, pool.num_classes, self.classes)
+        ]
+        groups = grouped(self.clients, len(labels))
+        tested = (
+            [*labels[:-1], [0, *labels[-1]]] if self.padded and len(labels[-1]) < self.classes else labels
+        )
+
+        def train() -> list[np.ndarray]:
+            rows: list[np.ndarray] = []
+            drawn = np.asarray(pool.labels[: pool.num_train])
+            for cluster, own in enumerate(labels):
+                members = key.of("cluster", cluster).numpy().permutation(np.flatnonzero(np.isin(drawn, own)))
+                sizes = exponential_sizes(len(members), self.clients // len(labels))[0]
+                rows += np.split(members, np.cumsum(sizes)[:-1])
+            return rows
+
+        return _world(pool, key, train, groups, tested, self.validation)
+
+
+def check_classes(pool: Pool) -> None:
+    """Refuse a source in which some label never occurs."""
+    counts = np.bincount(pool.labels[: pool.num_train], minlength=pool.num_classes)
+    if (counts == 0).any():
+        missing = np.flatnonzero(counts == 0).tolist()
+        raise UserError(
+            "data.source.name", f"classes {missing} missing", "every class needs training images here"
+        )
+
+
+def _sorted_by_class(pool: Pool) -> list[np.ndarray]:
+    labels = np.asarray(pool.labels[: pool.num_train])
+    return [np.flatnonzero(labels == c) for c in range(pool.num_classes)]
+
+
+def _world(
+    pool: Pool,
+    key: Key,
+    train: Callable[[], list[np.ndarray]],
+    groups: np.ndarray,
+    tested: list[list[int]],
+    validation: float,
+) -> World:
+    """Compose the clients' own rows (from `train`) and one shared test row for each cluster."""
+
+    def splits() -> dict[str, Csr]:
+        rng = key.of("order").numpy()
+        whole = from_lists([rng.permutation(row) for row in train()])
+        kept, held = hold_out(whole, validation)
+        labels = np.asarray(pool.labels[pool.num_train :])
+        test = from_lists([pool.num_train + np.flatnonzero(np.isin(labels, own)) for own in tested], groups)
+        return {"train": kept, "val": held, "test": test}
+
+    normalise = "unit" if pool.shape[0] == 1 else "half"
+    names = tuple(f"classes {', '.join(map(str, own))}" for own in tested)
+    return World(splits, groups, normalise=normalise, names=names, facts={"classes": tested})

@@ -1,0 +1,155 @@
+"""Partitions that nature made: by writer, or by domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
+from mpifl.data.partition.cut import cut
+from mpifl.data.pool import Pool
+from mpifl.data.world import Scenario, World, check_fraction
+
+TESTS = ("origin", "own", "all")
+
+
+@dataclass(frozen=True)
+class Natural(Scenario):
+    """One client for each writer (femnist, qmnist), or whatever a source calls the origin of a sample.
+
+    Attributes:
+        clients: how many, chosen at random among those with enough samples; None for all.
+        min_samples: training samples a writer needs to become a client.
+        validation: share of each client's training samples set aside.
+        test: origin tests on the same writer's samples in the source's test part; own sets aside
+            `test_share` of the client's samples instead (qmnist, whose test writers are others); all takes
+            the whole test part.
+        test_share: share set aside if test is own.
+    """
+
+    clients: int | None = None
+    min_samples: int = 2
+    validation: float = 0.0
+    test: str = "origin"
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(
+            self.clients is None or self.clients > 0, "clients", self.clients, "needs at least one client"
+        )
+        require(self.min_samples > 0, "min_samples", self.min_samples, "counts samples")
+        require(self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
+        check_fraction("validation", self.validation)
+        check_fraction("test_share", self.test_share)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition; nothing is done to the pixels."""
+        origin = origin_of(pool)
+        counts = np.bincount(origin[: pool.num_train], minlength=int(origin.max()) + 1)
+        able = np.flatnonzero(counts >= self.min_samples)
+        wanted = len(able) if self.clients is None else self.clients
+        remedy = f"only {len(able)} origins have {self.min_samples} training samples; take fewer clients"
+        require(0 < wanted <= len(able), "clients", wanted, remedy)
+        chosen = np.sort(key.of("writers").numpy().choice(able, wanted, replace=False))
+        client_of = np.full(len(counts), -1)
+        client_of[chosen] = np.arange(wanted)
+        own = client_of[origin]  # [n], -1 for writers who are no clients
+        if self.test == "origin" and not (own[pool.num_train :] >= 0).any():
+            raise UserError("test", self.test, "no client wrote anything in the test part; take own or all")
+        names = [pool.origin_names[i] for i in chosen] if pool.origin_names else chosen.tolist()
+        return World(splits=lambda: self._splits(pool, own, wanted, key), facts={"origins": names})
+
+    def _splits(self, pool: Pool, own: np.ndarray, clients: int, key: Key) -> dict[str, Csr]:
+        whole = from_owner(own[: pool.num_train], pool.train, clients, key.of("train").numpy())
+        if self.test == "own":
+            whole, test = hold_out(whole, self.test_share)
+        elif self.test == "all":
+            test = everyone(pool.test, clients)
+        else:
+            test = from_owner(own[pool.num_train :], pool.test, clients, key.of("test").numpy())
+        kept, held = hold_out(whole, self.validation)
+        return {"train": kept, "val": held, "test": test}
+
+
+@dataclass(frozen=True)
+class Flt3(Scenario):
+    """FLT's scenario 3: LEAF FEMNIST, 200 writers chosen at random, each tested on the same writer's test
+    samples.
+
+    Attributes:
+        clients: number of writers.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 200
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.clients > 0, "clients", self.clients, "needs at least one client")
+        check_fraction("validation", self.validation)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the natural partition."""
+        return replace(Natural(self.clients, validation=self.validation).world(pool, key), normalise="unit")
+
+
+@dataclass(frozen=True)
+class Pacs(Scenario):
+    """EMD-CFL's PACS: every domain is a group, cut at random into floor(n / 500) clients (source folder,
+    domains).
+
+    Of each domain a fifth is test (rounded down), of each client's rest a fifth validation: 64 / 16 / 20 %.
+
+    Attributes:
+        per_client: images of a domain that make one client.
+        validation: share of each client's rest set aside.
+        test_share: share of each domain's images.
+    """
+
+    per_client: int = 500
+    validation: float = 0.2
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(self.per_client > 0, "per_client", self.per_client, "counts images")
+        check_fraction("validation", self.validation)
+        check_fraction("test_share", self.test_share)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition by domain."""
+        origin = origin_of(pool)
+        counts = np.bincount(origin) // self.per_client
+        for domain, count in enumerate(counts):
+            name = pool.origin_names[domain] if pool.origin_names else domain
+            require(
+                count > 0,
+                "per_client",
+                self.per_client,
+                f"domain {name} has fewer images; take a smaller number",
+            )
+        groups = np.repeat(np.arange(len(counts)), counts)
+        names = tuple(pool.origin_names)
+        return World(lambda: self._splits(origin, counts, key), groups, normalise="imagenet", names=names)
+
+    def _splits(self, origin: np.ndarray, counts: np.ndarray, key: Key) -> dict[str, Csr]:
+        train: list[np.ndarray] = []
+        test: list[np.ndarray] = []
+        for domain, clients in enumerate(counts):
+            mixed = key.of("domain", domain).numpy().permutation(np.flatnonzero(origin == domain))
+            held = int(self.test_share * len(mixed))
+            test += cut(mixed[:held], clients)
+            train += cut(mixed[held:], clients)
+        kept, val = hold_out(from_lists(train), self.validation)
+        return {"train": kept, "val": val, "test": from_lists(test)}
+
+
+def origin_of(pool: Pool) -> np.ndarray:
+    """Return who made each sample; refuse a source that does not know."""
+    if pool.origin is None:
+        raise UserError(
+            "name", "natural", "the source does not say who made its samples; femnist and qmnist do"
+        )
+    return np.asarray(pool.origin)

@@ -1,0 +1,126 @@
+"""Groups that see the same things turned by different angles: a ground truth for clustering to find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, from_lists, hold_out
+from mpifl.data.partition.cut import balanced, cut, cut_by_class
+from mpifl.data.pool import Pool
+from mpifl.data.transforms import Border, Op, Rotate
+from mpifl.data.world import Scenario, World, check_clients, check_fraction, grouped
+
+
+@dataclass(frozen=True)
+class Rotated(Scenario):
+    """Rotated images, one block of clients for each angle; clients are ordered by block.
+
+    The defaults are EMD-CFL's recipe for any source: class-balanced, replicated across groups, disjoint
+    within one.
+
+    Attributes:
+        clients: N, a multiple of the number of angles.
+        angles: degrees counter-clockwise, one for each block of clients.
+        tolerance: angles no further apart than this are one group in the ground truth, in degrees.
+        copies: whether every block holds the whole data set, or all blocks share it out.
+        balance: keep the first n_min images of each class and give every client the same class histogram.
+        validation: share of each client's training samples set aside.
+        test_parts: group cuts the test images among the clients of a block; population cuts them in N parts,
+            of which each block uses the first (EMD-CFL's notebooks: only a quarter of MNIST's test part is
+            used).
+        spread: give remainders one each to the last clients, or all to the very last (EMD-CFL's notebooks).
+        expand: grow the canvas so that no corner is cut (EMD-CFL's CIFAR-10).
+        border: black pixels added on every side before rotating.
+        resize: side in pixels of what a client sees.
+    """
+
+    clients: int = 20
+    angles: tuple[float, ...] = (0.0, 90.0, 180.0, 270.0)
+    tolerance: float = 0.0
+    copies: bool = True
+    balance: bool = True
+    validation: float = 0.2
+    test_parts: str = "group"
+    spread: bool = True
+    expand: bool = False
+    border: int = 0
+    resize: int | None = None
+
+    def __post_init__(self) -> None:
+        require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
+        require(self.tolerance >= 0, "tolerance", self.tolerance, "degrees, not negative")
+        require(self.border >= 0, "border", self.border, "counts pixels")
+        require(self.resize is None or self.resize > 0, "resize", self.resize, "a side in pixels")
+        require(
+            self.test_parts in ("group", "population"), "test_parts", self.test_parts, "group or population"
+        )
+        check_fraction("validation", self.validation)
+        grouped(self.clients, len(self.angles))
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose partition and rotation."""
+        blocks = grouped(self.clients, len(self.angles))
+        border: tuple[Op, ...] = (Border(self.border),) if self.border else ()
+        group_of = same_angle(self.angles, self.tolerance)
+        return World(
+            splits=lambda: self._splits(pool, key),
+            groups=group_of[blocks],
+            blocks=blocks,
+            ops=(*border, Rotate(self.angles, self.expand)),
+            bake=not self.expand,
+            resize=self.resize,
+            names=angle_names(self.angles, group_of),
+        )
+
+    def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
+        per_block = self.clients // len(self.angles)
+        train = self._cut(pool, pool.train, per_block, key.of("train"), self.copies)
+        if self.test_parts == "population":
+            test = self._cut(pool, pool.test, self.clients, key.of("test"), copies=True)
+        else:
+            test = self._cut(pool, pool.test, per_block, key.of("test"), self.copies)
+        kept, held = hold_out(train, self.validation)
+        return {"train": kept, "val": held, "test": test}
+
+    def _cut(self, pool: Pool, samples: np.ndarray, parts: int, key: Key, copies: bool) -> Csr:
+        """Return the partition of `samples`: each block cuts its own copy in `parts`, or all share one."""
+        blocks = len(self.angles)
+        copied, used = (blocks, self.clients // blocks) if copies else (1, self.clients)
+        parts = parts if copies else self.clients
+        chosen = balanced(pool, samples) if self.balance else samples
+        check_clients(parts, len(chosen))
+        rows: list[np.ndarray] = []
+        for block in range(copied):
+            rng = key.of(block).numpy()
+            mixed = rng.permutation(chosen)
+            if self.balance:
+                rows += cut_by_class(mixed, pool.labels[mixed], parts, rng, self.spread)[:used]
+            else:
+                rows += cut(mixed, parts, self.spread)[:used]
+        return from_lists(rows)
+
+
+def angle_names(angles: tuple[float, ...], group_of: np.ndarray) -> tuple[str, ...]:
+    """Return the angles of each group in words: ("-3, 3 degrees", "177, 183 degrees")."""
+    turns = [
+        dict.fromkeys(f"{a:g}" for a, g in zip(angles, group_of, strict=True) if g == group)
+        for group in range(int(group_of.max()) + 1)
+    ]
+    return tuple(f"{', '.join(turn)} degrees" for turn in turns)
+
+
+def same_angle(angles: tuple[float, ...], tolerance: float) -> np.ndarray:
+    """Return the true group of each angle, int64: a chain of angles within `tolerance` is one group.
+
+    EMD-CFL's "two" (-3, 3, 177, 183 with tolerance 6) has the groups 0, 0, 1, 1.
+    """
+    turns = np.asarray(angles, np.float64)
+    apart = np.abs((turns[:, None] - turns[None, :] + 180.0) % 360.0 - 180.0)
+    label = np.arange(len(turns))
+    for _ in turns:  # labels travel along chains
+        label = np.where(apart <= tolerance + 1e-9, label[None, :], len(turns)).min(axis=1)
+    return np.unique(label, return_inverse=True)[1]

@@ -1,0 +1,209 @@
+"""The worlds of UCFL ("User-Centric Federated Learning"): label, covariate and concept shift.
+
+Counts and recipes: algorithms.md section 7.3. Pixels are divided by 255 and nothing else. A, B and the
+batch-size study use EMNIST byclass, C CIFAR-10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
+from mpifl.data.partition.cut import cut
+from mpifl.data.partition.dirichlet import owners_by_class
+from mpifl.data.partition.draw import at_least
+from mpifl.data.pool import Pool
+from mpifl.data.transforms import PermuteLabels, Rotate
+from mpifl.data.world import Scenario, World, check_clients, check_fraction, grouped
+
+TEST_SHARE = 0.2
+Owners = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+
+@dataclass(frozen=True)
+class UcflA(Scenario):
+    """Label shift: images drawn at random, each class cut by Dir(alpha 1_N) over users, 80 / 20 train / test.
+
+    Attributes:
+        clients: N.
+        points: training images of all users together (12,500 are drawn for 10,000).
+        drawn: the other reading of the paper: `points` counts drawn images, of which 80 % train.
+        alpha: concentration.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 20
+    points: int = 10_000
+    drawn: bool = False
+    alpha: float = 0.4
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.clients, self.points, self.alpha, self.validation)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition."""
+        count = _count(pool, self.points, self.drawn, self.clients)
+        owners = _dirichlet(self.clients, self.alpha)
+        return World(
+            lambda: _splits(pool, key, count, owners, self.clients, self.validation), normalise="unit"
+        )
+
+
+@dataclass(frozen=True)
+class UcflB(Scenario):
+    """Label and covariate shift: as A, and each block of users sees its images turned by its own angle.
+
+    Attributes:
+        clients: N, a multiple of the number of angles.
+        points: training images of all users together (125,000 are drawn for 100,000).
+        drawn: the other reading of the paper: `points` counts drawn images, of which 80 % train.
+        alpha: concentration.
+        angles: degrees, one for each block.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 100
+    points: int = 100_000
+    drawn: bool = False
+    alpha: float = 8.0
+    angles: tuple[float, ...] = (90.0, 180.0, 270.0, 0.0)
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.clients, self.points, self.alpha, self.validation)
+        require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
+        grouped(self.clients, len(self.angles))
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose partition and rotation."""
+        count = _count(pool, self.points, self.drawn, self.clients)
+        owners = _dirichlet(self.clients, self.alpha)
+        return World(
+            lambda: _splits(pool, key, count, owners, self.clients, self.validation),
+            grouped(self.clients, len(self.angles)),
+            ops=(Rotate(self.angles),),
+            bake=True,
+            normalise="unit",
+            names=tuple(f"{angle:g} degrees" for angle in self.angles),
+        )
+
+
+@dataclass(frozen=True)
+class UcflC(Scenario):
+    """Concept shift: IID images, but each group of users has its own random permutation of the labels.
+
+    Attributes:
+        clients: N, a multiple of `permutations`.
+        permutations: number of groups.
+        test_images: every user is tested on the first so many test images, labelled its group's way.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 20
+    permutations: int = 4
+    test_images: int = 1000
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.permutations > 0, "permutations", self.permutations, "needs at least one group")
+        require(self.test_images >= 0, "test_images", self.test_images, "counts images")
+        check_fraction("validation", self.validation)
+        grouped(self.clients, self.permutations)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose partition and label permutations."""
+        check_clients(self.clients, pool.num_train)
+        few = f"the test part has {len(pool.test)} images; take fewer"
+        require(self.test_images <= len(pool.test), "test_images", self.test_images, few)
+        tables = label_permutations(pool.num_classes, self.permutations, key)
+        groups = grouped(self.clients, self.permutations)
+        return World(
+            lambda: self._splits(pool, key),
+            groups,
+            ops=(PermuteLabels(tables),),
+            normalise="unit",
+            names=tuple(f"permutation {g} of the labels" for g in range(self.permutations)),
+            facts={"labels": tables},
+        )
+
+    def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
+        whole = from_lists(cut(key.of("train").numpy().permutation(pool.train), self.clients))
+        kept, held = hold_out(whole, self.validation)
+        return {"train": kept, "val": held, "test": everyone(pool.test[: self.test_images], self.clients)}
+
+
+@dataclass(frozen=True)
+class UcflBatch(Scenario):
+    """The batch-size study: IID users of equal size, 1000 training images each.
+
+    Attributes:
+        clients: N.
+        points: training images of all users together.
+        validation: share of each client's training samples set aside.
+    """
+
+    clients: int = 100
+    points: int = 100_000
+    validation: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.clients, self.points, 1.0, self.validation)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition."""
+        count = _count(pool, self.points, False, self.clients)
+
+        def equal(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            return rng.permutation(np.arange(len(labels)) % self.clients)
+
+        return World(
+            lambda: _splits(pool, key, count, equal, self.clients, self.validation), normalise="unit"
+        )
+
+
+def label_permutations(num_classes: int, count: int, key: Key) -> tuple[tuple[int, ...], ...]:
+    """Return `count` random permutations of the labels: entry [g][y] is the name of class y in group g."""
+    return tuple(tuple(key.of("labels", g).numpy().permutation(num_classes).tolist()) for g in range(count))
+
+
+def _dirichlet(clients: int, alpha: float) -> Owners:
+    def owners(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return at_least(
+            owners_by_class(labels, clients, alpha, rng), clients, 2, rng
+        )  # one to train, one to test
+
+    return owners
+
+
+def _check(clients: int, points: int, alpha: float, validation: float) -> None:
+    require(clients > 0, "clients", clients, "needs at least one client")
+    require(points >= 2 * clients, "points", points, f"{clients} users need at least two images each")
+    require(alpha > 0, "alpha", alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
+    check_fraction("validation", validation)
+
+
+def _count(pool: Pool, points: int, drawn: bool, clients: int) -> int:
+    """Return how many images are drawn so that `points` of them train."""
+    count = points if drawn else math.ceil(points / (1.0 - TEST_SHARE) - 1e-6)
+    remedy = f"needs {count} training images but the source has {pool.num_train}; take fewer points"
+    require(count <= pool.num_train, "points", points, remedy)
+    check_clients(clients, count)
+    return count
+
+
+def _splits(
+    pool: Pool, key: Key, count: int, owners: Owners, clients: int, validation: float
+) -> dict[str, Csr]:
+    samples = key.of("drawn").numpy().permutation(pool.num_train)[:count]
+    rng = key.of("users").numpy()
+    owner = owners(np.asarray(pool.labels)[samples], rng)
+    whole, test = hold_out(from_owner(owner, samples, clients, rng), TEST_SHARE)
+    kept, held = hold_out(whole, validation)
+    return {"train": kept, "val": held, "test": test}

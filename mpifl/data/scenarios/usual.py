@@ -1,0 +1,182 @@
+"""The worlds everybody expects: IID, Dirichlet, shards of labels, clients of unequal size."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, everyone, from_owner, hold_out
+from mpifl.data.partition.dirichlet import owners_by_class, owners_by_client, owners_like
+from mpifl.data.partition.draw import at_least
+from mpifl.data.partition.skew import owners_by_shards, owners_by_weight
+from mpifl.data.pool import Pool
+from mpifl.data.world import Scenario, World, check_clients, check_fraction
+
+TESTS = ("like", "own", "all")
+
+
+@dataclass(frozen=True)
+class Spread(Scenario):
+    """The training part given out once; how each client is tested.
+
+    Attributes:
+        clients: N.
+        validation: share of each client's training samples set aside.
+        test: like cuts the source's test part so that each client is tested on its own class histogram; own
+            sets aside `test_share` of each client's samples instead; all tests every client on the whole
+            test part.
+        test_share: share set aside if test is own.
+        min_samples: every client gets at least so many, taken from the richest.
+    """
+
+    clients: int = 20
+    validation: float = 0.0
+    test: str = "like"
+    test_share: float = 0.2
+    min_samples: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.clients > 0, "clients", self.clients, "needs at least one client")
+        require(self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
+        require(self.min_samples >= 0, "min_samples", self.min_samples, "counts samples")
+        check_fraction("validation", self.validation)
+        check_fraction("test_share", self.test_share)
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition; nothing is done to the pixels."""
+        check_clients(self.clients * max(self.min_samples, 1), pool.num_train)
+        return World(splits=lambda: self._splits(pool, key))
+
+    @abstractmethod
+    def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the owner of each training sample, int64 [n]."""
+
+    def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
+        rng = key.of("train").numpy()
+        labels = np.asarray(pool.labels[: pool.num_train])
+        owner = at_least(self.owners(labels, rng), self.clients, self.min_samples, rng)
+        whole = from_owner(owner, pool.train, self.clients, rng)
+        if self.test == "own":
+            whole, test = hold_out(whole, self.test_share)
+        elif self.test == "all":
+            test = everyone(pool.test, self.clients)
+        else:
+            test = test_like(pool, labels, owner, self.clients, key.of("test").numpy())
+        kept, held = hold_out(whole, self.validation)
+        return {"train": kept, "val": held, "test": test}
+
+
+def test_like(
+    pool: Pool, labels: np.ndarray, owner: np.ndarray, num_clients: int, rng: np.random.Generator
+) -> Csr:
+    """Return the test part, each class cut in the shares in which the clients hold it in training."""
+    own = owners_like(np.asarray(pool.labels[pool.num_train :]), labels, owner, num_clients, rng)
+    given = own >= 0
+    if np.count_nonzero(given) >= num_clients:
+        own[given] = at_least(own[given], num_clients, 1, rng)
+    return from_owner(own, pool.test, num_clients, rng)
+
+
+@dataclass(frozen=True)
+class Iid(Spread):
+    """Every sample goes to a client at random; sizes differ by at most one."""
+
+    def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return a random owner for each sample, all clients owning as many."""
+        return rng.permutation(np.arange(len(labels)) % self.clients)
+
+
+@dataclass(frozen=True)
+class Dirichlet(Spread):
+    """Label skew drawn from a Dirichlet distribution.
+
+    Attributes:
+        alpha: concentration; 0.1 is severe, 100 nearly IID.
+        by: class cuts each class by p_c ~ Dir(alpha 1_N) over users (sizes vary); client gives each user as
+            many samples with classes from q_k ~ Dir(alpha 1_L), a used-up class leaving the draw.
+    """
+
+    alpha: float = 0.5
+    by: str = "class"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.alpha > 0, "alpha", self.alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
+        require(self.by in ("class", "client"), "by", self.by, "class or client")
+
+    def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the owner of each sample, drawn over users or over classes."""
+        if self.by == "class":
+            return owners_by_class(labels, self.clients, self.alpha, rng)
+        sizes = np.full(self.clients, len(labels) // self.clients)
+        sizes[: len(labels) % self.clients] += 1
+        return owners_by_client(labels, sizes, self.alpha, rng)[0]
+
+
+@dataclass(frozen=True)
+class Shards(Spread):
+    """Pathological label skew: sorted by label, cut into equal shards, a few dealt to each (McMahan et al.,
+    2017).
+
+    Attributes:
+        shards: pieces for each client; 2 leaves most clients with two classes.
+    """
+
+    shards: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.shards > 0, "shards", self.shards, "every client needs at least one shard")
+
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the partition, if there is a sample for every shard."""
+        few = f"more than the {pool.num_train} samples: take fewer shards or clients"
+        require(self.shards * self.clients <= pool.num_train, "shards", self.shards * self.clients, few)
+        return super().world(pool, key)
+
+    def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the owner of each sample's shard."""
+        return owners_by_shards(labels, self.clients, self.shards, rng)
+
+
+@dataclass(frozen=True)
+class LogNormal(Spread):
+    """Quantity skew: sizes in proportion to log-normal draws, classes IID.
+
+    Attributes:
+        sigma: standard deviation of the logarithm of a client's size; 0 is IID.
+    """
+
+    sigma: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.sigma >= 0, "sigma", self.sigma, "a standard deviation, not negative")
+
+    def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return a random owner for each sample, by weight."""
+        return owners_by_weight(len(labels), rng.lognormal(0.0, self.sigma, self.clients), rng)
+
+
+@dataclass(frozen=True)
+class PowerLaw(Spread):
+    """Quantity skew: the r-th largest client has a size in proportion to r^-exponent, classes IID.
+
+    Attributes:
+        exponent: 0 is IID, 1 is Zipf's law.
+    """
+
+    exponent: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.exponent >= 0, "exponent", self.exponent, "not negative; 0 is IID")
+
+    def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return a random owner for each sample, by weight; ranks are dealt at random."""
+        ranks = rng.permutation(self.clients) + 1.0
+        return owners_by_weight(len(labels), ranks**-self.exponent, rng)

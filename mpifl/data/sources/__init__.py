@@ -1,0 +1,33 @@
+"""Sources of images. `SOURCES` is what `source.name` may say."""
+
+from mpifl.data.sources.base import Source, normalisation
+from mpifl.data.sources.cifar import Cifar10, Cifar20, Cifar100
+from mpifl.data.sources.dataset import Dataset
+from mpifl.data.sources.digits import Digits
+from mpifl.data.sources.femnist import Femnist
+from mpifl.data.sources.folder import Folder
+from mpifl.data.sources.idx import Emnist, FashionMnist, KMnist, Mnist, QMnist
+from mpifl.data.sources.npz import Npz
+from mpifl.data.sources.photos import Photos
+from mpifl.data.sources.street import Svhn, Usps
+
+SOURCES: dict[str, type[Source]] = {
+    "digits": Digits,
+    "mnist": Mnist,
+    "kmnist": KMnist,
+    "fashionmnist": FashionMnist,
+    "emnist": Emnist,
+    "qmnist": QMnist,
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "cifar20": Cifar20,
+    "svhn": Svhn,
+    "usps": Usps,
+    "femnist": Femnist,
+    "folder": Folder,
+    "npz": Npz,
+    "dataset": Dataset,
+    "photos": Photos,
+}
+
+__all__ = ["SOURCES", "Digits", "Photos", "Source", "normalisation"]

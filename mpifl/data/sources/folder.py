@@ -1,0 +1,86 @@
+"""Folders of pictures: one for each class, and above them one for each domain if there are domains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.rng import key
+from mpifl.data import cache
+from mpifl.data.pool import Pool, stratified
+from mpifl.data.sources.base import Source, broken
+from mpifl.data.world import check_fraction
+
+PICTURES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp"}
+
+
+@dataclass(frozen=True)
+class Folder(Source):
+    """Pictures in folders, enlarged or reduced to one square size when the cache is built.
+
+    Attributes:
+        path: below data.root; holds <class>/*.jpg, or <domain>/<class>/*.jpg if `domains`.
+        domains: whether the first level names domains (PACS: art_painting, cartoon, photo, sketch).
+        side: side of the stored pictures in pixels; the shorter side is scaled to it, the middle is kept.
+        test_share: share of every class set aside as the test part, the same for every seed.
+    """
+
+    name: ClassVar[str] = "folder"
+
+    path: str = "images"
+    domains: bool = False
+    side: int = 84
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.side > 0, "side", self.side, "a side in pixels")
+        check_fraction("test_share", self.test_share)
+
+    def files(self, root: Path) -> list[Path]:
+        """Return the class folders, whose times of change stand for the pictures in them."""
+        top = root / self.path
+        found = sorted(p for p in top.glob("*/*" if self.domains else "*") if p.is_dir())
+        return found or [top / ("<domain>/<class>" if self.domains else "<class>")]
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Decode every picture into `scratch`; nothing larger than one picture is held in memory."""
+        folders = self.files(root)
+        classes = sorted({folder.name for folder in folders})
+        domains = sorted({folder.parent.name for folder in folders}) if self.domains else []
+        found = [(p, f) for f in folders for p in sorted(f.iterdir()) if p.suffix.lower() in PICTURES]
+        if not found:
+            raise UserError(
+                "data.source.path", str(root / self.path), f"no pictures ({', '.join(sorted(PICTURES))})"
+            )
+        labels = np.array([classes.index(folder.name) for _, folder in found], np.int64)
+        if self.test_share:
+            train, test = stratified(labels, self.test_share, key(0, "folder"))
+        else:
+            train, test = np.arange(len(found)), np.zeros(0, np.int64)
+        order = np.concatenate([train, test])
+        images = cache.allocate(scratch, "images", (len(found), 3, self.side, self.side))
+        for target, i in enumerate(order):
+            images[target] = read_picture(found[i][0], self.side)
+        origin = np.array([domains.index(f.parent.name) for _, f in found])[order] if domains else None
+        return Pool(images, labels[order], len(train), len(classes), origin, tuple(domains))
+
+
+def read_picture(path: Path, side: int) -> np.ndarray:
+    """Return the middle square of a picture file, uint8 [3, side, side]: shorter side scaled, bilinear."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+    except (OSError, UnidentifiedImageError) as error:
+        raise broken(path, f"truncated or not a picture ({error})") from error
+    scale = side / min(picture.size)
+    width, height = (max(side, round(length * scale)) for length in picture.size)
+    picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - side) // 2, (height - side) // 2
+    return np.asarray(picture.crop((left, top, left + side, top + side)), np.uint8).transpose(2, 0, 1)

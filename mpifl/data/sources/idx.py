@@ -1,0 +1,175 @@
+"""The MNIST family: idx files in the folders torchvision uses."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.data.pool import Pool, images_of
+from mpifl.data.sources.base import Source, broken, fetch
+
+_DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Return the array in an idx file (LeCun), plain or .gz: magic number, big-endian sizes, data."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise broken(path, f"not a whole gzip file ({error})") from error
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _DTYPES:
+        raise broken(path, "not an idx file")
+    shape = tuple(np.frombuffer(raw, ">u4", raw[3], 4)) if len(raw) >= 4 + 4 * raw[3] else (0,)
+    dtype, start = _DTYPES[raw[2]], 4 + 4 * raw[3]
+    expected = start + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    if len(raw) != expected:
+        raise broken(path, f"truncated idx file: {len(raw)} bytes, its header says {expected}")
+    return np.frombuffer(raw, dtype, offset=start).reshape(shape)
+
+
+def plain_or_gz(path: Path) -> Path:
+    """Return `path`, or its .gz sibling if only that exists."""
+    zipped = path.with_name(path.name + ".gz")
+    return zipped if zipped.exists() and not path.exists() else path
+
+
+@dataclass(frozen=True)
+class Idx(Source):
+    """Four idx files: images and labels for training and test."""
+
+    num_classes: ClassVar[int] = 10
+    dataset: ClassVar[str]  # torchvision's name, which is also its folder's
+
+    def files(self, root: Path) -> list[Path]:
+        """Return training images, training labels, test images, test labels."""
+        stems = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+        return [plain_or_gz(root / self.dataset / "raw" / f"{stem}-ubyte") for stem in stems]
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Read the four files."""
+        paths = self.files(root)[:4]
+        arrays = [read_idx(path) for path in paths]
+        images = np.concatenate([images_of(arrays[i], str(paths[i])) for i in (0, 2)])
+        labels = np.concatenate([arrays[1], arrays[3]]).astype(np.int64)
+        for i in (0, 2):
+            if len(arrays[i]) != len(arrays[i + 1]):
+                raise broken(paths[i + 1], f"{len(arrays[i + 1])} labels for {len(arrays[i])} images")
+        return Pool(images, labels, len(arrays[0]), self.num_classes)
+
+    def download(self, root: Path) -> None:
+        """Fetch through torchvision."""
+        fetch(self, self.dataset, root)
+
+
+@dataclass(frozen=True)
+class Mnist(Idx):
+    """MNIST: 60,000 / 10,000 handwritten digits, 28 x 28 grey (LeCun et al., 1998)."""
+
+    name: ClassVar[str] = "mnist"
+    dataset: ClassVar[str] = "MNIST"
+    mean: ClassVar[tuple[float, ...]] = (0.1307,)
+    std: ClassVar[tuple[float, ...]] = (0.3081,)
+
+
+@dataclass(frozen=True)
+class FashionMnist(Idx):
+    """FashionMNIST: 60,000 / 10,000 articles of clothing, 28 x 28 grey (Xiao et al., 2017)."""
+
+    name: ClassVar[str] = "fashionmnist"
+    dataset: ClassVar[str] = "FashionMNIST"
+    mean: ClassVar[tuple[float, ...]] = (0.2860,)
+    std: ClassVar[tuple[float, ...]] = (0.3530,)
+
+
+@dataclass(frozen=True)
+class KMnist(Idx):
+    """KMNIST: 60,000 / 10,000 Kuzushiji characters, 28 x 28 grey (Clanuwat et al., 2018)."""
+
+    name: ClassVar[str] = "kmnist"
+    dataset: ClassVar[str] = "KMNIST"
+    mean: ClassVar[tuple[float, ...]] = (0.1918,)
+    std: ClassVar[tuple[float, ...]] = (0.3483,)
+
+
+_EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "letters": 26, "digits": 10, "mnist": 10}
+
+
+@dataclass(frozen=True)
+class Emnist(Source):
+    """EMNIST: handwritten letters and digits, 28 x 28 grey (Cohen et al., 2017).
+
+    Attributes:
+        split: balanced (47 classes, 112,800 / 18,800), byclass (62 classes, 697,932 / 116,323), bymerge,
+            letters, digits or mnist.
+        upright: transpose the images, which the files store lying on their side (torchvision leaves them so).
+    """
+
+    name: ClassVar[str] = "emnist"
+    mean: ClassVar[tuple[float, ...]] = (0.1751,)
+    std: ClassVar[tuple[float, ...]] = (0.3332,)
+
+    split: str = "balanced"
+    upright: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.split in _EMNIST_CLASSES, "split", self.split, f"known: {', '.join(_EMNIST_CLASSES)}")
+
+    def files(self, root: Path) -> list[Path]:
+        """Return training images, training labels, test images, test labels."""
+        names = [f"emnist-{self.split}-{part}-{kind}-ubyte" for part in ("train", "test") for kind in _KINDS]
+        return [plain_or_gz(root / "EMNIST" / "raw" / name) for name in names]
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Read the four files; the letters split counts its labels from one, we from zero."""
+        paths = self.files(root)
+        arrays = [read_idx(path) for path in paths]
+        images = np.concatenate([images_of(arrays[i], str(paths[i])) for i in (0, 2)])
+        labels = np.concatenate([arrays[1], arrays[3]]).astype(np.int64) - (self.split == "letters")
+        if len(images) != len(labels):
+            raise broken(paths[1], f"{len(labels)} labels for {len(images)} images")
+        if self.upright:
+            images = np.ascontiguousarray(images.transpose(0, 1, 3, 2))
+        return Pool(images, labels, len(arrays[0]), _EMNIST_CLASSES[self.split])
+
+    def download(self, root: Path) -> None:
+        """Fetch through torchvision."""
+        fetch(self, "EMNIST", root, split=self.split)
+
+
+_KINDS = ("images-idx3", "labels-idx1")
+
+
+@dataclass(frozen=True)
+class QMnist(Mnist):
+    """MNIST with the writer of each image (Yadav and Bottou, 2019): 539 in training, 297 others in test."""
+
+    name: ClassVar[str] = "qmnist"
+
+    def files(self, root: Path) -> list[Path]:
+        """Return MNIST's four files and QMNIST's label files, in qmnist/ or where torchvision puts them."""
+        stems = [f"qmnist-{part}-labels-idx2-int" for part in ("train", "test")]
+        folder = root / "QMNIST" / "raw" if (root / "QMNIST").exists() else root / "qmnist"
+        return [*super().files(root), *(plain_or_gz(folder / stem) for stem in stems)]
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Read MNIST, then column 2 of QMNIST's labels, which lists MNIST's images first and in order."""
+        pool, paths = super().load(root, scratch), self.files(root)[4:]
+        rows = [read_idx(path) for path in paths]
+        counts = (pool.num_train, len(pool.labels) - pool.num_train)
+        for path, row, count in zip(paths, rows, counts, strict=True):
+            if row.ndim != 2 or row.shape[1] < 3 or len(row) < count:
+                raise UserError(
+                    str(path), row.shape, f"needs at least {count} rows of 8 integers: QMNIST's label file"
+                )
+        table = np.concatenate([row[:count] for row, count in zip(rows, counts, strict=True)])
+        if not np.array_equal(table[:, 0], pool.labels):
+            raise UserError(
+                str(paths[0]), "labels", "differ from MNIST's: the two sets of files do not belong together"
+            )
+        return Pool(pool.images, pool.labels, pool.num_train, 10, table[:, 2].astype(np.int64))

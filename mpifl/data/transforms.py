@@ -1,0 +1,171 @@
+"""Small objects that turn one batch of pixels and labels into another, composable in any order.
+
+An operation takes images uint8 [n, C, H, W], labels int64 [n] and the group of each sample int64 [n], and
+returns new images and labels. Whether it runs while the cache is built or at every visit makes no difference
+to the result.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+
+class Op(ABC):
+    """One change of pixels or labels that may depend on label and group."""
+
+    @abstractmethod
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return changed (x uint8 [n, C, H, W], y int64 [n]); never changes its arguments."""
+
+    def channels(self, count: int) -> int:
+        """Return how many colour channels come out where `count` go in."""
+        return count
+
+
+@dataclass(frozen=True)
+class Rotate(Op):
+    """Turn each group's images by its angle in degrees, counter-clockwise as torchvision does.
+
+    Multiples of 90 degrees move pixels exactly; other angles take the nearest pixel and fill with black.
+    `expand` grows the canvas so that no corner is cut.
+    """
+
+    angles: tuple[float, ...]
+    expand: bool = False
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rotate `x`; samples of one call may belong to several groups if their canvases agree."""
+        present = np.unique(group)
+        if len(present) <= 1:
+            return (rotated(x, self.angles[present[0]], self.expand) if len(present) else x), y
+        parts = [(group == g, rotated(x[group == g], self.angles[g], self.expand)) for g in present]
+        out = np.empty((len(x), *parts[0][1].shape[1:]), np.uint8)
+        for where, turned in parts:
+            out[where] = turned
+        return out, y
+
+
+@dataclass(frozen=True)
+class PermuteLabels(Op):
+    """Rename each group's labels by its own permutation; `tables[g][y]` is the new name of y in group g."""
+
+    tables: tuple[tuple[int, ...], ...]
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rename `y`."""
+        return x, np.asarray(self.tables, np.int64)[group, y]
+
+
+@dataclass(frozen=True)
+class Border(Op):
+    """Add `width` black pixels on every side."""
+
+    width: int
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Pad `x`."""
+        w = self.width
+        return np.pad(x, ((0, 0), (0, 0), (w, w), (w, w))), y
+
+
+@dataclass(frozen=True)
+class Colour(Op):
+    """Paint grey images: pixel = floor(grey * tables[g][y]), an RGB triple of shares of full intensity."""
+
+    tables: tuple[tuple[tuple[float, float, float], ...], ...]
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return `x` [n, 1, H, W] as [n, 3, H, W]; the black background stays black."""
+        share = np.asarray(self.tables, np.float32)[group, y]  # [n, 3]
+        painted = x.astype(np.float32) * share[:, :, None, None] + 1e-3  # 255 * (52 / 255) is 52, not 51
+        return painted.astype(np.uint8), y
+
+    def channels(self, count: int) -> int:
+        """Return 3."""
+        return 3
+
+
+@dataclass(frozen=True)
+class Patch(Op):
+    """Paint the top-left `size` x `size` square in tables[g][y], an RGB triple 0..255, None for no patch."""
+
+    tables: tuple[tuple[tuple[int, int, int] | None, ...], ...]
+    size: int = 3
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Patch `x` [n, 3, H, W]."""
+        colours = np.array([[c or (0, 0, 0) for c in row] for row in self.tables], np.uint8)[
+            group, y
+        ]  # [n, 3]
+        has = np.array([[c is not None for c in row] for row in self.tables], bool)[group, y]
+        out = x.copy()
+        out[has, :, : self.size, : self.size] = colours[has][:, :, None, None]
+        return out, y
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The last step of every visit: uint8 pixels to normalised float32 tensors, enlarged if asked for.
+
+    Attributes:
+        mean: per channel, of pixels in [0, 1].
+        std: per channel.
+        resize: side in pixels of a square result (bilinear), None to keep the size.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    resize: int | None = None
+
+    def __call__(self, x: np.ndarray) -> torch.Tensor:
+        """Return (x / 255 - mean) / std, float32 [n, C, H, W], contiguous."""
+        out = torch.from_numpy(np.ascontiguousarray(x)).to(torch.float32)
+        if self.resize is not None and out.shape[-2:] != (self.resize, self.resize):
+            size = (self.resize, self.resize)
+            out = torch.nn.functional.interpolate(out, size, mode="bilinear", antialias=True)
+        mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (self.mean, self.std))
+        return out.div_(255.0).sub_(mean).div_(std).contiguous()
+
+
+def rotated(x: np.ndarray, angle: float, expand: bool = False) -> np.ndarray:
+    """Return images [n, C, H, W] turned counter-clockwise by `angle` degrees, nearest pixel, black fill."""
+    height, width = x.shape[-2:]
+    quarters, rest = divmod(angle, 90.0)
+    if rest == 0.0 and (height == width or expand or quarters % 2 == 0):
+        return np.ascontiguousarray(np.rot90(x, int(quarters) % 4, axes=(-2, -1)))
+    source, size = _pixel_map(height, width, float(angle), expand)
+    flat = x.reshape(*x.shape[:2], -1)
+    out = np.take(flat, np.maximum(source, 0), axis=2)
+    out[:, :, source < 0] = 0
+    return out.reshape(*x.shape[:2], *size)
+
+
+def canvas(height: int, width: int, angle: float) -> tuple[int, int]:
+    """Return (H, W) of the canvas that holds every corner: ceil(max) - floor(min) of the rotated corners."""
+    cos, sin = abs(math.cos(math.radians(angle))), abs(math.sin(math.radians(angle)))
+
+    def side(length: int, span: float) -> int:
+        top = math.trunc((length / 2 + span / 2) / 1e-4) * 1e-4  # forgives what cos(90 degrees) leaves
+        low = math.trunc((length / 2 - span / 2) / 1e-4) * 1e-4
+        return math.ceil(top) - math.floor(low)
+
+    return side(height, sin * width + cos * height), side(width, cos * width + sin * height)
+
+
+@lru_cache(maxsize=256)
+def _pixel_map(height: int, width: int, angle: float, expand: bool) -> tuple[np.ndarray, tuple[int, int]]:
+    """Return (source pixel of every target pixel or -1, int64 [H'*W'], (H', W'))."""
+    out_h, out_w = canvas(height, width, angle) if expand else (height, width)
+    cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    y, x = np.mgrid[0:out_h, 0:out_w].astype(np.float64)
+    x, y = x + 0.5 - out_w / 2, y + 0.5 - out_h / 2
+    column = np.rint(cos * x - sin * y + width / 2 - 0.5)
+    row = np.rint(sin * x + cos * y + height / 2 - 0.5)
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    return np.where(inside, row * width + column, -1).astype(np.int64).ravel(), (out_h, out_w)

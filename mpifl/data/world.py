@@ -1,0 +1,147 @@
+"""What a scenario composes: who holds which samples, what is done to them, what the server owns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr
+from mpifl.data.pool import Pool
+from mpifl.data.transforms import Op
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Samples of one client in one split: addresses in the pool and the group of each sample."""
+
+    index: np.ndarray | slice
+    group: np.ndarray | int
+
+
+class Allotment(ABC):
+    """Who holds which sample, at which visit.
+
+    Attributes:
+        sizes: int64 [N, 3], training, validation and test samples (at the first visit, where they change).
+    """
+
+    sizes: np.ndarray
+
+    @abstractmethod
+    def of(self, k: int, split: str, visit: int) -> Draw:
+        """Return what client `k` holds in `split` at its `visit`-th visit, a pure function of the three."""
+
+    def mixture(self, k: int, visit: int) -> np.ndarray | None:
+        """Return the true share [groups] of each group in client `k`'s data, None if `groups` says it all."""
+        return None
+
+    @property
+    def test_pool(self) -> int:
+        """Return the number of different test samples of all clients together."""
+        return int(self.sizes[:, 2].sum())
+
+
+class Table(Allotment):
+    """A partition that never changes: one `Csr` for each split."""
+
+    def __init__(self, splits: Mapping[str, Csr], groups: np.ndarray | None) -> None:
+        self.splits = splits
+        self.groups = groups
+        self.sizes = np.stack([splits[name].sizes for name in SPLITS], axis=1).astype(np.int64)
+
+    def of(self, k: int, split: str, visit: int) -> Draw:
+        """Return client `k`'s row."""
+        return Draw(self.splits[split].of(k), 0 if self.groups is None else int(self.groups[k]))
+
+    @property
+    def test_pool(self) -> int:
+        """Return the number of different test samples: clients may share them (FLT, UCFL C)."""
+        test = self.splits["test"]
+        return int(test.offsets[-1] - test.offsets[0]) if test.index is None else len(np.unique(test.index))
+
+
+@dataclass(frozen=True)
+class World:
+    """A scenario, composed for one pool and one seed. Everything but `splits()` is cheap.
+
+    Attributes:
+        splits: partitions by name: train, val, test and further test sets. Called once; its result is
+            kept in the cache. Empty where `drift` allots the samples instead.
+        groups: int64 [N], hidden group of each client, or None.
+        blocks: int64 [N], the group the operations see, where that is finer than `groups`.
+        ops: what is done to the samples of each split, in order.
+        special: operations of the splits that have their own; names beyond train, val, test are further test
+            sets.
+        bake: whether to apply the operations while building the cache rather than at every visit.
+        drift: an allotment that depends on the visit and is never stored.
+        resize: side of the images a client sees, None to keep theirs.
+        normalise: the normalisation this scenario's paper uses, None for the source's own.
+        public: addresses of the samples the server owns, one array for each group.
+        exams: addresses of the test samples of whole groups, one array for each.
+        names: what each group is, in a few words.
+        targets: the group whose accuracy is reported by itself, None if there is no such group.
+        facts: what the scenario has to tell about itself beyond counts.
+    """
+
+    splits: Callable[[], Mapping[str, Csr]] = dict
+    groups: np.ndarray | None = None
+    blocks: np.ndarray | None = None
+    ops: tuple[Op, ...] = ()
+    special: Mapping[str, tuple[Op, ...]] = field(default_factory=dict)
+    bake: bool = False
+    drift: Allotment | None = None
+    resize: int | None = None
+    normalise: str | None = None
+    public: tuple[np.ndarray, ...] = ()
+    exams: tuple[np.ndarray, ...] = ()
+    names: tuple[str, ...] = ()
+    targets: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def op_groups(self) -> np.ndarray | None:
+        """Return the group that the operations see for each client, int64 [N]."""
+        return self.groups if self.blocks is None else self.blocks
+
+
+class Scenario(ABC):
+    """The user's options of one kind of world; a frozen dataclass whose fields are configuration keys."""
+
+    @abstractmethod
+    def world(self, pool: Pool, key: Key) -> World:
+        """Compose the world for `pool`; all randomness lies below `key`."""
+
+
+def check_clients(num_clients: int, samples: int) -> None:
+    """Refuse more clients than samples."""
+    require(
+        num_clients <= samples,
+        "clients",
+        num_clients,
+        f"more clients than the {samples} samples there are; take fewer clients or a larger source",
+    )
+
+
+def check_fraction(name: str, value: float | None) -> None:
+    """Refuse a share outside [0, 1)."""
+    if value is not None and not 0.0 <= value < 1.0:
+        raise UserError(name, value, "a share of the samples lies in [0, 1)")
+
+
+def grouped(num_clients: int, num_groups: int) -> np.ndarray:
+    """Return int64 [N], the group of each client in contiguous blocks; refuse groups that do not divide."""
+    require(
+        num_clients > 0 and num_clients % num_groups == 0,
+        "clients",
+        num_clients,
+        f"must be a multiple of the {num_groups} groups, so that all groups are of one size",
+    )
+    return np.repeat(np.arange(num_groups), num_clients // num_groups)
