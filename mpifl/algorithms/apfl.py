@@ -1,0 +1,96 @@
+"""APFL: each client mixes a private model with the global one, and learns how much of each.
+
+Deng et al., "Adaptive Personalized Federated Learning", 2020, Algorithm 1. Legend: w global model and the
+client's copy of it, v private model, mixed model bar = alpha v + (1 - alpha) w. For each mini-batch: w <- w -
+eta grad f(w), then v <- v - eta alpha grad f(bar). alpha <- alpha - eta <v - w, grad f(bar)>, kept in [0, 1],
+once in a visit, at its first mini-batch, as in the authors' code. w is averaged by samples as in FedAvg;
+clients are judged by alpha v + (1 - alpha) w with the current global w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client, Direction
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, average
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, Vector
+
+
+@dataclass(frozen=True)
+class APFL(Algorithm):
+    """One shared row w; each client keeps v and alpha.
+
+    Attributes:
+        alpha: share of the private model, at first; 0 is FedAvg.
+        adaptive: learn alpha.
+    """
+
+    alpha: float = 0.5
+    adaptive: bool = True
+
+    paper: ClassVar[Paper] = Paper(
+        "deng2020adaptive",
+        "Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad",
+        "Adaptive Personalized Federated Learning",
+        "arXiv:2003.13461",
+        2020,
+        "https://arxiv.org/abs/2003.13461",
+    )
+    needs: ClassVar[Needs] = Needs(state=True, plain_sgd=True)
+
+    def __post_init__(self) -> None:
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "take a share in [0, 1]")
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Step w and v in turn over the mini-batches of a visit."""
+        w, p, losses = message["model"][0], client.layout.num_parameters, []
+        v, alpha = state.get("model", client.init), float(state.get("alpha", self.alpha))
+        for t, batch in enumerate(client.batches(key)):
+            one: dict[str, Any] = {"split": batch, "epochs": 1, "batch_size": len(batch)}
+            bar = mixed(v, w, alpha)
+            step = client.sgd(w, key.of("w", t), **one)
+            slope = 0.0
+            if alpha or (self.adaptive and t == 0):
+                seen: list[torch.Tensor] = []
+                moved = client.sgd(bar, key.of("v", t), direction=_scaled(alpha, seen), **one).vector
+                slope = float(torch.dot((v - w)[:p].double(), seen[0].double()))
+                v = v + (moved - bar)  # v - eta alpha grad f(bar)
+            if self.adaptive and t == 0:
+                alpha = min(max(alpha - step.lr * slope, 0.0), 1.0)
+            w = step.vector
+            losses.append(step.loss)
+        report = client.report(
+            model=w, metrics={"train_loss": float(np.mean(losses or [0.0])), "alpha": alpha}
+        )
+        return report, {"model": v, "alpha": torch.tensor(alpha, dtype=torch.float64)}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average the copies of w by samples."""
+        return Plan([average(notes)])
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return alpha v + (1 - alpha) w."""
+        alpha = float(state.get("alpha", self.alpha))
+        return mixed(state.get("model", client.init), message["model"][0], alpha)
+
+
+def mixed(v: Vector, w: Vector, alpha: float) -> Vector:
+    """Return alpha v + (1 - alpha) w."""
+    return w + alpha * (v - w)
+
+
+def _scaled(alpha: float, seen: list[torch.Tensor]) -> Direction:
+    """Return the direction alpha g; the gradient itself is left in `seen`."""
+
+    def direction(g: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        seen.append(g.clone())
+        return alpha * g
+
+    return direction

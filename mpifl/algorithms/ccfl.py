@@ -1,0 +1,167 @@
+"""CCFL: a client uploads when it likes; the server estimates its mixture of distributions and answers with
+it.
+
+"Client-Centric Federated Learning under Dynamic Mixtures of Distributions" (later: "Towards Client Driven
+Federated Learning"), Algorithms 1 and 2. Legend: w_m upload, w_k cluster models, D_k the server's labelled
+set of cluster k, u_k estimated share, tau the client's time stamp, t the current epoch, t_k the last epoch in
+which cluster k changed.
+
+Readings: l_k is the loss summed over batches of 128 (only that fits the published bars 8, 40, 70); scores are
+clamped at 1e-8 after the bar; the sharpened u is used for the update ratio and for the answer; a2 looks at
+t_k - tau as printed; distances are over parameters; cluster models are pre-trained on D_k, whose length the
+paper does not give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, blend
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+
+BATCH = 128  # of the server's losses: they are sums over batches of batch means
+
+
+@dataclass(frozen=True)
+class CCFL(Algorithm):
+    """K rows; each client reads its own mixture of them.
+
+    Attributes:
+        alpha0: largest mixing rate. a, b: of the staleness factor.
+        rho: strength of the client's proximal term.
+        max_lag: tau_0, uploads older than this many epochs are refused; 0 stands for the number of clients.
+        c1, c2: weights of loss and loss gap; the rest is the distance's.
+        sharpen: factors A of the softmaxes, one after the other.
+        bar_loss, bar_gap, bar_distance: origin of each score; -1 takes the smallest.
+        adjust_from: epoch from which clusters whose scores are unusual are left alone; 0: never.
+        pretrain_epochs: passes over D_k before the first upload.
+    """
+
+    alpha0: float = 0.025
+    a: float = 10.0
+    b: float = 5.0
+    rho: float = 0.1
+    max_lag: int = 0
+    c1: float = 0.5
+    c2: float = 0.25
+    sharpen: tuple[float, ...] = (7.0,)
+    bar_loss: float = 8.0
+    bar_gap: float = 0.0
+    bar_distance: float = 0.0
+    adjust_from: int = 0
+    pretrain_epochs: int = 5
+
+    paper: ClassVar[Paper] = Paper(
+        "li2024towards",
+        "Li, Songze and Zhu, Chenqing",
+        "Towards Client Driven Federated Learning",
+        "arXiv:2405.15407",
+        2024,
+        "https://arxiv.org/abs/2405.15407",
+    )
+    needs: ClassVar[Needs] = Needs(inspect=True, row_distance="model", one_by_one=True, asynchronous=True)
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")
+        require(
+            self.c1 >= 0 and self.c2 >= 0 and self.c1 + self.c2 <= 1,
+            "c1",
+            self.c1,
+            "c1 + c2 may not exceed 1",
+        )
+        require(self.max_lag >= 0, "max_lag", self.max_lag, "take 0 (number of clients) or more epochs")
+        require(bool(self.sharpen), "sharpen", self.sharpen, "take at least one factor")
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Pre-train a model on each D_k; all clients start at their mean."""
+        w = pretrained(world, self.pretrain_epochs, key)  # [K, d]
+        K, n = len(w), world.num_clients
+        memo = {"u": np.full((n, K), 1 / K), "changed": np.zeros(K), "history": np.zeros((0, 3, K))}
+        return Server({"model": w}, np.zeros(n, np.int64), memo)
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download sum_k u_k w_k, the answer to the last upload."""
+        return {"model": server.memo["u"][k]}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train near what was received."""
+        ref = message["model"][0]
+        start = ref[: client.layout.num_parameters]
+        w = client.sgd(ref, key, direction=lambda g, w: g + self.rho * (w - start))
+        before = client.judge(w.vector)["accuracy"]
+        return client.report(model=w.vector, metrics={"train_loss": w.loss, "accuracy_before": before}), {}
+
+    def inspect(self, vectors: Mapping[str, Vector], public: Sequence[Client]) -> Mapping[str, Any]:
+        """Return l_k = F(w_m; D_k)."""
+        return {"l": self._losses(vectors["model"], public)}
+
+    def appraise(self, old: Server | None, new: Server, public: Sequence[Client]) -> Server:
+        """Remember F(w_k; D_k); only of the clusters that changed."""
+        gaps = np.zeros(len(public)) if old is None else new.memo["own"].copy()
+        for k, d in enumerate(public):
+            if old is None or not torch.equal(old.tables["model"][k], new.tables["model"][k]):
+                gaps[k] = self._losses(new.tables["model"][k], [d])[0]
+        return replace(new, memo={**new.memo, "own": gaps})
+
+    def _losses(self, w: Vector, public: Sequence[Client]) -> np.ndarray:
+        return np.array([ceil(d.num_samples / BATCH) * d.loss(w) for d in public])
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Estimate u, move the clusters that fit, answer with the mixture."""
+        m, t = int(notes.client[0]), server.version + 1
+        tau = server.version - int(notes.staleness[0])
+        if t - tau > (self.max_lag or len(server.assign)):
+            return Plan([])  # refused: the stored mixture is the answer
+        loss = notes["l"][0]  # l_k
+        scores = np.stack([loss, np.abs(server.memo["own"] - loss), notes["row_distance"][0]])  # l, d1, d2
+        u = self.estimate(scores)
+        ratio = np.where(u < u.mean(), 0.0, u / u.max())
+        alpha = self.alpha0 * ratio * lateness(server.memo["changed"] - tau, self.a, self.b)
+        history = np.concatenate([server.memo["history"], scores[None]])
+        if self.adjust_from and t >= self.adjust_from:
+            alpha = np.where((scores > np.percentile(history, 70, axis=0)).any(0), 0.0, alpha)
+        all_u, changed = server.memo["u"].copy(), np.where(alpha > 0, t, server.memo["changed"])
+        all_u[m] = u
+        memo = {**server.memo, "u": all_u, "changed": changed, "history": history}
+        return Plan([blend(alpha[:, None])], assign=all_u.argmax(1), memo=memo)
+
+    def mixtures(self, server: Server) -> np.ndarray:
+        """Return u [N, K]."""
+        return server.memo["u"]
+
+    def estimate(self, scores: np.ndarray) -> np.ndarray:
+        """Return u [K] from the raw scores [3, K] (Algorithm 2)."""
+        K = scores.shape[1]
+        total = np.zeros(K)
+        bars = (self.bar_loss, self.bar_gap, self.bar_distance)
+        for c, bar, x in zip((self.c1, self.c2, 1 - self.c1 - self.c2), bars, scores, strict=True):
+            x = np.maximum(x - (x.min() if bar == -1 else bar), 1e-8)
+            total += c * (1 - x / x.sum())
+        u = total / (K - 1)
+        for A in self.sharpen:
+            u = np.exp(A * u - (A * u).max())
+            u /= u.sum()
+        return u
+
+
+def pretrained(world: World, epochs: int, key: Key) -> torch.Tensor:
+    """Return a model trained on each D_k [K, d]."""
+    start = world.init(0)
+    return torch.stack(
+        [d.sgd(start, key.of("pretrain", k), epochs=epochs).vector for k, d in enumerate(world.public)]
+    )
+
+
+def lateness(lag: np.ndarray, a: float, b: float) -> np.ndarray:
+    """Return 1 where t_k - tau < b, else 1 / (a (t_k - tau) + 1)."""
+    return np.where(lag < b, 1.0, 1 / (a * np.maximum(lag, 0) + 1))

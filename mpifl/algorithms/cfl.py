@@ -1,0 +1,127 @@
+"""CFL: FedAvg until the mean update vanishes while some client still moves; then the cluster splits in two.
+
+Sattler et al., "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy
+Constraints", TNNLS 2020, Algorithms 1 and 3. Split iff ||mean dw|| < eps1, max ||dw_i|| > eps2, more than two
+members and the warm-up is over. The authors' code splits by complete linkage on the negative cosine
+similarity; the paper's criterion, the smallest largest cross-cluster similarity, is single linkage, and its
+test gamma_max < sqrt((1 - alpha_cross) / 2) is in no code: options here. Legend: dw_i update of client i, S
+cosine matrix, alpha_cross its largest entry across the cut, gamma_i = ||dw_i - mean|| / ||mean|| with the
+mean over the client's side of the cut.
+
+Norms and cosines are over parameters; variant `emdcfl` counts the running statistics of batch norm, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.cluster.distances import cosine_matrix
+from mpifl.cluster.grouping import bipartition
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State
+
+
+@dataclass(frozen=True)
+class CFL(Algorithm):
+    """K grows by splits.
+
+    Attributes:
+        eps1, eps2: absolute norms; they depend on the model and on the number of epochs.
+        warmup: rounds before the first split.
+        linkage: `complete` (code) or `single` (paper).
+        gamma_max: demand gamma_max < sqrt((1 - alpha_cross) / 2) as well, for a bound in [0, 1]; -1 takes the
+            largest gamma_i of the updates; None: no such test.
+        weighted: average updates by samples (EMD-CFL repository); otherwise each member counts the same.
+        variant: `paper` or `emdcfl`.
+    """
+
+    eps1: float = 0.4
+    eps2: float = 1.6
+    warmup: int = 20
+    linkage: str = "complete"
+    gamma_max: float | None = None
+    weighted: bool = False
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "sattler2020clustered",
+        'Sattler, Felix and M{\\"u}ller, Klaus-Robert and Samek, Wojciech',
+        "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy "
+        "Constraints",
+        "IEEE TNNLS",
+        2020,
+        "https://arxiv.org/abs/1910.01991",
+    )
+    needs: ClassVar[Needs] = Needs(gram="update")
+
+    def __post_init__(self) -> None:
+        require(self.eps1 >= 0, "eps1", self.eps1, "take 0 or more; 0 never splits")
+        require(self.eps2 >= 0, "eps2", self.eps2, "take 0 or more")
+        require(self.warmup >= 0, "warmup", self.warmup, "take 0 or more rounds")
+        require(self.linkage in ("complete", "single"), "linkage", self.linkage, "take complete or single")
+        good = self.gamma_max is None or self.gamma_max == -1 or 0 <= self.gamma_max <= 1
+        require(good, "gamma_max", self.gamma_max, "take a bound in [0, 1], -1 to measure it, or null")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Report dw = w - w_c."""
+        w_c = message["model"][0]
+        w = client.sgd(w_c, key)
+        dw = w.vector - w_c
+        compared = dw if self.variant == "emdcfl" else dw[: client.layout.num_parameters]
+        metrics = {"train_loss": w.loss}
+        return client.report(metrics=metrics, unsent=("update",), delta=dw, update=compared), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Split what must be split, then w_c <- w_c + mean dw over the members of the new clusters."""
+        gram = notes["gram"]  # [m, m] of dw, parameters
+        old = server.assign[notes.client]  # [m]
+        new, assign, parent = old.copy(), server.assign.copy(), list(range(len(server.tables["model"])))
+        for c in np.unique(old):
+            members = np.flatnonzero(old == c)
+            if self._must_split(gram[np.ix_(members, members)], server.version):
+                side = bipartition(cosine_matrix(gram[np.ix_(members, members)]), self.linkage)
+                new[members[side == 1]] = len(parent)
+                assign[notes.client[members[side == 1]]] = len(parent)
+                parent.append(int(c))
+        n = notes.num_samples.astype(float) if self.weighted else np.ones(len(notes))
+        weights = (np.arange(len(parent))[:, None] == new[None]) * n
+        weights = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)
+        keep = np.eye(len(server.tables["model"]))[parent]  # a child starts from its parent's row
+        return Plan([Mixing(weights, keep=keep, of="delta")], assign=assign)
+
+    def _must_split(self, gram: np.ndarray, version: int) -> bool:
+        """Return whether a cluster with this Gram matrix of updates splits."""
+        if len(gram) <= 2 or version < self.warmup:
+            return False
+        mean_norm = np.sqrt(max(gram.mean(), 0.0))  # ||(1/m) sum dw||^2 = mean of all products
+        max_norm = np.sqrt(gram.diagonal().max())
+        if not (mean_norm < self.eps1 and max_norm > self.eps2):
+            return False
+        if self.gamma_max is None:
+            return True
+        cosine = cosine_matrix(gram)
+        side = bipartition(cosine, self.linkage)
+        alpha_cross = cosine[np.ix_(side == 0, side == 1)].max()
+        gamma = (
+            self.gamma_max if self.gamma_max >= 0 else max(_noise(gram[np.ix_(s, s)]) for s in _sides(side))
+        )
+        return bool(gamma < np.sqrt((1 - alpha_cross) / 2))
+
+
+def _sides(side: np.ndarray) -> list[np.ndarray]:
+    """Return the members of both sides."""
+    return [np.flatnonzero(side == s) for s in (0, 1)]
+
+
+def _noise(gram: np.ndarray) -> float:
+    """Return max_i ||dw_i - mean|| / ||mean|| from the products of one side."""
+    gaps = gram.diagonal() - 2 * gram.mean(1) + gram.mean()
+    return float(np.sqrt(max(gaps.max(), 0.0) / max(gram.mean(), 1e-300)))

@@ -1,0 +1,146 @@
+"""CFL-GP: spectral clustering of gradients that are accumulated over rounds.
+
+Kim, Kim and de Veciana, "Clustered Federated Learning via Gradient-based Partitioning", ICML 2024, Algorithm
+1. Every `period` rounds, up to `last_round`, a client also trains the criterion model (that of cluster 0) and
+adds what it finds, v_i, to its profile: G_i <- (1 - beta) G_i + beta v_i, beta = 1 / (floor((t + 1) / (K
+period)) + 1). With G = P S Q', the clients' coordinates P_K' G come from the products G'G alone; k-means on
+them, labels matched with the old ones (Hungarian). A cluster's model moves by the plain mean of what its
+members found.
+
+Readings: the repository's: v_i is one mini-batch step (`protocol="gradient"`, default) or a whole local
+training (`gap`); everyone starts in cluster 0; the new labels count at once; clients keep their profile
+themselves and those who take part are clustered. Variant `emdcfl`: period 1 in all rounds; v_i is the update
+of the own cluster's model and enters that cluster's block of the profile [K, d]; models are averaged by
+samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.cluster.grouping import match_labels, spectral, spectral_by_silhouette
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client, Trained
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, by_cluster, rows
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+
+
+@dataclass(frozen=True)
+class CFLGP(Algorithm):
+    """K rows.
+
+    Attributes:
+        num_clusters: K; 0 takes the number in 2 .. `max_clusters` of the largest mean silhouette.
+        period: rounds between clusterings. last_round: none from this round on; `emdcfl` goes on.
+        protocol: `gradient` or `gap`.
+        variant: `paper` or `emdcfl`.
+    """
+
+    num_clusters: int = 4
+    max_clusters: int = 10
+    period: int = 2
+    last_round: int = 10
+    protocol: str = "gradient"
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "kim2024clustered",
+        "Kim, Heasung and Kim, Hyeji and de Veciana, Gustavo",
+        "Clustered Federated Learning via Gradient-based Partitioning",
+        "ICML",
+        2024,
+        "https://proceedings.mlr.press/v235/kim24p.html",
+    )
+    needs: ClassVar[Needs] = Needs(state=True, gram="profile", rounds=True)
+
+    def __post_init__(self) -> None:
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")
+        require(self.max_clusters >= 2, "max_clusters", self.max_clusters, "take at least two clusters")
+        require(self.period >= 1, "period", self.period, "take at least one round")
+        require(self.last_round >= 0, "last_round", self.last_round, "take a round, 0 or more")
+        known = ("gradient", "gap")
+        require(self.protocol in known, "protocol", self.protocol, "take gradient or gap")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+
+    def check(self, world: World) -> None:
+        """K may not exceed N."""
+        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
+        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+
+    def _k(self, num_clients: int) -> int:
+        """Return the number of rows."""
+        return self.num_clusters or min(self.max_clusters, num_clients)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start all models alike, everyone in cluster 0."""
+        table = world.init(0)[None].expand(self._k(world.num_clients), -1)
+        return Server({"model": table}, np.zeros(world.num_clients, np.int64))
+
+    def _clusters(self, t: int) -> bool:
+        """Return whether round `t` (from 0) looks at profiles."""
+        return self.variant == "emdcfl" or (t % self.period == 0 and t < self.last_round)
+
+    def compares(self, server: Server) -> bool:
+        """Look at profiles when it is time."""
+        return self._clusters(server.version)
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download the own cluster's model, and the criterion model when it is time."""
+        own = int(server.assign[k])
+        also = (0,) if own and self.variant == "paper" and self._clusters(server.version) else ()
+        return {"model": (own, *also)}
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the own cluster's model."""
+        return {"model": (int(server.assign[k]),)}
+
+    def _train(self, client: Client, w: Vector, key: Key) -> Trained:
+        """Take one mini-batch step, or train a whole visit."""
+        if self.variant == "emdcfl" or self.protocol == "gap":
+            return client.sgd(w, key)
+        batch = next(iter(client.batches(key, epochs=1)))
+        step: dict[str, Any] = {"epochs": 1, "batch_size": len(batch), "momentum": 0.0}
+        return client.sgd(w, key, split=batch, **step)
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the own cluster's model; when it is time, add v_i to the profile."""
+        start, t, K = message["model"][0], message.step - 1, self.num_clusters or self.max_clusters
+        w = self._train(client, start, key)
+        metrics, gap = {"train_loss": w.loss}, w.vector - start
+        upload: dict[str, Any] = {"model": w.vector} if self.variant == "emdcfl" else {"delta": gap}
+        if not self._clusters(t):
+            return client.report(metrics=metrics, **upload), state
+        blocks, block, v = 1, 0, gap
+        if self.variant == "emdcfl":
+            blocks, block = K, message.rows["model"][0]
+        elif len(message["model"]) > 1:
+            criterion = message["model"][1]
+            v = self._train(client, criterion, key.of("criterion")).vector - criterion
+        beta = 1 / ((t + 1) // (K * (self.period if self.variant == "paper" else 1)) + 1)
+        G = state.get("profile", torch.zeros(blocks, len(v))).clone()
+        G[block] = (1 - beta) * G[block] + beta * v.cpu()
+        unsent = () if v is not gap else ("profile",)  # the server has what it is made of
+        return client.report(metrics=metrics, unsent=unsent, profile=G.reshape(-1), **upload), {"profile": G}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Cluster when it is time, then move each cluster's model."""
+        assign, K = server.assign.copy(), len(server.tables["model"])
+        if "gram" in notes.columns:
+            assign[notes.client] = match_labels(self._labels(notes["gram"], K), assign[notes.client])
+        new = assign[notes.client]
+        if self.variant == "emdcfl":
+            return Plan([by_cluster(new, K, notes.num_samples)], assign=assign)
+        gaps = rows((np.arange(K)[:, None] == new).astype(float), of="delta")
+        return Plan([replace(gaps, keep=np.ones(K))], assign=assign)
+
+    def _labels(self, gram: np.ndarray, K: int) -> np.ndarray:
+        """Return the cluster [m] of each profile."""
+        if self.num_clusters:
+            return spectral(gram, min(K, len(gram)))
+        return spectral_by_silhouette(gram, K).labels

@@ -1,0 +1,94 @@
+"""Asynchronous clustered averaging: one-shot clusters (EMD-CFL's, FLT's, any), then FedAsync inside each.
+
+A combination of ours. A short synchronous run of a clustering method finds the labels and leaves them in its
+folder's `clusters.csv`; here every upload is blended into its cluster's model as FedAsync does (Xie, Koyejo
+and Gupta, "Asynchronous Federated Optimization", OPT 2020): w_c <- (1 - alpha_t) w_c + alpha_t w_k, alpha_t =
+alpha s(t - tau), s(x) = (x + 1)^-a or another of FedAsync's. One cluster is FedAsync.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import UserError, require
+from mpifl.core.mixing import Plan, in_turn
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, World
+
+from .fedasync import STALENESS, FedAsync, weight_of
+
+
+@dataclass(frozen=True)
+class ClusteredAsync(Algorithm):
+    """One row per cluster of an earlier run.
+
+    Attributes:
+        clusters: a run folder, or a CSV file with the columns client and cluster; empty: one cluster.
+        alpha, staleness, a, b, rho: as FedAsync's.
+    """
+
+    clusters: str = ""
+    alpha: float = 0.6
+    staleness: str = "polynomial"
+    a: float = 0.5
+    b: float = 4.0
+    rho: float = 0.005
+
+    paper: ClassVar[Paper] = FedAsync.paper
+    needs: ClassVar[Needs] = Needs(asynchronous=True)
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha <= 1, "alpha", self.alpha, "take a rate in (0, 1]")
+        known = ", ".join(STALENESS)
+        require(self.staleness in STALENESS, "staleness", self.staleness, f"take one of {known}")
+        require(self.a >= 0, "a", self.a, "take 0 or more")
+        require(self.b >= 0, "b", self.b, "take 0 or more")
+        require(self.rho >= 0, "rho", self.rho, "take 0 or more; 0 is no proximal term")
+
+    def check(self, world: World) -> None:
+        """The labels must be there, one for each client."""
+        read_labels(self.clusters, world.num_clients)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start all clusters from the common model."""
+        labels = read_labels(self.clusters, world.num_clients)
+        rows = world.init(0).repeat(int(labels.max()) + 1, 1)
+        return Server({"model": rows}, labels)
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train near the cluster's model."""
+        x = message["model"][0]
+        start = x[: client.layout.num_parameters]
+        pull = (lambda g, w: g + self.rho * (w - start)) if self.rho else None
+        w = client.sgd(x, key, direction=pull)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Blend each upload into its cluster, one after the other."""
+        alpha = self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b)  # [m]
+        own = np.arange(len(server.tables["model"]))[:, None] == server.assign[notes.client]  # [K, m]
+        return Plan([in_turn(alpha * own)])
+
+
+def read_labels(place: str, num_clients: int) -> np.ndarray:
+    """Return the cluster [N] of each client, numbered from 0 in order of appearance."""
+    if not place:
+        return np.zeros(num_clients, np.int64)
+    path = Path(place) / "clusters.csv" if Path(place).is_dir() else Path(place)
+    require(path.is_file(), "algorithm.clusters", place, "there is no such file or run folder")
+    with path.open() as lines:
+        try:
+            found = {int(row["client"]): row["cluster"] for row in csv.DictReader(lines)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError("algorithm.clusters", place, "needs the columns client and cluster") from error
+    remedy = f"its clients are not 0 to {num_clients - 1}: it belongs to another population"
+    require(sorted(found) == list(range(num_clients)), "algorithm.clusters", place, remedy)
+    names = {name: number for number, name in enumerate(dict.fromkeys(found[k] for k in range(num_clients)))}
+    return np.array([names[found[k]] for k in range(num_clients)], np.int64)

@@ -1,0 +1,67 @@
+"""Ditto: a personal model at each client, held near the global one.
+
+Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, Algorithm 1. The
+global model w is FedAvg's; the personal one follows v <- v - eta (grad F_k(v) + lambda (v - w)), w as
+received. The authors' code interleaves both step by step, here one follows the other on the same batches: the
+same numbers, since w is fixed. Its global mean counts each client once (`weighted=False`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, average
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
+from mpifl.local.directions import proximal
+
+
+@dataclass(frozen=True)
+class Ditto(Algorithm):
+    """One shared row w; each client keeps a personal model v and is judged by it.
+
+    Attributes:
+        lam: lambda, pull of v towards w; 0 is local training.
+        weighted: average by samples; otherwise each client counts the same.
+    """
+
+    lam: float = 1.0
+    weighted: bool = True
+
+    paper: ClassVar[Paper] = Paper(
+        "li2021ditto",
+        "Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia",
+        "Ditto: Fair and Robust Federated Learning Through Personalization",
+        "ICML",
+        2021,
+        "https://arxiv.org/abs/2012.04221",
+    )
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def __post_init__(self) -> None:
+        require(self.lam >= 0, "lam", self.lam, "take 0 or more; 0 is local training")
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the client's own model."""
+        return {}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train w for the server, then v near the w received."""
+        w = message["model"][0]
+        w_k = client.sgd(w, key)
+        v = client.sgd(self.model_of(message, state, client), key, direction=proximal(self.lam, w))
+        return client.report(model=w_k.vector, metrics={"train_loss": v.loss}), {"model": v.vector}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average the trained w."""
+        return Plan([average(notes, None if self.weighted else np.ones(len(notes)))])
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return v, the common initial model before the first visit."""
+        return state.get("model", client.init)

@@ -1,0 +1,101 @@
+"""FedAMP: the server keeps a model for each client, drawn to the models that are near its own.
+
+Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021, Algorithm 1. Legend:
+w_i model of client i, u_i its cloud model, A(x) = 1 - exp(-x / sigma). u_i <- sum_j xi_ij w_j with xi_ij =
+alpha A'(||w_i - w_j||^2) for j /= i and xi_ii = 1 - sum of the others; w_i <- argmin F_i(w) + lambda / (2
+alpha) ||w - u_i||^2, here by local training from u_i. Judged by w_i. Variant `heur` (HeurFedAMP): xi_ij ~
+exp(sigma cos(w_i, w_j)), xi_ii = `self_weight`.
+
+Differs: alpha does not decay over the rounds; distances include batch-norm statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.cluster.distances import cosine_matrix, squared_distances
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, own_rows
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.local.directions import proximal
+
+VARIANTS = ("paper", "heur")
+
+
+@dataclass(frozen=True)
+class FedAMP(Algorithm):
+    """N rows, one cloud model for each client.
+
+    Attributes:
+        lam: lambda, with alpha the pull lambda / alpha towards u_i.
+        alpha: step of the message passing; alpha (m - 1) / sigma should stay below 1.
+        sigma: squared distance at which attention has fallen to 1/e (`paper`), sharpness (`heur`).
+        self_weight: share of the own model (`heur`).
+        variant: `paper` or `heur`.
+    """
+
+    lam: float = 1.0
+    alpha: float = 1e4
+    sigma: float = 1e6
+    self_weight: float = 0.5
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "huang2021personalized",
+        "Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and Pei, Jian "
+        "and Zhang, Yong",
+        "Personalized Cross-Silo Federated Learning on Non-{IID} Data",
+        "AAAI",
+        2021,
+        "https://arxiv.org/abs/2007.03797",
+    )
+    needs: ClassVar[Needs] = Needs(state=True, gram="model")
+
+    def __post_init__(self) -> None:
+        require(self.lam >= 0, "lam", self.lam, "take 0 or more")
+        require(self.alpha > 0, "alpha", self.alpha, "take a positive step")
+        require(self.sigma > 0, "sigma", self.sigma, "take a positive scale")
+        require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "take a share in [0, 1]")
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start all clients alike."""
+        models = world.init(0)[None].expand(world.num_clients, -1)
+        return Server({"model": models}, np.arange(world.num_clients))
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the client's own model."""
+        return {}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train near u_i."""
+        u = message["model"][0]
+        w = client.sgd(u, key, direction=proximal(self.lam / self.alpha, u))
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {"model": w.vector}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """u_i <- sum_j xi_ij w_j over those who take part."""
+        return Plan([own_rows(self.attention(notes["gram"]), notes, len(server.assign))])
+
+    def attention(self, gram: np.ndarray) -> np.ndarray:
+        """Return xi [m, m] from the products of the models."""
+        if self.variant == "paper":
+            xi = self.alpha / self.sigma * np.exp(-squared_distances(gram) / self.sigma)
+            np.fill_diagonal(xi, 0.0)
+            return xi + np.diag(1.0 - xi.sum(1))
+        if len(gram) == 1:
+            return np.ones((1, 1))
+        xi = np.exp(self.sigma * (cosine_matrix(gram) - 1.0))
+        np.fill_diagonal(xi, 0.0)
+        others = (1.0 - self.self_weight) * xi / xi.sum(1, keepdims=True)
+        return others + self.self_weight * np.eye(len(xi))
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return w_i, the common initial model before the first visit."""
+        return state.get("model", client.init)

@@ -1,0 +1,80 @@
+"""FedAsync: the server blends every upload in as it comes, the staler the less.
+
+Xie et al., "Asynchronous Federated Optimization", OPT 2020, Algorithm 1. alpha_t = alpha s(t - tau), w <- (1
+- alpha_t) w + alpha_t w_k; local objective with a proximal term rho/2 ||w - w_tau||^2. Staleness functions,
+section 5.2: constant s = 1; polynomial s(x) = (x + 1)^-a; hinge s(x) = 1 if x <= b, else 1 / (a (x - b) + 1).
+Several uploads of one step are blended one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, in_turn
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State
+
+STALENESS = ("constant", "polynomial", "hinge")
+
+
+@dataclass(frozen=True)
+class FedAsync(Algorithm):
+    """One model, changed at every arrival.
+
+    Attributes:
+        alpha: mixing rate of a fresh upload.
+        staleness: `constant`, `polynomial` or `hinge`; `a` and `b` are its parameters.
+        rho: strength of the proximal term.
+    """
+
+    alpha: float = 0.6
+    staleness: str = "polynomial"
+    a: float = 0.5
+    b: float = 4.0
+    rho: float = 0.005
+
+    paper: ClassVar[Paper] = Paper(
+        "xie2020asynchronous",
+        "Xie, Cong and Koyejo, Sanmi and Gupta, Indranil",
+        "Asynchronous Federated Optimization",
+        "OPT",
+        2020,
+        "https://arxiv.org/abs/1903.03934",
+    )
+    needs: ClassVar[Needs] = Needs(asynchronous=True)
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha <= 1, "alpha", self.alpha, "take a rate in (0, 1]")
+        require(
+            self.staleness in STALENESS, "staleness", self.staleness, f"take one of {', '.join(STALENESS)}"
+        )
+        require(self.a >= 0, "a", self.a, "take 0 or more")
+        require(self.b >= 0, "b", self.b, "take 0 or more")
+        require(self.rho >= 0, "rho", self.rho, "take 0 or more; 0 is no proximal term")
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train near the model that was read."""
+        x = message["model"][0]
+        start = x[: client.layout.num_parameters]
+        pull = (lambda g, w: g + self.rho * (w - start)) if self.rho else None
+        w = client.sgd(x, key, direction=pull)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Blend each upload in, one after the other."""
+        return Plan([in_turn(self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b))])
+
+
+def weight_of(staleness: str, lag: np.ndarray, a: float, b: float) -> np.ndarray:
+    """Return s(lag)."""
+    if staleness == "polynomial":
+        return (lag + 1.0) ** -a
+    if staleness == "hinge":
+        return np.where(lag <= b, 1.0, 1 / (a * np.maximum(lag - b, 0) + 1))
+    return np.ones(len(lag))

@@ -1,0 +1,55 @@
+"""FedAvg with fine-tuning: the global model, trained a little further by each client before it is judged.
+
+McMahan et al., AISTATS 2017, Algorithm 1, for the federation. The personalised evaluation is the baseline of
+many papers, among them Cheng et al., "Fine-tuning is Fine in Federated Learning", 2021. Judged after
+fine-tuning (`accuracy`) and before (`accuracy_initial`); what is tuned is not kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Plan, average
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.local.tune import judge_tuned
+
+from .fedavg import FedAvg
+
+PARTS = ("all", "body", "head")
+
+
+@dataclass(frozen=True)
+class FedAvgFT(Algorithm):
+    """FedAvg, judged after fine-tuning.
+
+    Attributes:
+        tune_epochs: passes over the data before a client is judged.
+        tune_part: `all`, `body` or `head`, what these passes train.
+    """
+
+    tune_epochs: int = 1
+    tune_part: str = "all"
+
+    paper = FedAvg.paper
+
+    def __post_init__(self) -> None:
+        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
+        require(self.tune_part in PARTS, "tune_part", self.tune_part, f"take one of {', '.join(PARTS)}")
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the global model."""
+        w = client.sgd(message["model"][0], key)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average by samples."""
+        return Plan([average(notes)])
+
+    def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
+        """Judge after fine-tuning, and before (`_initial`)."""
+        return judge_tuned(client, message["model"][0], split, self.tune_epochs, self.tune_part)

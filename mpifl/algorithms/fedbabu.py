@@ -1,0 +1,82 @@
+"""FedBABU: only the body is trained together, under a common random head that nobody moves; heads come last.
+
+Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm
+1. Judged twice: with the common head (`accuracy_initial`) and after fine-tuning on the client's training data
+(`accuracy`). The authors' code counts each sampled client once (`weighted=False`); the paper averages by
+samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.algorithm import Algorithm, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Plan, average
+from mpifl.core.params import put, take
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.local.tune import judge_tuned
+
+PARTS = ("all", "body", "head")
+
+
+@dataclass(frozen=True)
+class FedBABU(Algorithm):
+    """One table, `body`; the head is the initial one, known to all from the seed.
+
+    Attributes:
+        tune_epochs: passes over the data before a client is judged.
+        tune_part: `all`, `body` or `head`, what these passes train.
+        weighted: average by samples; otherwise each client counts the same.
+    """
+
+    tune_epochs: int = 5
+    tune_part: str = "all"
+    weighted: bool = True
+
+    paper: ClassVar[Paper] = Paper(
+        "oh2022fedbabu",
+        "Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young",
+        "{FedBABU}: Toward Enhanced Representation for Federated Image Classification",
+        "ICLR",
+        2022,
+        "https://arxiv.org/abs/2106.06042",
+    )
+
+    def __post_init__(self) -> None:
+        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
+        require(self.tune_part in PARTS, "tune_part", self.tune_part, f"take one of {', '.join(PARTS)}")
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start all bodies alike."""
+        body = take(world.init(0), world.layout.part("body"))
+        return Server({"body": body[None]}, np.zeros(world.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download the body."""
+        return {"body": (0,)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the body under the frozen head."""
+        part = client.layout.part("body")
+        w = client.sgd(self.model_of(message, state, client), key, part=part)
+        return client.report(body=take(w.vector, part).clone(), metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average the bodies."""
+        return Plan([average(notes, None if self.weighted else np.ones(len(notes)), into="body", of="body")])
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the shared body under the common head."""
+        return put(client.init, client.layout.part("body"), message["body"][0])
+
+    def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
+        """Judge after fine-tuning, and before (`_initial`)."""
+        w = self.model_of(message, state, client)
+        return judge_tuned(client, w, split, self.tune_epochs, self.tune_part)

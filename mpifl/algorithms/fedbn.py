@@ -1,0 +1,59 @@
+"""FedBN: FedAvg that leaves batch normalisation at home.
+
+Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021, Algorithm
+1. Parameters and running statistics of batch-norm layers are client state; the rest is averaged by samples.
+With a model that has no batch norm this is FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.mixing import Plan, average
+from mpifl.core.params import put, take
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+
+
+@dataclass(frozen=True)
+class FedBN(Algorithm):
+    """One table, `shared`; batch norm is client state, the common initial one before the first visit."""
+
+    paper: ClassVar[Paper] = Paper(
+        "li2021fedbn",
+        "Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi",
+        "{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization",
+        "ICLR",
+        2021,
+        "https://arxiv.org/abs/2102.07623",
+    )
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start all shared parts alike."""
+        shared = take(world.init(0), world.layout.part("unnormed"))
+        return Server({"shared": shared[None]}, np.zeros(world.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download what is shared."""
+        return {"shared": (0,)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train everything; report what is shared, keep batch norm."""
+        w = client.sgd(self.model_of(message, state, client), key)
+        shared, norm = (take(w.vector, client.layout.part(name)).clone() for name in ("unnormed", "norm"))
+        return client.report(shared=shared, metrics={"train_loss": w.loss}), {"norm": norm}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average by samples."""
+        return Plan([average(notes, into="shared", of="shared")])
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the shared model with the client's own batch norm."""
+        w = put(client.init, client.layout.part("unnormed"), message["shared"][0])
+        return put(w, client.layout.part("norm"), state["norm"]) if "norm" in state else w

@@ -1,0 +1,112 @@
+"""FedCE: clusters by ensembles of evaluations; association of clients and clusters grows over the rounds.
+
+Cai et al., "FedCE: Personalized Federated Learning Method based on Clustering Ensembles", ACM MM 2023. No
+official code is known; this follows what the EMD-CFL repository states. Legend: L_i vector of client c's
+batch-mean validation losses under model w_i, b the model of smallest mean, h[c, i] association. In a visit
+h[c, b] grows by 1 and the others by exp(-delta ||L_b - L_i||_2); c trains w_b and is judged by it; w_i <-
+sum_c a_ci w_c, a_.i = softmax_c h[c, i].
+
+Variant `emdcfl`: the running best is incremented while the models are compared, up to K times a visit (its
+defect).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, rows
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.local.mixture import component_losses
+
+VAL_BATCH = 64  # samples
+VARIANTS = ("paper", "emdcfl")
+
+
+@dataclass(frozen=True)
+class FedCE(Algorithm):
+    """K rows, all read by everyone, each trained by those whom it fits best.
+
+    Attributes:
+        num_clusters: K.
+        delta: how fast association falls with the distance of losses.
+        variant: `paper` or `emdcfl`.
+    """
+
+    num_clusters: int = 4
+    delta: float = 0.5
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "cai2023fedce",
+        "Cai, Luxin and Chen, Naiyue and Cao, Yuanzhouhan and He, Jiahuan and Li, Yidong",
+        "{FedCE}: Personalized Federated Learning Method based on Clustering Ensembles",
+        "ACM Multimedia",
+        2023,
+    )
+    needs: ClassVar[Needs] = Needs(several=True, validation=True)
+
+    def __post_init__(self) -> None:
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
+        require(self.delta >= 0, "delta", self.delta, "take 0 or more")
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+
+    def check(self, world: World) -> None:
+        """K may not exceed N."""
+        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
+        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start from K independent models and h = 0."""
+        models = torch.stack([world.init(i) for i in range(self.num_clusters)])
+        h = np.zeros((world.num_clients, self.num_clusters))
+        return Server({"model": models}, np.zeros(world.num_clients, np.int64), {"association": h})
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download all models."""
+        return {"model": tuple(range(self.num_clusters))}
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the last best model."""
+        return {"model": (int(server.assign[k]),)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Compare the models, train the best."""
+        losses = component_losses(client, message["model"], client.data.val)  # [K, n]
+        L = torch.stack([batch.mean(1) for batch in losses.split(VAL_BATCH, dim=1)], 1)
+        b, h = association(L.cpu().double().numpy(), self.delta, self.variant == "emdcfl")
+        w = client.sgd(message["model"][b], key)
+        notes = {"association": h, "best": b}
+        return client.report(notes, {"train_loss": w.loss}, unsent=("best",), model=w.vector), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """w_i <- sum_c softmax_c(h[c, i]) w_c."""
+        h, assign = server.memo["association"].copy(), server.assign.copy()  # [N, K], [N]
+        h[notes.client] += notes["association"]
+        assign[notes.client] = notes["best"]
+        ours = h[notes.client].T  # [K, m]
+        a = np.exp(ours - ours.max(1, keepdims=True))
+        return Plan([rows(a)], assign=assign, memo={"association": h})
+
+
+def association(L: np.ndarray, delta: float, running: bool = False) -> tuple[int, np.ndarray]:
+    """Return the best model b and the growth [K] of the association, from batch losses [K, batches].
+
+    Args:
+        running: increment the best so far after every comparison, instead of the best once.
+    """
+    mean = L.mean(1)
+    b = int(mean.argmin())
+    growth = np.exp(-delta * np.linalg.norm(L - L[b], axis=1))
+    growth[b] = 0.0 if running else 1.0
+    if running:
+        for i in range(len(L)):
+            growth[int(mean[: i + 1].argmin())] += 1.0
+    return b, growth

@@ -1,0 +1,121 @@
+"""FedClust: clients whose final layers stay close after a little local training share a model.
+
+Islam et al., "FedClust: Tackling Data Heterogeneity in Federated Learning through Weight-Driven Client
+Clustering", ICPP 2024. From the common initial model every client trains for a few epochs and sends the
+weights v_i of its final layer; the server cuts a hierarchy on ||v_i - v_j|| at lambda; then FedAvg inside
+each cluster, from the initial model. A newcomer does the same and joins the cluster with the nearest mean of
+final layers.
+
+Readings (no official code): complete linkage. Variant `emdcfl`, which shapes that paper's rows: all weights,
+and clusters are averaged once, over this first training, and never again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.cluster.distances import squared_distances
+from mpifl.cluster.grouping import LINKAGES, agglomerative
+from mpifl.cluster.oneshot import clustered_plan, clustered_server, joined
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, by_cluster
+from mpifl.core.params import take, width
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, Vector, World
+
+
+@dataclass(frozen=True)
+class FedClust(Algorithm):
+    """One row per cluster, and the initial model; table `signature` holds the clusters' mean final layers.
+
+    Attributes:
+        threshold: lambda, in units of the weights; depends on model, learning rate and epochs.
+        num_clusters: cut the hierarchy at this number instead; 0: at the threshold.
+        epochs: of the first training; 0: as many as in a round.
+        linkage: `complete`, `single`, `average` or `ward`.
+        variant: `paper` or `emdcfl`.
+    """
+
+    threshold: float = 1.0
+    num_clusters: int = 0
+    epochs: int = 0
+    linkage: str = "complete"
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "islam2024fedclust",
+        "Islam, Md Sirajul and Javaherian, Simin and Xu, Fei and Yuan, Xu and Chen, Li and Tzeng, Nian-Feng",
+        "{FedClust}: Tackling Data Heterogeneity in Federated Learning through Weight-Driven Client "
+        "Clustering",
+        "ICPP",
+        2024,
+        "https://arxiv.org/abs/2407.07124",
+    )
+    needs: ClassVar[Needs] = Needs(
+        fingerprint=True, fingerprint_gram="signature", fingerprint_distance="signature", newcomers=True
+    )
+
+    def __post_init__(self) -> None:
+        require(self.threshold > 0, "threshold", self.threshold, "take a positive distance of weights")
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0: threshold")
+        require(self.epochs >= 0, "epochs", self.epochs, "take 1 or more; 0 for those of a round")
+        require(self.linkage in LINKAGES, "linkage", self.linkage, f"take one of {', '.join(LINKAGES)}")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+
+    def check(self, world: World) -> None:
+        """There may not be more clusters than clients."""
+        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
+        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+
+    @property
+    def _compared(self) -> str:
+        """The part of the weights that is compared."""
+        return "head" if self.variant == "paper" else "all"
+
+    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
+        """Return v_i after a little training."""
+        changes: dict[str, Any] = {"epochs": self.epochs} if self.epochs else {}
+        w = client.sgd(shown["init"][0], key, **changes).vector
+        return client.report(signature=take(w, client.layout.part(self._compared)).clone())
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Cut the hierarchy."""
+        assert prints is not None
+        distances = np.sqrt(squared_distances(prints["gram"]))  # [n, n]
+        if self.num_clusters:
+            labels = agglomerative(distances, self.linkage, n_clusters=min(self.num_clusters, len(prints)))
+        else:
+            labels = agglomerative(distances, self.linkage, threshold=self.threshold)
+        server = clustered_server(world, prints.client, labels)
+        size = width(world.layout.part(self._compared))
+        return replace(
+            server, tables={**server.tables, "signature": torch.zeros(int(labels.max()) + 1, size)}
+        )
+
+    def found(self, server: Server, prints: Notes) -> Plan:
+        """Keep each cluster's mean final layer; under `emdcfl` its mean model, the only average there is."""
+        labels, num = server.assign[prints.client], len(server.tables["signature"])
+        mixings = [by_cluster(labels, num, np.ones(len(prints)), into="signature", of="signature")]
+        if self.variant == "emdcfl":
+            mixings.append(by_cluster(labels, num + 1, prints.num_samples, of="signature"))
+        return Plan(mixings)
+
+    def welcome(self, server: Server, prints: Notes) -> Plan:
+        """Join the cluster with the nearest mean final layer."""
+        return joined(server, prints.client, prints["row_distance"].argmin(1))
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the cluster's model."""
+        w = client.sgd(message["model"][0], key)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average each cluster by samples."""
+        return clustered_plan(server, notes) if self.variant == "paper" else Plan([])

@@ -1,0 +1,172 @@
+"""FedCUAU: clusters by how non-IID a client is; knowledge flows only from even clients to skewed ones.
+
+"FedCUAU: Clustered Federated Learning Using Weight Divergence", Algorithm 1. Legend: CU_k update of the last
+layer after one epoch from the common w_0, AU their mean by samples, CUAU_k = ||CU_k - AU||; cluster i (here 0
+.. C-1) by quantiles of CUAU. w^s trunk, w^{Cj} copies of the cluster block. A client of cluster i trains
+(w^s, w^{CC}) together, then, with its new trunk frozen, each w^{Cj}, j >= i, alone. Copy j < C averages those
+of cluster <= j; trunk and last copy average everyone: they evolve as the method below does without clusters.
+
+Readings: convex averages by samples; a copy is averaged over those who trained it; the trunk is frozen at its
+new local value, in evaluation mode; stage 2 starts from w_0 again, so that the limit holds bit for bit;
+initial accuracy is that of (w^s, w^{C1}) on each client's own test data. Over FedPer the private head is
+trained with the trunk and frozen with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.cluster.grouping import quantile_groups
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client, Trained
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Mixing, Plan, average, by_cluster
+from mpifl.core.params import Layout, Part, put, take, within
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.local.directions import proximal
+from mpifl.local.tune import judge_tuned
+
+OVER = ("fedavg", "fedprox", "fedbabu", "fedper")
+
+
+@dataclass(frozen=True)
+class FedCUAU(Algorithm):
+    """Tables `trunk` (one row) and `block` (C rows).
+
+    Attributes:
+        over: the method that is plugged into: fedavg, fedprox, fedbabu (head frozen) or fedper (head
+            private).
+        num_clusters: C; 1 is the method below.
+        mu: of fedprox.
+        tune_epochs: passes over the data before the personalised accuracy is taken.
+    """
+
+    over: str = "fedavg"
+    num_clusters: int = 2
+    mu: float = 0.001
+    tune_epochs: int = 5
+
+    paper: ClassVar[Paper] = Paper(
+        "fedcuau",
+        "{The authors of FedCUAU}",  # the paper came to us without their names
+        "{FedCUAU}: Clustered Federated Learning Using Weight Divergence",
+        "",
+        2024,
+    )
+    needs: ClassVar[Needs] = Needs(fingerprint=True, fingerprint_gram="last_layer", state=True)
+
+    def __post_init__(self) -> None:
+        require(self.over in OVER, "over", self.over, f"take one of {', '.join(OVER)}")
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
+        require(self.mu >= 0, "mu", self.mu, "take 0 or more")
+        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
+
+    def check(self, world: World) -> None:
+        """There must be a client for each cluster, and a block below the head where the head is not
+        shared.
+        """
+        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
+        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+        remedy = "the model names no block below its head; take a model that does, or over fedavg"
+        require(bool(self._block(world.layout)), "over", self.over, remedy)
+
+    def _shared(self, layout: Layout) -> Part:
+        """Return what is averaged: all, or all but the head."""
+        return layout.part("all" if self.over in ("fedavg", "fedprox") else "body")
+
+    def _block(self, layout: Layout) -> Part:
+        """Return the cluster block."""
+        return layout.part("block" if self.over in ("fedavg", "fedprox") else "stage")
+
+    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+        """Send the seed of w_0, nothing else."""
+        return {"seed": torch.zeros(1, 1)}
+
+    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
+        """Return CU_k after one epoch."""
+        w = client.sgd(client.init, key, epochs=1).vector
+        return client.report(last_layer=take(w - client.init, client.layout.part("head")).clone())
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Cut CUAU at its quantiles; all copies start alike."""
+        assert prints is not None
+        gram, share = prints["gram"], prints.num_samples / prints.num_samples.sum()
+        cuau = np.sqrt(np.maximum(gram.diagonal() - 2 * gram @ share + share @ gram @ share, 0.0))
+        assign = quantile_groups(cuau, self.num_clusters)
+        shared, block = self._shared(world.layout), self._block(world.layout)
+        trunk, w_0 = world.layout.part("trunk"), world.init(0)
+        tables = {"trunk": take(w_0, trunk)[None], "block": take(w_0, block).expand(self.num_clusters, -1)}
+        parts = {"trunk_part": within(trunk, shared), "block_part": within(block, shared)}
+        memo = {name: np.array([(s.start, s.stop) for s in part]) for name, part in parts.items()}
+        return Server(tables, assign, {"cuau": cuau, **memo})
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download the trunk and the copies from the own cluster's upwards."""
+        return {"trunk": (0,), "block": tuple(range(int(server.assign[k]), self.num_clusters))}
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the trunk with the first copy (initial) and with the own one (personalised)."""
+        return {"trunk": (0,), "block": (0, int(server.assign[k]))}
+
+    def _model(self, trunk: Vector, copy: Vector, state: State, client: Client) -> Vector:
+        """Return a whole model: trunk, one copy, and the head where it is not part of the block."""
+        w = put(client.init, client.layout.part("trunk"), trunk)
+        w = put(w, self._block(client.layout), copy)
+        return put(w, client.layout.part("head"), state["head"]) if "head" in state else w
+
+    def _train(self, client: Client, w: Vector, key: Key, part: Part | None) -> Trained:
+        """Train as the method below does."""
+        return client.sgd(
+            w, key, part=part, direction=proximal(self.mu, w) if self.over == "fedprox" else None
+        )
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train trunk and last copy, then each copy from the own cluster's upwards under the new trunk."""
+        copies, layout, block = message["block"], client.layout, self._block(client.layout)
+        first = self.num_clusters - len(copies)  # the client's cluster
+        body = layout.part("body") if self.over == "fedbabu" else None
+        w = self._train(client, self._model(message["trunk"][0], copies[-1], state, client), key, body)
+        uploads = {"model": take(w.vector, self._shared(layout)).clone()}
+        for j in range(self.num_clusters - 1):
+            uploads[f"copy{j}"] = torch.zeros_like(copies[0])
+            if j >= first:
+                w_j = put(w.vector, block, copies[j - first])
+                uploads[f"copy{j}"] = take(self._train(client, w_j, key.of("copy", j), block).vector, block)
+        untrained = tuple(f"copy{j}" for j in range(first))
+        kept = {"head": take(w.vector, layout.part("head")).clone()} if self.over == "fedper" else {}
+        return client.report({}, {"train_loss": w.loss}, untrained, **uploads), kept
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average trunk and last copy over all, copy j over those of cluster <= j."""
+        trunk, block = (
+            tuple(slice(int(a), int(b)) for a, b in server.memo[name])
+            for name in ("trunk_part", "block_part")
+        )
+        last, everyone = self.num_clusters - 1, average(notes)
+        one_row = np.eye(self.num_clusters)[last]
+        weights = one_row[:, None] * everyone.weights
+        mixings = [
+            replace(everyone, into="trunk", part=trunk),
+            Mixing(weights, keep=1 - one_row, into="block", part=block),
+        ]
+        for j in range(last):
+            own = np.where(server.assign[notes.client] <= j, j, -1)
+            mixings.append(by_cluster(own, self.num_clusters, notes.num_samples, into="block", of=f"copy{j}"))
+        return Plan(mixings)
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the trunk with the own copy."""
+        return self._model(message["trunk"][0], message["block"][-1], state, client)
+
+    def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
+        """Judge the own copy after fine-tuning, and (w^s, w^{C1}) as it is (`_initial`)."""
+        tuned = judge_tuned(client, self.model_of(message, state, client), split, self.tune_epochs)
+        first = self._model(message["trunk"][0], message["block"][0], state, client)
+        return {**tuned, **{f"{name}_initial": value for name, value in client.judge(first, split).items()}}

@@ -1,0 +1,100 @@
+"""FedEM: every client's distribution is a mixture of K shared ones, found by expectation maximisation.
+
+Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1.
+Legend: theta_k components, pi the client's shares of them, q[k, s] responsibility of component k for sample
+s, l loss. Clients predict with the mixture; one that never took part finds its pi by one E and M step on its
+training data, as the authors' code does for new clients. Variant `emdcfl`, the EMD-CFL repository: judge by
+the last component alone, as the client trained it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Mixing, Plan, componentwise, shares
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.local.mixture import component_losses, judge_mixture, train_components
+
+VARIANTS = ("paper", "emdcfl")
+
+
+@dataclass(frozen=True)
+class FedEM(Algorithm):
+    """K rows, all read and all trained by everyone.
+
+    Attributes:
+        num_components: K.
+        variant: `paper` or `emdcfl`, the model that is judged.
+    """
+
+    num_components: int = 3
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "marfoq2021federated",
+        "Marfoq, Othmane and Neglia, Giovanni and Bellet, Aur{\\'e}lien and Kameni, Laetitia "
+        "and Vidal, Richard",
+        "Federated Multi-Task Learning under a Mixture of Distributions",
+        "NeurIPS",
+        2021,
+        "https://arxiv.org/abs/2108.10252",
+    )
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def __post_init__(self) -> None:
+        require(
+            self.num_components >= 1, "num_components", self.num_components, "take at least one; 1 is FedAvg"
+        )
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+
+    def check(self, world: World) -> None:
+        """K may not exceed N."""
+        remedy = f"there are only {world.num_clients} clients; take fewer components"
+        require(self.num_components <= world.num_clients, "num_components", self.num_components, remedy)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start from K independent models: equal ones would stay equal."""
+        models = torch.stack([world.init(j) for j in range(self.num_components)])
+        return Server({"model": models}, np.zeros(world.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download all components."""
+        return {"model": tuple(range(self.num_components))}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """E step, M step for pi, M step for every component by weighted training."""
+        q, pi = self._expect(message, state, client)
+        theta, loss = train_components(client, message["model"], q, key)
+        notes = {"component": int(pi.argmax())}
+        report = client.report(notes, {"train_loss": loss}, unsent=("component",), model=theta)
+        return report, {"pi": pi} | ({"last": theta[-1]} if self.variant == "emdcfl" else {})
+
+    def _expect(self, message: Message, state: State, client: Client) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q [K, n] and the new pi [K]."""
+        pi = state.get("pi", torch.full((self.num_components,), 1 / self.num_components))
+        losses = component_losses(client, message["model"])  # [K, n]
+        q = torch.softmax(pi.to(losses).log()[:, None] - losses, 0)  # eq. 10
+        return q, q.mean(1).cpu()  # eq. 11
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """theta_k <- sum_i n_i theta_ik / n; `assign` only names each client's largest share."""
+        n = np.tile(shares(notes), (self.num_components, 1))  # [K, m]
+        assign = server.assign.copy()
+        assign[notes.client] = notes["component"]
+        return Plan([Mixing(componentwise(n))], assign=assign)
+
+    def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
+        """Judge sum_k pi_k softmax(theta_k(x))."""
+        if self.variant == "emdcfl":
+            return client.judge(state.get("last", message["model"][-1]), split)
+        pi = state["pi"] if "pi" in state else self._expect(message, state, client)[1]
+        return judge_mixture(client, message["model"], pi, split)

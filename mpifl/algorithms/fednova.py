@@ -1,0 +1,66 @@
+"""FedNova: updates are normalised by how much each client trained before they are averaged.
+
+Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS
+2020, eq. 11. Legend: tau_i local steps, a_i their accumulation, ||a_i||_1 = tau_i for SGD and (tau_i - rho (1
+- rho^tau_i) / (1 - rho)) / (1 - rho) with momentum rho, p_i = n_i / n, d_i = (w_i - x) / ||a_i||_1, tau_eff =
+sum p_i ||a_i||_1. x <- x + tau_eff sum p_i d_i. Steps of Adam count as steps of SGD; buffers are averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.mixing import Plan, add, shares
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, World
+
+
+@dataclass(frozen=True)
+class FedNova(Algorithm):
+    """One model for all."""
+
+    paper: ClassVar[Paper] = Paper(
+        "wang2020tackling",
+        "Wang, Jianyu and Liu, Qinghua and Liang, Hao and Joshi, Gauri and Poor, H. Vincent",
+        "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+        "NeurIPS",
+        2020,
+        "https://arxiv.org/abs/2007.07481",
+    )
+    needs: ClassVar[Needs] = Needs(polish=True)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Remember where the buffers begin."""
+        memo = {"num_parameters": np.array(world.layout.num_parameters), "tau_eff": np.array(0.0)}
+        return Server({"model": world.init(0)[None]}, np.zeros(world.num_clients, np.int64), memo)
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Report d_i, the change of the buffers behind it, and ||a_i||_1."""
+        x, p = message["model"][0], client.layout.num_parameters
+        w = client.sgd(x, key)
+        a = accumulation(w.steps, w.momentum)
+        d = torch.cat([(w.vector - x)[:p] / max(a, 1.0), (w.vector - x)[p:]])
+        return client.report({"accumulation": a}, {"train_loss": w.loss}, model=d), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """x + sum p_i d_i, and the length of the step for `server_update`."""
+        p = shares(notes)
+        memo = {**server.memo, "tau_eff": np.array(float(p @ notes["accumulation"]))}
+        return Plan([add(p)], memo=memo)
+
+    def server_update(self, old: Server, new: Server) -> Server:
+        """x <- x + tau_eff sum p_i d_i."""
+        x, moved, p = old.tables["model"], new.tables["model"], int(new.memo["num_parameters"])
+        step = float(new.memo["tau_eff"]) * (moved - x)[:, :p]
+        return replace(new, tables={**new.tables, "model": torch.cat([x[:, :p] + step, moved[:, p:]], 1)})
+
+
+def accumulation(tau: int, rho: float) -> float:
+    """Return ||a||_1: how many gradients' worth tau steps with momentum rho move a model."""
+    return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)

@@ -1,0 +1,149 @@
+"""FedAdam and FedYogi: adaptive optimisers at the server.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. Legend: Delta mean update, m and v
+its first and second moments, eta server rate, tau degree of adaptivity. m <- beta1 m + (1 - beta1) Delta;
+FedAdam: v <- beta2 v + (1 - beta2) Delta^2; FedYogi: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2); x <- x +
+eta m / (sqrt(v) + tau), v_0 = tau^2, no bias correction. Delta is weighted by samples, as in the paper's
+experiments; eta is tuned per task there (1e-2.5 to 10). Buffers are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, average
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, World
+
+Second = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (v, Delta^2) -> the next v
+PAPER = Paper(
+    "reddi2021adaptive",
+    "Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and "
+    "Kone{\\v{c}}n{\\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan",
+    "Adaptive Federated Optimization",
+    "ICLR",
+    2021,
+    "https://arxiv.org/abs/2003.00295",
+)
+
+
+@dataclass(frozen=True)
+class FedAdam(Algorithm):
+    """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
+
+    Attributes:
+        server_lr: eta.
+        beta1, beta2: decay of the moments.
+        tau: degree of adaptivity, the least denominator.
+    """
+
+    server_lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    paper: ClassVar[Paper] = PAPER
+    needs: ClassVar[Needs] = Needs(polish=True)
+
+    def __post_init__(self) -> None:
+        _check(self.server_lr, self.beta1, self.beta2, self.tau)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start with m = 0 and v = tau^2."""
+        return _start(world, self.tau)
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the global model."""
+        return _train(message, client, key), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average by samples."""
+        return Plan([average(notes)])
+
+    def server_update(self, old: Server, new: Server) -> Server:
+        """v <- beta2 v + (1 - beta2) Delta^2."""
+
+        def second(v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+            return self.beta2 * v + (1 - self.beta2) * square
+
+        return _adapted(old, new, self.server_lr, self.beta1, self.tau, second)
+
+
+@dataclass(frozen=True)
+class FedYogi(Algorithm):
+    """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
+
+    Attributes:
+        server_lr: eta.
+        beta1, beta2: decay of the moments.
+        tau: degree of adaptivity, the least denominator.
+    """
+
+    server_lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    paper: ClassVar[Paper] = PAPER
+    needs: ClassVar[Needs] = Needs(polish=True)
+
+    def __post_init__(self) -> None:
+        _check(self.server_lr, self.beta1, self.beta2, self.tau)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start with m = 0 and v = tau^2."""
+        return _start(world, self.tau)
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the global model."""
+        return _train(message, client, key), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average by samples."""
+        return Plan([average(notes)])
+
+    def server_update(self, old: Server, new: Server) -> Server:
+        """v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
+
+        def second(v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+            return v - (1 - self.beta2) * square * torch.sign(v - square)
+
+        return _adapted(old, new, self.server_lr, self.beta1, self.tau, second)
+
+
+def _check(server_lr: float, beta1: float, beta2: float, tau: float) -> None:
+    require(server_lr > 0, "server_lr", server_lr, "take a positive rate")
+    require(0 <= beta1 < 1, "beta1", beta1, "take a value in [0, 1)")
+    require(0 <= beta2 < 1, "beta2", beta2, "take a value in [0, 1)")
+    require(tau > 0, "tau", tau, "take a positive number; large values approach FedAvgM")
+
+
+def _start(world: World, tau: float) -> Server:
+    m = torch.zeros(1, world.layout.num_parameters)
+    tables = {"model": world.init(0)[None], "first": m, "second": torch.full_like(m, tau**2)}
+    return Server(tables, np.zeros(world.num_clients, np.int64))
+
+
+def _train(message: Message, client: Client, key: Key) -> Report:
+    w = client.sgd(message["model"][0], key)
+    return client.report(model=w.vector, metrics={"train_loss": w.loss})
+
+
+def _adapted(old: Server, new: Server, eta: float, beta1: float, tau: float, second: Second) -> Server:
+    """Return the server after an adaptive step along Delta = averaged - old, buffers averaged."""
+    x, m, v = (old.tables[name] for name in ("model", "first", "second"))
+    p = m.shape[1]
+    delta = (new.tables["model"] - x)[:, :p]
+    m = beta1 * m + (1 - beta1) * delta
+    v = second(v, delta.square())
+    moved = x[:, :p] + eta * m / (v.sqrt() + tau)
+    model = torch.cat([moved, new.tables["model"][:, p:]], 1)
+    return replace(new, tables={**new.tables, "model": model, "first": m, "second": v})

@@ -1,0 +1,58 @@
+"""FedPer: a shared body, a private head.
+
+Arivazhagan et al., "Federated Learning with Personalization Layers", 2019, Algorithms 1 and 2. Body and head
+are trained together; the body is averaged by samples, the head never leaves the client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.mixing import Plan, average
+from mpifl.core.params import put, take
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+
+
+@dataclass(frozen=True)
+class FedPer(Algorithm):
+    """One table, `body`; the head is client state, the common initial one before the first visit."""
+
+    paper: ClassVar[Paper] = Paper(
+        "arivazhagan2019federated",
+        "Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav",
+        "Federated Learning with Personalization Layers",
+        "arXiv:1912.00818",
+        2019,
+        "https://arxiv.org/abs/1912.00818",
+    )
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start all bodies alike."""
+        body = take(world.init(0), world.layout.part("body"))
+        return Server({"body": body[None]}, np.zeros(world.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download the body."""
+        return {"body": (0,)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train body and head together; report the body, keep the head."""
+        w = client.sgd(self.model_of(message, state, client), key)
+        body, head = (take(w.vector, client.layout.part(name)).clone() for name in ("body", "head"))
+        return client.report(body=body, metrics={"train_loss": w.loss}), {"head": head}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average the bodies by samples."""
+        return Plan([average(notes, into="body", of="body")])
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the shared body with the client's own head."""
+        w = put(client.init, client.layout.part("body"), message["body"][0])
+        return put(w, client.layout.part("head"), state["head"]) if "head" in state else w

@@ -1,0 +1,60 @@
+"""FedProx: FedAvg whose clients are held near the global model.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2. Local objective:
+F_k(w) + mu/2 ||w - x||^2. Variant `unsquared` is the penalty mu sum_l ||w_l - x_l|| over tensors l of the
+EMD-CFL repository, which shapes that paper's FedProx rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mpifl.core.algorithm import Algorithm, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, average
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.local.directions import proximal, unsquared
+
+VARIANTS = ("standard", "unsquared")
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    """FedAvg with a proximal term.
+
+    Attributes:
+        mu: strength of the proximal term.
+        variant: `standard` or `unsquared`.
+    """
+
+    mu: float = 0.1
+    variant: str = "standard"
+
+    paper: ClassVar[Paper] = Paper(
+        "li2020federated",
+        "Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and "
+        "Smith, Virginia",
+        "Federated Optimization in Heterogeneous Networks",
+        "MLSys",
+        2020,
+        "https://arxiv.org/abs/1812.06127",
+    )
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train with the pull towards x added to the gradient."""
+        x = message["model"][0]
+        standard = self.variant == "standard"
+        pull = proximal(self.mu, x) if standard else unsquared(self.mu, x, client.layout)
+        w = client.sgd(x, key, direction=pull)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average by samples."""
+        return Plan([average(notes)])

@@ -1,0 +1,106 @@
+"""FedRC: FedEM with a label correction, so that clusters follow p(y | x) and not how often a label occurs.
+
+Guo et al., "FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust
+Clustering", ICML 2024, Algorithm 1. Legend: theta_k models, omega the client's shares of them, q[k, s] weight
+of sample s in cluster k, C[k, y] share of label y in cluster k: q[k, s] ~ omega_k exp(-l(theta_k; s)) / C[k,
+y_s]. Table `labels` holds the mean over clients of sum_s q[k, s] [y_s = y], from which C is normalised where
+it is read. Variant `emdcfl` as in FedEM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Mixing, Plan, componentwise, shares
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.local.mixture import component_losses, judge_mixture, train_components
+
+FLOOR = 1e-8  # of C
+VARIANTS = ("paper", "emdcfl")
+
+
+@dataclass(frozen=True)
+class FedRC(Algorithm):
+    """K rows of models and K rows of label sums, all read by everyone.
+
+    Attributes:
+        num_clusters: K.
+        variant: `paper` (judge the mixture) or `emdcfl` (judge the last model as the client trained it).
+    """
+
+    num_clusters: int = 3
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "guo2024fedrc",
+        "Guo, Yongxin and Tang, Xiaoying and Lin, Tao",
+        "{FedRC}: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust Clustering",
+        "ICML",
+        2024,
+        "https://arxiv.org/abs/2301.12379",
+    )
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def __post_init__(self) -> None:
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one; 1 is FedAvg")
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+
+    def check(self, world: World) -> None:
+        """K may not exceed N."""
+        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
+        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start from K independent models and a constant C."""
+        models = torch.stack([world.init(j) for j in range(self.num_clusters)])
+        labels = torch.ones(self.num_clusters, world.num_classes)
+        return Server({"model": models, "labels": labels}, np.zeros(world.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download all models and label sums."""
+        everything = tuple(range(self.num_clusters))
+        return {"model": everything, "labels": everything}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """E step, omega, label sums, weighted training, in this order."""
+        q, omega = self._expect(message, state, client)
+        sums = q @ F.one_hot(client.data.train.y, message["labels"].shape[1]).to(q)  # [K, L]
+        theta, loss = train_components(client, message["model"], q, key)
+        notes = {"cluster": int(omega.argmax())}
+        report = client.report(notes, {"train_loss": loss}, unsent=("cluster",), model=theta, labels=sums)
+        return report, {"omega": omega} | ({"last": theta[-1]} if self.variant == "emdcfl" else {})
+
+    def _expect(self, message: Message, state: State, client: Client) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q [K, n] and the new omega [K]."""
+        omega = state.get("omega", torch.full((self.num_clusters,), 1 / self.num_clusters))
+        losses = component_losses(client, message["model"])  # [K, n]
+        C = F.normalize(message["labels"], p=1, dim=1).clamp_min(FLOOR).to(losses)  # [K, L]
+        score = omega.to(losses).log()[:, None] - losses - C[:, client.data.train.y].log()
+        q = torch.softmax(score, 0)
+        return q, q.mean(1).cpu()
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """theta_k <- sum_i n_i theta_ik / n; the label sums over those who take part."""
+        n = np.tile(shares(notes), (self.num_clusters, 1))  # [K, m]
+        once = np.full_like(n, 1 / len(notes))
+        assign = server.assign.copy()
+        assign[notes.client] = notes["cluster"]
+        sums = Mixing(componentwise(once), into="labels", of="labels")
+        return Plan([Mixing(componentwise(n)), sums], assign=assign)
+
+    def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
+        """Judge sum_k omega_k softmax(theta_k(x))."""
+        if self.variant == "emdcfl":
+            return client.judge(state.get("last", message["model"][-1]), split)
+        omega = state["omega"] if "omega" in state else self._expect(message, state, client)[1]
+        return judge_mixture(client, message["model"], omega, split)

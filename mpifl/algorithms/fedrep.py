@@ -1,0 +1,72 @@
+"""FedRep: a shared representation, a private head; first the head is trained, then the body.
+
+Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021, Algorithm
+1. In a visit the head is trained for `head_epochs` with the received body fixed, then the body for
+`local.epochs` with the head fixed; bodies are averaged by samples, heads never leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, average
+from mpifl.core.params import put, take
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+
+
+@dataclass(frozen=True)
+class FedRep(Algorithm):
+    """One table, `body`; the head is client state, the common initial one before the first visit.
+
+    Attributes:
+        head_epochs: passes over the data for the head.
+    """
+
+    head_epochs: int = 10
+
+    paper: ClassVar[Paper] = Paper(
+        "collins2021exploiting",
+        "Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay",
+        "Exploiting Shared Representations for Personalized Federated Learning",
+        "ICML",
+        2021,
+        "https://arxiv.org/abs/2102.07078",
+    )
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def __post_init__(self) -> None:
+        require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "take 0 or more passes over the data")
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start all bodies alike."""
+        body = take(world.init(0), world.layout.part("body"))
+        return Server({"body": body[None]}, np.zeros(world.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download the body."""
+        return {"body": (0,)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the head, then the body; report the body, keep the head."""
+        head, body = client.layout.part("head"), client.layout.part("body")
+        w = self.model_of(message, state, client)
+        w = client.sgd(w, key.of("head"), part=head, epochs=self.head_epochs).vector
+        trained = client.sgd(w, key, part=body)
+        report = client.report(body=take(trained.vector, body).clone(), metrics={"train_loss": trained.loss})
+        return report, {"head": take(trained.vector, head).clone()}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average the bodies by samples."""
+        return Plan([average(notes, into="body", of="body")])
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the shared body with the client's own head."""
+        w = put(client.init, client.layout.part("body"), message["body"][0])
+        return put(w, client.layout.part("head"), state["head"]) if "head" in state else w

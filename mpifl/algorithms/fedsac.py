@@ -1,0 +1,126 @@
+"""FedSaC: a collaboration graph that rewards similar updates and complementary features.
+
+Yan et al., "Balancing Similarity and Complementarity for Federated Learning", ICML 2024. As pFedGraph, with
+the overlap c_ij of the clients' feature spaces: row i minimises ||x||^2 + (lambda1 c_i + lambda2 d_i - 2p)'x
+on the simplex, the projection of p - (lambda1 c_i + lambda2 d_i) / 2. Legend: d_ij = -cos(dw_i, dw_j), p_j =
+n_j / n, phi angles of the three principal directions of the training features, paired greedily, c_ij =
+cos(mean phi). As in the authors' code a direction has a sign (its largest entry is positive), cosines above
+0.9 count as 1, dw is the change since the initial model, buffers left out; its cosine term of the local loss
+has the wrong sign (`repo`).
+
+Variant `emdcfl`: dw since the start of the round, no clipping, features under batch statistics, the local
+term draws to the model received (that repository takes lam 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.cluster.collaboration import dissimilarity, graph_plan, own_models
+from mpifl.cluster.grouping import simplex_projection
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, shares
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.local.directions import train_aligned
+
+VARIANTS = ("paper", "repo", "emdcfl")
+
+
+@dataclass(frozen=True)
+class FedSaC(Algorithm):
+    """N rows, one for each client, which reads its own.
+
+    Attributes:
+        lambda1: weight of complementarity, against overlapping features.
+        lambda2: weight of similarity.
+        num_directions: principal directions sent, k_principal of the authors' code.
+        lam: weight of the cosine term in local training.
+        variant: `paper`, `repo` or `emdcfl`.
+    """
+
+    lambda1: float = 0.9
+    lambda2: float = 1.4
+    num_directions: int = 3
+    lam: float = 0.01
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "yan2024balancing",
+        "Yan, Kunda and Cui, Sen and Wuerkaixi, Abudukelimu and Zhang, Jingfeng and Han, Bo and Niu, Gang "
+        "and Sugiyama, Masashi and Zhang, Changshui",
+        "Balancing Similarity and Complementarity for Federated Learning",
+        "ICML",
+        2024,
+        "https://arxiv.org/abs/2405.09892",
+    )
+    needs: ClassVar[Needs] = Needs(gram="delta")
+
+    def __post_init__(self) -> None:
+        for name in ("lambda1", "lambda2", "lam"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "take 0 or more")
+        require(self.num_directions >= 1, "num_directions", self.num_directions, "take at least one")
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start all clients alike, without directions."""
+        return own_models(world, directions=self.variant != "emdcfl")
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download the own mixture and the direction to stay near."""
+        return {name: (k,) for name in server.tables}
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the own mixture."""
+        return {"model": (k,)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train towards the direction, then send the principal directions of the features."""
+        trained, vectors = train_aligned(client, message, self.lam, self.variant, key)
+        x, emdcfl = client.data.train.x, self.variant == "emdcfl"
+        features = client.embed(trained.vector, x, train_mode=emdcfl).cpu().double().numpy()
+        notes = {"basis": principal_directions(features, self.num_directions)}
+        metrics = {"train_loss": trained.loss}
+        return client.report(notes, metrics, unsent=("delta", "direction"), **vectors), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """w_i <- sum_j x_ij w_j, and v_i likewise, over those who take part."""
+        d = dissimilarity(notes["gram"], None if self.variant == "emdcfl" else -0.9)
+        c = overlap(notes["basis"])
+        X = graph(c, d, shares(notes), self.lambda1, self.lambda2)
+        return graph_plan(server, notes, X)
+
+
+def graph(c: np.ndarray, d: np.ndarray, p: np.ndarray, lambda1: float, lambda2: float) -> np.ndarray:
+    """Return argmin of ||x_i||^2 + (lambda1 c_i + lambda2 d_i - 2p)'x_i on the simplex, row by row [m, m]."""
+    return simplex_projection(p - (lambda1 * c + lambda2 * d) / 2)
+
+
+def principal_directions(features: np.ndarray, count: int) -> np.ndarray:
+    """Return the first principal directions [count, e] of features [n, e]; zeros where there are fewer."""
+    _, _, rows = np.linalg.svd(features - features.mean(0), full_matrices=False)
+    rows = rows[:count]
+    signs = np.sign(rows[np.arange(len(rows)), np.abs(rows).argmax(1)])
+    out = np.zeros((count, features.shape[1]), np.float32)
+    out[: len(rows)] = rows * signs[:, None]
+    return out
+
+
+def overlap(bases: np.ndarray) -> np.ndarray:
+    """Return c_ij = cos(mean angle) [m, m] of bases [m, k, e], their directions paired greedily by cosine."""
+    cosines = np.einsum("iae,jbe->ijab", bases, bases, dtype=np.float64)  # [m, m, k, k]
+    m, k = bases.shape[:2]
+    i, j = np.ogrid[:m, :m]
+    angles = np.zeros((m, m))
+    for _ in range(k):
+        best = cosines.reshape(m, m, -1).argmax(-1)
+        a, b = best // k, best % k
+        angles += np.arccos(np.clip(cosines[i, j, a, b], -1.0, 1.0)) / k
+        cosines[i, j, a, :] = -np.inf
+        cosines[i, j, :, b] = -np.inf
+    return np.cos(angles)

@@ -1,0 +1,150 @@
+"""FedSoft: soft clusters; every client trains one personal model near the centres that explain its samples.
+
+Ruan and Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022,
+Algorithm 1. Legend: c_s centres, u_s share of the client's samples that centre s explains best (sigma if
+none), v_is importance of client i in centre s. Local objective F_i(w) + (lambda/2) sum_s u_s ||w - c_s||^2,
+continued from the client's own w. Differs: everyone who takes part trains, the server draws `selected` of
+them per centre (0: all, c_s = sum_i v_is w_i). A client that never took part is judged by sum_s u_s c_s.
+
+Variant `emdcfl`, the EMD-CFL repository: losses are compared per batch of 64 validation samples; at least
+max(1, n_val / 1000) samples in each centre; every visit starts from the mixture of centres; no proximal term.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, rows
+from mpifl.core.rng import Key, key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.local.mixture import component_losses
+
+VAL_BATCH = 64  # samples; variant emdcfl
+VARIANTS = ("paper", "emdcfl")
+
+
+@dataclass(frozen=True)
+class FedSoft(Algorithm):
+    """K rows, all read by everyone; one personal model at each client.
+
+    Attributes:
+        num_clusters: K.
+        lam: lambda, pull towards the centres.
+        sigma: share of a centre that explains no sample.
+        tau: rounds between two counts of a client's samples.
+        selected: clients the server draws for each centre; 0 for all who take part.
+        variant: `paper` or `emdcfl`.
+    """
+
+    num_clusters: int = 2
+    lam: float = 0.1
+    sigma: float = 1e-4
+    tau: int = 2
+    selected: int = 0
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "ruan2022fedsoft",
+        "Ruan, Yichen and Joe-Wong, Carlee",
+        "{FedSoft}: Soft Clustered Federated Learning with Proximal Local Updating",
+        "AAAI",
+        2022,
+        "https://arxiv.org/abs/2112.06053",
+    )
+    needs: ClassVar[Needs] = Needs(several=True, state=True)
+
+    def __post_init__(self) -> None:
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one centre")
+        require(self.lam >= 0, "lam", self.lam, "take 0 or more")
+        require(0 < self.sigma <= 1, "sigma", self.sigma, "take a small share in (0, 1]")
+        require(self.tau >= 1, "tau", self.tau, "take 1 (count in every round) or more")
+        require(self.selected >= 0, "selected", self.selected, "take 0 (all) or a number of clients")
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+
+    def check(self, world: World) -> None:
+        """K may not exceed N."""
+        remedy = f"there are only {world.num_clients} clients; take fewer centres"
+        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start from K independent centres; draws of the server are addressed by `seed` and version."""
+        centres = torch.stack([world.init(s) for s in range(self.num_clusters)])
+        memo = {
+            "counts": np.zeros((world.num_clients, self.num_clusters)),
+            "seed": np.array(key.entropy >> 65),
+        }
+        return Server({"model": centres}, np.zeros(world.num_clients, np.int64), memo)
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download all centres."""
+        return {"model": tuple(range(self.num_clusters))}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Count samples when due, then train near the centres."""
+        c = message["model"]  # [K, d]
+        due = not state or (message.step - 1) % self.tau == 0
+        counts = self._counts(c, client) if due else state["counts"]  # [K]
+        if self.variant == "emdcfl":
+            w = client.sgd(_mixed(c, counts), key)
+        else:
+            u = (counts / client.num_samples).to(c)
+            mean = u @ c  # sum_s u_s c_s
+            pull = self.lam * u.sum()
+            target = (mean / u.sum())[: client.layout.num_parameters]
+            start = state.get("model", client.init)
+            w = client.sgd(start, key, direction=lambda g, w: g + pull * (w - target))
+        notes = {"counts": counts.numpy()} if due else {}
+        report = client.report(notes, {"train_loss": w.loss}, model=w.vector)
+        return report, {"model": w.vector, "counts": counts}
+
+    def _counts(self, c: torch.Tensor, client: Client) -> torch.Tensor:
+        """Return n_is [K]: samples whose loss is lowest under c_s, and never none."""
+        emdcfl = self.variant == "emdcfl"
+        split = client.data.val if emdcfl else client.data.train
+        losses = component_losses(client, c, split)  # [K, n]
+        if emdcfl:
+            counts = torch.zeros(len(c), dtype=torch.float64)
+            for batch in losses.split(VAL_BATCH, dim=1):
+                counts[int(batch.mean(1).argmin())] += batch.shape[1]
+            return counts.clamp_min(max(1, len(split) // 1000))
+        counts = torch.bincount(losses.argmin(0).cpu(), minlength=len(c)).double()
+        return torch.where(counts == 0, self.sigma * client.num_samples, counts)
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """c_s <- sum_i v_is w_i, or the mean of the clients drawn by v_is."""
+        counts = server.memo["counts"].copy()  # [N, K]
+        if "counts" in notes.columns:
+            told = ~np.isnan(notes["counts"][:, 0])
+            counts[notes.client[told]] = notes["counts"][told]
+        v = counts[notes.client].T  # [K, m]
+        v = v / v.sum(1, keepdims=True)
+        if self.selected:
+            v = selection(v, min(self.selected, len(notes)), key(int(server.memo["seed"]), server.version))
+        memo = {**server.memo, "counts": counts}
+        return Plan([rows(v)], assign=counts.argmax(1).astype(np.int64), memo=memo)
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the client's own model."""
+        if "model" in state:
+            return state["model"]
+        return _mixed(message["model"], self._counts(message["model"], client))
+
+
+def _mixed(c: torch.Tensor, counts: torch.Tensor) -> Vector:
+    """Return sum_s n_s c_s / sum_s n_s."""
+    return (counts / counts.sum()).to(c) @ c
+
+
+def selection(v: np.ndarray, size: int, address: Key) -> np.ndarray:
+    """Return ones [K, m] where a client was drawn: `size` for each centre s, by v_s, without replacement."""
+    drawn = np.zeros_like(v)
+    for s, chances in enumerate(v):
+        drawn[s, address.of(s).numpy().choice(len(chances), size, replace=False, p=chances)] = 1.0
+    return drawn

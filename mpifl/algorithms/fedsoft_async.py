@@ -1,0 +1,97 @@
+"""FedSoft-Async: clients weigh the cluster models by their own samples, the server moves each by its share.
+
+The baseline of "Client-Centric Federated Learning under Dynamic Mixtures of Distributions" (CCFL), made from
+FedSoft (Ruan and Joe-Wong, AAAI 2022). Legend: w_k cluster models, mu_mk share of client m's samples whose
+loss is lowest under w_k, tau version that m read, t_k last step in which cluster k changed. alpha_k = alpha_0
+mu_mk a_k with a_k = 1 if t_k - tau < b, else 1 / (a (t_k - tau) + 1); w_k <- (1 - alpha_k) w_k + alpha_k w_m.
+
+Reading: a client starts from sum_k mu_mk w_k, which is also what it is judged by; the models start where
+CCFL's do, pre-trained on the server's labelled sets D_k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, blend
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.local.mixture import component_losses
+
+from .ccfl import CCFL, lateness, pretrained
+
+
+@dataclass(frozen=True)
+class FedSoftAsync(Algorithm):
+    """K rows, all read by everyone.
+
+    Attributes:
+        alpha0: largest mixing rate. a, b: of the staleness factor.
+        rho: strength of the client's proximal term.
+        pretrain_epochs: passes over D_k before the first upload.
+    """
+
+    alpha0: float = 0.025
+    a: float = 10.0
+    b: float = 5.0
+    rho: float = 0.1
+    pretrain_epochs: int = 5
+
+    paper: ClassVar[Paper] = CCFL.paper
+    needs: ClassVar[Needs] = Needs(inspect=True, one_by_one=True, asynchronous=True)
+
+    def __post_init__(self) -> None:
+        require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")
+        require(self.a >= 0, "a", self.a, "take 0 or more")
+        require(self.rho >= 0, "rho", self.rho, "take 0 or more; 0 is no proximal term")
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Pre-train a model on each D_k."""
+        w = pretrained(world, self.pretrain_epochs, key)  # [K, d]
+        K, n = len(w), world.num_clients
+        memo = {"mu": np.full((n, K), 1 / K), "changed": np.zeros(K)}
+        return Server({"model": w}, np.zeros(n, np.int64), memo)
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download all K models."""
+        return {"model": tuple(range(len(server.tables["model"])))}
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by sum_k mu_k w_k, with the client's last mu."""
+        return {"model": server.memo["mu"][k]}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Count samples, then train near the mixture."""
+        w = message["model"]  # [K, d]
+        best = component_losses(client, w).argmin(0).cpu()  # [n]
+        mu = torch.bincount(best, minlength=len(w)).double() / len(best)
+        ref = (mu.to(w) @ w).to(w)
+        start = ref[: client.layout.num_parameters]
+        trained = client.sgd(ref, key, direction=lambda g, v: g + self.rho * (v - start))
+        metrics = {
+            "train_loss": trained.loss,
+            "accuracy_before": client.judge(trained.vector)["accuracy"],
+        }
+        return client.report({"mu": mu.numpy()}, metrics, model=trained.vector), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Move every cluster by its share."""
+        m, mu = int(notes.client[0]), notes["mu"][0]
+        tau = server.version - int(notes.staleness[0])
+        changed = server.memo["changed"]
+        alpha = self.alpha0 * mu * lateness(changed - tau, self.a, self.b)  # [K]
+        all_mu = server.memo["mu"].copy()
+        all_mu[m] = mu
+        memo = {"mu": all_mu, "changed": np.where(alpha > 0, server.version + 1, changed)}
+        return Plan([blend(alpha[:, None])], assign=all_mu.argmax(1), memo=memo)
+
+    def mixtures(self, server: Server) -> np.ndarray:
+        """Return mu [N, K]."""
+        return server.memo["mu"]

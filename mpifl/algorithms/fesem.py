@@ -1,0 +1,122 @@
+"""FeSEM (FedSEM): k-means on the clients' weights, taking turns with local training.
+
+Xie et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", World Wide Web
+2023, Algorithm 1. E: k_i = argmin_k ||w_i - c_k||; M: c_k = mean of its members; clients of cluster k train
+from c_k.
+
+Three implementations differ. `flt` (FLT's repository, default): in every step whole k-means on the last
+models of all clients seen so far, 20 starts at first and then from the previous centres; averages by samples,
+absent members included. `flexcfl` (FlexCFL's): independent initial centres, one E and one M step over those
+who take part, each counting the same. `emdcfl` (EMD-CFL's): one E and one M step over all seen so far, by
+samples, after a first assignment by chance (there: k-means on numerical noise), and clients are held near
+their centre by the unsquared norms of all tensors. That repository takes both steps before the training of a
+round and never aggregates the last one: its T rounds are T - 1 here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.cluster.grouping import kmeans, principal_coordinates
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, by_cluster
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, World
+from mpifl.local.directions import unsquared
+
+VARIANTS = ("flt", "flexcfl", "emdcfl")
+
+
+@dataclass(frozen=True)
+class FeSEM(Algorithm):
+    """K rows, the centres.
+
+    Attributes:
+        num_clusters: K.
+        variant: `flt`, `flexcfl` or `emdcfl`.
+        mu: pull towards the centre under `emdcfl`.
+    """
+
+    num_clusters: int = 4
+    variant: str = "flt"
+    mu: float = 0.1
+
+    paper: ClassVar[Paper] = Paper(
+        "long2023multi",
+        "Long, Guodong and Xie, Ming and Shen, Tao and Zhou, Tianyi and Wang, Xianzhi and Jiang, Jing",
+        "Multi-Center Federated Learning: Clients Clustering for Better Personalization",
+        "World Wide Web",
+        2023,
+        "https://arxiv.org/abs/2108.08647",
+    )
+    needs: ClassVar[Needs] = Needs(memory="model", gram="model", row_distance="model")
+
+    def __post_init__(self) -> None:
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+        require(self.mu >= 0, "mu", self.mu, "take 0 or more")
+
+    def check(self, world: World) -> None:
+        """There may not be more clusters than clients."""
+        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
+        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start the centres alike, or independently under `flexcfl`."""
+        own = self.variant == "flexcfl"
+        centres = torch.stack([world.init(j if own else 0) for j in range(self.num_clusters)])
+        drawn = key.numpy().integers(self.num_clusters, size=world.num_clients)
+        assign = np.zeros(world.num_clients, np.int64) if self.variant == "flt" else drawn
+        return Server({"model": centres}, assign)
+
+    def compares(self, server: Server) -> bool:
+        """Only whole k-means reads products."""
+        return self.variant == "flt"
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train from the centre."""
+        c = message["model"][0]
+        pull = unsquared(self.mu, c, client.layout) if self.variant == "emdcfl" else None
+        w = client.sgd(c, key, direction=pull)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """E and M."""
+        assign, K = server.assign.copy(), self.num_clusters
+        assign[notes.client] = k = self._nearest(server, notes)  # [m]
+        if self.variant == "flexcfl":
+            assign = server.assign.copy()
+            assign[notes.client[notes.fresh]] = k[notes.fresh]
+            return Plan([by_cluster(k, K, notes.fresh.astype(float))], assign=assign)
+        return Plan([by_cluster(k, K, notes.num_samples)], assign=assign)
+
+    def _nearest(self, server: Server, notes: Notes) -> np.ndarray:
+        """Return k_i [m] of each report."""
+        apart = notes["row_distance"]  # [m, K]
+        if self.variant == "emdcfl" and server.version == 0:
+            return server.assign[notes.client]
+        if self.variant != "flt":
+            return apart.argmin(1)
+        gram = notes["gram"]
+        centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
+        points, K = principal_coordinates(centred, len(gram)), min(self.num_clusters, len(gram))
+        if server.version == 0 or self.num_clusters > K:
+            return kmeans(points, K, n_init=20).labels
+        return kmeans(points, K, init=_means(points, apart)).labels
+
+
+def _means(points: np.ndarray, apart: np.ndarray) -> np.ndarray:
+    """Return where k-means stands after its first step from the rows at distances `apart` [m, K]: [K, r].
+
+    A row that is nearest to no point moves to the point farthest from its own row.
+    """
+    nearest, far = apart.argmin(1), np.argsort(-apart.min(1), kind="stable")
+    lonely = iter(far)
+    groups = [points[nearest == k] for k in range(apart.shape[1])]
+    return np.stack([g.mean(0) if len(g) else points[next(lonely)] for g in groups])

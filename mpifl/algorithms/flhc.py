@@ -1,0 +1,97 @@
+"""FL+HC: some rounds of FedAvg, then one hierarchical clustering of the updates, then FedAvg in each cluster.
+
+Briggs, Fan and Andras, "Federated Learning with Hierarchical Clustering of Local Updates to Improve Training
+on Non-IID Data", IJCNN 2020, Algorithm 1. Legend: n rounds before the clustering, dw_k update of client k
+from the shared model, P = (metric, linkage, threshold).
+
+Readings: the updates that are clustered are averaged inside the new clusters in the same round. The paper
+asks all clients for an update in that round; those who do not take part in it stay together with the shared
+model and go on with FedAvg among themselves. Its third metric, L1, would need the updates themselves at one
+place: it is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.cluster.distances import cosine_matrix, squared_distances
+from mpifl.cluster.grouping import LINKAGES, agglomerative
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Mixing, Plan, rows
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State
+
+
+@dataclass(frozen=True)
+class FLHC(Algorithm):
+    """One row, then one per cluster (and the shared model, if somebody was absent).
+
+    Attributes:
+        rounds_before: n.
+        threshold: cut of the hierarchy, a distance of updates (euclidean) or 1 - cosine.
+        num_clusters: cut at this number instead; 0: at the threshold.
+        metric: `euclidean` or `cosine`.
+        linkage: `average`, `complete`, `single` or `ward`.
+    """
+
+    rounds_before: int = 10
+    threshold: float = 1.0
+    num_clusters: int = 0
+    metric: str = "euclidean"
+    linkage: str = "average"
+
+    paper: ClassVar[Paper] = Paper(
+        "briggs2020federated",
+        "Briggs, Christopher and Fan, Zhong and Andras, Peter",
+        "Federated Learning with Hierarchical Clustering of Local Updates to Improve Training on Non-{IID} "
+        "Data",
+        "IJCNN",
+        2020,
+        "https://arxiv.org/abs/2004.11791",
+    )
+    needs: ClassVar[Needs] = Needs(gram="delta")
+
+    def __post_init__(self) -> None:
+        require(self.rounds_before >= 0, "rounds_before", self.rounds_before, "take 0 or more rounds")
+        require(self.threshold > 0, "threshold", self.threshold, "take a positive distance")
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0: threshold")
+        require(self.metric in ("euclidean", "cosine"), "metric", self.metric, "take euclidean or cosine")
+        require(self.linkage in LINKAGES, "linkage", self.linkage, f"take one of {', '.join(LINKAGES)}")
+        ward = self.linkage == "ward" and self.metric == "cosine"
+        require(not ward, "linkage", self.linkage, "needs metric euclidean")
+
+    def compares(self, server: Server) -> bool:
+        """Look at updates in one round only."""
+        return server.version == self.rounds_before
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Report dw_k = w_k - w."""
+        w = client.sgd(message["model"][0], key)
+        return client.report(delta=w.vector - message["model"][0], metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Cluster in the one round; average each cluster's updates by samples."""
+        assign, num_rows = server.assign, len(server.tables["model"])
+        keep = np.eye(num_rows)
+        if self.compares(server):
+            labels = self._labels(notes["gram"])
+            assign = np.full(len(assign), labels.max() + 1)
+            assign[notes.client] = labels
+            num_rows = int(assign.max()) + 1
+            keep = np.ones((num_rows, 1))  # all start from the shared model
+        members = np.arange(num_rows)[:, None] == assign[notes.client]
+        weights = rows(members * notes.num_samples.astype(np.float64)).weights
+        return Plan([Mixing(weights, keep=keep, of="delta")], assign=assign)
+
+    def _labels(self, gram: np.ndarray) -> np.ndarray:
+        """Return the cluster [m] of each update."""
+        cosine = self.metric == "cosine"
+        distances = np.maximum(1 - cosine_matrix(gram), 0) if cosine else np.sqrt(squared_distances(gram))
+        if self.num_clusters:
+            return agglomerative(distances, self.linkage, n_clusters=min(self.num_clusters, len(gram)))
+        return agglomerative(distances, self.linkage, threshold=self.threshold)

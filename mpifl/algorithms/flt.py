@@ -1,0 +1,172 @@
+"""FLT: clients whose images an autoencoder puts close together are averaged together.
+
+Jamali-Rad, Abdizadeh and Singh, "Federated Learning with Taskonomy for Non-IID Data", TNNLS 2022, sections 3
+and 4. The server pre-trains an autoencoder on images of its own (`data.public`: FashionMNIST for Enc2, EMNIST
+for Enc1 of the MNIST tasks). A client fine-tunes it for F epochs (Enc2; 0: Enc1), encodes its images, and
+sends the k centroids of the codes. Legend: Z_i centroids of client i after UMAP, A_ij distance of Z_i and
+Z_j, A~_ij = 1[A_ij < gamma]. Case I (`full`): w_i <- sum_j A~_ij n_j w_j / sum_j A~_ij n_j; case II (`ward`):
+FedAvg inside Ward clusters of the rows of A~.
+
+Readings: distance below gamma links (as printed it would link the far ones); convex averages; matching at
+least cost as in the code (`distance="closest"`: the paper's closest pair); k = 5 for all (0: as many as the
+client has classes, what the code's leak amounts to); every client fine-tunes the server's encoder, none that
+of another; w_j is the last local model, that of a client never visited the initial one, unless `all_clients`
+is off. Clients with equal rows of A~ share a row here. Newcomers are placed on the plane of the old clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mpifl.cluster.distances import closest_pair, matching_distance, pairwise
+from mpifl.cluster.grouping import kmeans
+from mpifl.cluster.plane import umap_plane
+from mpifl.cluster.relatedness import linked_clients, regrouped, related_plan, related_server
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Plan
+from mpifl.core.params import put, take
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, Vector, World
+
+KMEANS_SEED = 43  # the repository's
+NOBODY = np.zeros(0, np.int64)
+DISTANCES = {"matching": matching_distance, "closest": closest_pair}
+
+
+@dataclass(frozen=True)
+class FLT(Algorithm):
+    """One row per set of related clients, and the initial model.
+
+    Attributes:
+        gamma: distance on the plane below which two clients are related.
+        centroids: k of a client; 0 for its number of classes.
+        distance: `matching` or `closest`, between sets of centroids.
+        case: `full` or `ward`, the latter with `num_clusters` clusters; 0 finds their number.
+        all_clients: average those who do not take part, too.
+        autoencoder: `flt_ae` (grey, 28 x 28) or `flt_ae_cifar` (colour). code: e, numbers in a code.
+        pretrain_epochs, finetune_epochs: of the autoencoder, at the server and at a client.
+        loss: `mse` or `bce`; the latter needs pixels in [0, 1].
+    """
+
+    gamma: float = 1.0
+    centroids: int = 5
+    distance: str = "matching"
+    case: str = "full"
+    num_clusters: int = 0
+    all_clients: bool = True
+    autoencoder: str = "flt_ae"
+    code: int = 128
+    pretrain_epochs: int = 25
+    finetune_epochs: int = 5
+    loss: str = "mse"
+
+    paper: ClassVar[Paper] = Paper(
+        "jamalirad2022federated",
+        "Jamali-Rad, Hadi and Abdizadeh, Mohammad and Singh, Anuj",
+        "Federated Learning with Taskonomy for Non-{IID} Data",
+        "IEEE TNNLS",
+        2022,
+        "https://arxiv.org/abs/2103.15947",
+    )
+    needs: ClassVar[Needs] = Needs(fingerprint=True, newcomers=True, memory="model")
+
+    def __post_init__(self) -> None:
+        require(self.gamma > 0, "gamma", self.gamma, "take a positive distance; 1 in the paper")
+        require(self.centroids >= 0, "centroids", self.centroids, "take 1 or more; 0 for the classes")
+        require(self.distance in DISTANCES, "distance", self.distance, "take matching or closest")
+        require(self.case in ("full", "ward"), "case", self.case, "take full or ward")
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")
+        names = ("flt_ae", "flt_ae_cifar")
+        require(self.autoencoder in names, "autoencoder", self.autoencoder, "take flt_ae or flt_ae_cifar")
+        require(self.code >= 1, "code", self.code, "take at least one number")
+        epochs = min(self.pretrain_epochs, self.finetune_epochs)
+        require(epochs >= 0, "finetune_epochs", epochs, "take 0 or more passes over the data")
+        require(self.loss in ("mse", "bce"), "loss", self.loss, "take mse or bce")
+
+    def auxiliary(self) -> Mapping[str, Any]:
+        """Name the autoencoder."""
+        return {"name": self.autoencoder, "code": self.code}
+
+    def _fit(self, client: Client, w: Vector, key: Key, epochs: int, split: Split | None = None) -> Vector:
+        """Train the autoencoder with Adam."""
+        lr = {"lr": 1e-3, "lr_decay": 1.0, "milestones": ()}
+        how: dict[str, Any] = {"optimizer": "adam", "momentum": 0.0, "weight_decay": 0.0, **lr}
+        distance = F.mse_loss if self.loss == "mse" else F.binary_cross_entropy
+
+        def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return distance(module(x), x)
+
+        return client.sgd(w, key, loss=loss, split=split, epochs=epochs, batch_size=32, **how).vector
+
+    def _part(self, client: Client) -> tuple[slice, ...]:
+        """Return what clients download: the encoder, with the decoder where they fine-tune."""
+        return client.layout.part("all" if self.finetune_epochs else "encoder")
+
+    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+        """Pre-train the autoencoder on the server's own images."""
+        house, sets = world.public[0].auxiliary, [c.data.train for c in world.public]
+        images = Split(torch.cat([s.x for s in sets]), torch.cat([s.y for s in sets]))
+        w = self._fit(house, house.init, key, self.pretrain_epochs, images)
+        return {"autoencoder": take(w, self._part(house)).cpu()[None]}
+
+    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
+        """Return M_k, the centroids [k, e] of the codes; rows of NaN where there are fewer."""
+        ae = client.auxiliary
+        w = self._fit(ae, put(ae.init, self._part(ae), shown["autoencoder"][0]), key, self.finetune_epochs)
+        codes = ae.embed(w, ae.data.train.x).cpu().numpy()
+        classes = client.layout.shapes[client.layout.names.index("head.weight")][0]
+        k = self.centroids or len(torch.unique(client.data.train.y))
+        found = kmeans(codes, min(k, len(codes)), seed=KMEANS_SEED).centres
+        padded = np.full((self.centroids or classes, self.code), np.nan)
+        padded[: len(found)] = found
+        return client.report({"centroids": padded})
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Relate the founders."""
+        assert prints is not None
+        centroids = np.full((world.num_clients, *prints["centroids"].shape[1:]), np.nan)
+        centroids[prints.client] = prints["centroids"]
+        server = related_server(world, prints.client, self._linked(centroids, prints.client, NOBODY))
+        return replace(server, memo={**server.memo, "centroids": centroids, "founders": prints.client})
+
+    def welcome(self, server: Server, prints: Notes) -> Plan:
+        """Relate newcomers to all who are known."""
+        centroids = server.memo["centroids"].copy()
+        centroids[prints.client] = prints["centroids"]
+        known = server.memo["known"].copy()
+        known[prints.client] = True
+        later = np.setdiff1d(np.flatnonzero(known), server.memo["founders"])
+        linked = self._linked(centroids, server.memo["founders"], later)
+        everyone = np.concatenate([server.memo["founders"], later])
+        return regrouped(server, everyone, linked, centroids=centroids)
+
+    def _linked(self, centroids: np.ndarray, founders: np.ndarray, later: np.ndarray) -> np.ndarray:
+        """Return who is averaged with whom, founders first [n, n], from centroids [N, k, e].
+
+        A~ = 1[A < gamma], A measured on the plane fitted to the founders.
+        """
+        clouds = [c[~np.isnan(c[:, 0])] for c in centroids[np.concatenate([founders, later])]]
+        points, start = np.concatenate(clouds), sum(len(c) for c in clouds[: len(founders)])
+        plane = umap_plane(points[:start], points[start:])
+        Z = np.split(plane, np.cumsum([len(c) for c in clouds])[:-1])
+        A = pairwise(Z, DISTANCES[self.distance])
+        return linked_clients((self.gamma > A) | np.eye(len(A), dtype=bool), self.case, self.num_clusters)
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the model of the related clients."""
+        w = client.sgd(message["model"][0], key)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average over related clients."""
+        return related_plan(server, notes, self.all_clients)

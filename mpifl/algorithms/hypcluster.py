@@ -1,0 +1,76 @@
+"""HypCluster: K hypotheses; each client trains the one with the lowest loss, the server averages by samples.
+
+Mansour et al., "Three Approaches for Personalization with Applications to Federated Learning", 2020,
+Algorithm HypCluster. As IFCA's model averaging, except that a cluster's clients count by their samples, and
+that the paper looks at any number of hypotheses from independent starts. The choice at test time is the last
+training choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, by_cluster
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.local.choose import best_model
+
+
+@dataclass(frozen=True)
+class HypCluster(Algorithm):
+    """K rows, all read by everyone.
+
+    Attributes:
+        num_clusters: K, the hypotheses.
+    """
+
+    num_clusters: int = 4
+
+    paper: ClassVar[Paper] = Paper(
+        "mansour2020three",
+        "Mansour, Yishay and Mohri, Mehryar and Ro, Jae and Suresh, Ananda Theertha",
+        "Three Approaches for Personalization with Applications to Federated Learning",
+        "arXiv:2002.10619",
+        2020,
+        "https://arxiv.org/abs/2002.10619",
+    )
+
+    def __post_init__(self) -> None:
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one hypothesis")
+
+    def check(self, world: World) -> None:
+        """K may not exceed N."""
+        remedy = f"there are only {world.num_clients} clients; take fewer hypotheses"
+        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start from K independent models."""
+        models = torch.stack([world.init(j) for j in range(self.num_clusters)])
+        return Server({"model": models}, np.zeros(world.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download all hypotheses."""
+        return {"model": tuple(range(self.num_clusters))}
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the last chosen one."""
+        return {"model": (int(server.assign[k]),)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the best hypothesis."""
+        k = best_model(client, message["model"])
+        w = client.sgd(message["model"][k], key)
+        return client.report({"cluster": k}, {"train_loss": w.loss}, model=w.vector), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average each hypothesis by samples; one that nobody chose stays as it is."""
+        k, assign = notes["cluster"].astype(int), server.assign.copy()
+        assign[notes.client] = k
+        return Plan([by_cluster(k, self.num_clusters, notes.num_samples)], assign=assign)

@@ -1,0 +1,157 @@
+"""IFCA: K models; each client trains the one that fits its data best.
+
+Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1. Model
+averaging, or (`variant="gradient"`) w_k <- w_k - (gamma / M) sum of the members' gradients, M all who take
+part. With weight sharing (`share="body"`, section 5) only the last layer is per cluster and the body is
+averaged over everyone.
+
+Differs: the choice at test time is the last training choice (the repository peeks at test labels); clients
+that never took part use model 0. Gradients are those of all training data. Selection on validation data is
+the EMD-CFL repository's reading. `restarts` is the repository's search for initial models: without it two
+groups often choose the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Plan, add, by_cluster
+from mpifl.core.params import put, take
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.local.choose import best_model
+
+
+@dataclass(frozen=True)
+class IFCA(Algorithm):
+    """K rows, all read by everyone; with weight sharing K heads and one body.
+
+    Attributes:
+        num_clusters: K.
+        select_on: `train` or `val`, the data on which a client compares the models.
+        weighted: average a cluster by samples; otherwise each member counts the same.
+        variant: `averaging` or `gradient`.
+        share: `none` or `body`.
+        restarts: sets of initial models that all clients try before the first round, until every model is
+            chosen by at least a share `least` of them; 0 takes the first set untried.
+    """
+
+    num_clusters: int = 4
+    select_on: str = "train"
+    weighted: bool = False
+    variant: str = "averaging"
+    share: str = "none"
+    restarts: int = 0
+    least: float = 0.1
+
+    paper: ClassVar[Paper] = Paper(
+        "ghosh2020efficient",
+        "Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan",
+        "An Efficient Framework for Clustered Federated Learning",
+        "NeurIPS",
+        2020,
+        "https://arxiv.org/abs/2006.04088",
+    )
+
+    def __post_init__(self) -> None:
+        require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
+        require(self.select_on in ("train", "val"), "select_on", self.select_on, "take train or val")
+        known = ("averaging", "gradient")
+        require(self.variant in known, "variant", self.variant, "take averaging or gradient")
+        require(self.share in ("none", "body"), "share", self.share, "take none or body")
+        require(self.restarts >= 0, "restarts", self.restarts, "take 0 or more sets of models")
+        require(0 <= self.least <= 1, "least", self.least, "take a share in [0, 1]")
+        needs = Needs(validation=self.select_on == "val", fingerprint=self.restarts > 0)
+        object.__setattr__(self, "needs", needs)  # no field: what these choices ask for
+
+    def check(self, world: World) -> None:
+        """K may not exceed N."""
+        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
+        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+
+    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+        """Send all sets of initial models."""
+        return {"models": torch.stack([world.init(j) for j in range(self.restarts * self.num_clusters)])}
+
+    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
+        """Return which model of each set fits best."""
+        sets = shown["models"].split(self.num_clusters)
+        return client.report({"tried": np.array([best_model(client, w, self._split(client)) for w in sets])})
+
+    def _split(self, client: Client) -> Split:
+        """Return the data on which models are compared."""
+        return client.data.train if self.select_on == "train" else client.data.val
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start from K independent models: the first set that spreads the clients, or the best tried."""
+        first = 0
+        if prints is not None:
+            fewest = np.array([np.bincount(k, minlength=self.num_clusters).min() for k in prints["tried"].T])
+            good = fewest >= self.least * len(prints)
+            first = self.num_clusters * int(good.argmax() if good.any() else fewest.argmax())
+        models = torch.stack([world.init(first + j) for j in range(self.num_clusters)])
+        assign, layout = np.zeros(world.num_clients, np.int64), world.layout
+        if self.share == "none":
+            return Server({"model": models}, assign)
+        body, head = take(models[:1], layout.part("body")), take(models, layout.part("head"))
+        return Server({"body": body, "head": head}, assign)
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download all K models."""
+        return {name: tuple(range(len(rows))) for name, rows in server.tables.items()}
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the last chosen model."""
+        own = (int(server.assign[k]),)
+        return {name: (0,) if name == "body" else own for name in server.tables}
+
+    def _models(self, message: Message, client: Client) -> list[Vector]:
+        """Return the models that were downloaded, in order."""
+        if self.share == "none":
+            return list(message["model"])
+        w = put(client.init, client.layout.part("body"), message["body"][0])
+        return [put(w, client.layout.part("head"), head) for head in message["head"]]
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the model that was served."""
+        return self._models(message, client)[0]
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Choose k = argmin_j F_i(w_j), train w_k."""
+        models = self._models(message, client)
+        k = best_model(client, models, self._split(client))
+        step: dict[str, Any] = {}
+        if self.variant == "gradient":
+            step = {"epochs": 1, "batch_size": client.num_samples, "momentum": 0.0, "optimizer": "sgd"}
+        w = client.sgd(models[k], key, **step)
+        upload = w.vector if self.variant == "averaging" else w.vector - models[k]
+        parts = ("body", "head") if self.share == "body" else ("all",)
+        vectors: dict[str, Any] = {
+            "model" if p == "all" else p: take(upload, client.layout.part(p)).clone() for p in parts
+        }
+        return client.report({"cluster": k}, {"train_loss": w.loss}, **vectors), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average per cluster, the body over all; an empty cluster stays as it is."""
+        k = notes["cluster"].astype(int)  # [m]
+        weights = notes.num_samples if self.weighted else np.ones(len(notes))
+        assign = server.assign.copy()
+        assign[notes.client] = k
+        mixings = []
+        for name, rows in server.tables.items():
+            row = k if name != "body" else np.zeros(len(notes), np.int64)
+            one = by_cluster(row, len(rows), weights, into=name, of=name)
+            if self.variant == "gradient":
+                members = (np.arange(len(rows))[:, None] == row) * weights
+                one = add(members / weights.sum(), into=name, of=name)
+            mixings.append(one)
+        return Plan(mixings, assign=assign)

@@ -1,0 +1,76 @@
+"""LG-FedAvg: private representations, a shared head.
+
+Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020,
+Algorithm 1. The mirror image of FedPer: body and head are trained together, the head is averaged by samples,
+the body never leaves. The authors start from a model trained by FedAvg; here all start from the common
+initial one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, average
+from mpifl.core.params import put, take
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+
+PRIVATE = {"head": "body", "block": "trunk"}  # what is shared -> what stays
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Algorithm):
+    """One table, `shared`; the rest is client state, the common initial one before the first visit.
+
+    Attributes:
+        shared: `head` (last layer) or `block` (last stage and head).
+    """
+
+    shared: str = "head"
+
+    paper: ClassVar[Paper] = Paper(
+        "liang2020think",
+        "Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P. "
+        "and Brent, David and Salakhutdinov, Ruslan and Morency, Louis-Philippe",
+        "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
+        "arXiv:2001.01523",
+        2020,
+        "https://arxiv.org/abs/2001.01523",
+    )
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def __post_init__(self) -> None:
+        require(self.shared in PRIVATE, "shared", self.shared, f"take one of {', '.join(PRIVATE)}")
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start all shared parts alike."""
+        shared = take(world.init(0), world.layout.part(self.shared))
+        return Server({"shared": shared[None]}, np.zeros(world.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download the shared part."""
+        return {"shared": (0,)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train everything; report the shared part, keep the rest."""
+        w = client.sgd(self.model_of(message, state, client), key)
+        shared, private = (
+            take(w.vector, client.layout.part(name)).clone() for name in (self.shared, PRIVATE[self.shared])
+        )
+        return client.report(shared=shared, metrics={"train_loss": w.loss}), {"private": private}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average the shared parts by samples."""
+        return Plan([average(notes, into="shared", of="shared")])
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the client's own representation under the shared head."""
+        w = put(client.init, client.layout.part(self.shared), message["shared"][0])
+        private = client.layout.part(PRIVATE[self.shared])
+        return put(w, private, state["private"]) if "private" in state else w

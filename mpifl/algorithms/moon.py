@@ -1,0 +1,74 @@
+"""MOON: local training holds the representation near the global model's, away from the last local one's.
+
+Li et al., "Model-Contrastive Federated Learning", CVPR 2021, Algorithm 1. Legend: z embedding of a sample
+under the model in training, z_glob under the global model, z_prev under the client's last local model. Loss:
+cross-entropy + mu con, con = -log( exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z,
+z_prev) / tau)) ). In the first visit z_prev is the initial model's. Differs: z is the input of the last
+layer, without the authors' projection head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client, Loss
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, average
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State
+
+
+@dataclass(frozen=True)
+class MOON(Algorithm):
+    """One model for all; each client keeps its last local one.
+
+    Attributes:
+        mu: weight of the contrastive loss; 0 is FedAvg.
+        temperature: tau.
+    """
+
+    mu: float = 1.0
+    temperature: float = 0.5
+
+    paper: ClassVar[Paper] = Paper(
+        "li2021model",
+        "Li, Qinbin and He, Bingsheng and Song, Dawn",
+        "Model-Contrastive Federated Learning",
+        "CVPR",
+        2021,
+        "https://arxiv.org/abs/2103.16257",
+    )
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")
+        require(self.temperature > 0, "temperature", self.temperature, "take a positive temperature")
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train with the contrast; keep the local model for the next visit."""
+        x, w = client.data.train.x, message["model"][0]
+        z_glob, z_prev = client.embed(w, x), client.embed(state.get("model", client.init), x)
+        trained = client.sgd(w, key, loss=contrastive(z_glob, z_prev, self.mu, self.temperature))
+        metrics = {"train_loss": trained.loss}
+        return client.report(model=trained.vector, metrics=metrics), {"model": trained.vector}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average by samples."""
+        return Plan([average(notes)])
+
+
+def contrastive(z_glob: torch.Tensor, z_prev: torch.Tensor, mu: float, tau: float) -> Loss:
+    """Return the loss with the fixed embeddings [n, e] of all training samples."""
+
+    def loss(module: Any, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        z = module.embed(x)
+        near = F.cosine_similarity(z, z_glob[index]) / tau
+        far = F.cosine_similarity(z, z_prev[index]) / tau
+        return F.cross_entropy(module.head(z), y) + mu * F.softplus(far - near).mean()
+
+    return loss

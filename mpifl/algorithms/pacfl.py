@@ -1,0 +1,134 @@
+"""PACFL: clients whose images span similar subspaces share a model.
+
+Vahidian et al., "Efficient Distribution Similarity Identification in Clustered Federated Learning via
+Principal Angles between Client Data Subspaces", AAAI 2023, Algorithm 1. Before training a client sends, for
+every class it has, the first p left singular vectors of its images, U_i [D, p L_i]; the server merges the
+closest clients while they are no further apart than a threshold in degrees; then FedAvg inside each cluster.
+Newcomers extend the matrix of angles and join the cluster they fall in; if that has no old member, they found
+one.
+
+Readings: angles of single columns, signs as they are (`angle="columns"`, the code), the smallest principal
+angle or their sum (the paper); training images, D = C H W. Variant `emdcfl` takes validation images with
+every colour plane as a column of its own. `budget`: p in proportion to a class's share of the samples (the
+repository's Dirichlet partitions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.cluster.distances import pairwise, subspace_angle
+from mpifl.cluster.grouping import merge_closest
+from mpifl.cluster.oneshot import clustered_plan, clustered_server, inherited, joined
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Plan
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, Vector, World
+
+ANGLES = ("columns", "smallest", "sum")
+LINKAGES = ("average", "maximum", "minimum")
+
+
+@dataclass(frozen=True)
+class PACFL(Algorithm):
+    """One row per cluster, and the initial model.
+
+    Attributes:
+        threshold: degrees up to which clusters merge.
+        p: singular vectors of each class. budget: of all classes together; 0: p of each.
+        angle: `columns`, `smallest` or `sum`.
+        linkage: `average` (plain mean of two rows), `maximum` or `minimum`.
+        variant: `paper` or `emdcfl`.
+    """
+
+    threshold: float = 12.0
+    p: int = 3
+    budget: int = 0
+    angle: str = "columns"
+    linkage: str = "average"
+    variant: str = "paper"
+
+    paper: ClassVar[Paper] = Paper(
+        "vahidian2023efficient",
+        "Vahidian, Saeed and Morafah, Mahdi and Wang, Weijia and Kungurtsev, Vyacheslav and Chen, Chen and "
+        "Shah, Mubarak and Lin, Bill",
+        "Efficient Distribution Similarity Identification in Clustered Federated Learning via Principal "
+        "Angles Between Client Data Subspaces",
+        "AAAI",
+        2023,
+        "https://arxiv.org/abs/2209.10526",
+    )
+    needs: ClassVar[Needs] = Needs(fingerprint=True, newcomers=True)
+
+    def __post_init__(self) -> None:
+        require(self.threshold >= 0, "threshold", self.threshold, "take degrees, 0 or more")
+        require(self.p >= 1, "p", self.p, "take at least one singular vector")
+        require(self.budget >= 0, "budget", self.budget, "take a number of singular vectors; 0 for none")
+        require(self.angle in ANGLES, "angle", self.angle, f"take one of {', '.join(ANGLES)}")
+        require(self.linkage in LINKAGES, "linkage", self.linkage, f"take one of {', '.join(LINKAGES)}")
+        require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+
+    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+        """Send nothing: a client needs its own images only."""
+        return {}
+
+    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
+        """Return U [D, p L]; columns of classes that the client lacks are NaN."""
+        data = client.data.train if self.variant == "paper" else client.data.val
+        require(len(data) > 0, "variant", self.variant, f"client {client.id} has no validation data")
+        bases = [self._basis(data, c) for c in torch.unique(data.y).tolist()]
+        classes = client.layout.shapes[client.layout.names.index("head.weight")][0]
+        width = self.budget + classes if self.budget else self.p * classes
+        U = np.full((len(bases[0]), width), np.nan, np.float32)
+        found = np.concatenate(bases, 1)
+        U[:, : found.shape[1]] = found
+        return client.report({"basis": U})
+
+    def _basis(self, data: Split, c: int) -> np.ndarray:
+        """Return the first left singular vectors [D, p] of the images of class `c`."""
+        x = data.x[data.y == c]
+        X = (
+            x.flatten(1).T if self.variant == "paper" else x.flatten(0, 1).flatten(1).T
+        )  # [D, n] or [H W, C n]
+        p = max(1, round(self.budget * len(x) / len(data))) if self.budget else self.p
+        return np.asarray(np.linalg.svd(X.cpu().numpy(), full_matrices=False)[0][:, :p])
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Cluster the founders."""
+        assert prints is not None
+        bases = np.full((world.num_clients, *prints["basis"].shape[1:]), np.nan, np.float32)
+        bases[prints.client] = prints["basis"]
+        server = clustered_server(world, prints.client, self._labels(prints["basis"]))
+        return replace(server, memo={**server.memo, "bases": bases})
+
+    def _labels(self, bases: np.ndarray) -> np.ndarray:
+        """Return the cluster [n] of each client, from bases [n, D, columns]."""
+        spans = [u[:, ~np.isnan(u[0])] for u in bases]
+        angles = pairwise(spans, lambda u, v: subspace_angle(u, v, self.angle))
+        return merge_closest(angles, self.threshold, self.linkage)
+
+    def welcome(self, server: Server, prints: Notes) -> Plan:
+        """Cluster all who are known and the newcomers; old clients stay where they are."""
+        bases = server.memo["bases"].copy()
+        bases[prints.client] = prints["basis"]
+        everyone = np.union1d(np.flatnonzero(server.memo["known"]), prints.client)
+        old = np.where(server.memo["known"], server.assign, -1)[everyone]
+        labels = inherited(self._labels(bases[everyone]), old, len(server.tables["model"]) - 1)
+        return joined(server, prints.client, labels[np.isin(everyone, prints.client)], bases=bases)
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the cluster's model."""
+        w = client.sgd(message["model"][0], key)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average each cluster by samples."""
+        return clustered_plan(server, notes)

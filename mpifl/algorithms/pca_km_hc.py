@@ -1,0 +1,121 @@
+"""PCA+kM+HC: clients whose images have similar principal components are averaged together.
+
+The baseline of FLT, after k-FED: Jamali-Rad, Abdizadeh and Singh, "Federated Learning with Taskonomy for
+Non-IID Data", TNNLS 2022; Dennis, Li and Smith, "Heterogeneity for the Win: One-Shot Federated Clustering",
+ICML 2021. A client projects its images on its own e principal components and sends the k centroids of the
+scores. Clients whose centroids match within a threshold are related; then as FLT, case I or II.
+
+Readings: threshold 1.2 (the repository's HEAD; 3 in its submission); every client has a basis of its own, so
+that scores are comparable only as far as the bases agree. A client with fewer than e images repeats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.cluster.distances import matching_distance, pairwise
+from mpifl.cluster.grouping import kmeans
+from mpifl.cluster.relatedness import linked_clients, regrouped, related_plan, related_server
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, Vector, World
+
+KMEANS_SEED = 43  # the repository's
+
+
+@dataclass(frozen=True)
+class PCAKMHC(Algorithm):
+    """One row per set of related clients, and the initial model.
+
+    Attributes:
+        threshold: matching distance below which two clients are related.
+        components: e, of the principal component analysis; at most as many as there are pixels.
+        centroids: k of a client.
+        case: `full` or `ward`, the latter with `num_clusters` clusters; 0 finds their number.
+        all_clients: average those who do not take part, too.
+    """
+
+    threshold: float = 1.2
+    components: int = 128
+    centroids: int = 5
+    case: str = "full"
+    num_clusters: int = 0
+    all_clients: bool = True
+
+    paper: ClassVar[Paper] = Paper(
+        "dennis2021heterogeneity",
+        "Dennis, Don Kurian and Li, Tian and Smith, Virginia",
+        "Heterogeneity for the Win: One-Shot Federated Clustering",
+        "ICML",
+        2021,
+        "https://arxiv.org/abs/2103.00697",
+    )
+    needs: ClassVar[Needs] = Needs(fingerprint=True, newcomers=True, memory="model")
+
+    def __post_init__(self) -> None:
+        require(self.threshold > 0, "threshold", self.threshold, "take a positive distance")
+        require(self.components >= 1, "components", self.components, "take at least one component")
+        require(self.centroids >= 1, "centroids", self.centroids, "take at least one centroid")
+        require(self.case in ("full", "ward"), "case", self.case, "take full or ward")
+        require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")
+
+    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+        """Send nothing: a client needs its own images only."""
+        return {}
+
+    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
+        """Return the centroids [k, e] of the scores; rows of NaN where there are fewer images."""
+        x = client.data.train.x.flatten(1).cpu().numpy().astype(np.float64)  # [n, D]
+        e = min(self.components, x.shape[1])
+        rows = np.tile(x, (-(-e // len(x)), 1))
+        found = kmeans(_scores(rows, e)[: len(x)], min(self.centroids, len(x)), seed=KMEANS_SEED).centres
+        padded = np.full((self.centroids, e), np.nan)
+        padded[: len(found)] = found
+        return client.report({"centroids": padded})
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Relate the founders."""
+        assert prints is not None
+        centroids = np.full((world.num_clients, *prints["centroids"].shape[1:]), np.nan)
+        centroids[prints.client] = prints["centroids"]
+        server = related_server(world, prints.client, self._linked(centroids[prints.client]))
+        return replace(server, memo={**server.memo, "centroids": centroids})
+
+    def welcome(self, server: Server, prints: Notes) -> Plan:
+        """Relate newcomers to all who are known."""
+        centroids = server.memo["centroids"].copy()
+        centroids[prints.client] = prints["centroids"]
+        everyone = np.union1d(np.flatnonzero(server.memo["known"]), prints.client)
+        return regrouped(server, everyone, self._linked(centroids[everyone]), centroids=centroids)
+
+    def _linked(self, centroids: np.ndarray) -> np.ndarray:
+        """Return who is averaged with whom, from centroids [n, k, e]."""
+        A = pairwise([c[~np.isnan(c[:, 0])] for c in centroids], matching_distance)
+        related = (self.threshold > A) | np.eye(len(A), dtype=bool)
+        return linked_clients(related, self.case, self.num_clusters)
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the model of the related clients."""
+        w = client.sgd(message["model"][0], key)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average over related clients."""
+        return related_plan(server, notes, self.all_clients)
+
+
+def _scores(x: np.ndarray, e: int) -> np.ndarray:
+    """Return the scores [n, e] of images [n, D] on their own principal components; largest image score
+    positive.
+    """
+    left, values, _ = np.linalg.svd(x - x.mean(0), full_matrices=False)
+    signs = np.sign(left[np.abs(left).argmax(0), np.arange(left.shape[1])])
+    return np.asarray((left * signs * values)[:, :e])

@@ -1,0 +1,87 @@
+"""Per-FedAvg: a shared model that is good after one gradient step of each client.
+
+Fallah et al., "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+Approach", NeurIPS 2020, Algorithm 1. Each local step draws mini-batches D, D', D'': theta = w - alpha grad
+f(w; D); first order (`fo`): w <- w - beta grad f(theta; D'); Hessian-free (`hf`): w <- w - beta (g' - alpha
+h), g' = grad f(theta; D'), h = (grad f(w + delta g'; D'') - grad f(w - delta g'; D'')) / (2 delta). Judged
+after theta = w - alpha grad F_k(w) on all training data.
+
+Of `local` only epochs and batch_size apply: a visit takes as many steps as FedAvg would. Gradients are taken
+in evaluation mode (no dropout; batch norm keeps its initial statistics). The paper averages by number, here
+by samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mpifl.core.algorithm import Algorithm, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, average
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Report, Server, State, Vector
+
+VARIANTS = ("fo", "hf")
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Algorithm):
+    """One shared row, judged one step later.
+
+    Attributes:
+        alpha: rate of the step a client takes to make the model its own; 0: FedAvg.
+        beta: rate of the shared model.
+        variant: `fo` (first order) or `hf` (Hessian-free).
+        delta: length of the finite difference (`hf`).
+    """
+
+    alpha: float = 0.01
+    beta: float = 0.001
+    variant: str = "fo"
+    delta: float = 1e-3
+
+    paper: ClassVar[Paper] = Paper(
+        "fallah2020personalized",
+        "Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman",
+        "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning "
+        "Approach",
+        "NeurIPS",
+        2020,
+        "https://arxiv.org/abs/2002.07948",
+    )
+
+    def __post_init__(self) -> None:
+        require(self.alpha >= 0, "alpha", self.alpha, "take 0 or more")
+        require(self.beta > 0, "beta", self.beta, "take a positive rate")
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+        require(self.delta > 0, "delta", self.delta, "take a small positive length")
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Step along the gradient of F(w - alpha grad F(w))."""
+        w = message["model"][0]
+        draws = (client.batches(key.of("inner")), client.batches(key), client.batches(key.of("second")))
+        for D, D1, D2 in zip(*draws, strict=True):
+            g = client.gradient(_moved(w, client.gradient(w, D), -self.alpha), D1)
+            if self.variant == "hf":
+                ahead, behind = (client.gradient(_moved(w, g, s * self.delta), D2) for s in (1, -1))
+                g = g - self.alpha * (ahead - behind) / (2 * self.delta)
+            w = _moved(w, g, -self.beta)
+        return client.report(model=w), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average by samples."""
+        return Plan([average(notes)])
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return w - alpha grad F_k(w)."""
+        w = message["model"][0]
+        return _moved(w, client.gradient(w), -self.alpha)
+
+
+def _moved(w: Vector, g: torch.Tensor, rate: float) -> Vector:
+    """Return w [d] with `rate` times a gradient [p] added."""
+    return torch.cat([w[: len(g)] + rate * g, w[len(g) :]])

@@ -1,0 +1,105 @@
+"""pFedMe: personal models as Moreau envelopes of the global one.
+
+Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1. Legend: w
+global model, w_i the client's copy, theta personal model. R times: on one mini-batch, K steps theta <- theta
+- eta_p (grad l(theta) + lambda (theta - w_i) + mu theta), theta warm-started; then w_i <- w_i - eta lambda
+(w_i - theta). Server: w <- (1 - beta) w + beta sum n_i w_i / sum n_i. Judged by theta.
+
+Its rates are its own: of `local` only batch_size and the schedule of the rate apply, training is plain SGD.
+mu is in the authors' code, not in the paper. There everyone trains and the sampled are averaged; here only
+the sampled train.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, blend, shares
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
+from mpifl.local.directions import proximal
+
+
+@dataclass(frozen=True)
+class PFedMe(Algorithm):
+    """One shared row w; each client keeps its theta.
+
+    Attributes:
+        lam: lambda, pull of theta towards w_i.
+        inner_steps: K, steps of theta on each mini-batch.
+        local_rounds: R, mini-batches of a visit.
+        lr: eta, rate of w_i.
+        personal_lr: eta_p, rate of theta.
+        beta: share of the average that enters the global model.
+        mu: weight decay of theta.
+    """
+
+    lam: float = 15.0
+    inner_steps: int = 5
+    local_rounds: int = 20
+    lr: float = 0.005
+    personal_lr: float = 0.1
+    beta: float = 1.0
+    mu: float = 0.001
+
+    paper: ClassVar[Paper] = Paper(
+        "dinh2020personalized",
+        "Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung",
+        "Personalized Federated Learning with {M}oreau Envelopes",
+        "NeurIPS",
+        2020,
+        "https://arxiv.org/abs/2006.08848",
+    )
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def __post_init__(self) -> None:
+        for name in ("lam", "lr", "personal_lr", "beta"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "take a positive number")
+        require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "take at least one step")
+        require(self.local_rounds >= 1, "local_rounds", self.local_rounds, "take at least one mini-batch")
+        require(self.mu >= 0, "mu", self.mu, "take 0 or more")
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the client's own theta."""
+        return {}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Alternate theta and w_i over R mini-batches."""
+        w_i = theta = message["model"][0]
+        plain: dict[str, Any] = {
+            "optimizer": "sgd",
+            "momentum": 0.0,
+            "weight_decay": self.mu,
+            "lr": self.personal_lr,
+        }
+        losses = []
+        for r, batch in enumerate(islice(client.batches(key, epochs=self.local_rounds), self.local_rounds)):
+            inner = client.sgd(
+                theta,
+                key.of("inner", r),
+                direction=proximal(self.lam, w_i),
+                split=batch,
+                epochs=self.inner_steps,
+                batch_size=len(batch),
+                **plain,
+            )
+            theta = inner.vector
+            w_i = w_i - self.lr * self.lam * (w_i - theta)
+            losses.append(inner.loss)
+        metrics = {"train_loss": float(np.mean(losses))}
+        return client.report(model=w_i, metrics=metrics), {"model": theta}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """w <- (1 - beta) w + beta sum n_i w_i / n."""
+        return Plan([blend(self.beta * shares(notes))])
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return theta, the common initial model before the first visit."""
+        return state.get("model", client.init)

@@ -1,0 +1,77 @@
+"""SCAFFOLD: local steps corrected by control variates.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, Algorithm
+1, option II. Legend: x server model, y local model, c server control, c_k client control, S local steps, eta
+local rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.mixing import Plan, add
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Algorithm):
+    """Two tables, `model` and `control`; each client keeps its own control.
+
+    Attributes:
+        server_lr: eta_g, step of the server along the mean update.
+    """
+
+    server_lr: float = 1.0
+
+    paper: ClassVar[Paper] = Paper(
+        "karimireddy2020scaffold",
+        "Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and "
+        "Stich, Sebastian and Suresh, Ananda Theertha",
+        "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+        "ICML",
+        2020,
+        "https://arxiv.org/abs/1910.06378",
+    )
+    needs: ClassVar[Needs] = Needs(state=True, plain_sgd=True)
+
+    def __post_init__(self) -> None:
+        require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Start with c = 0."""
+        c = torch.zeros(1, world.layout.num_parameters)
+        return Server({"model": world.init(0)[None], "control": c}, np.zeros(world.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download x and c."""
+        return {"model": (0,), "control": (0,)}
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by x."""
+        return {"model": (0,)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train along g - c_k + c; then c_k+ = c_k - c + (x - y) / (S eta)."""
+        x, c = message["model"][0], message["control"][0]
+        c_k = state.get("control", torch.zeros_like(c))
+        drift = c - c_k
+        y = client.sgd(x, key, direction=lambda g, _: g + drift)
+        p = client.layout.num_parameters
+        c_new = c_k - c + (x - y.vector)[:p] / (max(y.steps, 1) * y.lr)  # Alg. 1, option II
+        report = client.report(model=y.vector - x, control=c_new - c_k, metrics={"train_loss": y.loss})
+        return report, {"control": c_new}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """x <- x + eta_g mean(dy); c <- c + (1/N) sum dc."""
+        m, num_clients = len(notes), len(server.assign)
+        dx = np.full((1, m), self.server_lr / m)
+        dc = np.full((1, m), 1 / num_clients)
+        return Plan([add(dx), add(dc, into="control", of="control")])

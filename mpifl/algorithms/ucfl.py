@@ -1,0 +1,128 @@
+"""UCFL: each user gets its own mixture of all local models, weighted by similarity of gradients.
+
+"User-Centric Federated Learning: Trading off Wireless Resources for Personalization", sections IV and V.
+Before training, client i sends its gradient g_i at the initial model and the variance sigma_i^2 of its
+mini-batch gradients; w_ij ~ n_j exp(-||g_i - g_j||^2 / (2 sigma_i^2)), rows normalised, fixed for the run.
+With `streams` the rows are the centroids of k-means on W. `parallel` is the paper's upper bound: every client
+trains all streams.
+
+Readings: `kernel="geo"` uses sigma_i sigma_j (the repository); the batches behind sigma are a disjoint random
+partition (eq. 10). Beyond the paper: under partial participation weights are normalised over those who take
+part, and in the full variant the rows of absent users stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from mpifl.cluster.distances import squared_distances
+from mpifl.cluster.grouping import kmeans, kmeans_by_silhouette
+from mpifl.core.algorithm import Algorithm, Needs, Paper
+from mpifl.core.client import Client
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Plan, rows
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+
+KMEANS_SEED = 1  # the repository's
+
+
+@dataclass(frozen=True)
+class UCFL(Algorithm):
+    """N rows, or as many as there are streams.
+
+    Attributes:
+        streams: 0 for one mixture per user, k for k mixtures, -1 for the k of the best mean silhouette.
+        kernel: `paper` (sigma_i^2) or `geo` (sigma_i sigma_j).
+        noise_batch: n_b, samples per batch behind sigma; below 1, a share of the client's samples.
+        parallel: train all streams at every client.
+    """
+
+    streams: int = 0
+    kernel: str = "paper"
+    noise_batch: float = 100.0
+    parallel: bool = False
+
+    paper: ClassVar[Paper] = Paper(
+        "mestoukirdi2023user",
+        "Mestoukirdi, Mohamad and Zecchin, Matteo and Gesbert, David and Li, Qianrui",
+        "User-Centric Federated Learning: Trading off Wireless Resources for Personalization",
+        "IEEE TMLCN",
+        2023,
+        "https://arxiv.org/abs/2304.12930",
+    )
+    needs: ClassVar[Needs] = Needs(fingerprint=True, fingerprint_gram="gradient", several=True)
+
+    def __post_init__(self) -> None:
+        remedy = "take 0 (one per user), a number, or -1 (silhouette)"
+        require(self.streams >= -1, "streams", self.streams, remedy)
+        require(self.kernel in ("paper", "geo"), "kernel", self.kernel, "take paper or geo")
+        require(self.noise_batch > 0, "noise_batch", self.noise_batch, "take a number of samples or a share")
+
+    def check(self, world: World) -> None:
+        """There may not be more streams than users."""
+        remedy = f"there are only {world.num_clients} clients; take fewer streams"
+        require(self.streams <= world.num_clients, "streams", self.streams, remedy)
+
+    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
+        """Return g_i and sigma_i^2 = (1/B) sum_b ||g_i^(b) - g_i||^2 over B disjoint batches."""
+        data, n, theta0 = client.data.train, client.num_samples, shown["init"][0]
+        g = client.gradient(theta0)
+        size = int(self.noise_batch if self.noise_batch >= 1 else self.noise_batch * n)
+        order = torch.from_numpy(key.numpy().permutation(n))
+        batches = [order[b * size : (b + 1) * size] for b in range(max(1, n // max(size, 1)))]
+        gaps = [client.gradient(theta0, Split(data.x[b], data.y[b])) - g for b in batches]
+        sigma2 = float(np.mean([gap.double().square().sum() for gap in gaps]))
+        return client.report({"variance": sigma2}, gradient=g)
+
+    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+        """Turn distances of gradients into collaboration weights W [N, N], and W into streams."""
+        assert prints is not None
+        delta = squared_distances(prints["gram"])
+        sigma2 = prints["variance"].astype(np.float64)  # [N]
+        band = sigma2[:, None] if self.kernel == "paper" else np.sqrt(np.outer(sigma2, sigma2))
+        logits = np.log(prints.num_samples)[None] - delta / (2 * np.maximum(band, 1e-300))
+        W = np.exp(logits - logits.max(1, keepdims=True))
+        W /= W.sum(1, keepdims=True)
+        memo = {"collaboration": W, "weights": W}
+        assign = np.arange(world.num_clients)
+        if self.streams == -1:
+            choice = kmeans_by_silhouette(W, range(2, world.num_clients), seed=KMEANS_SEED)
+            assign, memo["weights"] = choice.labels, choice.centres
+            memo["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
+        elif 0 < self.streams < world.num_clients:
+            assign, memo["weights"] = kmeans(W, self.streams, seed=KMEANS_SEED)
+        table = world.init(0)[None].expand(len(memo["weights"]), -1)
+        return Server({"model": table}, np.asarray(assign, np.int64), memo)
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Download the own mixture, or all streams."""
+        num_streams = len(server.memo["weights"])
+        return {"model": tuple(range(num_streams))} if self.parallel else self.serves(server, k)
+
+    def serves(self, server: Server, k: int) -> Reads:
+        """Judge by the own mixture."""
+        return {"model": (int(server.assign[k]),)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train what was downloaded: one model, or every stream."""
+        keys = [key.of("stream", s) if self.parallel else key for s in range(len(message["model"]))]
+        trained = [client.sgd(w, k) for w, k in zip(message["model"], keys, strict=True)]
+        models = torch.stack([t.vector for t in trained])  # [C, d]
+        loss = float(np.mean([t.loss for t in trained]))
+        return client.report(model=models, metrics={"train_loss": loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """theta_s <- sum_j w_sj theta_j over those who took part."""
+        W = server.memo["weights"][:, notes.client]  # [K, m]
+        if len(W) == len(server.assign) and not self.parallel:
+            W = np.where(np.isin(np.arange(len(W)), notes.client)[:, None], W, 0.0)
+        if self.parallel:  # row s mixes component s of each upload: [K, m, C]
+            W = (W[:, :, None] * np.eye(len(W))[:, None, :]).reshape(len(W), -1)
+        return Plan([rows(W)])

@@ -1,0 +1,166 @@
+"""Distances between clients: of updates, of sets of points, of subspaces, of histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from mpifl.core.errors import require
+
+
+def cosine_matrix(gram: np.ndarray, floor: float = 1e-12) -> np.ndarray:
+    """Return the cosines [n, n] of n vectors from their products [n, n]; a zero vector has cosine 0."""
+    norms = np.sqrt(np.diag(gram).astype(np.float64))
+    return gram / (np.outer(norms, norms) + floor)
+
+
+def madc(cosines: np.ndarray) -> np.ndarray:
+    """Return the mean of absolute differences of pairwise cosines [n, n]. FedGroup.
+
+    d_ij = mean over k != i, j of |S_ik - S_jk|; zero where there is no such k.
+    """
+    n = len(cosines)
+    gaps = np.abs(cosines[:, None, :] - cosines[None, :, :])  # [n, n, n]
+    others = ~(np.eye(n, dtype=bool)[:, None, :] | np.eye(n, dtype=bool)[None, :, :])
+    return np.asarray((gaps * others).sum(2) / max(n - 2, 1) * (1 - np.eye(n)))
+
+
+def squared_distances(gram: np.ndarray) -> np.ndarray:
+    """Return the squared Euclidean distances [n, n] of n vectors from their products [n, n].
+
+    Exact zeros on the diagonal and nothing negative. Vectors that nearly coincide lose digits: the error is
+    about 1e-16 times the squared norms.
+    """
+    squares = np.diag(gram).astype(np.float64)
+    out = np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0)
+    np.fill_diagonal(out, 0.0)
+    return out
+
+
+def euclidean_matrix(rows: np.ndarray) -> np.ndarray:
+    """Return the Euclidean distances [n, n] between `rows` [n, d], from their differences."""
+    from scipy.spatial.distance import pdist, squareform
+
+    return squareform(pdist(np.asarray(rows, np.float64)))
+
+
+def cost_matrix(x: np.ndarray, y: np.ndarray, metric: str = "cosine") -> np.ndarray:
+    """Return the distances [n, m] between points [n, d] and [m, d].
+
+    Cosine distance is 1 - cos, in [0, 2]. A zero vector, such as an embedding whose units are all
+    off, has cosine 0 with everything.
+    """
+    require(metric in ("cosine", "euclidean"), "metric", metric, "give cosine or euclidean")
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if metric == "euclidean":
+        from scipy.spatial.distance import cdist
+
+        return cdist(x, y)
+    return 1.0 - np.clip(_unit(x) @ _unit(y).T, -1.0, 1.0)
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """Return `rows` [n, d] scaled to length 1; zero rows stay zero."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(norms > 0, norms, 1.0)
+
+
+def emd(
+    x: np.ndarray, y: np.ndarray, metric: str = "cosine", solver: str = "exact", reg: float = 0.1
+) -> float:
+    """Return the earth mover's distance of two samples with uniform masses. EMD-CFL, sec. 3.
+
+    min over G >= 0 with G1 = 1/n, G'1 = 1/m of <G, D>, D the distances between the points.
+
+    Args:
+        x, y: samples [n, d] and [m, d].
+        metric: ground distance, `cosine` or `euclidean`.
+        solver: `exact`, or `sinkhorn`: <G, D> of the plan with entropic penalty `reg`, in units of D.
+    """
+    require(solver in ("exact", "sinkhorn"), "solver", solver, "give exact or sinkhorn")
+    require(len(x) > 0 and len(y) > 0, "samples", (len(x), len(y)), "each side needs at least one sample")
+    costs = cost_matrix(x, y, metric)
+    return _sinkhorn(costs, reg) if solver == "sinkhorn" else _exact(costs)
+
+
+def _exact(costs: np.ndarray) -> float:
+    """Return the optimum of the transport problem with uniform masses."""
+    if costs.shape[0] == costs.shape[1]:  # some optimal plan is a permutation (Birkhoff): four times faster
+        return _assignment_cost(costs) / len(costs)
+    import ot
+
+    a, b = (np.full(size, 1.0 / size) for size in costs.shape)
+    return float(ot.emd2(a, b, costs, numItermax=10_000_000))
+
+
+def _sinkhorn(costs: np.ndarray, reg: float) -> float:
+    """Return the transport cost of the plan with entropic penalty `reg`."""
+    import ot
+
+    require(reg > 0, "reg", reg, "the entropic penalty is positive; solver exact has none")
+    a, b = (np.full(size, 1.0 / size) for size in costs.shape)
+    # exp(-cost / reg) must not underflow; the logarithmic form is about fifteen times slower
+    method = "sinkhorn" if costs.max() < 500 * reg else "sinkhorn_log"
+    return float(ot.sinkhorn2(a, b, costs, reg, method=method))
+
+
+def _assignment_cost(costs: np.ndarray) -> float:
+    """Return the least sum over a matching of the shorter side of `costs` [a, b] into the longer."""
+    from scipy.optimize import linear_sum_assignment
+
+    return float(costs[linear_sum_assignment(costs)].sum())
+
+
+def matching_distance(x: np.ndarray, y: np.ndarray) -> float:
+    """Return FLT's distance of two sets of centroids [a, d], [b, d]: matched at least cost. FLT, code.
+
+    With a <= b: min over one-to-one maps of sqrt(sum of squared distances), divided by a.
+    """
+    squares = cost_matrix(x, y, "euclidean") ** 2
+    return float(np.sqrt(_assignment_cost(squares))) / min(squares.shape)
+
+
+def closest_pair(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the least Euclidean distance between points of [a, d] and of [b, d]. FLT, paper."""
+    return float(cost_matrix(x, y, "euclidean").min())
+
+
+def pairwise(items: Sequence[np.ndarray], distance: Callable[[np.ndarray, np.ndarray], float]) -> np.ndarray:
+    """Return the distances [n, n] between `items`, zeros on the diagonal."""
+    out = np.zeros((len(items), len(items)))
+    for i, j in combinations(range(len(items)), 2):
+        out[i, j] = out[j, i] = distance(items[i], items[j])
+    return out
+
+
+def principal_angles(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return the principal angles, in degrees and ascending, of the spans of columns [D, p] and [D, q]."""
+    from scipy.linalg import subspace_angles
+
+    return np.degrees(subspace_angles(np.asarray(u, np.float64), np.asarray(v, np.float64)))[::-1]
+
+
+def subspace_angle(u: np.ndarray, v: np.ndarray, kind: str = "columns") -> float:
+    """Return PACFL's distance, in degrees, of two bases [D, p] and [D, q] with columns of length 1.
+
+    Args:
+        u, v: bases; stacked bases of several classes need not be orthogonal to one another.
+        kind: `columns` [code]: least angle between a column of `u` and one of `v`, signs as they are;
+            `smallest` [paper]: smallest principal angle; `sum` [paper]: sum of the principal angles. The last
+            two are taken between the spans of the columns.
+    """
+    require(kind in ("columns", "smallest", "sum"), "angle", kind, "give columns, smallest or sum")
+    if kind == "columns":
+        cosines = np.clip(u.T.astype(np.float64) @ v, -1.0, 1.0)
+        return float(np.degrees(np.arccos(cosines.max())))
+    angles = principal_angles(u, v)
+    return float(angles[0] if kind == "smallest" else angles.sum())
+
+
+def wasserstein1(p: np.ndarray, q: np.ndarray) -> float:
+    """Return the Wasserstein-1 distance, in bins, of two histograms of any mass and length. FlexCFL."""
+    require(p.sum() > 0 and q.sum() > 0, "histogram", (p, q), "a histogram needs at least one count")
+    p, q = (np.pad(h, (0, max(len(p), len(q)) - len(h))) for h in (p, q))
+    return float(np.abs(np.cumsum(p / p.sum() - q / q.sum())).sum())

@@ -1,0 +1,279 @@
+"""Groupings: labels of a partition, hierarchies, k-means, spectral clustering, projection on the simplex.
+
+Labels are int64 [n], numbered by first appearance unless said otherwise. The same input gives the same output
+on any rank: seeds are given, ties go to the first, and sums run on one thread.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from mpifl.core.errors import require
+
+Join = Callable[[np.ndarray, np.ndarray], np.ndarray]  # two rows of distances -> that of the merged cluster
+LINKAGES = ("single", "complete", "average", "ward")
+
+
+class Clusters(NamedTuple):
+    """Labels int64 [n] and centres [k, d]."""
+
+    labels: np.ndarray
+    centres: np.ndarray
+
+
+class Choice(NamedTuple):
+    """Labels int64 [n], centres [k, d], the number k that was chosen, and the score of every k tried."""
+
+    labels: np.ndarray
+    centres: np.ndarray
+    k: int
+    scores: dict[int, float]
+
+
+def canonical(labels: np.ndarray) -> np.ndarray:
+    """Return `labels` [n] renumbered 0, 1, ... by first appearance."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse]
+
+
+def match_labels(new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Return `new` [n] renamed so that as many entries as possible agree with `old` [n] (Hungarian).
+
+    Groups that find no partner among the old ones take the smallest numbers that are free. CFL-GP.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    ids, a = np.unique(new, return_inverse=True)
+    names, b = np.unique(old, return_inverse=True)
+    table = np.zeros((len(ids), len(names)), np.int64)  # members of new group a and old group b
+    np.add.at(table, (a, b), 1)
+    rows, columns = linear_sum_assignment(table, maximize=True)
+    partner = {int(r): int(names[c]) for r, c in zip(rows, columns, strict=True) if table[r, c] > 0}
+    taken = set(partner.values())
+    free = (i for i in range(2 * len(ids)) if i not in taken)
+    renamed = [partner[i] if i in partner else next(free) for i in range(len(ids))]
+    return np.asarray(renamed, np.int64)[a]
+
+
+def neighbourhoods(adjacency: np.ndarray) -> np.ndarray:
+    """Return labels [n]: clients with identical rows of `adjacency` [n, n] share one. EMD-CFL, step 4."""
+    _, inverse = np.unique(np.asarray(adjacency, bool), axis=0, return_inverse=True)
+    return canonical(inverse.reshape(-1))
+
+
+def quantile_groups(values: np.ndarray, num_groups: int) -> np.ndarray:
+    """Return the group 0 .. C-1 of each value [n]: P_{i/C} < value <= P_{(i+1)/C}. FedCUAU, stage 1.
+
+    P_q is the empirical quantile: the least value at or below which lies a share q of all. Groups are
+    numbered by value, not by appearance; ties may leave a group empty.
+    """
+    n = len(values)
+    require(1 <= num_groups <= n, "groups", num_groups, f"there are {n} clients to group")
+    last = np.arange(1, num_groups) * n  # in units of 1/C: integers, so that no share is rounded up
+    edges = np.sort(values)[-(-last // num_groups) - 1]
+    return np.searchsorted(edges, values, side="left").astype(np.int64)
+
+
+def agglomerative(
+    distances: np.ndarray,
+    linkage: str = "complete",
+    *,
+    n_clusters: int | None = None,
+    threshold: float | None = None,
+) -> np.ndarray:
+    """Return labels [n] of bottom-up clustering, cut at a number of clusters or at a height.
+
+    Args:
+        distances: [n, n], symmetric; Euclidean for Ward's linkage. Only the upper triangle is read.
+        linkage: `single`, `complete`, `average` (mean over pairs) or `ward`.
+        n_clusters: exactly this many clusters, or
+        threshold: clusters merge while their linkage distance is below it.
+    """
+    require(linkage in LINKAGES, "linkage", linkage, f"give one of {', '.join(LINKAGES)}")
+    assert (n_clusters is None) != (threshold is None), "give n_clusters or threshold, not both"
+    n = len(distances)
+    if n_clusters is not None:
+        require(1 <= n_clusters <= n, "n_clusters", n_clusters, f"there are {n} clients to group")
+    if n == 1:
+        return np.zeros(1, np.int64)
+    from scipy.cluster.hierarchy import linkage as build
+
+    tree = build(np.asarray(distances, np.float64)[np.triu_indices(n, 1)], linkage)
+    merges = n - n_clusters if n_clusters is not None else int((tree[:, 2] < threshold).sum())
+    return _cut(tree[:merges, :2].astype(np.int64), n)
+
+
+def _cut(merges: np.ndarray, n: int) -> np.ndarray:
+    """Return labels [n] after merges [k, 2] of nodes, numbered as SciPy does: merge i makes node n + i."""
+    label = np.arange(n + len(merges))
+    for i in reversed(range(len(merges))):
+        label[merges[i]] = label[n + i]  # both children belong where their parent belongs
+    return canonical(label[:n])
+
+
+def merge_closest(distances: np.ndarray, threshold: float, linkage: str = "average") -> np.ndarray:
+    """Return labels [n]: merge the closest pair while its distance is at most `threshold`. PACFL.
+
+    Args:
+        distances: [n, n], symmetric.
+        threshold: in the units of `distances` (degrees for PACFL).
+        linkage: distance of a merged cluster to another: `average`, the plain mean of the two rows whatever
+            their sizes (WPGMA), `maximum` or `minimum` of the two.
+    """
+    join: dict[str, Join] = {
+        "average": lambda a, b: (a + b) / 2,
+        "maximum": np.maximum,
+        "minimum": np.minimum,
+    }
+    require(linkage in join, "linkage", linkage, f"give one of {', '.join(join)}")
+    d = np.array(distances, np.float64)
+    np.fill_diagonal(d, np.inf)
+    label = np.arange(len(d))
+    while True:
+        i, j = np.unravel_index(np.argmin(d), d.shape)  # the first of equals; i < j by symmetry
+        if not d[i, j] <= threshold or i == j:
+            return canonical(label)
+        d[i] = d[:, i] = join[linkage](d[i], d[j])
+        d[j] = d[:, j] = np.inf
+        d[i, i] = np.inf
+        label[label == label[j]] = label[i]
+
+
+def bipartition(similarity: np.ndarray, linkage: str = "complete") -> np.ndarray:
+    """Return labels 0 and 1 [n] of the two groups least similar to each other. CFL's split.
+
+    Args:
+        similarity: [n, n] cosines of updates.
+        linkage: `complete` [code], or `single`, which minimises the largest similarity across [paper].
+    """
+    require(linkage in ("complete", "single"), "linkage", linkage, "give complete or single")
+    return agglomerative(1.0 - similarity, linkage, n_clusters=2)
+
+
+def kmeans(
+    points: np.ndarray,
+    k: int,
+    *,
+    seed: int = 0,
+    n_init: int = 10,
+    max_iter: int = 300,
+    init: np.ndarray | None = None,
+) -> Clusters:
+    """Return k-means of `points` [n, d]: Lloyd's iterations from k-means++ or from given centres.
+
+    Args:
+        k: number of clusters, at most n.
+        seed: of k-means++, below 2**32.
+        n_init: starts, of which the best is kept (1 with given centres).
+        init: centres [k, d] to start from. Then label j belongs to the j-th of them; otherwise labels are
+            numbered by first appearance.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    points = np.ascontiguousarray(points, np.float64)
+    require(1 <= k <= len(points), "k", k, f"there are {len(points)} points to group")
+    start = (
+        {"init": "k-means++", "n_init": n_init}
+        if init is None
+        else {"init": np.ascontiguousarray(init, np.float64), "n_init": 1}
+    )
+    model = KMeans(k, **start, max_iter=max_iter, random_state=seed, algorithm="lloyd")
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k is no fault
+        model.fit(points)
+    labels, centres = model.labels_.astype(np.int64), model.cluster_centers_
+    if init is not None:
+        return Clusters(labels, centres)
+    used = labels[np.sort(np.unique(labels, return_index=True)[1])]
+    empty = np.setdiff1d(np.arange(k), used)
+    return Clusters(canonical(labels), centres[np.concatenate([used, empty])])
+
+
+def silhouette(points: np.ndarray, labels: np.ndarray, metric: str = "euclidean") -> float:
+    """Return the mean silhouette, in [-1, 1]; 0 when all are alone, all are together, or all coincide.
+
+    Args:
+        points: [n, d], or distances [n, n] with `metric="precomputed"`.
+        labels: [n].
+    """
+    groups = len(np.unique(labels))
+    if not 2 <= groups < len(labels):
+        return 0.0
+    from sklearn.metrics import silhouette_score
+
+    return float(silhouette_score(np.asarray(points, np.float64), labels, metric=metric))
+
+
+def kmeans_by_silhouette(
+    points: np.ndarray, ks: Iterable[int] | None = None, *, seed: int = 1, n_init: int = 10
+) -> Choice:
+    """Return k-means with the k of largest mean silhouette, the smallest of equals. UCFL's number of streams.
+
+    Args:
+        points: [n, d].
+        ks: numbers to try; default 2 .. n-1. None above the number of distinct points is tried; with none
+            left, all clients form one cluster.
+    """
+    distinct = len(np.unique(points, axis=0))
+    known = range(2, len(points)) if ks is None else ks
+    tried = [k for k in known if 2 <= k <= min(distinct, len(points) - 1)]
+    runs = {k: kmeans(points, k, seed=seed, n_init=n_init) for k in tried}
+    scores = {k: silhouette(points, run.labels) for k, run in runs.items()}
+    if not scores:
+        return Choice(*kmeans(points, 1, seed=seed, n_init=1), 1, {})
+    best = max(scores, key=lambda k: (scores[k], -k))
+    return Choice(*runs[best], best, scores)
+
+
+def principal_coordinates(gram: np.ndarray, rank: int) -> np.ndarray:
+    """Return the coordinates [n, rank] of n vectors along their `rank` first left singular vectors.
+
+    With G = P S Q' [d, n] and gram = G'G = Q S^2 Q', these are the columns of P_rank' G = S Q', one client a
+    row. The sign of each coordinate is such that its largest entry is positive.
+    """
+    values, vectors = np.linalg.eigh(np.asarray(gram, np.float64))
+    top = np.argsort(-values, kind="stable")[:rank]
+    out = vectors[:, top] * np.sqrt(np.maximum(values[top], 0.0))
+    signs = np.sign(out[np.argmax(np.abs(out), axis=0), np.arange(out.shape[1])])
+    return out * np.where(signs == 0, 1.0, signs)
+
+
+def largest_gap(gram: np.ndarray, least: int = 3) -> int:
+    """Return the number of singular vectors before the largest fall in value, at least `least`. CFL-GP."""
+    values = np.sqrt(np.maximum(np.sort(np.linalg.eigvalsh(np.asarray(gram, np.float64)))[::-1], 0.0))
+    gaps = values[:-1] - values[1:]
+    return min(max(int(np.argmax(gaps)) + 1 if len(gaps) else 1, least), len(values))
+
+
+def spectral(gram: np.ndarray, k: int, *, seed: int = 42, n_init: int = 10) -> np.ndarray:
+    """Return labels [n]: k-means on the k first principal coordinates of the gradient profiles. CFL-GP.
+
+    Args:
+        gram: products [n, n] of the clients' profiles.
+    """
+    return kmeans(principal_coordinates(gram, k), k, seed=seed, n_init=n_init).labels
+
+
+def spectral_by_silhouette(gram: np.ndarray, k_max: int, *, seed: int = 42, n_init: int = 10) -> Choice:
+    """Return spectral clustering with the k in 2 .. `k_max` of largest mean silhouette. CFL-GP, unknown K."""
+    points = principal_coordinates(gram, largest_gap(gram))
+    return kmeans_by_silhouette(points, range(2, k_max + 1), seed=seed, n_init=n_init)
+
+
+def simplex_projection(v: np.ndarray) -> np.ndarray:
+    """Return the point nearest to `v` [..., n] with no negative entry and sum 1, row by row (sort method).
+
+    x = max(v - t, 0), t = max over r of (sum of the r largest - 1) / r. Held, Wolfe and Crowder, 1974.
+    """
+    v = np.asarray(v, np.float64)
+    largest = -np.sort(-v, axis=-1)
+    t = ((np.cumsum(largest, axis=-1) - 1.0) / np.arange(1, v.shape[-1] + 1)).max(axis=-1, keepdims=True)
+    return np.maximum(v - t, 0.0)
