@@ -1,0 +1,185 @@
+"""The command line: run, plan, prepare, data, list, show, cite."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .comm import Transport, connect
+from .core.errors import UserError, nearest
+
+Command = Callable[[Transport, argparse.Namespace], None]
+COMMANDS: dict[str, tuple[Command, str, dict[str, str]]] = {}
+
+
+def command(usage: str, **options: str) -> Callable[[Command], Command]:
+    """Register a command; its docstring is its help, `usage` its argument, `options` name and help."""
+
+    def register(function: Command) -> Command:
+        COMMANDS[function.__name__] = (function, usage, options)
+        return function
+
+    return register
+
+
+@command("CONFIG")
+def run(transport: Transport, args: argparse.Namespace) -> None:
+    """Run a configuration; options are --key.path value."""
+    from .experiment import load_everywhere
+    from .experiment import run as run_experiment
+
+    run_experiment(load_everywhere(transport, args.CONFIG, args.options), transport, args.quiet)
+
+
+@command("CONFIG")
+def study(transport: Transport, args: argparse.Namespace) -> None:
+    """Run a configuration for every combination of what its `vary` names; write a table and a figure."""
+    from .study import study as run_study
+
+    run_study(args.CONFIG, args.options, transport, args.quiet)
+
+
+@command("CONFIG")
+def plan(transport: Transport, args: argparse.Namespace) -> None:
+    """Say what a run would do, without training: sizes, collectives, memory, bytes per round."""
+    from .experiment import load_everywhere
+    from .planning import describe
+
+    text = describe(load_everywhere(transport, args.CONFIG, args.options), transport)
+    if transport.is_server:
+        print(text)
+
+
+@command("CONFIG")
+def prepare(transport: Transport, args: argparse.Namespace) -> None:
+    """Fetch what a configuration reads, where there is a network, and prepare its cache."""
+    from .data import prepare as prepare_data
+    from .experiment import load_everywhere, on_server
+
+    config = load_everywhere(transport, args.CONFIG, args.options)
+    on_server(
+        transport, lambda: prepare_data(config.data, config.seed.data, download=True, progress=print) and None
+    )
+
+
+@command("CONFIG", sheet="PNG file to write (default: <name>-data.png in the current folder)")
+def data(transport: Transport, args: argparse.Namespace) -> None:
+    """Look at a configuration's clients: prints a table, writes a sheet of sample images and counts."""
+    from .experiment import load_everywhere, on_server
+    from .looking import look
+
+    config = load_everywhere(transport, args.CONFIG, args.options)
+    sheet = Path(args.sheet or f"{config.name}-data.png")
+    text = on_server(transport, lambda: look(config, sheet, lambda line: args.quiet or print(line)))
+    if transport.is_server:
+        print(f"{text}\n\nsheet: {sheet}")
+
+
+@command("WHAT")
+def list(transport: Transport, args: argparse.Namespace) -> None:
+    """List algorithms, data (sources and scenarios) or models."""
+    tables = _catalogues()
+    if args.WHAT not in tables:
+        raise UserError("list", args.WHAT, nearest(args.WHAT, [*tables]))
+    if transport.is_server:
+        for title, catalogue in tables[args.WHAT].items():
+            print(title)
+            for name, cls in catalogue.items():
+                print(f"  {name:22} {_first_sentence(cls)}")
+
+
+@command("NAME")
+def show(transport: Transport, args: argparse.Namespace) -> None:
+    """Show a method, model, source or scenario: what it is, its paper, its fields and defaults."""
+    parts = [part for group in _catalogues().values() for part in group.values()]
+    found = [part[args.NAME] for part in parts if args.NAME in part]
+    if not found:
+        raise UserError("show", args.NAME, nearest(args.NAME, [name for part in parts for name in part]))
+    if transport.is_server:
+        print("\n\n".join(describe_class(args.NAME, cls) for cls in found))
+
+
+@command("CONFIG")
+def cite(transport: Transport, args: argparse.Namespace) -> None:
+    """Print the BibTeX of what a configuration uses."""
+    from .experiment import load_everywhere
+
+    config = load_everywhere(transport, args.CONFIG, args.options)
+    if transport.is_server:
+        for part in (config.algorithm, config.data.scenario, config.data.source, config.model):
+            if (paper := getattr(part, "paper", None)) is not None:
+                print(paper.bibtex())
+
+
+def _catalogues() -> dict[str, dict[str, dict[str, type]]]:
+    from .algorithms import CATALOGUE
+    from .data import SCENARIOS, SOURCES
+    from .models import MODELS
+
+    return {
+        "algorithms": {"algorithms": dict(CATALOGUE)},
+        "data": {"sources": dict(SOURCES), "scenarios": dict(SCENARIOS)},
+        "models": {"models": dict(MODELS)},
+    }
+
+
+def _first_sentence(cls: type) -> str:
+    paragraph = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+    return paragraph if len(paragraph) <= 110 else paragraph.split(". ")[0].rstrip(".") + "."
+
+
+def describe_class(name: str, cls: type) -> str:
+    """Return what `mpifl show` prints."""
+    lines = [name, "=" * len(name), ""]
+    module = inspect.getdoc(sys.modules[cls.__module__])
+    if getattr(cls, "paper", None) is not None and module:
+        lines += [module, ""]
+    lines += [inspect.getdoc(cls) or "", "", "Fields and defaults:"]
+    for f in dataclasses.fields(cls):
+        default = "required" if f.default is dataclasses.MISSING else repr(f.default)
+        lines.append(f"  {f.name}: {f.type} = {default}")
+    if getattr(cls, "paper", None) is not None:
+        lines += ["", cls.paper.bibtex()]  # type: ignore[attr-defined]  # just looked
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    out = argparse.ArgumentParser("mpifl", description=sys.modules["mpifl"].__doc__)
+    commands = out.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (function, usage, options) in COMMANDS.items():
+        sub = commands.add_parser(
+            name, help=inspect.getdoc(function), description=inspect.getdoc(function), allow_abbrev=False
+        )
+        sub.add_argument(usage)
+        for option, text in options.items():
+            sub.add_argument(f"--{option}", metavar="PATH", help=text)
+        sub.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    return out
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command on every rank and return the exit code: 0, or 2 for bad input."""
+    args, rest = parser().parse_known_args(argv)
+    args.options = rest
+    transport = connect()
+    try:
+        COMMANDS[args.command][0](transport, args)
+    except UserError as error:
+        if transport.is_server:
+            print(f"mpifl: {error}", file=sys.stderr, flush=True)
+        if not transport.part():  # the others do not know of it
+            print(f"mpifl: {error} (on rank {transport.rank})", file=sys.stderr, flush=True)
+            transport.abort(2)
+        return 2
+    except Exception:
+        trace = traceback.format_exc()
+        print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)
+        transport.abort(1)
+        return 1
+    return 0

@@ -1,0 +1,375 @@
+"""One tree of dataclasses = one YAML tree = one tree of command-line options.
+
+A section that offers a choice (algorithm, model, data source, scenario) is a mapping whose `name` picks a
+class from a catalogue; its other keys are that class's fields. `name` may also be `file.py:Class` or
+`package.module:Class`. Command-line options win over the file, the file over its `base`, the base over the
+defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from .algorithms import CATALOGUE
+from .core.algorithm import Algorithm
+from .core.errors import UserError, nearest, require
+from .data import SCENARIOS, SOURCES, DataConfig
+from .engine.clock import CLOCKS, VirtualTime
+from .engine.delay import DELAYS, Constant, Delay
+from .engine.pace import Availability, Link
+from .engine.policy import POLICIES, Synchronous
+from .local import LocalConfig
+from .models import MODELS
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Seeds, one per kind of randomness; a single number sets all of them.
+
+    Attributes:
+        data: splits and scenarios. model: initial weights. training: batches and method. system: cohorts and
+            delays.
+    """
+
+    data: int = 0
+    model: int = 0
+    training: int = 0
+    system: int = 0
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """When and where models are judged.
+
+    Attributes:
+        every: rounds between evaluations; 0 for the last round only (always judged).
+        first: also before the first round.
+        clients: how many clients are judged, evenly spaced; None for all.
+        finetune_epochs: judge each client once more after so many epochs on its training data
+            (`accuracy_finetuned`): the personalised accuracy of a shared model; 0 for not.
+    """
+
+    every: int = 1
+    first: bool = False
+    clients: int | None = None
+    finetune_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        epochs = self.finetune_epochs
+        require(epochs >= 0, "finetune_epochs", epochs, "take 0 (do not fine-tune) or more epochs")
+        require(self.every >= 0, "every", self.every, "take 0 (last round only) or more rounds")
+        require(
+            self.clients is None or self.clients >= 1,
+            "clients",
+            self.clients,
+            "take 1 or more, or null for all",
+        )
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    """How the program runs; nothing here changes a number, except `sums: fast`.
+
+    Attributes:
+        ranks: demand this many MPI ranks; None takes what the launcher gives.
+        threads: threads per rank.
+        device: `cpu`, `cuda` or `auto`.
+        sums: `exact` (same bits for any number of ranks) or `fast` (float32, half the bytes).
+        collective: `auto`, `reduce` or `gather`.
+        shuffle: a seed that deals clients to ranks at random; None balances them.
+        scratch: folder for node-local client state; None picks shared memory or the temporary folder.
+    """
+
+    ranks: int | None = None
+    threads: int = 1
+    device: str = "auto"
+    sums: str = "exact"
+    collective: str = "auto"
+    shuffle: int | None = None
+    scratch: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
+        require(self.threads >= 1, "threads", self.threads, "take 1 or more")
+        require(self.device in ("cpu", "cuda", "auto"), "device", self.device, "take cpu, cuda or auto")
+        require(self.sums in ("exact", "fast"), "sums", self.sums, "take exact or fast")
+        known = ("auto", "reduce", "gather")
+        require(self.collective in known, "collective", self.collective, f"take one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class Newcomers:
+    """Clients that are not there at first: they miss one-shot clustering, and join the cohorts later.
+
+    Attributes:
+        share: of the clients, drawn by the system seed. joins: the first round they may take part in.
+        groups: all clients of these true groups instead.
+    """
+
+    share: float = 0.0
+    joins: int = 2
+    groups: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share < 1, "share", self.share, "take a share in [0, 1)")
+        require(self.joins >= 1, "joins", self.joins, "take a round, 1 or more")
+        either = not (self.share and self.groups)
+        require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """Where results go.
+
+    Attributes:
+        folder: parent of the run folders.
+        id: name of the run's folder after `<name>-`; None takes date and time.
+        model: write the final rows.
+    """
+
+    folder: str = "runs"
+    id: str | None = None
+    model: bool = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run.
+
+    Attributes:
+        name: first part of the run folder's name.
+        rounds: server steps.
+        participation: share of the clients in (0, 1], or a number of them: per round, or under way at a time.
+        newcomers: clients that are not there at first.
+        policy: when the server steps. delay, link, availability: how long visits take. clock: what orders
+            arrivals.
+        vary: for `mpifl study`: keys, and the values that each takes. A single run ignores it.
+    """
+
+    algorithm: Algorithm = field(metadata={"catalogue": CATALOGUE})
+    model: Any = field(metadata={"catalogue": MODELS})
+    name: str = "run"
+    rounds: int = 10
+    participation: float = 1.0
+    seed: Seeds = Seeds()
+    local: LocalConfig = field(default_factory=LocalConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    evaluation: EvaluationConfig = EvaluationConfig()
+    system: SystemConfig = SystemConfig()
+    output: OutputConfig = OutputConfig()
+    newcomers: Newcomers = Newcomers()
+    policy: Any = field(default_factory=Synchronous)
+    delay: Delay = field(default_factory=Constant)
+    link: Link = field(default_factory=Link)
+    availability: Availability = field(default_factory=Availability)
+    clock: Any = field(default_factory=VirtualTime)
+    vary: dict = field(default_factory=dict)  # any keys
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, "rounds", self.rounds, "take at least one round")
+        require(
+            self.participation > 0, "participation", self.participation, "take a share in (0, 1] or a number"
+        )
+
+
+CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
+    (Config, "algorithm"): CATALOGUE,
+    (Config, "model"): MODELS,
+    (Config, "policy"): POLICIES,
+    (Config, "delay"): DELAYS,
+    (Config, "clock"): CLOCKS,
+    (DataConfig, "source"): SOURCES,
+    (DataConfig, "public"): SOURCES,
+    (DataConfig, "scenario"): SCENARIOS,
+}
+CONFIGS = Path(__file__).parent / "configs"  # where a wheel keeps them
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def find(name: str) -> Path:
+    """Return the file of a configuration: a path, or the name of one that travels with mpifl."""
+    roots = [Path(), Path(__file__).parent.parent / "configs", CONFIGS]
+    for root in roots:
+        for path in (root / name, root / f"{name}.yaml"):
+            if path.is_file():
+                return path
+    shipped = sorted({p.relative_to(r).as_posix() for r in roots[1:] for p in r.rglob("*.yaml")})
+    raise UserError("CONFIG", name, f"no such file; shipped with mpifl: {', '.join(shipped) or 'none'}")
+
+
+def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return the mapping in a configuration file, laid over its `base` (a path relative to the file)."""
+    path = find(name)
+    require(path.resolve() not in above, "base", str(path), "is its own base; take another or none")
+    try:
+        tree = yaml.safe_load(path.read_text()) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError("CONFIG", str(path), f"is not YAML: {' '.join(str(error).split())}") from error
+    require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
+    base = tree.pop("base", None)
+    return merged(read(str(path.parent / str(base)), (*above, path.resolve())), tree) if base else tree
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `under` with `over` laid on it; a section that changes its `name` starts anew."""
+    out = dict(under)
+    for name, value in over.items():
+        old = out.get(name)
+        old = {"name": old} if isinstance(old, str) and isinstance(value, dict) else old
+        if (
+            isinstance(old, dict)
+            and isinstance(value, dict)
+            and value.get("name", old.get("name")) == old.get("name")
+        ):
+            out[name] = merged(old, value)
+        else:
+            out[name] = value
+    return out
+
+
+def overrides(tokens: Sequence[str]) -> dict[str, Any]:
+    """Return the tree of `--key.path value` (or `--key.path=value`) options; values are YAML."""
+    tree: dict[str, Any] = {}
+    tokens = [part for t in tokens for part in (t.split("=", 1) if t.startswith("--") else [t])]
+    while tokens:
+        key, *tokens = tokens
+        require(key.startswith("--"), "option", key, "options are --key.path value")
+        require(bool(tokens), "option", key, "needs a value")
+        value, *tokens = tokens
+        node, *path = key[2:].split(".")[::-1]
+        leaf = {node: _parsed(key, value)}
+        for part in path:
+            leaf = {part: leaf}
+        tree = merged(tree, leaf)
+    return tree
+
+
+def _parsed(key: str, value: str) -> Any:
+    """Return the value of an option."""
+    try:
+        return yaml.safe_load(value) if value else value
+    except yaml.YAMLError as error:
+        raise UserError(key, value, f"is not YAML: {' '.join(str(error).split())}") from error
+
+
+def load(name: str, options: Sequence[str] = ()) -> Config:
+    """Return the configuration in a file under the command line's options."""
+    return build(Config, merged(read(name), overrides(options)))
+
+
+# -- building ------------------------------------------------------------------------------------------------
+
+
+def build(cls: type, tree: Mapping[str, Any], path: str = "") -> Any:
+    """Return an instance of dataclass `cls` from a mapping; errors name the key below `path`."""
+    require(
+        isinstance(tree, Mapping),
+        path or "CONFIG",
+        tree,
+        f"must be a section with {', '.join(options_of(cls))}",
+    )
+    known = options_of(cls)
+    for name in tree:
+        if name not in known:
+            raise UserError(
+                f"{path}.{name}".lstrip("."), tree[name], f"unknown key; {nearest(str(name), known)}"
+            )
+    values = {name: _value(cls, name, value, f"{path}.{name}".lstrip(".")) for name, value in tree.items()}
+    for f in dataclasses.fields(cls):
+        if f.name not in values and (cls, f.name) in CHOICES and f.default_factory is dataclasses.MISSING:
+            choice = f"name one of {', '.join(CHOICES[cls, f.name])}"
+            raise UserError(f"{path}.{f.name}".lstrip("."), None, f"is missing; {choice}")
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise error.under(path) from None
+
+
+def options_of(cls: type) -> list[str]:
+    """Return the names of a dataclass's fields."""
+    return [f.name for f in dataclasses.fields(cls) if f.init]
+
+
+def _value(cls: type, name: str, value: Any, path: str) -> Any:
+    """Return `value` as field `name` of `cls` wants it."""
+    if (cls, name) in CHOICES:
+        return chosen(CHOICES[cls, name], {"name": value} if isinstance(value, str) else value, path)
+    hint = get_type_hints(cls)[name]
+    if hint is Seeds and isinstance(value, int):
+        return Seeds(value, value, value, value)
+    return coerced(hint, value, path)
+
+
+def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
+    """Return the object a section describes: `name` picks its class."""
+    require(isinstance(tree, Mapping) and "name" in tree, path, tree, f"name one of {', '.join(catalogue)}")
+    name, rest = tree["name"], {k: v for k, v in tree.items() if k != "name"}
+    if isinstance(name, str) and ":" in name:
+        from .core.imports import load_object
+
+        cls = load_object(name, f"{path}.name")
+        require(
+            dataclasses.is_dataclass(cls),
+            f"{path}.name",
+            name,
+            "is not a dataclass; its fields are the options",
+        )
+        return build(cls, rest, path)
+    if name not in catalogue:
+        raise UserError(f"{path}.name", name, f"unknown name; {nearest(str(name), list(catalogue))}")
+    return build(catalogue[name], rest, path)
+
+
+def coerced(hint: Any, value: Any, path: str) -> Any:
+    """Return `value` as type `hint`, or raise a UserError that names the type wanted."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return coerced(next(a for a in args if a is not type(None)), value, path)
+    if dataclasses.is_dataclass(hint):
+        return build(hint, value, path)  # type: ignore[arg-type]
+    if origin is tuple:
+        require(isinstance(value, (list, tuple)), path, value, "must be a list")
+        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+        require(len(kinds) == len(value), path, value, f"must be a list of {len(kinds)} values")
+        return tuple(coerced(k, v, path) for k, v in zip(kinds, value, strict=True))
+    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    wrong = hint is not Any and (not isinstance(value, hint) or (hint is int and isinstance(value, bool)))
+    require(not wrong, path, value, f"must be of type {getattr(hint, '__name__', hint)}")
+    return value
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
+    """Return the mapping that `build` would turn into `value` again."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return list(value) if isinstance(value, tuple) else value
+    tree = {f: to_tree(getattr(value, f), type(value), f) for f in options_of(type(value))}
+    catalogue = CHOICES.get((owner, name)) if owner else None
+    if catalogue is None:
+        return tree
+    known = {cls: key for key, cls in catalogue.items()}
+    return {"name": known.get(type(value), getattr(type(value), "imported_as", "?")), **tree}
+
+
+def dump(config: Config) -> str:
+    """Return the resolved configuration as YAML."""
+    return yaml.safe_dump(to_tree(config), sort_keys=False)

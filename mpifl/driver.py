@@ -1,0 +1,103 @@
+"""What drives a run: rounds, or events under a policy and a clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .core.rng import key
+from .engine.clock import Clock
+from .engine.events import Events
+from .engine.pace import Pace, open_pace
+from .engine.policy import Synchronous, open_clock
+from .engine.rounds import Record, Rounds
+from .engine.sampler import Sampler
+from .engine.step import Stepper
+from .observe.metrics import mixture_kl
+from .observe.recorder import Recorder
+
+if TYPE_CHECKING:
+    from .experiment import Bench
+
+
+def judged_clients(bench: Bench) -> np.ndarray:
+    """Return the clients that are evaluated: all, or some evenly spaced."""
+    num_clients = bench.world.num_clients
+    count = min(bench.config.evaluation.clients or num_clients, num_clients)
+    return np.unique(np.linspace(0, num_clients - 1, count).astype(np.int64))
+
+
+def pace_of(bench: Bench) -> Pace:
+    """Return how long visits take."""
+    config = bench.config
+    system = key(config.seed.system)
+    return open_pace(config.delay, config.link, config.availability, system, bench.world.num_clients)
+
+
+def check(bench: Bench) -> Clock | None:
+    """Return the clock of an asynchronous run; raise `UserError` where method, policy and clock do not
+    fit.
+    """
+    config, n, pace = bench.config, bench.world.num_clients, pace_of(bench)
+    if isinstance(config.policy, Synchronous):
+        return None
+    Events.check(config.algorithm, config.policy)
+    config.policy.concurrency(n, bench.num_sampled)
+    return open_clock(config.clock, config.policy, pace, n, key(config.seed.system))
+
+
+def engine(bench: Bench, taker: Stepper, recorder: Recorder | None, clock: Clock | None) -> Rounds | Events:
+    """Return the engine; `clock` as `check` gave it."""
+    config = bench.config
+    system = key(config.seed.system)
+    sampler = Sampler(bench.world.num_clients, bench.num_sampled, system, bench.late, config.newcomers.joins)
+    if clock is None:
+        return Rounds(
+            stepper=taker,
+            sampler=sampler,
+            num_rounds=config.rounds,
+            judged=judged_clients(bench),
+            judge_every=config.evaluation.every,
+            judge_first=config.evaluation.first,
+            pace=pace_of(bench),
+        )
+    return Events(
+        stepper=taker,
+        policy=config.policy,
+        clock=clock,
+        sampler=sampler,
+        num_steps=config.rounds,
+        judged=judged_clients(bench),
+        judge_every=config.evaluation.every,
+        judge_first=config.evaluation.first,
+        key=system,
+        on_events=recorder.arrived if recorder else lambda rows: None,
+    )
+
+
+def figures(bench: Bench, record: Record, visits: np.ndarray) -> dict[str, float]:
+    """Return what only some methods can be asked; on rank 0.
+
+    `mixture_kl`: mean over the judged clients of KL(true || estimated mixture) of their last visit.
+    `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods whose
+    rows belong to the sets that the server owns.
+
+    Args:
+        visits: of each client so far [N].
+    """
+    out = {}
+    u = bench.config.algorithm.mixtures(record.server)  # [N, K]
+    last = [(k, max(int(visits[k]) - 1, 0)) for k in record.judged.tolist()]
+    truth = [] if u is None else [bench.federation.mixture(k, visit) for k, visit in last]
+    known = [t for t in truth if t is not None]
+    if u is not None and len(known) == len(last) and known[0].shape == u[0].shape:
+        out["mixture_kl"] = mixture_kl(np.stack(known), u[record.judged])
+    exams = bench.federation.exams() if bench.config.algorithm.needs.inspect else ()
+    if exams:
+        rows = record.server.tables["model"]
+        judge = bench.world.public[0].judge
+        out["accuracy_cluster"] = float(
+            np.mean([judge(w, split)["accuracy"] for w, split in zip(rows, exams, strict=True)])
+        )
+    return out

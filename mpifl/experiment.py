@@ -1,0 +1,350 @@
+"""Joins everything: from a configuration to a finished run folder. The only module that knows everyone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import config as configuration
+from .comm import ClientStore, Transport
+from .config import Config
+from .core.errors import UserError, require
+from .core.federation import Federation
+from .core.params import Layout, flatten
+from .core.rng import key
+from .core.types import Server, World
+from .data import CacheMissing, PoolFederation, open_federation, open_public
+from .driver import check as check_engine
+from .driver import engine, figures
+from .engine.events import Events
+from .engine.policy import Synchronous
+from .engine.rounds import Record
+from .engine.sampler import cohort_size, newcomers
+from .engine.step import Setting, Stepper
+from .local import Learner, public_clients
+from .models import AUTOENCODERS
+from .observe import folder as folders
+from .observe.progress import Progress
+from .observe.recorder import Recorder, digest
+
+
+def on_server(transport: Transport, work: Callable[[], Any]) -> Any:
+    """Return on every rank what `work` returns on rank 0; a UserError there is raised on every rank."""
+    answer: tuple[Any, UserError | None] = (None, None)
+    if transport.is_server:
+        try:
+            answer = (work(), None)
+        except UserError as error:
+            answer = (None, error)
+    value, problem = transport.tell(answer, "start")
+    if problem is not None:
+        raise problem
+    return value
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a configuration became on this rank."""
+
+    config: Config
+    transport: Transport
+    federation: Federation
+    world: World
+    learner: Learner
+    num_sampled: int
+
+    @property
+    def late(self) -> tuple[int, ...]:
+        """The clients that are not there at first."""
+        groups = self.config.newcomers.groups
+        if groups and self.federation.groups is not None:
+            return tuple(np.flatnonzero(np.isin(self.federation.groups, groups)).tolist())
+        return newcomers(self.config.newcomers.share, self.world.num_clients, key(self.config.seed.system))
+
+
+def initial_vectors(
+    config: Config, shape: tuple[int, int, int], num_classes: int
+) -> Callable[[int], torch.Tensor]:
+    """Return j -> the j-th independent initial vector, addressed by the model seed."""
+
+    def init(j: int) -> torch.Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key(config.seed.model, "init", j).entropy >> 65)
+            return flatten(config.model.build(shape, num_classes))
+
+    return init
+
+
+def device_of(config: Config, local_rank: int) -> str:
+    """Return the device of a rank: GPUs of a node in turn by local rank."""
+    if config.system.device == "cpu" or (config.system.device == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    remedy = "no GPU is visible to PyTorch here; take cpu or auto"
+    require(torch.cuda.is_available(), "system.device", config.system.device, remedy)
+    return f"cuda:{local_rank % torch.cuda.device_count()}"
+
+
+def check(config: Config, federation: Federation, world: World) -> int:
+    """Raise `UserError` for what cannot run; return the cohort's size."""
+    needs, local = config.algorithm.needs, config.local
+    try:
+        config.algorithm.check(world)
+    except UserError as error:
+        raise error.under("algorithm") from error
+    if needs.validation:
+        empty = np.flatnonzero(federation.sizes[:, 1] < 2)
+        remedy = f"client {empty[0] if len(empty) else 0} has no validation data, which this method needs"
+        require(not len(empty), "data.scenario.validation", 0, remedy)
+    if needs.plain_sgd:
+        plain = local.optimizer == "sgd" and local.momentum == 0
+        require(plain, "local.momentum", local.momentum, "this method needs plain SGD without momentum")
+    empty = np.flatnonzero(federation.sizes[:, 0] < 1)
+    require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
+    late = config.newcomers
+    together = not (late.share or late.groups) or isinstance(config.policy, Synchronous)
+    require(together, "newcomers.share", late.share, "newcomers join under policy rounds only")
+    truth = () if federation.groups is None else np.unique(federation.groups).tolist()
+    some = not late.groups or set(late.groups) < set(truth)
+    require(some, "newcomers.groups", list(late.groups), f"name some, not all, of the groups {truth}")
+    return cohort_size(config.participation, federation.num_clients)
+
+
+def furnish(
+    config: Config, federation: Federation, world: World, learner: Learner, is_server: bool = True
+) -> World:
+    """Return the world with what the server owns, after giving the learner its auxiliary network."""
+    shape, name = federation.shape, config.algorithm.auxiliary()
+    if name is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key(config.seed.model, "auxiliary").entropy >> 65)
+            options = {k: v for k, v in name.items() if k != "name"}
+            learner.auxiliary = Learner(AUTOENCODERS[name["name"]](**options).build(shape), learner.device)
+    if config.algorithm.needs.inspect:
+        world = replace(world, public=public_clients(federation, learner, config.local))
+        remedy = "this method needs labelled sets of the server's own; take a scenario that has them (ccfl)"
+        require(bool(world.public), "data.scenario", type(config.data.scenario).__name__, remedy)
+    elif name is not None and is_server:
+        images = federation.public()
+        if not images:
+            assert isinstance(federation, PoolFederation)
+            images = (open_public(config.data, federation),)
+        world = replace(world, public=public_clients(federation, learner, config.local, images))
+    return world
+
+
+def prepare(config: Config, transport: Transport, say: Callable[[str], None]) -> Bench:
+    """Open data, build the model, check that everything fits; every rank calls."""
+    torch.set_num_threads(config.system.threads)
+    wanted = config.system.ranks
+    if wanted not in (None, transport.size):
+        remedy = f"this job has {transport.size}; start it with mpirun -n {wanted}, or leave the key out"
+        raise UserError("system.ranks", wanted, remedy)
+    federation = None
+    if transport.is_server:
+        federation = _open_or_error(config, say)
+    problem = transport.tell(federation if isinstance(federation, UserError) else None, "start")
+    if problem is not None:
+        raise problem
+    if not isinstance(federation, Federation):
+        federation = _open(config)
+    init = initial_vectors(config, federation.shape, federation.num_classes)
+
+    def built() -> None:
+        model = config.model.build(federation.shape, federation.num_classes)
+        with torch.no_grad():
+            model.eval()(federation.client(0).train.x[:2])
+
+    on_server(transport, built)
+    model = config.model.build(federation.shape, federation.num_classes)
+    start = init(0)
+    world = World(
+        num_clients=federation.num_clients,
+        num_classes=federation.num_classes,
+        num_samples=federation.sizes[:, 0].astype(np.int64),
+        layout=Layout.of(model),
+        init=init,
+        groups=federation.groups if config.algorithm.needs.groups else None,
+    )
+    num_sampled = on_server(transport, lambda: check(config, federation, world))
+    learner = Learner(model, device_of(config, getattr(transport, "local_rank", 0)))
+    learner.init = start
+    if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
+        on_server(transport, lambda: furnish(config, federation, world, learner) and None)
+    world = furnish(config, federation, world, learner, transport.is_server)
+    return Bench(config, transport, federation, world, learner, num_sampled)
+
+
+def _open_or_error(config: Config, say: Callable[[str], None]) -> Federation | UserError:
+    """Open the data on rank 0, preparing them if need be."""
+    try:
+        return open_federation(config.data, config.seed.data, say)
+    except UserError as error:
+        return error
+
+
+def _open(config: Config) -> Federation:
+    """Open the data that rank 0 prepared; prepare them again where its files cannot be seen."""
+    try:
+        return open_federation(config.data, config.seed.data, build=False)
+    except CacheMissing:
+        return open_federation(config.data, config.seed.data)
+
+
+def stepper(bench: Bench, store: ClientStore) -> Stepper:
+    """Return what takes the server steps of a bench."""
+    config, system = bench.config, bench.config.system
+    shuffle = None if system.shuffle is None else key(system.shuffle, "shuffle")
+    return Stepper(
+        Setting(
+            transport=bench.transport,
+            algorithm=config.algorithm,
+            federation=bench.federation,
+            learner=bench.learner,
+            local=config.local,
+            world=bench.world,
+            store=store,
+            seed=key(config.seed.training),
+            exact=system.sums == "exact",
+            collective=None if system.collective == "auto" else system.collective,
+            shuffle=shuffle,
+            absent=bench.late,
+            finetune_epochs=config.evaluation.finetune_epochs,
+        )
+    )
+
+
+def run(config: Config, transport: Transport, quiet: bool = False) -> Path | None:
+    """Run a configuration over all ranks; return the run folder on rank 0."""
+    start = perf_counter()
+    quiet = quiet or not transport.is_server
+    with Progress(config.rounds, config.name, quiet, bar=transport.size == 1) as progress:
+        bench = prepare(config, transport, progress.say)
+        clock = on_server(transport, lambda: check_engine(bench))
+        token = transport.tell(secrets.token_hex(6), "start")
+        folder = on_server(transport, lambda: _new_folder(bench))
+        store = ClientStore(token, config.system.scratch)
+        try:
+            taker = stepper(bench, store)
+            recorder = Recorder(folder, bench.federation) if folder else None
+            driver = engine(bench, taker, recorder, clock)
+            server = driver.run(_observer(bench, taker, recorder, progress))
+            more = driver.summary() if isinstance(driver, Events) and transport.is_server else {}
+            _finish(bench, taker, recorder, server, start, more)
+        finally:
+            store.close()
+        if folder is not None:
+            progress.say(f"results: {folder}")
+        return folder
+
+
+def _new_folder(bench: Bench) -> Path:
+    config = bench.config
+    folder = folders.create(config.output.folder, config.name, config.output.id)
+    (folder / "config.yaml").write_text(configuration.dump(config))
+    return folder
+
+
+def _observer(
+    bench: Bench, taker: Stepper, recorder: Recorder | None, progress: Progress
+) -> Callable[[Record], None]:
+    def observe(record: Record) -> None:
+        note = ""
+        if recorder is not None and record.scores is not None:
+            ledger = taker.ledger
+            traffic = {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")}
+            row = recorder.judged(
+                record.step,
+                record.seconds,
+                record.scores,
+                record.judged,
+                bench.config.algorithm.labels(record.server),
+                {**record.train, **figures(bench, record, taker.visits)},
+                traffic,
+                record.timing,
+                record.virtual_seconds,
+            )
+            note = f"accuracy {row['accuracy_mean']:.4f}  worst {row['accuracy_worst']:.4f}"
+            if bench.federation.groups is not None:
+                note += f"  ARI {row['ari']:.2f}"
+            note += f"  clusters {row['num_clusters']}"
+        progress.step(record.step, note)
+
+    return observe
+
+
+def _finish(
+    bench: Bench,
+    taker: Stepper,
+    recorder: Recorder | None,
+    server: Server | None,
+    start: float,
+    more: Mapping[str, Any],
+) -> None:
+    """Collect what is spread over ranks and write the end of the run folder; every rank calls.
+
+    Args:
+        more: figures for the summary.
+    """
+    config, transport = bench.config, bench.transport
+    names = transport.tell(sorted(server.tables) if server is not None else None, "end")
+    tables = {name: taker.tables.whole(name) for name in names}
+    place = (socket.gethostname(), transport.nodes[transport.rank], str(bench.learner.device), os.getpid())
+    places = transport.collect(place, "end")
+    wire = transport.census()
+    if recorder is None or server is None or places is None or wire is None:
+        return
+    whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
+    layout = {
+        "ranks": transport.size,
+        "threads_per_rank": config.system.threads,
+        "mpi": getattr(transport, "library", None),
+        "places": [dict(zip(("host", "node", "device", "pid"), p, strict=True)) for p in places],
+    }
+    folders.write_json(recorder.folder / "environment.json", folders.environment(layout))
+    summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.memo))
+    summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
+    summary["wall_seconds"] = round(perf_counter() - start, 3)
+    if more:
+        summary["asynchronous"] = more
+    files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
+    ledger = taker.ledger.rows()
+    rows = files if config.output.model else None
+    recorder.close(rows, ledger, wire, bench.federation.sizes, server.memo, summary)
+
+
+def _summary(bench: Bench, taker: Stepper, last: Mapping[str, float | int], sha: str) -> dict[str, Any]:
+    """Return the final figures of a run."""
+    tree = configuration.to_tree(bench.config)
+    figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters")
+    return {
+        "name": bench.config.name,
+        "algorithm": tree["algorithm"]["name"],
+        "rounds": bench.config.rounds,
+        "seed": tree["seed"],
+        "ranks": bench.transport.size,
+        "digest": sha,
+        **{name: last[name] for name in figures},
+        "federation_bytes_up": taker.ledger.total("up"),
+        "federation_bytes_down": taker.ledger.total("down"),
+    }
+
+
+def load_everywhere(transport: Transport, name: str, options: list[str]) -> Config:
+    """Return the configuration on every rank; read once, on rank 0."""
+    tree = on_server(transport, lambda: _tree(name, options))
+    return configuration.build(Config, tree)
+
+
+def _tree(name: str, options: list[str]) -> dict[str, Any]:
+    tree = configuration.merged(configuration.read(name), configuration.overrides(options))
+    configuration.build(Config, tree)
+    return tree

