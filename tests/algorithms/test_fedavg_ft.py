@@ -1,0 +1,29 @@
+"""FedAvg with fine-tuning: FedAvg's model, judged one step later."""
+
+from __future__ import annotations
+
+import worlds
+from numpy.testing import assert_array_equal
+from torch.testing import assert_close
+
+from mpifl.algorithms.fedavg import FedAvg
+from mpifl.algorithms.fedavg_ft import FedAvgFT
+
+
+def test_without_tuning_it_is_fedavg(tmp_path):
+    tuned, none, fedavg = (
+        worlds.run(a, worlds.Tiny(), tmp_path / str(i), participation=0.5)
+        for i, a in enumerate((FedAvgFT(tune_epochs=3), FedAvgFT(tune_epochs=0), FedAvg()))
+    )
+    for run in (tuned, none):
+        assert_close(run.server.tables["model"], fedavg.server.tables["model"], rtol=0, atol=0)
+        assert_array_equal(run.scores["accuracy_initial"], fedavg.scores["accuracy"])
+    assert_array_equal(none.scores["loss"], fedavg.scores["loss"])
+    assert tuned.scores["loss"].mean() < fedavg.scores["loss"].mean() - 0.02
+
+
+def test_two_evaluations_of_one_model_agree(tmp_path):
+    """Fine-tuning is addressed by client and visit: judging twice gives the same numbers."""
+    done = worlds.run(FedAvgFT(), worlds.Tiny(), tmp_path)
+    again = done.stepper.judge(done.server, done.notes[-1].client)
+    assert_array_equal(again["loss"], done.scores["loss"])

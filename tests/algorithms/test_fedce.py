@@ -1,0 +1,43 @@
+"""FedCE: association and aggregation by hand, and the limit of one cluster."""
+
+from __future__ import annotations
+
+import math
+
+import byhand
+import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
+from test_limits import Limit, agree
+
+from mpifl.algorithms.fedce import FedCE, association
+
+L = np.array([[3.0, 5.0], [0.0, 1.0], [0.0, 3.0]])  # [K, batches]
+
+
+def test_association_by_hand():
+    """Means 4, 0.5, 1.5: b = 1. Distances to L_1: 5, 0, 2. delta = 0.5: e^-2.5, 1, e^-1."""
+    b, growth = association(L, 0.5)
+    assert b == 1
+    assert_allclose(growth, [math.exp(-2.5), 1, math.exp(-1)])
+
+
+def test_emdcfl_increments_the_running_best():
+    """Best so far: 0, then 1, then 1: model 0 grows by 1 beside its e^-2.5, model 1 by 2."""
+    _, growth = association(L, 0.5, running=True)
+    assert_allclose(growth, [1 + math.exp(-2.5), 2, math.exp(-1)])
+
+
+def test_aggregation_by_hand():
+    """h[., 0] = (0, ln 3) after the visit: a = (1/4, 3/4). h[., 1] = (1, 1): halves. Samples do not count."""
+    server = byhand.server(
+        3, {"association": [[0.0, 0.5], [7.0, 7.0], [math.log(3), 0]]}, model=[[0.0], [0.0]]
+    )
+    told = byhand.notes([5, 50], client=[0, 2], association=[[0.0, 0.5], [0.0, 1.0]], best=[1, 0])
+    plan = FedCE(num_clusters=2).aggregate(server, told)
+    assert_allclose(plan.mixings[0].weights, [[0.25, 0.75], [0.5, 0.5]])
+    assert_array_equal(plan.assign, [1, 0, 0])
+    assert_allclose(plan.memo["association"], [[0, 1], [7, 7], [math.log(3), 1]])
+
+
+def test_fedce_with_one_cluster_and_equal_n_is_fedavg(tmp_path):
+    agree(Limit("K = 1, equal n", "fedce", {"num_clusters": 1}, {"equal": True}), "fedavg", 1.0, tmp_path)

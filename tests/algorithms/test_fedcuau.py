@@ -1,0 +1,120 @@
+"""FedCUAU: quantiles and copies by hand, traffic, and its invariant: trunk and last copy are the method
+below."""
+
+from __future__ import annotations
+
+import byhand
+import numpy as np
+import pytest
+import torch
+import worlds
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.testing import assert_close
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.fedcuau import FedCUAU
+from mpifl.core.errors import UserError
+from mpifl.core.params import Layout, put, take
+from mpifl.core.types import World
+
+MOMENTUM = worlds.LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
+TWO_LAYERS = {"model": worlds.mlp(8, 6), "local": MOMENTUM}
+BELOW = {
+    "fedavg": {},
+    "fedprox": {"mu": 0.1},
+    "fedbabu": {"tune_epochs": 1},
+    "fedper": {},
+}
+
+
+def test_quantiles_by_hand():
+    """CU = 0, 4, 1; n = 1, 1, 2: AU = (0 + 4 + 2) / 4 = 1.5, CUAU = 1.5, 2.5, 0.5; the median is 1.5:
+    clusters 0, 1, 0.
+    """
+    cu, n = np.array([0.0, 4.0, 1.0]), np.array([1, 1, 2])
+    prints = byhand.notes(n.tolist(), gram=np.outer(cu, cu))
+    layout = Layout(("body.fc1.w", "head.w"), ((1,), (1,)), 2, ("head",))
+    world = World(3, 2, n, layout, lambda j: torch.tensor([7.0, 5.0]))
+    server = FedCUAU().setup(world, prints, byhand.KEY)
+    assert_allclose(server.memo["cuau"], [1.5, 2.5, 0.5])
+    assert_array_equal(server.assign, [0, 1, 0])
+    assert_close(server.tables["trunk"], torch.tensor([[7.0]]))
+    assert_close(server.tables["block"], torch.tensor([[5.0], [5.0]]))
+
+
+def test_a_step_by_hand():
+    """n = 1, 1, 2 in clusters 0, 1, 0: trunk and last copy average all, (1/4, 1/4, 1/2); the first copy
+    averages clients 0 and 2, (1/3, 0, 2/3), and stays where only client 1 takes part.
+    """
+    memo = {"trunk_part": [[0, 1]], "block_part": [[1, 2]]}
+    server = byhand.server(3, memo, trunk=[[7.0]], block=[[5.0], [5.0]])
+    server.assign[:] = [0, 1, 0]
+    trunk, last, first = FedCUAU().aggregate(server, byhand.notes([1, 1, 2])).mixings
+    assert_allclose(trunk.weights, [[0.25, 0.25, 0.5]])
+    assert_allclose(last.weights, [[0, 0, 0], [0.25, 0.25, 0.5]])
+    assert_array_equal(last.keep, [1, 0])
+    assert_allclose(first.weights, [[1 / 3, 0, 2 / 3], [0, 0, 0]])
+    assert_array_equal(first.keep, [0, 1])
+    assert (trunk.part, last.part, first.of) == ((slice(0, 1),), (slice(1, 2),), "copy0")
+    *_, first = FedCUAU().aggregate(server, byhand.notes([1], client=[1])).mixings
+    assert_array_equal(first.weights, [[0], [0]])
+    assert_array_equal(first.keep, [1, 1])
+
+
+def whole(run: worlds.Run, over: str, copy: int = -1) -> torch.Tensor:
+    """Return trunk and one copy as the vector that the method below averages."""
+    layout, tables = run.stepper.world.layout, run.server.tables
+    block = layout.part("block" if over in ("fedavg", "fedprox") else "stage")
+    w = put(torch.zeros(layout.size), layout.part("trunk"), tables["trunk"][0])
+    w = put(w, block, tables["block"][copy])
+    return w if over in ("fedavg", "fedprox") else take(w, layout.part("body"))
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("over", BELOW)
+def test_trunk_and_last_copy_are_the_method_below_bit_for_bit(over, participation, tmp_path):
+    options = {"over": over, "num_clusters": 3, "mu": 0.1, "tune_epochs": 1}
+    federation = worlds.Tiny()
+    one = worlds.run(
+        FedCUAU(**options), federation, tmp_path / "1", participation=participation, **TWO_LAYERS
+    )
+    below = CATALOGUE[over](**BELOW[over])
+    two = worlds.run(below, federation, tmp_path / "2", participation=participation, **TWO_LAYERS)
+    expected = two.server.tables["body" if over in ("fedbabu", "fedper") else "model"][0]
+    assert_close(whole(one, over), expected, rtol=0, atol=0)
+    assert float((whole(one, over, 0) - expected).abs().max()) > 1e-4, "the first copy goes its own way"
+    assert_array_equal(np.unique(one.server.assign), [0, 1, 2])
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_with_one_cluster_clients_are_judged_by_fedavg(participation, tmp_path):
+    runs = [
+        worlds.run(a, worlds.Tiny(), tmp_path / str(i), participation=participation, **TWO_LAYERS)
+        for i, a in enumerate((FedCUAU(num_clusters=1, tune_epochs=0), CATALOGUE["fedavg"]()))
+    ]
+    assert_close(runs[0].models(), runs[1].models(), rtol=0, atol=0)
+    assert_array_equal(runs[0].scores["accuracy_initial"], runs[1].scores["accuracy"])
+    assert_array_equal(runs[0].scores["accuracy"], runs[1].scores["accuracy"])
+
+
+def test_a_client_sends_and_receives_the_copies_from_its_own_cluster_upwards(tmp_path):
+    """Seed down, last layer up; then |w^s| + (C - i) |w^C| both ways for a client of cluster i = 0 .. C-1."""
+    run = worlds.run(FedCUAU(num_clusters=3), worlds.Tiny(), tmp_path, steps=1, judge=False, **TWO_LAYERS)
+    layout, ledger = run.stepper.world.layout, run.stepper.ledger
+    assert ledger.total("down", 0) == 6 * 4
+    head = sum(s.stop - s.start for s in layout.part("head"))
+    assert ledger.total("up", 0) == 6 * head * 4
+    trunk, block = (run.server.tables[name].shape[1] for name in ("trunk", "block"))
+    rounds = 4 * (trunk + (3 - run.server.assign) * block)
+    assert_array_equal(ledger.down - 4, rounds)
+    assert_array_equal(ledger.up - 4 * head, rounds)
+
+
+def test_bad_options_are_refused(tmp_path):
+    for options in ({"over": "ifca"}, {"num_clusters": 0}, {"mu": -1.0}, {"tune_epochs": -1}):
+        with pytest.raises(UserError, match=next(iter(options))):
+            FedCUAU(**options)
+    with pytest.raises(UserError, match="num_clusters = 7"):
+        worlds.run(FedCUAU(num_clusters=7), worlds.Tiny(), tmp_path, 1)
+    with pytest.raises(UserError, match="over = 'fedper'"):
+        worlds.run(FedCUAU(over="fedper"), worlds.Tiny(), tmp_path, 1, model=worlds.mlp())

@@ -1,0 +1,72 @@
+"""FedFomo: weights and choice by hand, and its first round."""
+
+from __future__ import annotations
+
+import byhand
+import numpy as np
+import torch
+import worlds
+from numpy.testing import assert_allclose, assert_array_equal
+from test_limits import Limit, agree
+from torch.testing import assert_close
+
+from mpifl.algorithms.fedfomo import FedFomo, choose, gains
+
+
+def test_weights_by_hand():
+    """L = 5 for the own model, 3, 1 and 6 for others at distances 1, 4 and 1: gains 2, 1 and 0."""
+    assert_allclose(gains(np.array([5.0, 3.0, 1.0, 6.0]), np.array([1.0, 4.0, 1.0])), [2, 1, 0])
+    assert_allclose(gains(np.array([5.0, 3.0]), np.array([0.0])), [0])
+
+
+def test_a_visit_by_hand():
+    """F(w) = (w - 4)^2 / 2, own w = 0: L = 8. Others: 2 (L = 2), 4 (0), -1 (12.5); distances 2, 4, 1.
+
+    Gains 6 / 2 = 3, 8 / 4 = 2, 0; omega = (0.6, 0.4, 0); w = 0.6 * 2 + 0.4 * 4 = 2.8; one step of rate 0.5:
+    3.4.
+    """
+    state = {"model": torch.tensor([0.0])}
+    message = byhand.message(model=[[2.0], [4.0], [-1.0]])
+    report, new = FedFomo().local_update(message, state, byhand.Quadratic([4.0]), byhand.KEY)
+    assert_allclose(report.notes["gain"], [3, 2, 0])
+    assert_close(new["model"], torch.tensor([3.4]))
+
+
+def test_a_client_whom_no_model_helps_keeps_its_own():
+    """Own w = 3 (L = 0.5), others 0 and 8 (L = 8): no gain; one step: 3 - 0.5 (3 - 4) = 3.5."""
+    state = {"model": torch.tensor([3.0])}
+    report, new = FedFomo().local_update(
+        byhand.message(model=[[0.0], [8.0]]), state, byhand.Quadratic([4.0]), byhand.KEY
+    )
+    assert_allclose(report.notes["gain"], [0, 0])
+    assert_close(new["model"], torch.tensor([3.5]))
+
+
+def test_affinity_grows_by_raw_gains():
+    """Client 1 was sent the models of 2 and 0 and gained 3 and 1 from them."""
+    memo = {"affinity": np.full((3, 3), 0.5), "chosen": [[1, 2], [2, 0], [0, 1]], "seed": 0}
+    server = byhand.server(3, memo, version=1, model=[[0.0]] * 3)
+    plan = FedFomo(num_models=2).aggregate(server, byhand.notes([4], client=[1], gain=[[3.0, 1.0]]))
+    assert_allclose(plan.memo["affinity"], [[0.5, 0.5, 0.5], [1.5, 0.5, 3.5], [0.5, 0.5, 0.5]])
+    assert_array_equal(plan.mixings[0].keep, [1, 0, 1])
+
+
+def test_the_most_helpful_are_chosen():
+    """P_0 = (9, 1, 3, 2): itself is never sent; of the others 2 and 3 helped most."""
+    P = np.tile([9.0, 1.0, 3.0, 2.0], (4, 1))
+    assert_array_equal(choose(P, 2, 0.0, byhand.KEY)[0], [2, 3])
+    assert_array_equal(choose(P, 2, 0.0, byhand.KEY)[2], [0, 3])
+
+
+def test_with_chance_epsilon_models_are_drawn():
+    """epsilon = 1/2 and one model of three others: 2 is sent with chance 1/2 + 1/6."""
+    P = np.tile([9.0, 1.0, 3.0, 2.0], (4, 1))
+    sent = np.array([choose(P, 1, 0.5, byhand.KEY.of(i))[0, 0] for i in range(3000)])
+    assert_allclose(np.bincount(sent, minlength=4) / 3000, [0, 1 / 6, 2 / 3, 1 / 6], atol=0.04)
+
+
+def test_nothing_is_sent_before_the_first_round(tmp_path):
+    """Down: M models of the second round. The first round is local training."""
+    done = worlds.run(FedFomo(num_models=2), worlds.Tiny(), tmp_path / "two", steps=2, judge=False)
+    assert done.stepper.ledger.total("down") == 4 * 6 * 2 * done.stepper.world.layout.size
+    agree(Limit("first step", "fedfomo", steps=1), "local", 0.5, tmp_path)

@@ -1,0 +1,59 @@
+"""FedSaC: overlap and graph by hand, and its limit."""
+
+from __future__ import annotations
+
+import numpy as np
+import worlds
+from numpy.testing import assert_allclose
+from test_limits import Limit, agree
+
+from mpifl.algorithms.fedsac import FedSaC, graph, overlap, principal_directions
+
+
+def test_overlap_by_hand():
+    """Bases (e1, e2) and (cos 60 e1 + sin 60 e3, e1).
+
+    Cosines: row e1: 1/2, 1; row e2: 0, 0. Greedy: e1 with the second (angle 0), then e2 with the first (90
+    degrees): mean 45 degrees, c = cos 45. With itself: angles 0, 0, c = 1.
+    """
+    first = np.array([[1.0, 0, 0], [0, 1, 0]])
+    second = np.array([[0.5, 0, np.sqrt(3) / 2], [1, 0, 0]])
+    c = np.sqrt(0.5)
+    assert_allclose(overlap(np.stack([first, second])), [[1, c], [c, 1]], atol=1e-7)
+
+
+def test_the_graph_by_hand():
+    """c = (1, 0.5, 0), d = (-1, -0.5, 0.25), p = (1/2, 1/4, 1/4), lambda = (1, 2).
+
+    (c + 2 d) / 2 = (-0.5, -0.25, 0.25); p - that = (1, 0.5, 0): t = (1.5 - 1) / 2 = 0.25, x = (0.75, 0.25,
+    0).
+    """
+    c, d, p = np.array([[1.0, 0.5, 0.0]]), np.array([[-1.0, -0.5, 0.25]]), np.array([0.5, 0.25, 0.25])
+    assert_allclose(graph(c, d, p, 1.0, 2.0), [[0.75, 0.25, 0.0]], atol=1e-12)
+
+
+def test_the_graph_minimises_its_objective():
+    rng = np.random.default_rng(0)
+    c, d, p = rng.uniform(0, 1, (1, 5)), rng.uniform(-1, 1, (1, 5)), rng.dirichlet(np.ones(5))
+    others = np.vstack([rng.dirichlet(np.ones(5), 500), np.eye(5), graph(c, d, p, 0.9, 1.4)])
+    values = (others**2).sum(1) + others @ (0.9 * c[0] + 1.4 * d[0] - 2 * p)
+    assert values.argmin() == len(others) - 1
+
+
+def test_principal_directions_have_a_sign():
+    """Points along (-3, 4) around (1, 1): the direction is (-0.6, 0.8), its largest entry positive."""
+    points = np.array([1.0, 1.0]) + np.outer([-2.0, -1.0, 0.0, 3.0], [-3.0, 4.0])
+    found = principal_directions(points, 3)
+    assert_allclose(found[0], [-0.6, 0.8], atol=1e-6)
+    assert found.shape == (3, 2)
+    assert_allclose(found[2], 0.0)
+
+
+def test_features_cost_three_directions(tmp_path):
+    done = worlds.run(FedSaC(), worlds.Tiny(), tmp_path, steps=1, judge=False)
+    assert done.stepper.ledger.total("up") == 4 * 6 * (done.stepper.world.layout.size + 3 * 8)
+
+
+def test_fedsac_without_terms_is_fedavg(tmp_path):
+    options = {"lambda1": 0.0, "lambda2": 0.0, "lam": 0.0}
+    agree(Limit("lambda = 0", "fedsac", options), "fedavg", 1.0, tmp_path)

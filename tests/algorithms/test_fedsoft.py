@@ -1,0 +1,107 @@
+"""FedSoft: counts, proximal step and selection by hand, and its limits."""
+
+from __future__ import annotations
+
+import byhand
+import numpy as np
+import pytest
+import torch
+import worlds
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.testing import assert_close
+
+from mpifl.algorithms.fedsoft import FedSoft, selection
+from mpifl.algorithms.local import Local
+
+CENTRES = [[0.0], [1.0], [2.0]]
+
+
+def test_samples_are_counted_where_their_loss_is_lowest():
+    """Ten samples: losses 1 under centre 0, 2 or 0 under centre 1, 3 under centre 2; four are better under
+    centre 1.
+
+    n_is = (6, 4, 0), and sigma n = 0.01 * 10 = 0.1 where there is none.
+    """
+    client = byhand.Told([[1.0] * 10, [0.0] * 4 + [2.0] * 6, [3.0] * 10])
+    counts = FedSoft(num_clusters=3, sigma=0.01)._counts(torch.tensor(CENTRES), client)
+    assert_allclose(counts, [6, 4, 0.1], rtol=1e-6)
+
+
+def test_the_proximal_step_by_hand():
+    """F(w) = (w - 4)^2 / 2, eta = 0.5, lambda = 0.5; c = (1, 5), u = (1/4, 3/4), w = 2.
+
+    w <- 2 - 0.5 (2 - 4 + 0.5 (1/4 (2 - 1) + 3/4 (2 - 5))) = 2 - 0.5 (-2 - 1) = 3.5.
+    """
+    client = byhand.Quadratic([4.0])
+    state = {"model": torch.tensor([2.0]), "counts": torch.tensor([2.5, 7.5], dtype=torch.float64)}
+    method = FedSoft(num_clusters=2, lam=0.5, tau=2)
+    report, new = method.local_update(byhand.message(step=2, model=[[1.0], [5.0]]), state, client, byhand.KEY)
+    assert_close(new["model"], torch.tensor([3.5]))
+    assert not report.notes, "no counts are due in round 2 of tau = 2"
+
+
+def test_centres_by_hand():
+    """n_is: client 0 (6, 2), client 2 (2, 6); client 1 is absent. v = (6/8, 2/8) and (2/8, 6/8)."""
+    method = FedSoft(num_clusters=2)
+    server = byhand.server(3, {"counts": np.full((3, 2), [0.0, 9.0]), "seed": 0}, model=[[0.0], [0.0]])
+    plan = method.aggregate(server, byhand.notes([8, 8], client=[0, 2], counts=[[6.0, 2.0], [2.0, 6.0]]))
+    assert_allclose(plan.mixings[0].weights, [[0.75, 0.25], [0.25, 0.75]])
+    assert_array_equal(plan.assign, [0, 1, 1])
+    assert_array_equal(server.memo["counts"], np.full((3, 2), [0.0, 9.0]))
+
+
+def test_counts_that_were_not_sent_stay():
+    """Where only a newcomer counts, the other client's column is NaN and its old count is taken."""
+    server = byhand.server(2, {"counts": [[1.0, 3.0], [0.0, 0.0]], "seed": 0}, model=[[0.0], [0.0]])
+    plan = FedSoft().aggregate(server, byhand.notes([4, 4], counts=[[np.nan, np.nan], [3.0, 1.0]]))
+    assert_allclose(plan.memo["counts"], [[1, 3], [3, 1]])
+
+
+def test_selection_by_hand():
+    """v = (1/2, 1/2, 0): two draws without replacement take clients 0 and 1, each 1/2 of the centre.
+
+    v = (1/2, 1/4, 1/4), one draw: client 0 in half of the cases.
+    """
+    both = selection(np.array([[0.5, 0.5, 0.0]]), 2, byhand.KEY)
+    assert_array_equal(both, [[1, 1, 0]])
+    draws = [selection(np.array([[0.5, 0.25, 0.25]]), 1, byhand.KEY.of(i)) for i in range(2000)]
+    assert_allclose(np.mean(draws, axis=0), [[0.5, 0.25, 0.25]], atol=0.04)
+    method = FedSoft(num_clusters=2, selected=1)
+    server = byhand.server(2, {"counts": np.zeros((2, 2)), "seed": 3}, model=[[0.0], [0.0]])
+    weights = (
+        method.aggregate(server, byhand.notes([8, 8], counts=[[8.0, 1e-9], [1e-9, 8.0]])).mixings[0].weights
+    )
+    assert_allclose(weights, np.eye(2))
+
+
+def test_emdcfl_counts_batches_of_validation_samples():
+    """Ten validation samples are one batch: all go to the centre of smallest mean, the other gets at least 1.
+
+    The visit starts from (10 * 1 + 1 * 12) / 11 = 2 and has no proximal term: 2 - 0.5 (2 - 4) = 3.
+    """
+    client = byhand.Quadratic([4.0])
+    client.losses = lambda w, split=None: torch.full((10,), float(w[0]))
+    report, _ = FedSoft(variant="emdcfl").local_update(
+        byhand.message(model=[[1.0], [12.0]]), {}, client, byhand.KEY
+    )
+    assert_allclose(report.notes["counts"], [10, 1])
+    assert_close(report.vectors["model"], torch.tensor([3.0]))
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_fedsoft_without_pull_is_local_training(participation, tmp_path):
+    """For those who took part: a client that never did is judged by the centres."""
+    fedsoft, local = (
+        worlds.run(a, worlds.Tiny(), tmp_path / str(a), participation=participation)
+        for a in (FedSoft(lam=0.0), Local())
+    )
+    seen = np.unique(np.concatenate([n.client for n in local.notes]))
+    assert_close(fedsoft.models()[seen], local.models()[seen], rtol=1e-4, atol=2e-6)
+
+
+def test_the_centre_of_one_cluster_is_the_mean_by_samples():
+    plan = FedSoft(num_clusters=1).aggregate(
+        byhand.server(2, {"counts": np.zeros((2, 1)), "seed": 0}, model=[[0.0]]),
+        byhand.notes([1, 3], counts=[[1.0], [3.0]]),
+    )
+    assert_allclose(plan.mixings[0].weights, [[0.25, 0.75]])

@@ -1,0 +1,222 @@
+"""The first methods by hand: FedProx, SCAFFOLD, IFCA, FedPer, CFL, EMD-CFL, Oracle, UCFL."""
+
+from __future__ import annotations
+
+import byhand
+import numpy as np
+import pytest
+import torch
+import worlds
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.testing import assert_close
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.core.federation import ClientData, Split
+from mpifl.core.rng import key
+
+PROX = {
+    "standard": (2.0, 1.75),  # 1 -> 1 + 1.5 = 2.5 -> 2.5 - 0.5 (-1.5 + 2 * 1.5)
+    "unsquared": (1.0, 2.75),  # 1 -> 2.5 -> 2.5 - 0.5 (-1.5 + 1)
+}
+
+
+@pytest.mark.parametrize("variant", PROX)
+def test_fedprox_pulls_towards_the_global_model(variant):
+    """F(w) = (w - 4)^2 / 2, eta = 0.5, x = 1: the first step has no pull, the second has mu (w - x) or mu."""
+    mu, expected = PROX[variant]
+    method = CATALOGUE["fedprox"](mu=mu, variant=variant)
+    client = byhand.Quadratic([4.0], lr=0.5, steps=2)
+    report, _ = method.local_update(byhand.message(model=[[1.0]]), {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([expected]))
+
+
+def test_a_visit_of_scaffold():
+    """F(y) = (y - 4)^2 / 2, eta = 0.5, x = 0, c = 1, c_k = 0: y = 0, then 1.5, then 1.5 + 0.75 = 2.25.
+
+    c_k+ = 0 - 1 + (0 - 2.25) / (2 * 0.5) = -3.25; it sends 2.25 and -3.25. Next visit with c = 0, x = 2.25:
+    drift 3.25, y = 2.25 - 0.5 (-1.75 + 3.25) = 1.5, then 1.5 - 0.5 (-2.5 + 3.25) = 1.125;
+    c_k+ = -3.25 + (2.25 - 1.125) = -2.125.
+    """
+    method, client = CATALOGUE["scaffold"](), byhand.Quadratic([4.0], lr=0.5, steps=2)
+    told = byhand.message(model=[[0.0]], control=[[1.0]])
+    report, state = method.local_update(told, {}, client, byhand.KEY)
+    assert_close(dict(report.vectors), {"model": torch.tensor([2.25]), "control": torch.tensor([-3.25])})
+    assert_close(state["control"], torch.tensor([-3.25]))
+    told = byhand.message(model=[[2.25]], control=[[0.0]])
+    report, state = method.local_update(told, state, client, byhand.KEY)
+    assert_close(dict(report.vectors), {"model": torch.tensor([-1.125]), "control": torch.tensor([1.125])})
+    assert_close(state["control"], torch.tensor([-2.125]))
+
+
+def test_the_server_of_scaffold():
+    """2 of 4 clients, eta_g = 0.5: x += 0.5 (dy_1 + dy_2) / 2; c += (dc_1 + dc_2) / 4; all count alike."""
+    server = byhand.server(4, model=[[0.0]], control=[[0.0]])
+    plan = CATALOGUE["scaffold"](server_lr=0.5).aggregate(server, byhand.notes([1, 99], [0, 3]))
+    x, c = plan.mixings
+    assert (x.into, c.into, c.of) == ("model", "control", "control")
+    assert_allclose(x.weights, [[0.25, 0.25]])
+    assert_allclose(c.weights, [[0.25, 0.25]])
+    assert_allclose(x.keep, [1.0])
+    assert_allclose(c.keep, [1.0])
+
+
+def test_a_client_of_ifca_trains_the_model_that_fits_best():
+    """Models 0, 5, 9 for F(w) = (w - 4)^2 / 2: model 1; one step of 0.5: 5 - 0.5 = 4.5."""
+    method = CATALOGUE["ifca"](num_clusters=3)
+    told = byhand.message(model=[[0.0], [5.0], [9.0]])
+    report, _ = method.local_update(told, {}, byhand.Quadratic([4.0]), byhand.KEY)
+    assert int(report.notes["cluster"]) == 1
+    assert_close(report.vectors["model"], torch.tensor([4.5]))
+
+
+@pytest.mark.parametrize(("weighted", "row"), [(False, [0.5, 0.5, 0]), (True, [0.25, 0.75, 0])])
+def test_the_server_of_ifca_keeps_an_empty_cluster_and_remembers_choices(weighted, row):
+    """Clients 0, 2 chose 1, client 3 chose 0, nobody 2; client 1 was away."""
+    method = CATALOGUE["ifca"](num_clusters=3, weighted=weighted)
+    server = byhand.server(4, model=[[0.0], [5.0], [9.0]])
+    plan = method.aggregate(server, byhand.notes([1, 3, 2], [0, 2, 3], cluster=[1, 1, 0]))
+    (mixing,) = plan.mixings
+    assert_allclose(mixing.weights, [[0, 0, 1], row, [0, 0, 0]])
+    assert_array_equal(mixing.keep, [0, 0, 1])
+    assert_array_equal(plan.assign, [1, 0, 1, 0])
+
+
+def test_fedper_shares_the_body_and_nothing_else(tmp_path):
+    done = worlds.run(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path, steps=2)
+    layout = done.stepper.world.layout
+    (body,), (head,) = layout.part("body"), layout.part("head")
+    models = done.models()
+    assert_close(models[:, body], done.server.tables["body"].expand(6, -1), rtol=0, atol=0)
+    assert float(torch.pdist(models[:, head]).min()) > 1e-3
+    assert done.server.tables["body"].shape == (1, body.stop - body.start)
+
+
+UPDATES = np.array([[1.0, 0.0], [-1.0, 0.1], [1.0, 0.1], [-1.0, -0.2]])
+
+
+def split(
+    options: dict, updates: np.ndarray = UPDATES, version: int = 5
+) -> tuple[np.ndarray, np.ndarray, object]:
+    """Return weights, keep and assignment after one step of CFL on a single cluster."""
+    server = byhand.server(len(updates), version=version, model=[[0.0, 0.0]])
+    notes = byhand.notes([1, 2, 3, 4][: len(updates)], gram=updates @ updates.T)
+    plan = CATALOGUE["cfl"](**{"eps1": 0.4, "eps2": 0.9, "warmup": 5, **options}).aggregate(server, notes)
+    (mixing,) = plan.mixings
+    assert mixing.of == "delta"
+    return mixing.weights, mixing.keep, plan.assign
+
+
+@pytest.mark.parametrize("linkage", ["complete", "single"])
+def test_cfl_splits_where_updates_cancel(linkage):
+    """Updates (1, 0), (-1, .1), (1, .1), (-1, -.2): mean 0 (< 0.4), longest 1.02 (> 0.9): {0, 2} and {1, 3}.
+
+    Both children start from the parent's row and take the mean update of their members.
+    """
+    weights, keep, assign = split({"linkage": linkage})
+    assert_array_equal(assign == assign[0], [True, False, True, False])
+    assert sorted(map(tuple, weights.tolist())) == [(0.0, 0.5, 0.0, 0.5), (0.5, 0.0, 0.5, 0.0)]
+    assert_array_equal(keep, [[1.0], [1.0]])
+    for k, row in enumerate(weights):
+        assert_array_equal(np.flatnonzero(row), np.flatnonzero(assign == k))
+
+
+@pytest.mark.parametrize(
+    ("options", "updates", "version"),
+    [
+        ({}, UPDATES, 4),  # still warming up
+        ({}, UPDATES[:2], 5),  # two members
+        ({"eps2": 1.1}, UPDATES, 5),  # nobody moves much
+        ({}, np.abs(UPDATES), 5),  # all move one way: the mean is long
+        ({"gamma_max": 1.0}, UPDATES, 5),  # sqrt((1 - alpha) / 2) < 1
+    ],
+    ids=["warm-up", "two members", "short updates", "long mean", "gamma"],
+)
+def test_cfl_does_not_split_otherwise(options, updates, version):
+    weights, keep, assign = split(options, updates, version)
+    assert_allclose(weights, np.full((1, len(updates)), 1 / len(updates)))
+    assert_array_equal(keep, [[1.0]])
+    assert_array_equal(assign, 0)
+
+
+def test_cfl_weighs_by_samples_if_asked():
+    weights, _, _ = split({"eps1": 0.0, "weighted": True})
+    assert_allclose(weights, [[0.1, 0.2, 0.3, 0.4]])
+
+
+def linked(distance: list[list[float]], n: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return weights, assignment and labels of EMD-CFL's first round with epsilon 0.1."""
+    method, server = CATALOGUE["emdcfl"](epsilon=0.1), byhand.server(len(n), model=[[0.0]])
+    plan = method.aggregate(server, byhand.notes(n, distance=distance))
+    (mixing,) = plan.mixings
+    return mixing.weights, plan.assign, plan.memo["labels"]
+
+
+def test_emdcfl_averages_neighbourhoods_which_need_not_be_clusters():
+    """0 ~ 1 ~ 2, not 0 ~ 2; n = 1, 2, 3: rows (1, 2, 0) / 3, (1, 2, 3) / 6, (0, 2, 3) / 5."""
+    near, far = 0.05, 0.5
+    weights, assign, labels = linked([[0, near, far], [near, 0, near], [far, near, 0]], [1, 2, 3])
+    assert_allclose(weights, [[1 / 3, 2 / 3, 0], [1 / 6, 2 / 6, 3 / 6], [0, 2 / 5, 3 / 5]])
+    assert_array_equal(assign, [0, 1, 2])
+    assert_array_equal(labels, [0, 1, 2])
+
+
+def test_emdcfl_links_only_where_both_are_near_and_everyone_with_itself():
+    """0 finds 1 near, 1 finds 0 far; 2 and 3 are near although 3 is far from itself; 0.1 is not below 0.1."""
+    distance = np.full((4, 4), 0.9)
+    distance[0, 1] = distance[2, 3] = distance[3, 2] = 0.05
+    distance[0, 2] = distance[2, 0] = 0.1
+    weights, _, labels = linked(distance.tolist(), [1, 1, 1, 3])
+    assert_array_equal(labels, [0, 1, 2, 2])
+    assert_allclose(weights, [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0.25, 0.75]])
+
+
+def test_emdcfl_finds_the_groups_and_freezes_them(tmp_path):
+    done = worlds.run(CATALOGUE["emdcfl"](epsilon=0.1), worlds.Tiny(), tmp_path)
+    assert_array_equal(done.server.memo["labels"], [0, 0, 0, 1, 1, 1])
+    W = done.server.memo["distance"]
+    assert_array_equal(np.diag(W), 0)
+    assert W[:3, :3].max() < 0.1 < W[:3, 3:].min()
+    assert "distance" not in done.notes[1].columns, "one look is enough"
+    assert_array_equal(W, np.round(W, 4))
+
+
+def test_the_projection_of_emdcfl_has_rows_of_unit_length_and_belongs_to_its_client():
+    from mpifl.algorithms.emdcfl import _projection
+
+    R = _projection(40, 36, key(0, "probe", 1))
+    assert R.shape == (40, 36)
+    assert_close(R.norm(dim=1), torch.ones(40))
+    assert_close(R, _projection(40, 36, key(0, "probe", 1)), rtol=0, atol=0)
+    assert float((R - _projection(40, 36, key(0, "probe", 2))).abs().max()) > 0.1
+
+
+def test_the_oracle_averages_true_groups_and_leaves_strangers_alone():
+    """Groups 0, 0, 1, 1; n = 1, 3, 2; client 3 never came: it keeps the initial row, alone."""
+    server = byhand.server(4, {"groups": [0, 0, 1, 1]}, model=[[7.0]])
+    plan = CATALOGUE["oracle"]().aggregate(server, byhand.notes([1, 3, 2], [0, 1, 2]))
+    (mixing,) = plan.mixings
+    assert_allclose(mixing.weights, [[0.25, 0.75, 0], [0, 0, 1], [0, 0, 0]])
+    assert_allclose(mixing.keep, [[0], [0], [1]])
+    assert_array_equal(plan.assign, [0, 0, 1, 2])
+    assert len(np.unique(plan.memo["labels"])) == 3
+
+
+def test_ucfls_variance_is_that_of_disjoint_batches():
+    """Gradients of batches of 2 of 5 samples around the whole one: (1/2) sum_b |g_b - g|^2, b over the first
+    four of a permutation; the fifth sample is in no batch.
+    """
+
+    class Client(byhand.Quadratic):
+        data = ClientData(*[Split(torch.arange(5.0)[:, None], torch.zeros(5).long())] * 3)
+
+        def gradient(self, vector, split=None):
+            return (vector - (split or self.data.train).x).mean(0)
+
+    client = Client([0.0])
+    client.num_samples = 5
+    k = key(3, "fingerprint", 0)
+    order = k.numpy().permutation(5)
+    means = [order[:2].mean(), order[2:4].mean()]
+    report = CATALOGUE["ucfl"](noise_batch=2).fingerprint(client, {"init": torch.zeros(1, 1)}, k)
+    assert_allclose(report.notes["variance"], np.mean([(m - 2.0) ** 2 for m in means]))
+    assert_close(report.vectors["gradient"], torch.tensor([-2.0]))

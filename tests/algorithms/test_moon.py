@@ -1,0 +1,54 @@
+"""MOON: the contrastive loss by hand, and the limit without it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+import worlds
+from numpy.testing import assert_allclose
+from test_limits import Limit, agree
+
+from mpifl.algorithms.fedavg import FedAvg
+from mpifl.algorithms.moon import MOON, contrastive
+
+
+class Plain(torch.nn.Module):
+    """Embedding = the input, logits = the embedding."""
+
+    def embed(self, x):
+        return x
+
+    def head(self, z):
+        return z
+
+
+def test_the_contrastive_loss_by_hand():
+    """z = (1, 0); z_glob = (0, 2), cosine 0; z_prev = (3, 0), cosine 1; tau = 0.5.
+
+    con = -ln(1 / (1 + e^2)) = ln(1 + e^2); the loss adds mu = 2 times it. Row 1 of the fixed embeddings is
+    meant.
+    """
+    z_glob, z_prev = torch.tensor([[9.0, 9.0], [0.0, 2.0]]), torch.tensor([[9.0, 9.0], [3.0, 0.0]])
+    x, y = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
+    value = contrastive(z_glob, z_prev, 2.0, 0.5)(Plain(), x, y, torch.tensor([1]))
+    assert_allclose(value, float(F.cross_entropy(x, y)) + 2 * math.log(1 + math.exp(2)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_without_contrast_it_is_fedavg(participation, tmp_path):
+    agree(Limit("mu = 0", "moon", {"mu": 0.0}), "fedavg", participation, tmp_path)
+
+
+def test_the_contrast_acts_from_the_second_visit(tmp_path):
+    """In the first, the global and the last local model are both the initial one: the contrast has no
+    gradient.
+    """
+    for steps, least, most in ((1, 0.0, 1e-5), (2, 1e-3, 1.0)):
+        runs = [
+            worlds.run(a, worlds.Tiny(), tmp_path / f"{steps} {a}", steps) for a in (MOON(mu=5.0), FedAvg())
+        ]
+        gap = float((runs[0].models() - runs[1].models()).abs().max())
+        assert least <= gap <= most

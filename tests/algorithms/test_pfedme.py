@@ -1,0 +1,49 @@
+"""pFedMe: a visit and the server's step by hand."""
+
+from __future__ import annotations
+
+import byhand
+import pytest
+import torch
+import worlds
+from numpy.testing import assert_allclose
+from torch.testing import assert_close
+
+from mpifl.algorithms.pfedme import PFedMe
+
+
+def test_a_visit_by_hand():
+    """F(w) = (w - 4)^2 / 2, lambda = 2, eta_p = 0.25, eta = 0.25, K = 2, R = 2, mu = 0, w = 0.
+
+    theta <- theta - 0.25 (theta - 4 + 2 (theta - w_i)) = 1 + 0.25 theta + 0.5 w_i: 1, 1.25.
+    w_i <- 0 - 0.25 * 2 (0 - 1.25) = 0.625. Again, from theta = 1.25: 1.625, 1.71875.
+    w_i <- 0.625 + 0.5 (1.71875 - 0.625) = 1.171875.
+    """
+    method = PFedMe(lam=2.0, personal_lr=0.25, lr=0.25, inner_steps=2, local_rounds=2, mu=0.0)
+    report, state = method.local_update(
+        byhand.message(model=[[0.0]]), {}, byhand.Quadratic([4.0]), byhand.KEY
+    )
+    assert_close(state["model"], torch.tensor([1.71875]))
+    assert_close(report.vectors["model"], torch.tensor([1.171875]))
+
+
+def test_mu_is_weight_decay_of_theta():
+    """As above with mu = 0.4, K = R = 1, theta from w = 1: 1 - 0.25 (1 - 4 + 0 + 0.4) = 1.65."""
+    method = PFedMe(lam=2.0, personal_lr=0.25, inner_steps=1, local_rounds=1, mu=0.4)
+    _, state = method.local_update(byhand.message(model=[[1.0]]), {}, byhand.Quadratic([4.0]), byhand.KEY)
+    assert_close(state["model"], torch.tensor([1.65]))
+
+
+def test_the_server_keeps_a_share_of_its_model():
+    """beta = 0.5, n = 1, 3: w <- 0.5 w + 0.125 w_0 + 0.375 w_1."""
+    (mixing,) = PFedMe(beta=0.5).aggregate(byhand.server(2, model=[[0.0]]), byhand.notes([1, 3])).mixings
+    assert_allclose(mixing.weights, [[0.125, 0.375]])
+    assert_allclose(mixing.keep, [0.5])
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+def test_a_visit_takes_as_many_batches_as_local_rounds(rounds, tmp_path):
+    """Clients of 8 samples have two batches of 5 an epoch: 7 local rounds wrap around."""
+    method = PFedMe(local_rounds=rounds, inner_steps=2)
+    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=1)
+    assert float((done.models() - done.stepper.world.init(0)).abs().max()) > 1e-3

@@ -1,0 +1,266 @@
+"""Groupings, by hand and against brute force."""
+
+import subprocess
+import sys
+from itertools import permutations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from mpifl.cluster import grouping as G
+from mpifl.core.errors import UserError
+
+LINE = np.abs(
+    np.subtract.outer([0.0, 1.0, 5.0, 7.0], [0.0, 1.0, 5.0, 7.0])
+)  # distances of 4 points on a line
+
+
+def test_canonical_numbers_labels_by_first_appearance():
+    assert_array_equal(G.canonical(np.array([7, 2, 7, 9, 2])), [0, 1, 0, 2, 1])
+
+
+def test_match_labels_renames_for_most_agreement():
+    """New 0 meets old 1 three times, new 1 meets old 0 twice: swap. The newcomer gets the free number 2."""
+    old = np.array([1, 1, 1, 0, 0, 0])
+    new = np.array([0, 0, 0, 1, 1, 2])
+    assert_array_equal(G.match_labels(new, old), [1, 1, 1, 0, 0, 2])
+
+
+def test_match_labels_is_as_good_as_trying_all_permutations():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        old, new = rng.integers(0, 4, size=(2, 15))
+        best = max((np.array(p)[new] == old).sum() for p in permutations(range(4)))
+        assert (G.match_labels(new, old) == old).sum() == best
+
+
+def test_match_labels_keeps_the_partition():
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        old, new = rng.integers(0, 3, size=12), rng.integers(0, 6, size=12)
+        assert_array_equal(G.canonical(G.match_labels(new, old)), G.canonical(new))
+
+
+def test_clients_with_identical_neighbourhoods_share_a_label():
+    """Clients 0 and 2 see {0, 2}, client 1 sees {1, 3}, client 3 sees {1, 2, 3}: three groups, not two."""
+    adjacency = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 1, 1]])
+    assert_array_equal(G.neighbourhoods(adjacency), [0, 1, 0, 2])
+
+
+def test_quantile_groups_split_at_empirical_quantiles():
+    """The empirical median of 1..4 is 2: 1 and 2 are low. Thirds: P_1/3 = second value, P_2/3 = third."""
+    values = np.array([4.0, 1, 3, 2])
+    assert_array_equal(G.quantile_groups(values, 2), [1, 0, 1, 0])
+    assert_array_equal(G.quantile_groups(values, 3), [2, 0, 1, 0])
+    assert_array_equal(G.quantile_groups(values, 1), [0, 0, 0, 0])
+
+
+def test_quantile_groups_are_equal_in_size_when_they_can_be():
+    values = np.random.default_rng(0).permutation(100.0 * np.arange(100))
+    for groups in (2, 4, 5, 25):
+        assert_array_equal(np.bincount(G.quantile_groups(values, groups)), np.full(groups, 100 // groups))
+
+
+def test_ties_stay_in_one_quantile_group():
+    assert_array_equal(G.quantile_groups(np.array([1.0, 1, 1, 2]), 2), [0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("linkage", "height"), [("single", 4), ("complete", 7), ("average", 5.5), ("ward", np.sqrt(2) * 5.5)]
+)
+def test_linkages_by_hand(linkage, height):
+    """0, 1 | 5, 7: merges at 1 and 2, then min 4, max 7, mean (5 + 7 + 4 + 6) / 4 = 5.5, and for Ward
+    sqrt(2 * 2 * 2 / 4) * |0.5 - 6| = sqrt 2 * 5.5."""
+    assert_array_equal(G.agglomerative(LINE, linkage, threshold=height * 1.001), [0, 0, 0, 0])
+    assert_array_equal(G.agglomerative(LINE, linkage, threshold=height * 0.999), [0, 0, 1, 1])
+    assert_array_equal(G.agglomerative(LINE, linkage, threshold=1.5), [0, 0, 1, 2])
+
+
+def test_a_threshold_that_is_just_met_does_not_merge():
+    assert_array_equal(G.agglomerative(LINE, "single", threshold=1.0), [0, 1, 2, 3])
+
+
+def test_number_of_clusters_is_exact_even_with_ties():
+    for k in range(1, 7):
+        for linkage in G.LINKAGES:
+            labels = G.agglomerative(np.ones((6, 6)) - np.eye(6), linkage, n_clusters=k)
+            assert labels.max() + 1 == k
+
+
+@pytest.mark.parametrize("linkage", ["single", "complete", "average"])
+def test_agglomerative_agrees_with_scikit_learn(linkage):
+    from sklearn.cluster import AgglomerativeClustering
+
+    points = np.random.default_rng(3).normal(size=(30, 2))
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    for k in (2, 5, 11):
+        theirs = AgglomerativeClustering(k, metric="precomputed", linkage=linkage).fit_predict(distances)
+        assert_array_equal(G.agglomerative(distances, linkage, n_clusters=k), G.canonical(theirs))
+
+
+def test_one_client_is_one_cluster():
+    assert_array_equal(G.agglomerative(np.zeros((1, 1)), threshold=1.0), [0])
+    assert_array_equal(G.merge_closest(np.zeros((1, 1)), 1.0), [0])
+    assert_array_equal(G.agglomerative(np.zeros((1, 1)), n_clusters=1), [0])
+
+
+def test_more_clusters_than_clients_are_refused():
+    with pytest.raises(UserError, match="4 clients"):
+        G.agglomerative(LINE, n_clusters=5)
+
+
+def test_pacfl_merges_with_the_plain_mean_of_rows():
+    """Points 0, 1, 5 and 20: {0, 1} is at (5 + 4) / 2 = 4.5 from 5; together, plain means put 20 at
+    ((20 + 19) / 2 + 15) / 2 = 17.25, not at the size-weighted (20 + 19 + 15) / 3 = 18."""
+    x = np.array([0.0, 1, 5, 20])
+    d = np.abs(np.subtract.outer(x, x))
+    assert_array_equal(G.merge_closest(d, 4.4), [0, 0, 1, 2])
+    assert_array_equal(G.merge_closest(d, 4.5), [0, 0, 0, 1])  # at most the threshold
+    assert_array_equal(G.merge_closest(d, 17.2), [0, 0, 0, 1])
+    assert_array_equal(G.merge_closest(d, 17.3), [0, 0, 0, 0])
+    assert_array_equal(G.merge_closest(d, 17.3, "maximum"), [0, 0, 0, 1])
+    assert_array_equal(G.merge_closest(d, 15.0, "minimum"), [0, 0, 0, 0])
+
+
+def test_pacfl_with_an_endless_threshold_merges_all_and_with_none_nothing():
+    assert_array_equal(G.merge_closest(LINE, np.inf), [0, 0, 0, 0])
+    assert_array_equal(G.merge_closest(LINE, 0.5), [0, 1, 2, 3])
+
+
+def test_pacfl_merging_agrees_with_weighted_linkage_of_scipy():
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    points = np.random.default_rng(4).normal(size=(25, 3))
+    d = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    tree = linkage(squareform(d, checks=False), "weighted")
+    for t in (0.5, 1.0, 2.0):
+        assert_array_equal(G.merge_closest(d, t), G.canonical(fcluster(tree, t, "distance")))
+
+
+def test_bipartition_separates_opposite_updates():
+    similarity = np.array([[1, -0.9, 0.8], [-0.9, 1, -0.7], [0.8, -0.7, 1]])
+    assert_array_equal(G.bipartition(similarity), [0, 1, 0])
+    assert_array_equal(G.bipartition(similarity, "single"), [0, 1, 0])
+
+
+def test_single_linkage_minimises_the_largest_similarity_across():
+    """The paper's criterion, against all bipartitions of 7 clients."""
+    v = np.random.default_rng(5).normal(size=(7, 3))
+    v /= np.linalg.norm(v, axis=1, keepdims=True)
+    s = v @ v.T
+
+    def across(mask):
+        return s[np.ix_(mask, ~mask)].max()
+
+    masks = [np.array([(code >> i) & 1 for i in range(7)], bool) for code in range(1, 127)]
+    assert across(G.bipartition(s, "single") == 0) == pytest.approx(min(map(across, masks)))
+
+
+def test_kmeans_finds_separated_points_and_numbers_them_by_appearance():
+    points = np.array([[9.0, 9], [0, 0], [9, 10], [0, 1]])
+    labels, centres = G.kmeans(points, 2, seed=0)
+    assert_array_equal(labels, [0, 1, 0, 1])
+    assert_allclose(centres, [[9, 9.5], [0, 0.5]])
+
+
+def test_kmeans_from_given_centres_keeps_their_numbers():
+    points = np.array([[9.0, 9], [0, 0], [9, 10], [0, 1]])
+    labels, centres = G.kmeans(points, 2, init=np.array([[0, 0], [9, 9]]))
+    assert_array_equal(labels, [1, 0, 1, 0])
+    assert_allclose(centres, [[0, 0.5], [9, 9.5]])
+
+
+def test_kmeans_of_coinciding_points_does_not_fail():
+    labels, centres = G.kmeans(np.ones((4, 2)), 3)
+    assert_array_equal(labels, [0, 0, 0, 0])
+    assert centres.shape == (3, 2)
+
+
+def test_kmeans_needs_as_many_points_as_clusters():
+    with pytest.raises(UserError, match="3 points"):
+        G.kmeans(np.ones((3, 2)), 4)
+
+
+def test_silhouette_by_hand():
+    """0, 1 | 10: first a = 1, b = 10: 0.9; second a = 1, b = 9: 8/9; a lone point counts 0."""
+    points = np.array([[0.0], [1], [10]])
+    expected = (0.9 + 8 / 9 + 0) / 3
+    assert G.silhouette(points, np.array([0, 0, 1])) == pytest.approx(expected)
+    distances = np.abs(points - points.T)
+    assert G.silhouette(distances, np.array([0, 0, 1]), "precomputed") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2]])
+def test_silhouette_of_trivial_partitions_is_zero(labels):
+    assert G.silhouette(np.arange(3.0)[:, None], np.array(labels)) == 0.0
+
+
+def test_silhouette_chooses_the_number_of_blobs():
+    rng = np.random.default_rng(6)
+    points = np.repeat([[0, 0], [10, 0], [0, 10]], 5, axis=0) + rng.normal(scale=0.1, size=(15, 2))
+    choice = G.kmeans_by_silhouette(points, range(2, 7))
+    assert choice.k == 3
+    assert set(choice.scores) == {2, 3, 4, 5, 6}
+    assert_array_equal(choice.labels, np.repeat([0, 1, 2], 5))
+
+
+def test_all_numbers_from_two_to_n_minus_one_are_tried_by_default():
+    assert set(G.kmeans_by_silhouette(np.arange(6.0)[:, None]).scores) == {2, 3, 4, 5}
+
+
+def test_identical_rows_form_one_cluster():
+    choice = G.kmeans_by_silhouette(np.full((5, 3), 0.2))
+    assert (choice.k, choice.scores) == (1, {})
+    assert_allclose(choice.centres, np.full((1, 3), 0.2))
+
+
+def test_principal_coordinates_equal_the_singular_value_decomposition_up_to_sign():
+    profiles = np.random.default_rng(7).normal(size=(40, 6))
+    left, _, _ = np.linalg.svd(profiles, full_matrices=False)
+    ours = G.principal_coordinates(profiles.T @ profiles, 3)
+    assert_allclose(np.abs(ours), np.abs(left[:, :3].T @ profiles).T, atol=1e-9)
+
+
+def test_largest_gap_counts_the_values_before_the_fall():
+    """Values 10, 9, 8, 1, 0.5: the largest fall, 8 to 1, comes after three; in 10, 1, 0.9, 0.8 after one."""
+    assert G.largest_gap(np.diag(np.array([10, 9, 8, 1, 0.5]) ** 2), least=1) == 3
+    assert G.largest_gap(np.diag(np.array([10, 1, 0.9, 0.8]) ** 2), least=1) == 1
+    assert G.largest_gap(np.diag(np.array([10, 1, 0.9, 0.8]) ** 2)) == 3
+
+
+def test_spectral_clustering_finds_groups_of_profiles():
+    rng = np.random.default_rng(8)
+    means = rng.normal(size=(3, 50))
+    profiles = np.repeat(means, 4, axis=0) + 0.1 * rng.normal(size=(12, 50))
+    gram = profiles @ profiles.T
+    assert_array_equal(G.spectral(gram, 3), np.repeat([0, 1, 2], 4))
+    choice = G.spectral_by_silhouette(gram, 6)
+    assert choice.k == 3
+    assert_array_equal(choice.labels, np.repeat([0, 1, 2], 4))
+
+
+def test_projection_on_the_simplex_by_hand():
+    """(0.5, 0.9, -1): t = (0.9 + 0.5 - 1) / 2 = 0.2, hence (0.3, 0.7, 0). (3, 0): t = 2, hence (1, 0)."""
+    assert_allclose(G.simplex_projection(np.array([0.5, 0.9, -1])), [0.3, 0.7, 0])
+    assert_allclose(G.simplex_projection(np.array([[3.0, 0], [0.25, 0.75]])), [[1, 0], [0.25, 0.75]])
+
+
+def test_projection_on_the_simplex_is_nearer_than_any_other_point():
+    rng = np.random.default_rng(9)
+    v = rng.normal(size=(50, 6))
+    x = G.simplex_projection(v)
+    assert_allclose(x.sum(axis=1), 1)
+    assert (x >= 0).all()
+    for other in rng.dirichlet(np.ones(6), size=200):
+        assert (((v - x) ** 2).sum(axis=1) <= ((v - other) ** 2).sum(axis=1) + 1e-12).all()
+
+
+def test_importing_loads_no_heavy_library():
+    code = (
+        "import sys, mpifl.cluster.distances, mpifl.cluster.grouping, mpifl.observe.metrics;"
+        "print([m for m in ('ot', 'sklearn', 'scipy', 'umap', 'matplotlib') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

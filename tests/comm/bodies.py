@@ -1,0 +1,361 @@
+"""Test bodies that every rank walks: `mpirun -n P python bodies.py FOLDER` prints {body: "" or what went
+wrong} as JSON.
+
+With P = 1 the same bodies run over MPI.COMM_SELF. All ranks draw the same random numbers; each keeps what is
+its own. Assertions stand behind the collectives: a failed one does not leave the others waiting.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from numpy.testing import assert_allclose, assert_array_equal
+
+from mpifl.comm import Mixer, Single, mix
+from mpifl.comm.choose import GATHER, REDUCE
+from mpifl.comm.mpi import Mpi
+from mpifl.comm.tables import Tables
+from mpifl.core.mixing import Mixing
+from mpifl.core.params import take
+from mpifl.core.rng import key
+
+BODIES: dict[str, Callable[[Mpi, Path], None]] = {}
+
+
+def body(function: Callable[[Mpi, Path], None]) -> Callable[[Mpi, Path], None]:
+    """Register a test body."""
+    BODIES[function.__name__] = function
+    return function
+
+
+class Case:
+    """Random rows, uploads and weights of one mixing, the same on every rank.
+
+    Args:
+        rows: K. reports: m. components: C uploads of each report. width: of the table.
+        keep: `none`, `diagonal`, `dense` (K0 = K + 1 old rows) or `grow` (K0 = 1).
+        part: whether the uploads are wider than the table.
+    """
+
+    def __init__(
+        self,
+        transport: Mpi,
+        rows: int = 3,
+        reports: int = 7,
+        components: int = 1,
+        width: int = 50,
+        keep: str = "none",
+        part: bool = False,
+    ) -> None:
+        rng = key(0, "case", rows, reports, components, width, keep, int(part)).numpy()
+        old = {"none": rows, "diagonal": rows, "dense": rows + 1, "grow": 1}[keep]
+        self.old = torch.from_numpy(rng.normal(size=(old, width)).astype(np.float32))
+        scale = 10.0 ** rng.integers(-5, 5, (reports * components, 1))
+        sparse = rng.random((reports * components, width + 9)) < 0.9
+        self.uploads = torch.from_numpy((scale * rng.normal(size=sparse.shape) * sparse).astype(np.float32))
+        self.part = (slice(2, 2 + width // 2), slice(8 + width // 2, 8 + width)) if part else None
+        if not part:
+            self.uploads = self.uploads[:, :width].contiguous()
+        weights = rng.random((rows, reports * components)) * (rng.random((rows, reports * components)) < 0.7)
+        weights[rows // 2] = 0 if keep == "diagonal" else weights[rows // 2]
+        kept = {
+            "none": None,
+            "diagonal": rng.random(rows),
+            "dense": rng.random((rows, old)),
+            "grow": np.ones((rows, 1)),
+        }
+        self.mixing = Mixing(weights, keep=kept[keep], part=self.part)
+        owners = rng.choice(transport.workers, reports)
+        owners[owners == transport.size - 1] = transport.workers[0]  # the last of several workers has nothing
+        self.owners = np.repeat(owners, components)
+        self.peaks = self.uploads.abs().amax(1).numpy().astype(np.float64)
+
+    def cargo(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the peaks and owners of all uploads."""
+        return self.peaks, self.owners
+
+    def mine(self, rank: int) -> dict[str, list[torch.Tensor]]:
+        """Return a rank's uploads in ascending order."""
+        return {"model": [self.uploads[j] for j in np.flatnonzero(self.owners == rank)]}
+
+    def alone(self, exact: bool = True) -> torch.Tensor:
+        """Return what one process would make of it."""
+        tables = Tables(Single())
+        tables.publish({"model": self.old})
+        cargo = (self.peaks, np.zeros(len(self.owners), np.int64))
+        uploads = {"model": list(self.uploads)}
+        return Mixer(Single(), tables, exact).mix([self.mixing], lambda _: cargo, uploads)["model"]
+
+    def together(
+        self, transport: Mpi, exact: bool = True, collective: str | None = None
+    ) -> tuple[torch.Tensor | None, Mixer]:
+        """Return, on rank 0, what all ranks make of it."""
+        tables = Tables(transport)
+        if transport.is_server:
+            tables.publish({"model": self.old})
+        mixer = Mixer(transport, tables, exact, collective)
+        told = ([self.mixing], self.cargo) if transport.is_server else (None, None)
+        return mixer.mix(*told, self.mine(transport.rank)).get("model"), mixer
+
+    def spread(self, transport: Mpi, folder: Path) -> Tables:
+        """Return tables whose rows are dealt to the workers."""
+        tables = Tables(transport)
+        if transport.is_server:
+            tables.publish({"model": self.old})
+        owner = np.resize(transport.workers[::-1], len(self.old)).astype(np.int64)
+        folder.mkdir(parents=True, exist_ok=True)
+        tables.spread_out("model", owner, tuple(self.old.shape), folder)
+        return tables
+
+
+@body
+def reduce_and_gather_agree_with_one_process_bit_for_bit(t: Mpi, folder: Path) -> None:
+    shapes = itertools.product(("none", "diagonal", "dense", "grow"), (1, 3), (False, True), (1, 4))
+    for (keep, components, part, rows), collective in itertools.product(shapes, (REDUCE, GATHER)):
+        case = Case(t, rows=rows, components=components, keep=keep, part=part)
+        found, mixer = case.together(t, collective=collective)
+        if found is not None:
+            assert mixer.last == [collective]
+            assert torch.equal(found, case.alone()), (collective, keep, components, part, rows)
+
+
+@body
+def the_sums_are_those_of_numpy(t: Mpi, folder: Path) -> None:
+    for keep in ("none", "diagonal", "dense"):
+        case = Case(t, keep=keep, part=True, components=2)
+        found, _ = case.together(t)
+        if found is not None:
+            x = take(case.uploads, case.part).double().numpy()
+            old, kept = case.old.double().numpy(), case.mixing.keep
+            kept = 0 if kept is None else kept[:, None] * old if kept.ndim == 1 else kept @ old
+            assert_allclose(found, case.mixing.weights @ x + kept, rtol=1e-6, atol=1e-6)
+
+
+@body
+def rows_spread_over_their_readers_agree_with_one_process_bit_for_bit(t: Mpi, folder: Path) -> None:
+    for keep, components, part, rows in itertools.product(
+        ("none", "diagonal"), (1, 3), (False, True), (1, 9)
+    ):
+        case = Case(t, rows=rows, components=components, keep=keep, part=part)
+        tables = case.spread(t, folder / f"{keep}-{components}-{part}-{rows}")
+        mixer = Mixer(t, tables)
+        told = ([case.mixing], case.cargo) if t.is_server else (None, None)
+        for _ in range(2):  # the second mixing starts from the rows of the first
+            changed = mixer.mix(*told, case.mine(t.rank))
+            found = tables.whole("model")
+            assert changed == {}, "no row goes to rank 0"
+            if found is not None:
+                assert mixer.last == ["scatter"]
+                assert torch.equal(found, case.alone()), (keep, components, part, rows)
+                case.old = found
+            case.old = torch.from_numpy(t.tell(case.old.numpy(), "test"))
+
+
+@body
+def column_blocks_do_not_change_the_bits(t: Mpi, folder: Path) -> None:
+    """Width 5000 in blocks of 1024 columns: five messages instead of one."""
+    case = Case(t, rows=4, width=5000, keep="diagonal")
+    whole = {c: case.together(t, collective=c)[0] for c in (REDUCE, GATHER)}
+    spread = Mixer(t, case.spread(t, folder / "whole"))
+    told = ([case.mixing], case.cargo) if t.is_server else (None, None)
+    spread.mix(*told, case.mine(t.rank))
+    whole["scatter"] = spread.tables.whole("model")
+    usual, mix.BLOCK = mix.BLOCK, 1
+    try:
+        before = t.wire.counts["reduce", "mix:model"].calls
+        blocks = {c: case.together(t, collective=c)[0] for c in (REDUCE, GATHER)}
+        after = t.wire.counts["reduce", "mix:model"].calls
+        spread = Mixer(t, case.spread(t, folder / "blocks"))
+        spread.mix(*told, case.mine(t.rank))
+        blocks["scatter"] = spread.tables.whole("model")
+    finally:
+        mix.BLOCK = usual
+    assert after - before == 5
+    if t.is_server:
+        for name, found in blocks.items():
+            assert torch.equal(found, whole[name]), name
+            assert torch.equal(found, case.alone()), name
+
+
+@body
+def fast_sums_agree_up_to_float32(t: Mpi, folder: Path) -> None:
+    for keep, collective in itertools.product(("none", "diagonal", "dense"), (REDUCE, GATHER)):
+        case = Case(t, keep=keep)
+        found, _ = case.together(t, exact=False, collective=collective)
+        if found is not None:
+            assert_allclose(found, case.alone(), rtol=1e-4, atol=1e-6 * float(case.peaks.max()))
+
+
+@body
+def several_mixings_travel_in_one_plan(t: Mpi, folder: Path) -> None:
+    """Two tables, and one of them twice: the second step starts from the first one's rows."""
+    model, control = Case(t, keep="diagonal"), Case(t, rows=2, width=20)
+    second = Mixing(np.full((3, 7), 0.1), keep=np.full(3, 0.5))
+    mixings = [model.mixing, Mixing(control.mixing.weights, into="control", of="control"), second]
+    uploads = {
+        **model.mine(t.rank),
+        "control": [control.uploads[j] for j in np.flatnonzero(model.owners == t.rank)],
+    }
+    everything = {"model": list(model.uploads), "control": list(control.uploads)}
+    peaks = {"model": model.peaks, "control": control.peaks}
+    old = {"model": model.old, "control": control.old}
+
+    def made_by(transport, mine, owners):
+        tables = Tables(transport)
+        if transport.is_server:
+            tables.publish(old)
+        told = (mixings, lambda name: (peaks[name], owners)) if transport.is_server else (None, None)
+        return Mixer(transport, tables).mix(*told, mine)
+
+    found = made_by(t, uploads, model.owners)
+    if t.is_server:
+        expected = made_by(Single(), everything, np.zeros(7, np.int64))
+        assert set(found) == {"model", "control"}
+        for name, rows in found.items():
+            assert torch.equal(rows, expected[name]), name
+
+
+@body
+def pairwise_products_agree_with_one_process_bit_for_bit(t: Mpi, folder: Path) -> None:
+    """Blocks of 8192 columns: the second is narrower."""
+    case = Case(t, reports=6, width=9000)
+    counts = [int((case.owners == r).sum()) for r in range(t.size)]
+    mixer = Mixer(t, Tables(t))
+    found = mixer.gram(case.mine(t.rank)["model"], counts, case.owners if t.is_server else None, 9000)
+    if found is not None:
+        alone = Mixer(Single(), Tables(Single())).gram(list(case.uploads), [6], np.zeros(6, np.int64), 9000)
+        assert_array_equal(found, alone)
+        x = case.uploads.double().numpy()
+        assert_allclose(found, x @ x.T, rtol=1e-9)
+    else:
+        assert not t.is_server
+
+
+@body
+def verbs_do_what_they_say(t: Mpi, folder: Path) -> None:
+    parcels = [{"for": r, "all": list(range(r))} for r in range(t.size)]
+    assert t.deal(parcels if t.is_server else None, "test") == parcels[t.rank]
+    assert t.tell("word" if t.is_server else None, "test") == "word"
+    answers = t.collect((t.rank, np.full(3, t.rank)), "test")
+    block = torch.full((2, 3), float(t.rank == 0))
+    t.share(block, "test")
+    total = torch.full((2, 3), t.rank + 1, dtype=torch.int64)
+    t.reduce(total, "test")
+    counts = [r % 3 for r in range(t.size)]
+    mine = torch.full((counts[t.rank], 4), float(t.rank))
+    gathered = t.gather(mine, counts, "test")
+    numbers = torch.arange(sum(counts) * 2, dtype=torch.int64).view(-1, 2) * (t.rank + 1)
+    scattered = t.scatter_sum(numbers, counts, "test")
+    t.meet()
+    everyone = t.size * (t.size + 1) // 2
+    assert_array_equal(block, 1.0)
+    start = sum(counts[: t.rank])
+    expected = everyone * torch.arange(sum(counts) * 2).view(-1, 2)[start : start + counts[t.rank]]
+    assert_array_equal(scattered, expected)
+    if t.is_server:
+        assert [a[0] for a in answers] == list(range(t.size))
+        assert_array_equal(np.stack([a[1] for a in answers])[:, 0], np.arange(t.size))
+        assert_array_equal(total, everyone)
+        assert_array_equal(gathered[:, 0], np.repeat(np.arange(t.size), counts))
+    else:
+        assert answers is None
+        assert gathered is None
+
+
+@body
+def ranks_know_their_place(t: Mpi, folder: Path) -> None:
+    assert t.nodes == (0,) * t.size
+    assert t.local_rank == t.rank
+    assert t.workers == ((0,) if t.size == 1 else tuple(range(1, t.size)))
+    assert t.is_worker == (t.rank > 0 or t.size == 1)
+    assert t.comm.Get_name() == "mpifl"
+
+
+@body
+def only_rows_that_changed_travel(t: Mpi, folder: Path) -> None:
+    tables = Tables(t)
+    rows = torch.arange(12.0).view(4, 3)
+    sent = []
+    for turn in range(3):
+        if t.is_server:
+            new = rows.clone()
+            new[1] += turn
+            tables.publish({"model": new})
+        missing = t.tell(tables.missing({"model": {0, 1, 3}}) if t.is_server else None, "test")
+        before = t.wire.counts["bcast", "rows:model"].bytes
+        tables.share(missing)
+        sent.append(t.wire.counts["bcast", "rows:model"].bytes - before)
+        if t.is_worker:
+            expected = torch.tensor([[9.0, 10.0, 11.0], [3.0 + turn, 4.0 + turn, 5.0 + turn]])
+            assert_array_equal(tables.rows("model", (3, 1)), expected)
+            assert_array_equal(tables.rows("model", (0,)), rows[:1])
+    row = 3 * 4 * (t.size - 1) * t.is_server
+    assert sent == [3 * row, row, row], sent
+
+
+@body
+def bytes_on_the_wire_follow_from_sizes(t: Mpi, folder: Path) -> None:
+    """d = 1000. Reduce: K d 8 bytes from each worker. Gatherv: m d 4 in all. Reduce_scatter: what leaves each
+    rank.
+    """
+    before = {what: count.bytes for what, count in t.wire.counts.items()}
+
+    def moved(call: str) -> int:
+        spent = t.wire.counts[call, "mix:model"].bytes - before.get((call, "mix:model"), 0)
+        return sum(t.collect(spent, "test") or [])
+
+    case = Case(t, rows=5, width=1000)
+    case.together(t, collective=REDUCE)
+    case.together(t, collective=GATHER)
+    tables = case.spread(t, folder / "bytes")
+    Mixer(t, tables).mix(*(([case.mixing], case.cargo) if t.is_server else (None, None)), case.mine(t.rank))
+    reduced, gathered, scattered = (moved(c) for c in ("reduce", "gatherv", "reduce_scatter"))
+    if t.is_server:
+        assert reduced == 5 * 1000 * 8 * (t.size - 1)
+        assert gathered == (7 * 1000 * 4 if t.size > 1 else 0)
+        assert scattered == 5 * 1000 * 8 * (t.size - 1)
+
+
+@body
+def vectors_are_never_pickled(t: Mpi, folder: Path) -> None:
+    """What travels as small objects does not grow with the vectors."""
+    sent = []
+    for width in (100, 100_000):
+        before = sum(c.bytes for (call, _), c in t.wire.counts.items() if call == "send")
+        case = Case(t, width=width, keep="diagonal")
+        for collective in (REDUCE, GATHER):
+            case.together(t, collective=collective)
+        sent.append(sum(c.bytes for (call, _), c in t.wire.counts.items() if call == "send") - before)
+    assert abs(sent[1] - sent[0]) < 100, sent
+    assert (sent[0] > 0) == (t.is_server and t.size > 1)
+
+
+def main(folder: Path) -> None:
+    """Run all bodies; rank 0 prints what went wrong on any rank."""
+    alone = MPI.COMM_WORLD.size == 1
+    transport = Mpi(MPI.COMM_SELF if alone else None)
+    results = {}
+    for name, function in BODIES.items():
+        trouble = ""
+        try:
+            function(transport, folder / name)
+        except Exception:
+            trouble = traceback.format_exc()
+        everyone = transport.collect(trouble, "test")
+        if everyone is not None:
+            results[name] = "\n".join(f"rank {r}: {text}" for r, text in enumerate(everyone) if text)
+    if transport.is_server:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

@@ -1,0 +1,66 @@
+"""A mixing applied where all uploads are: the same bits as the mixer's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+from torch.testing import assert_close
+
+from mpifl.comm import Mixer, Single
+from mpifl.comm.here import BLOCK, blended_here, mixed_here
+from mpifl.comm.tables import Tables
+from mpifl.core.mixing import Mixing
+
+
+@pytest.mark.parametrize("keep", [None, "diagonal", "full", "more"])
+@pytest.mark.parametrize(
+    ("rows", "m", "width"), [(1, 1, 7), (1, 1, 3 * BLOCK + 5), (3, 4, BLOCK), (2, 9, BLOCK + 1)]
+)
+def test_here_and_over_a_transport_give_the_same_bits(keep, rows, m, width):
+    rng = np.random.default_rng(0)
+    old = torch.from_numpy(rng.normal(size=(rows, width)).astype(np.float32))
+    uploads = [
+        torch.from_numpy((10.0 ** rng.integers(-3, 4) * rng.normal(size=width)).astype(np.float32))
+        for _ in range(m)
+    ]
+    new_rows = rows + 2 if keep == "more" else rows
+    weights = rng.normal(size=(new_rows, m))
+    weights[-1] = 0
+    kept = {
+        "diagonal": rng.random(rows),
+        "full": rng.random((rows, rows)),
+        "more": rng.random((new_rows, rows)),
+    }
+    if keep in ("full", "more"):
+        kept[keep][0, 0] = 0
+    mixing = Mixing(weights, keep=kept.get(keep))
+    peaks = np.array([float(u.abs().max()) for u in uploads])
+    tables = Tables(Single())
+    tables.central = {"model": old}
+    expected = Mixer(Single(), tables).mix(
+        [mixing], lambda name: (peaks, np.zeros(m, np.int64)), {"model": uploads}
+    )
+    assert_array_equal(mixed_here(mixing, old, uploads, peaks).numpy(), expected["model"].numpy())
+
+
+def test_a_part_of_an_upload_is_mixed_into_a_narrower_table():
+    upload, old = torch.arange(10.0), torch.zeros(1, 4)
+    mixing = Mixing(np.array([[0.5]]), keep=np.array([0.5]), part=(slice(1, 3), slice(7, 9)))
+    new = mixed_here(mixing, old, [upload], np.array([9.0]))
+    assert_array_equal(new.numpy(), [[0.5, 1.0, 3.5, 4.0]])
+
+
+@pytest.mark.parametrize("keep", [None, "diagonal", "full"])
+def test_float32_sums_agree_with_exact_ones(keep):
+    rng = np.random.default_rng(1)
+    old, uploads = torch.randn(3, 50), [torch.randn(50) for _ in range(2)]
+    kept = {"diagonal": rng.random(3), "full": rng.random((3, 3)), None: None}[keep]
+    weights = rng.normal(size=(3, 2))
+    weights[1] = 0
+    mixing = Mixing(weights, keep=kept)
+    peaks = np.array([float(u.abs().max()) for u in uploads])
+    assert_close(
+        blended_here(mixing, old, uploads), mixed_here(mixing, old, uploads, peaks), rtol=1e-5, atol=1e-6
+    )

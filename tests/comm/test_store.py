@@ -1,0 +1,84 @@
+"""Client state in node-local memory."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from mpifl.comm import ClientStore
+from mpifl.comm.store import scratch_root
+
+
+@pytest.fixture
+def store(tmp_path) -> ClientStore:
+    """An empty store."""
+    return ClientStore("token", str(tmp_path))
+
+
+def one(value: float) -> dict[str, torch.Tensor]:
+    """Return a state."""
+    return {"head": torch.full((3,), value)}
+
+
+def test_before_the_first_visit_there_is_nothing(store):
+    assert store.load("state", 0, 0) == {}
+    assert store.load("state", 0, 4) == {}
+
+
+def test_what_one_visit_leaves_the_next_finds(store):
+    tensors = {"a": torch.randn(2, 3), "b": torch.arange(4), "c": torch.randn(6, 4)[:, 1]}
+    store.save("state", 7, 1, tensors)
+    found = store.load("state", 7, 1)
+    assert set(found) == {"a", "b", "c"}
+    for name, t in tensors.items():
+        assert_close(found[name], t, rtol=0, atol=0)
+    assert store.load("state", 7, 2) == {}
+    assert store.load("state", 8, 1) == {}
+    assert store.load("upload", 7, 1) == {}
+
+
+def test_a_step_that_is_redone_overwrites_nothing_that_was_committed(store):
+    """Visit 2 reads what visit 1 left. Killed and redone, it must find the same again."""
+    store.save("state", 0, 1, one(1.0))
+    store.save("state", 0, 2, one(2.0))
+    assert_close(store.load("state", 0, 1), one(1.0))
+    store.save("state", 0, 2, one(2.5))
+    assert_close(store.load("state", 0, 1), one(1.0))
+    assert_close(store.load("state", 0, 2), one(2.5))
+
+
+def test_only_two_visits_are_kept(store):
+    for visit in (1, 2, 3, 4):
+        store.save("state", 0, visit, one(float(visit)))
+    assert store.load("state", 0, 1) == store.load("state", 0, 2) == {}
+    assert_close(store.load("state", 0, 3), one(3.0))
+    assert len(list(store.folder.iterdir())) == 2
+
+
+def test_another_process_of_the_node_reads_it(store, tmp_path):
+    store.save("state", 0, 1, one(5.0))
+    assert_close(ClientStore("token", str(tmp_path)).load("state", 0, 1), one(5.0))
+    assert ClientStore("other", str(tmp_path)).load("state", 0, 1) == {}
+
+
+def test_two_names_for_one_vector_may_be_kept(store):
+    vector = torch.arange(6.0)
+    store.save("state", 0, 1, {"model": vector, "anchor": vector, "body": vector[:4], "head": vector[4:]})
+    found = store.load("state", 0, 1)
+    assert_close(found["anchor"], vector)
+    assert_close(found["head"], vector[4:])
+
+
+def test_closing_removes_the_folder(store):
+    store.save("state", 0, 1, one(1.0))
+    store.close()
+    assert not store.folder.exists()
+    store.close()  # another rank of the node may have been first
+
+
+def test_the_scratch_folder_can_be_written_and_falls_back_where_memory_is_short():
+    assert os.access(scratch_root(), os.W_OK)
+    assert str(scratch_root(need_bytes=1 << 60)) != "/dev/shm"

@@ -1,0 +1,111 @@
+"""Where rows are, and which of them must be sent again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+
+from mpifl.comm import Single
+from mpifl.comm.tables import Tables
+from mpifl.comm.wire import Wire
+
+
+class Three(Single):
+    """Rank 0 of three whose verbs go nowhere; `sent` are the blocks it shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size, self.nodes, self.sent = 3, (0, 0, 0), []
+
+    def share(self, block, purpose):
+        self.sent.append(block.clone())
+
+
+@pytest.fixture
+def tables() -> Tables:
+    """Rank 0's tables, with one of three rows of width 2."""
+    out = Tables(Three())
+    out.publish({"model": torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])})
+    return out
+
+
+def test_rows_travel_once_until_their_bits_change(tables):
+    assert tables.missing({"model": {0, 2}}) == {"model": ([0, 2], 2)}
+    tables.share(tables.missing({"model": {0, 2}}))
+    assert_array_equal(torch.stack(tables.transport.sent), [[0, 0], [2, 2]])
+    assert tables.missing({"model": {0, 2}}) == {}
+    assert tables.missing({"model": {0, 1}}) == {"model": ([1], 2)}
+    new = tables.central["model"].clone()
+    new[2, 0] = 9.0
+    tables.publish({"model": new})
+    assert tables.missing({"model": {0, 2}}) == {"model": ([2], 2)}
+
+
+def test_the_same_table_published_again_is_not_sent_again(tables):
+    tables.share(tables.missing({"model": {0, 1, 2}}))
+    tables.publish({"model": tables.central["model"]})
+    assert tables.missing({"model": {0, 1, 2}}) == {}
+
+
+def test_a_table_that_shrinks_or_grows_keeps_what_is_current(tables):
+    tables.share(tables.missing({"model": {0, 1, 2}}))
+    tables.publish({"model": tables.central["model"][:1].clone()})
+    assert tables.missing({"model": {0}}) == {}
+    tables.publish({"model": torch.tensor([[0.0, 0.0], [1.0, 1.0]])})
+    assert tables.missing({"model": {0, 1}}) == {"model": ([1], 2)}, "row 1 was gone in between"
+
+
+def test_alone_nothing_is_sent_and_rows_are_read_in_place():
+    tables = Tables(Single())
+    tables.publish({"model": torch.tensor([[1.0], [2.0], [3.0]])})
+    tables.share(tables.missing({"model": {0}}))
+    assert_array_equal(tables.rows("model", (2, 0)), [[3.0], [1.0]])
+    assert tables.width("model") == 1
+    assert tables.whole("model") is tables.central["model"]
+    assert tables.whole("nothing") is None
+
+
+def test_a_spread_table_is_written_beside_the_committed_one(tmp_path):
+    tables = Tables(Single())
+    tables.publish({"model": torch.tensor([[1.0], [2.0]])})
+    tables.spread_out("model", np.zeros(2, np.int64), (2, 1), tmp_path)
+    spread = tables.spread["model"]
+    assert "model" not in tables.central
+    spread.next[0] = 9.0
+    assert_array_equal(tables.rows("model", (0, 1)), [[1.0], [2.0]])
+    spread.next[1] = 8.0
+    spread.flip()
+    assert_array_equal(tables.whole("model"), [[9.0], [8.0]])
+    assert tables.width("model") == 1
+
+
+def test_wire_counts_calls_messages_and_bytes_by_purpose():
+    wire = Wire()
+    with wire("bcast", "rows", sent=100, messages=2):
+        pass
+    with wire("bcast", "rows", sent=10, messages=1):
+        pass
+    with wire("send", "notes", sent=1):
+        pass
+    rows = {(r["call"], r["purpose"]): r for r in wire.rows(3)}
+    assert {k: rows["bcast", "rows"][k] for k in ("rank", "calls", "messages", "bytes")} == {
+        "rank": 3,
+        "calls": 2,
+        "messages": 3,
+        "bytes": 110,
+    }
+    assert wire.bytes == 111
+
+
+def test_wire_counts_a_call_that_failed_too():
+    wire = Wire()
+
+    def fail():
+        with wire("send", "notes", sent=5):
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        fail()
+    assert wire.bytes == 5

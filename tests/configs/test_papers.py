@@ -1,0 +1,86 @@
+"""Every configuration that travels with mpifl loads; those of the papers are planned where their data are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mpifl import config as configuration
+from mpifl.comm import Single
+from mpifl.planning import describe
+
+FOLDER = Path(__file__).parents[2] / "configs"
+FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.yaml"))
+WHOLE = [name for name in FILES if not Path(name).name.startswith("_")]
+PAPERS = [name for name in WHOLE if name.startswith("papers/")]
+SMALL = ["--data.scenario.resize", "32"]  # a whole client at 224 x 224 is 2.7 GB
+SIMPLE = ["--algorithm.name", "fedavg"]  # FLT fits a plane to all clients: too slow for a test
+FEW = ["--data.scenario.public", "100"]  # CCFL judges every model on the server's sets
+STANDIN = {"table4-mlp": ["--data.scenario.clients", "200"]}  # of fewer images than EMNIST has
+STANDIN |= {name: ["--data.scenario.points", "20000"] for name in ("table1-b", "fig7")}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    """Return a folder for prepared data that all plans share, emptied in the end."""
+    folder = tmp_path_factory.mktemp("prepared")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_configuration_loads_and_says_itself_again(name):
+    config = configuration.load(str(FOLDER / name))
+    again = configuration.build(configuration.Config, configuration.to_tree(config))
+    assert again == config
+    assert config.name == Path(name).stem
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("papers/")])
+def test_a_papers_configuration_says_what_it_is(name):
+    assert (FOLDER / name).read_text().startswith("#")
+
+
+def test_every_table_of_the_papers_has_a_configuration():
+    """Row-sets of the published tables, by paper."""
+    expected = {
+        "emdcfl": ("table1", "table3", "table6", "table10", "table11", "pacs"),
+        "flt": ("table1", "table2", "table3", "table4", "table5"),
+        "ucfl": ("table1-a", "table1-b", "table1-c", "fig7"),
+        "ccfl": (
+            "ablation",
+            *(f"table1-{d}-k{k}" for d in ("fashionmnist", "cifar100") for k in (2, 3, 4, 6)),
+        ),
+        "fedcuau": ("table1", "table3-cifar10", "table3-femnist"),
+    }
+    for paper, tables in expected.items():
+        names = [Path(name).stem for name in PAPERS if name.startswith(f"papers/{paper}/")]
+        for table in tables:
+            assert any(name == table or name.startswith(f"{table}-") for name in names), f"{paper}: {table}"
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_configuration_is_planned(name, cache):
+    """Opens its clients, builds its model, works out the first step's mixing; trains nothing."""
+    config = configuration.load(str(FOLDER / name))
+    root = root_with(config.data.source)
+    options = ["--data.root", str(root), "--data.cache", str(cache)]
+    options += SMALL if getattr(config.data.scenario, "resize", None) == 224 else []
+    options += SIMPLE if "/flt/" in name else []
+    options += FEW if "/ccfl/" in name else []
+    options += STANDIN.get(Path(name).stem, []) if root == Path(os.environ.get("MPIFL_STANDIN", "")) else []
+    page = describe(configuration.load(str(FOLDER / name), options), Single())
+    assert f"{config.rounds} rounds" in page
+    assert "federation in all" in page
+
+
+def root_with(source) -> Path:
+    """Return the data root that holds a source's files (MPIFL_DATA, or MPIFL_STANDIN for EMNIST), or skip."""
+    for variable in ("MPIFL_DATA", "MPIFL_STANDIN"):
+        root = Path(os.environ.get(variable) or "/nowhere")
+        if all(path.exists() for path in source.files(root)):
+            return root
+    pytest.skip(f"no data root holds {source.name}: set MPIFL_DATA")

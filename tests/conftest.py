@@ -1,0 +1,97 @@
+"""What all tests share: one thread, a data root where there is one, `mpirun` with this interpreter's MPI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+# before anything imports torch, numpy or mpi4py
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # no use on one machine, and its start sleeps a second
+
+import pytest
+
+LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDRA_", "MPIR_")  # what an outer launcher leaves behind
+ONE_MACHINE = {  # for Open MPI (MPICH needs none of it): as root, more ranks than cores, waiting ranks yield
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl": "^ofi",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --data-root."""
+    parser.addoption("--data-root", help="folder of real data sets (default: MPIFL_DATA)")
+
+
+@pytest.fixture(scope="session")
+def data_root(pytestconfig: pytest.Config) -> Path:
+    """Return the folder of real data sets; without one, tests that ask for it are skipped."""
+    root = pytestconfig.getoption("--data-root") or os.environ.get("MPIFL_DATA")
+    if not root:
+        pytest.skip("no data root: set MPIFL_DATA or give --data-root")
+    if not Path(root).is_dir():
+        pytest.fail(f"data root {root}: no such folder")
+    return Path(root)
+
+
+def mpi_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment without an outer launcher's variables, ready for `mpirun` on one machine."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
+    return clean | ONE_MACHINE | dict(extra or {})
+
+
+def finish(command: Sequence[str], timeout: float, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; past the time limit, end it with its children and fail the test."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **(pipes | options)) as process:  # type: ignore[call-overload]
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)  # mpirun ends its ranks; they would outlive it after SIGKILL
+            try:
+                out, err = process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+            pytest.fail(f"no end after {timeout} s: {' '.join(command)}\n{out}\n{err}")
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> Run:
+    """Return `run(ranks, *python_arguments)`: Python on so many ranks; with `ranks=None`, without mpirun.
+
+    `run(3, "-m", "mpifl", "run", config)` or `run(2, "-c", program)`. Keywords: `timeout` in seconds, `env`
+    (added), `cwd`, `launcher` (options of mpirun), `python` (an interpreter; the mpirun beside it is taken).
+    """
+
+    def run(
+        ranks: int | None,
+        *arguments: str | Path,
+        timeout: float = 60,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        launcher: Sequence[str] = (),
+        python: str = sys.executable,
+    ) -> subprocess.CompletedProcess[str]:
+        command = [python, *map(str, arguments)]
+        if ranks is not None:
+            path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
+            executable = shutil.which("mpirun", path=path)
+            if executable is None:
+                pytest.skip("no mpirun beside the interpreter or on the PATH")
+            command = [executable, "-n", str(ranks), *launcher, *command]
+        return finish(command, timeout, env=mpi_environment(env), cwd=cwd)
+
+    return run

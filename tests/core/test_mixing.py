@@ -1,0 +1,116 @@
+"""Builders of mixings, worked out by hand, and the affine map they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+
+from mpifl.comm import Mixer, Single
+from mpifl.comm.tables import Tables
+from mpifl.core.algorithm import apply_plan
+from mpifl.core.mixing import Mixing, Plan, add, average, blend, by_cluster, rows, shares
+from mpifl.core.types import Notes, Server
+
+
+def notes_of(*num_samples: int) -> Notes:
+    """Return notes of clients 0, 1, ... with these sample counts."""
+    m = len(num_samples)
+    return Notes(np.arange(m), np.array(num_samples), np.zeros(m, np.int64), np.ones(m, bool))
+
+
+def applied(mixing: Mixing, old: list[list[float]], uploads: list[list[float]]) -> np.ndarray:
+    """Return the new rows."""
+    tables = Tables(Single())
+    tables.publish({mixing.into: torch.tensor(old, dtype=torch.float32)})
+    vectors = [torch.tensor(u, dtype=torch.float32) for u in uploads]
+    peaks = np.array([float(v.abs().max()) for v in vectors])
+    mixer = Mixer(Single(), tables)
+    out = mixer.mix([mixing], lambda _: (peaks, np.zeros(len(vectors), int)), {mixing.of: vectors})
+    return out[mixing.into].numpy()
+
+
+def test_average_weighs_by_samples():
+    """Samples 1, 3: (1 * 2 + 3 * 6) / 4 = 5."""
+    mixing = average(notes_of(1, 3))
+    assert_array_equal(mixing.weights, [[0.25, 0.75]])
+    assert mixing.keep is None
+    assert_allclose(applied(mixing, [[9.0]], [[2.0], [6.0]]), [[5.0]])
+    assert_array_equal(shares(notes_of(1, 3)), [0.25, 0.75])
+
+
+def test_average_takes_other_weights():
+    """Weights 1, 1, 2: (4 + 8 + 2 * 2) / 4 = 4."""
+    mixing = average(notes_of(5, 6, 7), np.array([1, 1, 2]), into="body", of="part")
+    assert (mixing.into, mixing.of) == ("body", "part")
+    assert_allclose(applied(mixing, [[0.0]], [[4.0], [8.0], [2.0]]), [[4.0]])
+
+
+def test_by_cluster_averages_each_label_and_keeps_an_empty_row():
+    """Labels 0, 2, 2, samples 5, 1, 3: row 0 = 10, row 1 stays 7, row 2 = (1 * 2 + 3 * 6) / 4 = 5."""
+    mixing = by_cluster(np.array([0, 2, 2]), 3, np.array([5, 1, 3]))
+    assert_array_equal(mixing.weights, [[1, 0, 0], [0, 0, 0], [0, 0.25, 0.75]])
+    assert_array_equal(mixing.keep, [0, 1, 0])
+    assert_array_equal(mixing.row_sums(), 1)
+    assert_allclose(applied(mixing, [[1.0], [7.0], [1.0]], [[10.0], [2.0], [6.0]]), [[10.0], [7.0], [5.0]])
+
+
+def test_rows_normalises_each_row():
+    """Row (1, 3) of uploads 4, 8: (4 + 24) / 4 = 7; row (2, 0): 4."""
+    mixing = rows(np.array([[1.0, 3.0], [2.0, 0.0]]))
+    assert mixing.keep is None
+    assert_allclose(applied(mixing, [[0.0], [0.0]], [[4.0], [8.0]]), [[7.0], [4.0]])
+
+
+def test_add_leaves_the_row_and_adds_the_mixture():
+    """10 + 0.5 * 2 + 0.5 * 4 = 13."""
+    mixing = add(np.array([0.5, 0.5]))
+    assert mixing.num_rows == 1
+    assert mixing.is_diagonal
+    assert_allclose(applied(mixing, [[10.0]], [[2.0], [4.0]]), [[13.0]])
+
+
+def test_blend_moves_a_row_towards_the_uploads():
+    """Rates 0.25, 0.25: 0.5 * 8 + 0.25 * 0 + 0.25 * 4 = 5; rate 0 leaves 8."""
+    mixing = blend(np.array([[0.25, 0.25], [0.0, 0.0]]))
+    assert_array_equal(mixing.row_sums(), 1)
+    assert_allclose(applied(mixing, [[8.0], [8.0]], [[0.0], [4.0]]), [[5.0], [8.0]])
+
+
+def test_a_split_copies_the_parents_row_into_both_children():
+    """Rows 1, 5; row 1 splits: parents (0, 1, 1), updates 2, 4 join rows 1 and 2: 1, 5 + 2, 5 + 4."""
+    keep = np.eye(2)[[0, 1, 1]]
+    mixing = Mixing(np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), keep=keep)
+    assert not mixing.is_diagonal
+    assert_array_equal(mixing.row_sums(), [1, 2, 2])
+    assert_allclose(applied(mixing, [[1.0], [5.0]], [[2.0], [4.0]]), [[1.0], [7.0], [9.0]])
+
+
+def test_a_part_of_the_upload_enters_a_narrower_table():
+    """Slices 0:1 and 2:4 of (1, 2, 3, 4) are (1, 3, 4)."""
+    mixing = Mixing(np.ones((1, 1)), part=(slice(0, 1), slice(2, 4)))
+    assert_allclose(applied(mixing, [[0.0, 0.0, 0.0]], [[1.0, 2.0, 3.0, 4.0]]), [[1.0, 3.0, 4.0]])
+
+
+def test_mixings_of_one_table_compose_in_order():
+    """Start 1; add upload 2: 3; then keep half and add half of upload 2: 1.5 + 1 = 2.5."""
+    tables = Tables(Single())
+    tables.publish({"model": torch.tensor([[1.0]])})
+    first = Mixing(np.array([[1.0]]), keep=np.ones(1))
+    second = Mixing(np.array([[0.5]]), keep=np.full(1, 0.5))
+    mixer = Mixer(Single(), tables)
+    cargo = (np.array([2.0]), np.zeros(1, int))
+    out = mixer.mix([first, second], lambda _: cargo, {"model": [torch.tensor([2.0])]})
+    assert_allclose(out["model"], [[2.5]])
+
+
+@pytest.mark.parametrize("changes", [{}, {"assign": np.array([1, 0])}, {"memo": {"a": np.ones(1)}}])
+def test_a_plan_replaces_only_what_it_names(changes):
+    server = Server({"model": torch.zeros(1, 1)}, np.array([0, 0]), {"b": np.zeros(1)}, version=4)
+    new = apply_plan(server, Plan([], **changes), {"model": torch.ones(1, 1)})
+    assert new.version == 5
+    assert_array_equal(new.assign, changes.get("assign", server.assign))
+    assert set(new.memo) == ({"a"} if "memo" in changes else {"b"})
+    assert float(new.tables["model"]) == 1.0
+    assert float(server.tables["model"]) == 0.0

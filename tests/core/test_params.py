@@ -1,0 +1,128 @@
+"""A model as one flat vector."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from mpifl.core.params import FlatModel, Layout, flatten, put, take, width
+
+
+class Norms(nn.Module):
+    """Two layers with a batch norm between them and a head; the stage is `block`."""
+
+    blocks = ("block",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.block = nn.Linear(3, 3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.block(self.norm(self.first(x)))))
+
+
+@pytest.fixture
+def model() -> Norms:
+    """A model with 44 parameters: first 15, norm 6, block 12, head 8 = 41; and 6 floating buffers."""
+    torch.manual_seed(0)
+    return Norms()
+
+
+def test_the_vector_holds_parameters_then_floating_buffers(model):
+    """First 4*3+3 = 15, norm 3+3 = 6, block 9+3 = 12, head 6+2 = 8: p = 41; mean and variance 3+3: d = 47."""
+    layout = Layout.of(model)
+    assert layout.num_parameters == 41
+    assert layout.size == 47
+    assert layout.names[-2:] == ("norm.running_mean", "norm.running_var")
+    assert "norm.num_batches_tracked" not in layout.names
+    vector = flatten(model)
+    assert_close(vector[:12].view(3, 4), model.first.weight.detach())
+    assert_close(vector[44:], torch.ones(3))
+
+
+def test_parts_cover_the_vector_and_do_not_overlap(model):
+    layout = Layout.of(model)
+    for one, other in (("body", "head"), ("trunk", "block"), ("parameters", "buffers")):
+        numbers = torch.cat([torch.arange(s.start, s.stop) for n in (one, other) for s in layout.part(n)])
+        assert_close(numbers.sort().values, torch.arange(47))
+    widths = {n: width(layout.part(n)) for n in ("all", "head", "body", "block", "stage", "buffers")}
+    assert widths == {"all": 47, "head": 8, "body": 39, "block": 20, "stage": 12, "buffers": 6}
+    assert layout.part("all") == (slice(0, 47),)
+    assert layout.part("body") == (slice(0, 33), slice(41, 47)), "the running means belong to the body"
+    with pytest.raises(KeyError):
+        layout.part("tail")
+
+
+def test_take_and_put_are_inverse(model):
+    layout, vector = Layout.of(model), flatten(model)
+    for name in ("all", "head", "body", "stage"):
+        part = layout.part(name)
+        values = torch.arange(width(part), dtype=torch.float32)
+        changed = put(vector, part, values)
+        assert_close(take(changed, part), values)
+        rest = torch.ones(47, dtype=torch.bool)
+        for s in part:
+            rest[s] = False
+        assert_close(changed[rest], vector[rest])
+    rows = torch.stack([vector, 2 * vector])
+    assert_close(take(rows, layout.part("body"))[1], 2 * take(vector, layout.part("body")))
+    assert take(vector, layout.part("head")).data_ptr() == vector[33:].data_ptr(), "one slice is a view"
+
+
+def test_put_leaves_the_original_alone(model):
+    vector = flatten(model)
+    before = vector.clone()
+    put(vector, Layout.of(model).part("head"), torch.zeros(8))
+    assert_close(vector, before, rtol=0, atol=0)
+
+
+def test_binding_a_vector_and_flattening_again_is_the_identity(model):
+    flat = FlatModel(model)
+    vector = torch.randn(47, generator=torch.Generator().manual_seed(1))
+    bound = flat.load(vector)
+    assert bound is model
+    assert_close(flatten(model), vector, rtol=0, atol=0)
+    assert_close(model.norm.running_mean, vector[41:44], rtol=0, atol=0)
+    vector.zero_()
+    assert flatten(model).abs().sum() > 0, "load copies"
+
+
+def test_a_bound_model_computes_what_the_free_one_does(model):
+    other = Norms()
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(5, 4)
+    vector = flatten(model)
+    assert_close(FlatModel(other).load(vector)(x), model(x), rtol=0, atol=0)
+
+
+def test_views_stay_views_after_training(model):
+    """Weights, gradients and running means are seen in the flat buffers without any copy, step after step."""
+    flat = FlatModel(model)
+    flat.load(flatten(model)).train()
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+    for _ in range(3):
+        flat.grad.zero_()
+        model(x).square().sum().backward()
+        flat.weights.sub_(flat.grad, alpha=0.01)
+    for name, s in flat.layout.slices.items():
+        owner, _, leaf = name.rpartition(".")
+        tensor = getattr(model.get_submodule(owner), leaf)
+        assert tensor.data_ptr() == flat.vector[s].data_ptr(), name
+        if isinstance(tensor, nn.Parameter):
+            assert tensor.grad is not None
+            assert tensor.grad.data_ptr() == flat.grad[s].data_ptr(), name
+    assert flat.grad.abs().sum() > 0
+    assert_close(flatten(model), flat.vector, rtol=0, atol=0)
+    assert flat.vector[41:44].abs().sum() > 0, "running means moved"
+
+
+def test_a_model_without_buffers_has_an_empty_part():
+    layout = Layout.of(nn.Sequential(nn.Linear(2, 2)))
+    assert layout.part("buffers") == ()
+    assert layout.size == layout.num_parameters == 6
+    assert layout.blocks == ("head",)

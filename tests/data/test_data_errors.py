@@ -1,0 +1,169 @@
+"""Bad input is answered in one line that names key, value and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpifl.core.errors import UserError
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation, prepare
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options", "key"),
+    [
+        ("iid", {"clients": 0}, "clients"),
+        ("iid", {"test": "some"}, "test"),
+        ("iid", {"validation": 1.0}, "validation"),
+        ("iid", {"test_share": -0.1}, "test_share"),
+        ("dirichlet", {"alpha": 0.0}, "alpha"),
+        ("dirichlet", {"alpha": -1.0}, "alpha"),
+        ("dirichlet", {"by": "user"}, "by"),
+        ("shards", {"shards": 0}, "shards"),
+        ("lognormal", {"sigma": -1.0}, "sigma"),
+        ("powerlaw", {"exponent": -1.0}, "exponent"),
+        ("rotated", {"angles": ()}, "angles"),
+        ("rotated", {"clients": 10}, "clients"),
+        ("rotated", {"validation": 1.5}, "validation"),
+        ("rotated", {"resize": 0}, "resize"),
+        ("rotated", {"test_parts": "half"}, "test_parts"),
+        ("composed", {"clients": 10, "permutations": 4}, "clients"),
+        ("composed", {"alpha": 0.0}, "alpha"),
+        ("emdcfl_mnist", {"version": "maximum"}, "version"),
+        ("emdcfl_mnist", {"clients": 30}, "clients"),
+        ("emdcfl_backdoor_mnist", {"clients": 20}, "clients"),
+        ("emdcfl_backdoor_mnist", {"kept": 0.0}, "kept"),
+        ("flt1", {"short": "wrap"}, "short"),
+        ("flt4", {"classes": 0}, "classes"),
+        ("ucfl_a", {"alpha": 0.0}, "alpha"),
+        ("ucfl_a", {"points": 3}, "points"),
+        ("ucfl_c", {"permutations": 3}, "clients"),
+        ("ccfl", {"main_low": 0.95}, "main_low"),
+        ("ccfl", {"smallest": 3000}, "smallest"),
+        ("ccfl", {"clients": 3}, "clients"),
+        ("fedcuau", {"alphas": (1.0, 0.0)}, "alphas"),
+        ("fedcuau", {"alphas": (1.0, 1.0, 1.0)}, "clients"),
+        ("population", {"samples": 0}, "samples"),
+        ("natural", {"min_samples": 0}, "min_samples"),
+    ],
+)
+def test_an_option_out_of_range_is_named(scenario, options, key):
+    with pytest.raises(UserError) as error:
+        SCENARIOS[scenario](**options)
+    assert error.value.key == key
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("source", "scenario", "options", "key"),
+    [
+        ("digits", "iid", {"clients": 2000}, "data.scenario.clients"),
+        ("digits", "dirichlet", {"clients": 200, "min_samples": 10}, "data.scenario.clients"),
+        ("digits", "rotated", {"clients": 2000}, "data.scenario.clients"),
+        ("digits", "shards", {"clients": 100, "shards": 20}, "data.scenario.shards"),
+        ("digits", "composed", {"subsets": 3, "clients": 21}, "data.scenario.subsets"),
+        ("digits", "natural", {}, "data.scenario.name"),
+        ("digits", "ucfl_a", {}, "data.scenario.points"),
+        ("digits", "ucfl_c", {}, "data.scenario.test_images"),
+        ("digits", "ccfl", {}, "data.scenario.largest"),
+        ("digits", "fedcuau", {}, "data.scenario.samples"),
+        ("digits", "population", {"samples": 2000}, "data.scenario.samples"),
+        ("digits", "emdcfl_backdoor_cifar", {}, "data.scenario.name"),
+        ("digits", "flt2", {"images": 600}, "data.scenario.images"),
+        ("digits", "flt4", {"clients": 1000}, "data.scenario.clients"),
+    ],
+)
+def test_options_that_do_not_fit_the_source_are_named(cache, source, scenario, options, key):
+    config = DataConfig(cache=str(cache), source=SOURCES[source](), scenario=SCENARIOS[scenario](**options))
+    with pytest.raises(UserError) as error:
+        open_federation(config, 0)
+    assert error.value.key == key
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_class_is_named(tmp_path):
+    import numpy as np
+
+    x, y = np.zeros((40, 4, 4), np.uint8), np.array([0, 1, 3, 4] * 10)
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    source = SOURCES["npz"](path=str(tmp_path / "a.npz"))
+    config = DataConfig(cache=str(tmp_path), source=source, scenario=SCENARIOS["flt1"](clients=10))
+    with pytest.raises(UserError, match=r"\[2\] missing"):
+        open_federation(config, 0)
+
+
+def test_a_missing_root_says_how_to_prepare_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("MPIFL_DATA", raising=False)
+    with pytest.raises(UserError, match="mpifl prepare") as error:
+        open_federation(DataConfig(source=SOURCES["mnist"]()), 0)
+    assert error.value.key == "data.root"
+    with pytest.raises(UserError, match="train-images-idx3-ubyte is not there") as error:
+        open_federation(DataConfig(root=str(tmp_path), source=SOURCES["mnist"]()), 0)
+    assert error.value.key == "data.root"
+    assert "mpifl prepare" in str(error.value)
+    with pytest.raises(UserError, match="where to put") as error:
+        prepare(DataConfig(source=SOURCES["mnist"]()), 0)
+
+
+def test_the_environment_names_the_root(monkeypatch, small_root, cache):
+    monkeypatch.setenv("MPIFL_DATA", str(small_root))
+    config = DataConfig(cache=str(cache), source=SOURCES["mnist"](), scenario=SCENARIOS["iid"]())
+    assert open_federation(config, 0).shape == (1, 28, 28)
+
+
+def test_a_source_nobody_offers_says_so(tmp_path):
+    with pytest.raises(UserError, match="by hand"):
+        prepare(DataConfig(root=str(tmp_path), source=SOURCES["femnist"]()), 0)
+
+
+def test_a_failed_download_is_one_line(tmp_path, monkeypatch):
+    from mpifl.core.vision import torchvision
+
+    def offline(*args, **kwargs):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torchvision().datasets, "MNIST", offline)
+    with pytest.raises(UserError, match="could not be downloaded") as error:
+        prepare(DataConfig(root=str(tmp_path), source=SOURCES["mnist"]()), 0)
+    assert error.value.key == "data.root"
+
+
+def test_prepare_fills_the_cache_that_workers_then_open(tmp_path, small_root):
+    config = DataConfig(str(small_root), str(tmp_path), SOURCES["mnist"](), SCENARIOS["iid"]())
+    said: list[str] = []
+    prepare(config, 0, progress=said.append)
+    assert any("mnist" in line for line in said)
+    assert open_federation(config, 0, build=False).num_clients == 20
+
+
+def test_prepare_fetches_public_images_too(tmp_path, small_root, monkeypatch):
+    fetched: list[str] = []
+    monkeypatch.setattr(SOURCES["cifar100"], "download", lambda source, root: fetched.append(source.name))
+    public = SOURCES["cifar100"](classes=(1, 2))
+    config = DataConfig(str(small_root), str(tmp_path), SOURCES["mnist"](), SCENARIOS["iid"](), public)
+    prepare(config, 0)
+    assert fetched == ["cifar100"]
+
+
+def test_a_missing_file_of_the_users_own_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.npz") as error:
+        open_federation(DataConfig(cache=str(tmp_path), source=SOURCES["npz"](path="nothing.npz")), 0)
+    assert error.value.key == "data.source.path"
+
+
+def test_a_normalisation_must_be_known_and_fit():
+    with pytest.raises(UserError, match="imagenet"):
+        SOURCES["mnist"](normalise="images")
+
+
+def test_colour_normalisation_does_not_fit_grey_images(cache):
+    config = DataConfig(cache=str(cache), source=SOURCES["digits"](normalise="imagenet"))
+    with pytest.raises(UserError, match="3 channels") as error:
+        open_federation(config, 0)
+    assert error.value.key == "data.source.normalise"
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError) as error:
+        open_federation(DataConfig(cache=str(tmp_path / "file")), 0)
+    assert error.value.key == "data.cache"

@@ -1,0 +1,191 @@
+"""A federation is a pure function of configuration, seed, client and visit."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
+from mpifl.data.partition.csr import everyone, from_lists
+from mpifl.data.pool import Pool
+from mpifl.data.transforms import Finish, PermuteLabels, Rotate
+from mpifl.data.world import Table, World
+
+WORLDS = [
+    ("rotated", {}),
+    ("dirichlet", {"alpha": 0.1}),
+    ("dirichlet", {"alpha": 0.1, "by": "client"}),
+    ("shards", {}),
+    ("lognormal", {}),
+    ("powerlaw", {}),
+    ("composed", {"angles": (0.0, 90.0), "permutations": 2, "alpha": 0.5}),
+    ("ccfl", {"smallest": 20, "largest": 40, "public": 100, "test_images": 50, "validation": 0.1}),
+    ("population", {"clients": 50, "samples": 30, "alpha": 0.3, "validation": 0.1}),
+]
+
+
+def digest_of(federation, k: int, visit: int) -> str:
+    """Return a digest of everything client `k` holds at `visit`."""
+    data = federation.client(k, visit)
+    parts = [data.train, data.val, data.test, *data.extra.values()]
+    return hashlib.sha256(b"".join(t.numpy().tobytes() for p in parts for t in (p.x, p.y))).hexdigest()
+
+
+def digests_elsewhere(arguments) -> list[str]:
+    """Open the federation in another process and read clients in the order given."""
+    config, order = arguments
+    federation = open_federation(config, 3, build=False)
+    return [digest_of(federation, k, visit) for k, visit in order]
+
+
+@pytest.mark.parametrize(("scenario", "options"), WORLDS)
+def test_bytes_do_not_depend_on_process_or_order_of_access(cache, scenario, options):
+    config = DataConfig(cache=str(cache), source=SOURCES["digits"](), scenario=SCENARIOS[scenario](**options))
+    federation = open_federation(config, 3)
+    order = [(k, visit) for k in (0, 3, 11, 19) for visit in (0, 1)]
+    here = [digest_of(federation, k, visit) for k, visit in order]
+    with multiprocessing.get_context("fork").Pool(1) as worker:
+        there = worker.map_async(digests_elsewhere, [(config, order[::-1])]).get(timeout=60)[0]
+    assert here == there[::-1]
+
+
+@pytest.mark.parametrize(("scenario", "options"), WORLDS)
+def test_two_caches_and_two_builds_hold_the_same_bytes(cache, tmp_path, scenario, options):
+    built = [
+        open_federation(DataConfig(cache=str(c), scenario=SCENARIOS[scenario](**options)), 3)
+        for c in (cache, tmp_path)
+    ]
+    assert digest_of(built[0], 5, 0) == digest_of(built[1], 5, 0)
+    np.testing.assert_array_equal(built[0].sizes, built[1].sizes)
+
+
+@pytest.mark.parametrize(("scenario", "options"), WORLDS)
+def test_another_seed_gives_other_data(cache, scenario, options):
+    config = DataConfig(cache=str(cache), scenario=SCENARIOS[scenario](**options))
+    assert digest_of(open_federation(config, 0), 5, 0) != digest_of(open_federation(config, 1), 5, 0)
+
+
+@pytest.mark.parametrize(("scenario", "options"), WORLDS)
+def test_what_a_client_says_about_itself_is_what_it_holds(cache, scenario, options):
+    federation = open_federation(DataConfig(cache=str(cache), scenario=SCENARIOS[scenario](**options)), 0)
+    assert federation.sizes.shape == (federation.num_clients, 3)
+    for k in (0, 7, 19):
+        data = federation.client(k)
+        assert [len(data.train), len(data.val), len(data.test)] == federation.sizes[k].tolist()
+        for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
+            assert split.x.shape == (len(split), *federation.shape)
+            assert split.x.dtype == torch.float32
+            assert split.y.dtype == torch.int64
+            assert split.x.is_contiguous()
+            np.testing.assert_array_equal(federation.labels(k, name), split.y.numpy())
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options"), [w for w in WORLDS if w[0] not in ("ccfl", "population", "composed")]
+)
+def test_no_image_is_with_two_clients_of_a_group_or_in_training_and_test(cache, scenario, options):
+    """Digits are all different: equal pixels are one image. Rotated copies are compared within a group."""
+    federation = open_federation(DataConfig(cache=str(cache), scenario=SCENARIOS[scenario](**options)), 0)
+    groups = np.zeros(federation.num_clients) if federation.groups is None else federation.groups
+    seen = [
+        image.tobytes()
+        for k in np.flatnonzero(groups == 0)
+        for split in ("train", "val", "test")
+        for image in federation.samples(int(k), split)[0]
+    ]
+    assert len(seen) == len(set(seen))
+
+
+def test_a_client_reads_only_what_is_looked_at(cache):
+    federation = open_federation(DataConfig(cache=str(cache)), 0)
+    client = federation.client(0)
+    assert "train" not in client.__dict__
+    assert client.train is client.train
+    assert "test" not in client.__dict__
+
+
+def test_a_client_can_be_copied_with_another_split(cache):
+    client = open_federation(DataConfig(cache=str(cache)), 0).client(0)
+    changed = dataclasses.replace(client, train=client.val)
+    assert changed.train is client.val
+    torch.testing.assert_close(changed.test.x, client.test.x)
+
+
+def test_what_is_read_may_be_changed_without_harm(cache):
+    federation = open_federation(DataConfig(cache=str(cache)), 0)
+    before = federation.client(0).train.x.clone()
+    federation.client(0).train.x.zero_()
+    federation.client(0).train.y.zero_()
+    torch.testing.assert_close(federation.client(0).train.x, before)
+    assert federation.client(0).train.y.any()
+
+
+@pytest.mark.parametrize(
+    "ops", [(Rotate((0.0, 30.0)),), (Rotate((90.0, 180.0)), PermuteLabels(((1, 2, 0), (2, 1, 0))))]
+)
+def test_operations_give_the_same_whether_baked_or_run_at_the_visit(tiny_pool: Pool, tmp_path, ops):
+    from mpifl.data.federation import PoolFederation
+    from mpifl.data.open import _bake
+
+    splits = {
+        "train": from_lists([np.array([3, 4, 50]), np.array([7])]),
+        "val": from_lists([np.array([9]), np.zeros(0, np.int64)]),
+        "test": from_lists([np.array([60, 61]), np.array([89])]),
+    }
+    world = World(groups=np.array([0, 1]), ops=ops)
+    finish = Finish((0.0,), (1.0,))
+    visited = PoolFederation(tiny_pool, world, Table(splits, world.groups), finish)
+    baked_splits = _bake(visited, splits, tmp_path)
+    images, labels = np.load(tmp_path / "images.npy"), np.load(tmp_path / "labels.npy")
+    baked = PoolFederation(Pool(images, labels, 7, 3), World(), Table(baked_splits, None), finish)
+    for k in range(2):
+        for split in ("train", "val", "test"):
+            for a, b in zip(visited.samples(k, split), baked.samples(k, split), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_groups_of_different_size_need_a_resize(cache):
+    from mpifl.core.errors import UserError
+
+    options = {"angles": (0.0, 45.0), "expand": True}
+    with pytest.raises(UserError, match=r"data\.scenario\.resize"):
+        open_federation(DataConfig(cache=str(cache), scenario=SCENARIOS["rotated"](**options)), 0)
+    one = open_federation(
+        DataConfig(cache=str(cache), scenario=SCENARIOS["rotated"](**options, resize=12)), 0
+    )
+    assert one.shape == (1, 12, 12)
+    assert one.client(19).train.x.shape[1:] == (1, 12, 12)
+
+
+def test_a_histogram_counts_labels_and_its_distance_to_the_whole_is_by_hand(tiny_pool):
+    """Clients with classes (2, 0, 0) and (0, 1, 1) of a whole (2, 1, 1) / 4: distances 1 and 1."""
+    from mpifl.data.federation import PoolFederation
+
+    splits = {"train": from_lists([np.array([0, 3]), np.array([1, 2])])}
+    splits |= {name: everyone(np.zeros(0, np.int64), 2) for name in ("val", "test")}
+    federation = PoolFederation(tiny_pool, World(), Table(splits, None), Finish((0.0,), (1.0,)))
+    counts = histogram(federation)
+    np.testing.assert_array_equal(counts, [[2, 0, 0], [0, 1, 1]])
+    np.testing.assert_allclose(label_distance(counts), [1.0, 1.0])
+
+
+def test_a_client_of_600_mnist_images_is_read_in_well_under_a_millisecond_besides_the_conversion(open_real):
+    import time
+
+    federation = open_real("mnist", "iid", clients=100)
+    federation.samples(3)
+    start = time.perf_counter()
+    for _ in range(100):
+        federation.samples(3)
+    assert (time.perf_counter() - start) / 100 < 1e-3
+
+
+def test_mixture_is_one_hot_where_nothing_drifts(cache):
+    federation = open_federation(DataConfig(cache=str(cache)), 0)
+    np.testing.assert_array_equal(federation.mixture(5), [0, 1, 0, 0])
+    assert federation.public() == ()

@@ -1,0 +1,228 @@
+"""FLT's and UCFL's worlds: the counts, groups and permutations of algorithms.md sections 7.2 and 7.3."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, open_federation
+from mpifl.data.transforms import rotated
+
+MNIST_COUNTS = np.array([5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
+
+
+def test_flt1_gives_each_client_runs_of_two_classes(open_real):
+    """Client i of a cluster takes images [300 i, 300 (i + 1)) of its classes, as far as they go."""
+    federation = open_real("mnist", "flt1")
+    counts = histogram(federation)
+    np.testing.assert_array_equal(federation.groups, np.repeat(np.arange(5), 20))
+    classes = federation.facts["classes"]
+    assert sorted(c for pair in classes for c in pair) == list(range(10))
+    place = np.arange(100) % 20
+    for group, pair in enumerate(classes):
+        for label in pair:
+            expected = np.clip(MNIST_COUNTS[label] - 300 * place[:20], 0, 300)
+            np.testing.assert_array_equal(counts[20 * group : 20 * (group + 1), label], expected)
+    assert counts.sum() == np.minimum(MNIST_COUNTS, 6000).sum() == 58_862
+    assert federation.finish.mean == (0.0,), "ToTensor only"
+
+
+def test_flt1_tests_on_every_test_image_of_the_clusters_classes(open_real):
+    federation = open_real("mnist", "flt1")
+    tested = histogram(federation, "test")
+    whole = np.bincount(federation.pool.labels[60_000:])
+    for k in (0, 19, 20, 99):
+        pair = federation.facts["classes"][federation.groups[k]]
+        np.testing.assert_array_equal(tested[k], np.where(np.isin(np.arange(10), pair), whole, 0))
+
+
+def test_flt1s_published_defect_fills_up_with_the_last_image(open_real):
+    federation = open_real("mnist", "flt1", short="minus_one")
+    np.testing.assert_array_equal(federation.sizes[:, 0], 600)
+    last = federation.pool.images[59_999]
+    filled = sum(int((federation.samples(k)[0] == last).all(axis=(1, 2, 3)).sum()) for k in range(100))
+    assert filled >= 60_000 - 58_862
+
+
+def test_flt1_shards_are_equal_within_a_class(open_real):
+    counts = histogram(open_real("mnist", "flt1", short="shards"))
+    for label in range(10):
+        held = counts[:, label][counts[:, label] > 0]
+        np.testing.assert_array_equal(held, MNIST_COUNTS[label] // 20)
+
+
+def test_flt1_on_cifar_takes_250_of_each_class(open_real):
+    federation = open_real("cifar10", "flt1")
+    counts = histogram(federation)
+    np.testing.assert_array_equal(np.sort(counts, axis=1)[:, -2:], 250)
+    np.testing.assert_array_equal(federation.sizes, [[500, 0, 2000]] * 100)
+    assert federation.finish.mean == (0.5,) * 3
+
+
+@pytest.mark.parametrize(
+    ("source", "clients", "per_class"), [("mnist", 100, 200), ("cifar10", 100, 166), ("cifar10", 500, 33)]
+)
+def test_flt2_clusters_overlap_in_one_class_of_the_same_images(open_real, source, clients, per_class):
+    federation = open_real(source, "flt2", clients=clients)
+    counts = histogram(federation)
+    np.testing.assert_array_equal(
+        np.sort(counts, axis=1)[:, -4:], [[0, per_class, per_class, per_class]] * clients
+    )
+    p = [pair[0] for pair in federation.facts["classes"]]
+    assert [triple[2] for triple in federation.facts["classes"]] == [*p[1:], p[0]]
+    size, shared = clients // 5, federation.facts["classes"][0][2]
+    images = []
+    for k in (3, size + 3):  # the fourth client of two neighbouring clusters
+        x, y = federation.samples(k)
+        images.append(sorted(image.tobytes() for image in x[y == shared]))
+    assert images[0] == images[1]
+
+
+def test_flt1_and_2_hold_on_any_files(open_small):
+    """1369 images of uneven classes, 10 clients: 68 of each class per client, until the class ends."""
+    federation = open_small("mnist", "flt1", clients=10)
+    have = np.bincount(federation.pool.labels[: federation.pool.num_train])
+    counts = histogram(federation)
+    for group, pair in enumerate(federation.facts["classes"]):
+        for label in pair:
+            np.testing.assert_array_equal(
+                counts[2 * group : 2 * group + 2, label], [68, min(have[label] - 68, 68)]
+            )
+    np.testing.assert_array_equal(open_small("mnist", "flt2", clients=20).sizes[:, 0], 22 * 3)
+    assert open_small("mnist", "flt1", clients=10, validation=0.1).sizes[0].tolist()[:2] == [122, 14]
+
+
+def emnist_like(tmp_path, per_class: int):
+    """Return a source of 47 classes with `per_class` training and 4 test images each."""
+    y, z = np.repeat(np.arange(47), per_class), np.repeat(np.arange(47), 4)
+    pixels = np.zeros((len(y), 2, 2), np.uint8)
+    np.savez(tmp_path / "e.npz", x_train=pixels, y_train=y, x_test=pixels[: len(z)], y_test=z)
+    return SOURCES["npz"](path=str(tmp_path / "e.npz"))
+
+
+@pytest.mark.parametrize(
+    ("clients", "low", "high", "first", "last_low", "last_high"),
+    [(2400, 26, 259, 124, 11, 105), (600, 101, 1256, 128, 41, 429)],
+)
+def test_flt4_has_the_samplers_sizes(tmp_path, clients, low, high, first, last_low, last_high):
+    """EMNIST balanced: 2400 images of each of 47 classes; clusters of 12,000, the last of 4,800."""
+    config = DataConfig(
+        cache=str(tmp_path), source=emnist_like(tmp_path, 2400), scenario=SCENARIOS["flt4"](clients=clients)
+    )
+    federation = open_federation(config, 0)
+    size = clients // 10
+    sizes = federation.sizes[:, 0].reshape(10, size)
+    np.testing.assert_array_equal(sizes.sum(axis=1), [12_000] * 9 + [4_800])
+    for cluster in range(9):
+        assert (sizes[cluster].min(), sizes[cluster].max(), sizes[cluster][0]) == (low, high, first)
+    assert (sizes[9].min(), sizes[9].max()) == (last_low, last_high)
+    labels = np.unique(federation.labels(clients - 1))
+    assert set(labels) <= {45, 46}
+    assert set(federation.labels(0)) <= set(range(5))
+    assert np.unique(federation.labels(size, "test")).tolist() == [5, 6, 7, 8, 9]
+    assert np.unique(federation.labels(clients - 1, "test")).tolist() == [45, 46]
+
+
+def test_flt4_padded_tests_the_last_cluster_on_label_0_too(tmp_path):
+    scenario = SCENARIOS["flt4"](clients=100, padded=True)
+    config = DataConfig(cache=str(tmp_path), source=emnist_like(tmp_path, 100), scenario=scenario)
+    federation = open_federation(config, 0)
+    assert np.unique(federation.labels(99, "test")).tolist() == [0, 45, 46]
+    assert set(federation.labels(99)) <= {45, 46}
+
+
+def test_flt3_is_200_writers_tested_on_their_own_hand(open_real):
+    federation = open_real("femnist", "flt3")
+    assert federation.num_clients == 200
+    pool, names = federation.pool, federation.facts["origins"]
+    assert len(set(names)) == 200
+    for k in (0, 100, 199):
+        writer = pool.origin_names.index(names[k])
+        for split, part in (("train", pool.train), ("test", pool.test)):
+            mine = pool.images[part][pool.origin[part] == writer]
+            assert sorted(x.tobytes() for x in federation.samples(k, split)[0]) == sorted(
+                x.tobytes() for x in mine
+            )
+
+
+def test_natural_clients_are_writers(open_small):
+    federation = open_small("femnist", "natural")
+    np.testing.assert_array_equal(federation.sizes, [[n, 0, 2] for n in (15, 14, 13, 12, 11, 10)])
+    assert federation.facts["origins"] == [f"f{i}" for i in range(4, 10)]
+    few = open_small("femnist", "natural", clients=2, min_samples=14)
+    np.testing.assert_array_equal(few.sizes[:, 0], [15, 14])
+    own = open_small("femnist", "natural", test="own", test_share=0.2, validation=0.1)
+    np.testing.assert_array_equal(own.sizes[0], [10, 2, 3])
+
+
+def test_real_qmnist_writers_must_be_tested_on_their_own_samples(open_real):
+    from mpifl.core.errors import UserError
+
+    with pytest.raises(UserError, match="take own or all"):
+        open_real("qmnist", "natural")
+    federation = open_real("qmnist", "natural", test="own")
+    assert federation.num_clients == 539
+    assert federation.sizes.sum() == 60_000
+
+
+@pytest.mark.parametrize(("drawn", "total"), [(False, 1000), (True, 800)])
+def test_ucfl_a_splits_80_20_per_user(open_small, drawn, total):
+    federation = open_small("emnist", "ucfl_a", source_options={"split": "byclass"}, points=1000, drawn=drawn)
+    assert federation.num_clients == 20
+    assert federation.sizes.sum() == total / 0.8
+    assert abs(federation.sizes[:, 0].sum() - total) <= 20, "a ceiling for each user"
+    held = np.ceil(np.round(0.2 * federation.sizes.sum(axis=1), 9))
+    np.testing.assert_array_equal(federation.sizes[:, 2], held)
+    assert federation.sizes[:, 0].std() > 5, "sizes vary with the Dirichlet draw"
+    assert federation.finish.std == (1.0,), "pixels / 255 and nothing else"
+    assert federation.groups is None
+
+
+def test_ucfl_b_turns_blocks_of_users(open_small):
+    federation = open_small("emnist", "ucfl_b", source_options={"split": "byclass"}, points=2000)
+    np.testing.assert_array_equal(federation.groups, np.repeat([0, 1, 2, 3], 25))
+    originals = {
+        image.tobytes()
+        for image in open_small(
+            "emnist", "ucfl_a", source_options={"split": "byclass"}, points=1000
+        ).pool.images
+    }
+    for k, angle in ((0, 90), (25, 180), (50, 270), (99, 0)):
+        x, _ = federation.samples(k)
+        assert all(image.tobytes() in originals for image in rotated(x, -angle))
+        assert angle == 0 or not any(image.tobytes() in originals for image in x)
+
+
+def test_ucfl_c_renames_the_labels_of_four_groups(open_real):
+    federation = open_real("cifar10", "ucfl_c")
+    np.testing.assert_array_equal(federation.sizes, [[2500, 0, 1000]] * 20)
+    np.testing.assert_array_equal(federation.groups, np.repeat([0, 1, 2, 3], 5))
+    tables = np.array(federation.facts["labels"])
+    assert len({tuple(row) for row in tables}) == 4
+    np.testing.assert_array_equal(np.sort(tables, axis=1), [np.arange(10)] * 4)
+    first = federation.pool.labels[50_000:51_000]
+    for k in (0, 6, 13, 19):
+        y = federation.labels(k, "test")
+        np.testing.assert_array_equal(y, tables[federation.groups[k]][first])
+    x, _ = federation.samples(8, "test")
+    np.testing.assert_array_equal(x, federation.pool.images[50_000:51_000])
+
+
+def test_ucfl_c_holds_on_any_files(open_small):
+    federation = open_small("cifar10", "ucfl_c", test_images=100)
+    np.testing.assert_array_equal(federation.sizes, [[50, 0, 100]] * 20)
+    label_of = {
+        image.tobytes(): label
+        for image, label in zip(federation.pool.images, federation.pool.labels, strict=True)
+    }
+    tables = federation.facts["labels"]
+    for k in (0, 19):
+        x, y = federation.samples(k)
+        assert [tables[federation.groups[k]][label_of[image.tobytes()]] for image in x] == y.tolist()
+
+
+def test_the_batch_size_study_gives_every_user_as_many(open_small):
+    federation = open_small(
+        "emnist", "ucfl_batch", source_options={"split": "byclass"}, clients=10, points=1000
+    )
+    np.testing.assert_array_equal(federation.sizes, [[100, 0, 25]] * 10)

@@ -1,0 +1,106 @@
+"""Pixels and labels: what each operation does, by hand and against torchvision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mpifl.core.vision import torchvision
+from mpifl.data.transforms import Border, Colour, Finish, Patch, PermuteLabels, Rotate, canvas, rotated
+
+SQUARE = np.array([[[[1, 2], [3, 4]]]], np.uint8)
+ZERO = np.zeros(1, np.int64)
+
+
+def test_a_quarter_turn_is_counter_clockwise():
+    np.testing.assert_array_equal(rotated(SQUARE, 90.0)[0, 0], [[2, 4], [1, 3]])
+    np.testing.assert_array_equal(rotated(SQUARE, -90.0)[0, 0], [[3, 1], [4, 2]])
+    np.testing.assert_array_equal(rotated(SQUARE, 180.0)[0, 0], [[4, 3], [2, 1]])
+    np.testing.assert_array_equal(rotated(SQUARE, 450.0), rotated(SQUARE, 90.0))
+
+
+@pytest.mark.parametrize("expand", [False, True])
+@pytest.mark.parametrize(
+    "angle", [-3.0, -1.0, 1.0, 3.0, 60.0, 90.0, 120.0, 177.0, 180.0, 183.0, 240.0, 270.0]
+)
+def test_rotation_is_torchvisions(angle: float, expand: bool):
+    torchvision()
+    from torchvision.transforms.functional import rotate
+
+    x = np.random.default_rng(0).integers(0, 256, (2, 3, 28, 28), dtype=np.uint8)
+    expected = rotate(torch.from_numpy(x), angle, expand=expand).numpy()
+    np.testing.assert_array_equal(rotated(x, angle, expand), expected)
+
+
+def test_the_canvas_grows_as_the_paper_says():
+    """32 -> 34 pixels at 3, 177 and 183 degrees; 36 (border 2) -> 38 at 1 and 3; same at right angles."""
+    assert [canvas(32, 32, a) for a in (3, 177, 183)] == [(34, 34)] * 3
+    assert [canvas(36, 36, a) for a in (1, 3, -1, -3)] == [(38, 38)] * 4
+    assert [canvas(32, 32, a) for a in (0, 90, 180, 270)] == [(32, 32)] * 4
+    assert rotated(np.zeros((1, 3, 32, 32), np.uint8), 3.0, expand=True).shape == (1, 3, 34, 34)
+
+
+def test_each_sample_turns_by_the_angle_of_its_group():
+    x = np.repeat(SQUARE, 3, axis=0)
+    turned, _ = Rotate((0.0, 90.0, 180.0))(x, np.zeros(3, np.int64), np.array([2, 0, 1]))
+    np.testing.assert_array_equal(turned[:, 0], [[[4, 3], [2, 1]], [[1, 2], [3, 4]], [[2, 4], [1, 3]]])
+
+
+def test_labels_are_renamed_by_group():
+    _, y = PermuteLabels(((0, 1, 2), (2, 0, 1)))(SQUARE, np.array([0, 0, 1, 2]), np.array([0, 1, 1, 1]))
+    np.testing.assert_array_equal(y, [0, 2, 0, 1])
+
+
+def test_a_border_is_black():
+    x, _ = Border(2)(SQUARE, ZERO, ZERO)
+    assert x.shape == (1, 1, 6, 6)
+    np.testing.assert_array_equal(x[0, 0, 2:4, 2:4], [[1, 2], [3, 4]])
+    assert x.sum() == 10
+
+
+def test_colour_leaves_black_black_and_paints_white_in_full():
+    paint = Colour((((149 / 255, 52 / 255, 235 / 255), (0.26, 0.63, 0.40)),))
+    x = np.array([0, 255, 100], np.uint8).reshape(1, 1, 1, 3).repeat(2, axis=0)
+    out, _ = paint(x, np.array([0, 1]), np.zeros(2, np.int64))
+    np.testing.assert_array_equal(out[0, :, 0].T, [[0, 0, 0], [149, 52, 235], [58, 20, 92]])
+    np.testing.assert_array_equal(out[1, :, 0].T, [[0, 0, 0], [66, 160, 102], [26, 63, 40]])
+    assert paint.channels(1) == 3
+
+
+def test_a_patch_colours_nine_pixels_of_those_that_have_one():
+    x = np.full((2, 3, 5, 5), 7, np.uint8)
+    out, _ = Patch(((None, (31, 119, 180)),))(x, np.array([0, 1]), np.zeros(2, np.int64))
+    np.testing.assert_array_equal(out[0], x[0])
+    np.testing.assert_array_equal(out[1, :, 2, 2], [31, 119, 180])
+    assert (out[1] != 7).sum() == 27
+    assert (x == 7).all(), "the argument must not change"
+
+
+def test_finish_is_totensor_and_normalize_bit_for_bit():
+    x = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(3, axis=1)
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    shape = (1, 3, 1, 1)
+    expected = torch.from_numpy(x).float() / 255
+    expected = (expected - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+    out = Finish(mean, std)(x)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    assert out.dtype == torch.float32
+    assert out.is_contiguous()
+
+
+def test_resizing_keeps_a_flat_image_flat():
+    out = Finish((0.0,), (1.0,), resize=224)(np.full((1, 1, 34, 34), 51, np.uint8))
+    assert out.shape == (1, 1, 224, 224)
+    torch.testing.assert_close(out, torch.full_like(out, 0.2))
+
+
+@pytest.mark.parametrize("side", [12, 224])
+def test_resizing_is_torchvisions(side: int):
+    torchvision()
+    from torchvision.transforms.functional import resize
+
+    x = np.random.default_rng(0).integers(0, 256, (2, 3, 34, 34), dtype=np.uint8)
+    expected = resize(torch.from_numpy(x).float(), [side, side], antialias=True) / 255
+    out = Finish((0.0,) * 3, (1.0,) * 3, resize=side)(x)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)

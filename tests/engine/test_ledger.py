@@ -1,0 +1,141 @@
+"""What a real federation would have sent, against closed forms (algorithms.md, sections 1 to 5)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import worlds
+from numpy.testing import assert_array_equal
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.engine.ledger import Ledger
+
+N = 6
+BODY, HEAD = 16 * 8 + 8, 8 * 3 + 3  # the network of `worlds`: 16 pixels, 8 units, 3 classes
+D = BODY + HEAD
+TRAIN = worlds.Tiny().sizes[:, 0]
+
+
+def test_entries_by_hand():
+    """Client 0 sends 10 numbers; rows of 5 numbers go to clients 0 and 1: row 2 to both, row 3 to client 1.
+
+    Unicast: (1 + 2) * 5 * 4 = 60 bytes in three messages. To groups: row 2 once, row 3 once: 40 bytes in two.
+    """
+    ledger = Ledger(3)
+    ledger.add_up(1, "model", 0, 10)
+    seen: set = set()
+    ledger.add_reads(1, 0, {"model": (2,)}, {"model": 5}, seen)
+    ledger.add_reads(1, 1, {"model": (2, 3)}, {"model": 5}, seen)
+    down, up = ledger.rows()
+    assert up == dict(
+        step=1, direction="up", kind="model", messages=1, bytes=40, group_messages=1, group_bytes=40
+    )
+    assert down == {
+        **up,
+        "direction": "down",
+        "messages": 3,
+        "bytes": 60,
+        "group_messages": 2,
+        "group_bytes": 40,
+    }
+    assert_array_equal(ledger.up, [40, 0, 0])
+    assert_array_equal(ledger.down, [20, 40, 0])
+    assert (ledger.total("up"), ledger.total("down", 1), ledger.total("down", 2)) == (40, 60, 0)
+
+
+def traffic(name: str, folder, steps: int = 2, participation: float = 1.0, **options) -> dict[tuple, int]:
+    """Return {(step, direction, kind): numbers} of a run."""
+    done = worlds.run(
+        CATALOGUE[name](**options), worlds.Tiny(), folder, steps, False, participation=participation
+    )
+    ledger = done.stepper.ledger
+    rows = ledger.rows()
+    assert all(row["bytes"] % 4 == 0 for row in rows)
+    assert sum(row["bytes"] for row in rows) == ledger.up.sum() + ledger.down.sum()
+    return {(r["step"], r["direction"], r["kind"]): r["bytes"] // 4 for r in rows if r["bytes"]}
+
+
+@pytest.mark.parametrize("m", [6, 3])
+def test_fedavg_sends_a_model_each_way(m, tmp_path):
+    assert traffic("fedavg", tmp_path, participation=m / N) == {
+        (t, way, "model"): m * D for t in (1, 2) for way in ("up", "down")
+    }
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_ifca_sends_k_models_down_one_and_its_number_up(k, tmp_path):
+    expected = {(t, "down", "model"): N * k * D for t in (1, 2)}
+    expected |= {(t, "up", "model"): N * D for t in (1, 2)} | {(t, "up", "cluster"): N for t in (1, 2)}
+    assert traffic("ifca", tmp_path, num_clusters=k) == expected
+
+
+def test_emdcfl_exchanges_extractors_and_embeddings_of_every_pair_once(tmp_path):
+    """p = floor(0.9 * 8) = 7. Pair (c, c'): |omega| up and down, n_c p up by c, n'_val p up by c'; and tau by
+    each.
+    """
+    pairs = N * (N - 1)
+    embeddings = sum(int(n) * 7 * (N - 1) for n in TRAIN) + pairs * 6 * 7
+    expected = {(t, way, "model"): N * D for t in (1, 2) for way in ("up", "down")}
+    expected |= {(1, way, "extractor"): pairs * BODY for way in ("up", "down")}
+    expected |= {(1, "up", "embedding"): embeddings, (1, "up", "tau"): N}
+    assert traffic("emdcfl", tmp_path) == expected
+
+
+def test_emdcfl_takes_at_most_so_many_images(tmp_path):
+    found = traffic("emdcfl", tmp_path, steps=1, sample_cap=5, projection=0.5)
+    assert found[1, "up", "embedding"] == 2 * N * (N - 1) * 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "models"), [({}, 1), ({"streams": 2}, 1), ({"streams": 2, "parallel": True}, 2)]
+)
+def test_ucfl_sends_a_gradient_and_a_variance_first_then_models(options, models, tmp_path):
+    """Round 0: the initial model down, P + 1 numbers up. Then one model each way; all streams in parallel."""
+    expected = {(0, "down", "init"): N * D, (0, "up", "gradient"): N * D, (0, "up", "variance"): N}
+    expected |= {(t, way, "model"): N * models * D for t in (1, 2) for way in ("up", "down")}
+    assert traffic("ucfl", tmp_path, noise_batch=4.0, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "casts"), [({}, N), ({"streams": 2}, 2), ({"streams": 2, "parallel": True}, 2)]
+)
+def test_ucfl_casts_each_stream_once_to_its_group(options, casts, tmp_path):
+    done = worlds.run(CATALOGUE["ucfl"](noise_batch=4.0, **options), worlds.Tiny(), tmp_path, 1, False)
+    (row,) = (r for r in done.stepper.ledger.rows() if (r["direction"], r["kind"]) == ("down", "model"))
+    assert (row["group_messages"], row["group_bytes"]) == (casts, casts * D * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "down", "up"),
+    [
+        ("local", {}, {}),
+        ("fedprox", {"model": D}, {"model": D}),
+        ("scaffold", {"model": D, "control": D}, {"model": D, "control": D}),
+        ("fedper", {"body": BODY}, {"body": BODY}),
+        ("cfl", {"model": D}, {"delta": D}),
+        ("oracle", {"model": D}, {"model": D}),
+    ],
+)
+def test_numbers_each_client_sends_in_every_step(name, down, up, tmp_path):
+    expected = {(t, "down", kind): N * n for t in (1, 2) for kind, n in down.items()}
+    expected |= {(t, "up", kind): N * n for t in (1, 2) for kind, n in up.items()}
+    assert traffic(name, tmp_path) == expected
+
+
+def test_absent_members_send_nothing(tmp_path):
+    """Oracle averages the last models of absent members, but they are at the server already."""
+    found = traffic("oracle", tmp_path, steps=3, participation=0.5)
+    assert found == {(t, way, "model"): 3 * D for t in (1, 2, 3) for way in ("up", "down")}
+
+
+def test_clients_seen_so_far_look_again_under_partial_participation(tmp_path):
+    """3 of 6 take part: step 1 compares 3 * 2 pairs, step 2 all of those seen so far."""
+    done = worlds.run(CATALOGUE["emdcfl"](), worlds.Tiny(), tmp_path, 2, False, participation=0.5)
+    seen = [len(notes) for notes in done.notes]
+    assert seen[0] == 3
+    assert seen[1] > 3
+    rows = {(r["step"], r["direction"], r["kind"]): r for r in done.stepper.ledger.rows()}
+    for step, n in enumerate(seen, 1):
+        assert rows[step, "down", "extractor"]["messages"] == n * (n - 1)
+    assert_array_equal(done.notes[1].fresh.sum(), 3)
+    assert np.isin(done.notes[0].client, done.notes[1].client).all()

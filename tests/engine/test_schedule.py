@@ -1,0 +1,131 @@
+"""Who trains which client, and who takes part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from mpifl.core.errors import UserError
+from mpifl.core.rng import key
+from mpifl.engine.sampler import Sampler, cohort_size
+from mpifl.engine.schedule import Scheduler, balance
+
+
+def test_ten_equal_clients_on_two_workers_are_five_and_five():
+    assert_array_equal(np.bincount(balance(np.full(10, 100.0), [1, 2])), [0, 5, 5])
+
+
+def test_ten_equal_clients_sampled_from_many_are_five_and_five_too():
+    """Whoever is sampled: clients belong to no worker."""
+    scheduler = Scheduler((0, 0, 0), (1, 2), np.full(100, 60))
+    for step in range(20):
+        cohort = key(step).numpy().choice(100, 10, replace=False)
+        assert_array_equal(np.bincount(scheduler(cohort, np.full(10, 60.0)), minlength=3), [0, 5, 5])
+
+
+def test_the_longest_task_goes_first_to_the_least_loaded():
+    """7 to A, 6 to B, 5 to B (6 < 7), 4 to A (7 < 11), 3 to A (11 = 11: the lower rank): A 14, B 11."""
+    assert_array_equal(balance(np.array([3.0, 7.0, 5.0, 6.0, 4.0]), [1, 2]), [1, 1, 2, 2, 1])
+
+
+def test_a_worker_twice_as_fast_gets_twice_the_work():
+    assert_array_equal(np.bincount(balance(np.ones(9), [0, 1], [1.0, 2.0])), [3, 6])
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 6))
+def test_no_worker_has_more_than_four_thirds_of_what_is_unavoidable(costs, workers):
+    """Graham (1969): longest processing time first stays within 4/3 of the best; the best is at least these
+    two.
+    """
+    owner = balance(np.array(costs, float), range(workers))
+    loads = np.bincount(owner, weights=costs, minlength=workers)
+    ordered = sorted(costs, reverse=True)
+    pair = ordered[workers - 1] + ordered[workers] if len(costs) > workers else 0
+    unavoidable = max(sum(costs) / workers, ordered[0], pair)
+    assert loads.max() <= 4 / 3 * unavoidable + 1e-9
+
+
+def test_a_pinned_client_stays_on_its_node():
+    """Ranks 0 1 2 on node 0, ranks 3 4 on node 1; all four workers share the clients' samples evenly."""
+    sizes = np.array([10, 20, 30, 40, 50, 60, 70, 80])
+    scheduler = Scheduler((0, 0, 0, 1, 1), (1, 2, 3, 4), sizes, pinned=True)
+    home = scheduler.home.copy()
+    assert_allclose(np.bincount(home, weights=sizes), [180, 180])
+    for step in range(10):
+        cohort = np.sort(key(step).numpy().choice(8, 5, replace=False))
+        ranks = scheduler(cohort, sizes[cohort].astype(float))
+        assert_array_equal(np.where(ranks <= 2, 0, 1), home[cohort])
+    keepers = scheduler.keepers()
+    assert_array_equal(np.where(keepers <= 2, 0, 1), home)
+    assert_array_equal(np.bincount(keepers)[1:], [2, 2, 2, 2])
+
+
+def test_without_pins_any_worker_of_any_node_may_train_any_client():
+    scheduler = Scheduler((0, 0, 1), (1, 2), np.ones(4))
+    assert_array_equal(np.bincount(scheduler(np.array([0, 1]), np.ones(2)), minlength=3), [0, 1, 1])
+    home = scheduler.home
+    same = np.flatnonzero(home == home[0])[:2]
+    assert_array_equal(np.bincount(scheduler(same, np.ones(2)), minlength=3), [0, 1, 1])
+
+
+def test_a_shuffled_schedule_is_random_reproducible_and_different_each_time():
+    def dealt() -> list[list[int]]:
+        scheduler = Scheduler((0,) * 4, (1, 2, 3), np.ones(30), shuffle=key(1, "shuffle"))
+        return [scheduler(np.arange(30), np.ones(30)).tolist() for _ in range(3)]
+
+    first = dealt()
+    assert first == dealt()
+    assert first[0] != first[1] != first[2]
+    assert {1, 2, 3} == set(first[0])
+
+
+def test_measured_speed_counts_beyond_noise():
+    """1.4 times the median is noise; a worker at a third of the others' speed gets less."""
+    scheduler = Scheduler((0,) * 4, (1, 2, 3), np.ones(12))
+    for rank, seconds in ((1, 1.0), (2, 1.0), (3, 1.4)):
+        scheduler.learn(rank, 10.0, seconds)
+    assert_array_equal(np.bincount(scheduler(np.arange(12), np.ones(12)))[1:], [4, 4, 4])
+    scheduler.learn(3, 10.0, 3.0)
+    assert_array_equal(np.bincount(scheduler(np.arange(14), np.ones(14)))[1:], [6, 6, 2])
+    scheduler.learn(0, 10.0, 1.0)  # rank 0 hosts nobody
+    scheduler.learn(3, 0.0, 1.0)  # nothing done, nothing learnt
+    assert scheduler.speed[3] == pytest.approx(1 / 3)
+
+
+# -- who takes part ------------------------------------------------------------------------------------------
+
+
+def test_cohorts_are_addressed_by_step_and_nothing_else():
+    one, other = (Sampler(50, 10, key(3)) for _ in range(2))
+    cohorts = [one(step) for step in range(1, 6)]
+    for step in (4, 1, 5, 2, 3):
+        assert_array_equal(other(step), cohorts[step - 1])
+    for cohort in cohorts:
+        assert_array_equal(cohort, np.unique(cohort))
+        assert len(cohort) == 10
+    assert not np.array_equal(cohorts[0], cohorts[1])
+    assert not np.array_equal(Sampler(50, 10, key(4))(1), cohorts[0])
+
+
+def test_everyone_is_sampled_alike():
+    """400 draws of 3 of 10: each client 120 times, standard deviation 9."""
+    counts = np.bincount(np.concatenate([Sampler(10, 3, key(0))(t) for t in range(400)]), minlength=10)
+    assert counts.sum() == 1200
+    assert_allclose(counts, 120, atol=4 * 9.2)
+
+
+@pytest.mark.parametrize(
+    ("participation", "size"), [(1.0, 20), (0.5, 10), (0.01, 1), (0.26, 5), (2, 2), (20, 20), (1, 20)]
+)
+def test_the_size_of_a_cohort(participation, size):
+    assert cohort_size(participation, 20) == size
+    assert len(Sampler(20, size, key(0))(1)) == size
+
+
+@pytest.mark.parametrize("participation", [0, -1, 21, 2.5, float("nan")])
+def test_a_cohort_that_cannot_be_is_refused(participation):
+    with pytest.raises(UserError, match="participation"):
+        cohort_size(participation, 20)

@@ -1,0 +1,69 @@
+"""Virtual hosts are hosts to MPI: memory is shared within, TCP between; nothing of them is left behind."""
+
+import os
+import shutil
+import subprocess
+import sys
+from ast import literal_eval
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "virtual-cluster"
+PROGRAM = """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+node = world.Split_type(MPI.COMM_TYPE_SHARED)
+rows = world.gather((MPI.Get_processor_name(), node.size))
+if world.rank == 0:
+    print(rows, open("/proc/net/dev").read().split("eth0:")[1].split()[8])
+"""
+
+
+def namespaces() -> list[str]:
+    """Return the network namespaces of virtual hosts."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return [line.split()[0] for line in listed.splitlines() if line.startswith("mpifl-")]
+
+
+def cluster(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run launch/virtual-cluster with this interpreter's MPI."""
+    environment = os.environ | {"VIRTUAL_ENV": sys.prefix}
+    return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def allowed():
+    """Skip without root, iproute2 or the right to make namespaces, and with an MPI other than Open MPI."""
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc") and shutil.which("unshare")):
+        pytest.skip("virtual hosts need root, iproute2 and util-linux")
+    if not (Path(sys.executable).parent / "prterun").exists():
+        pytest.skip("virtual hosts need Open MPI 5 beside the interpreter")
+    made = subprocess.run(["ip", "netns", "add", "mpifl-probe"], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
+    subprocess.run(["ip", "netns", "delete", "mpifl-probe"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "layout"),
+    [([], ["vh0", "vh0", "vh1"]), (["--map-by", "node"], ["vh0", "vh1", "vh0"])],
+    ids=["by slot", "by node"],
+)
+def test_ranks_share_memory_by_host_and_talk_over_the_switch(options, layout):
+    before = namespaces()
+    done = cluster("-H", "2", "-n", "3", *options, "--", sys.executable, "-c", PROGRAM)
+    assert done.returncode == 0, done.stderr
+    rows, sent = done.stdout.rsplit(maxsplit=1)
+    assert literal_eval(rows) == [(host, layout.count(host)) for host in layout]
+    assert int(sent) > 0
+    assert namespaces() == before
+
+
+def test_exit_code_is_the_program_s():
+    assert cluster("-H", "2", "-n", "2", "--", sys.executable, "-c", "raise SystemExit(3)").returncode == 3
+
+
+def test_missing_command_is_told():
+    done = cluster("-H", "2", "-n", "2")
+    assert (done.returncode, "COMMAND... is missing" in done.stderr) == (2, True)

@@ -1,0 +1,128 @@
+"""A user's own network: found by path, checked before it is trusted."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from mpifl.core.errors import UserError
+from mpifl.models import MODELS
+
+SOURCE = """
+import torch
+from torch import nn
+
+
+class Good(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 6), nn.Tanh())
+        self.classifier = nn.Sequential(nn.Dropout(0.1), nn.Linear(6, num_classes))
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+class Scaled(Good):
+    def inner(self, x):
+        return 2 * self.features(x)
+
+    def forward(self, x):
+        return self.classifier(self.inner(x))
+
+
+class Softmaxed(Good):
+    def forward(self, x):
+        return torch.log_softmax(super().forward(x), dim=1)
+
+
+class Fixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+
+
+def number(num_classes):
+    return num_classes
+
+
+def failing():
+    raise RuntimeError("no luck")
+
+
+def make(num_classes):
+    return Good((1, 4, 4), num_classes)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def build(place, name, shape=(1, 4, 4), num_classes=10, **options):
+    return MODELS["custom"](path=f"{place}:{name}", **options).build(shape, num_classes)
+
+
+def test_network_from_a_file_meets_the_contract(place):
+    net = build(place, "Good", head="classifier.1", block=("features.1",))
+    x = torch.rand(3, 1, 4, 4)
+    assert net.training
+    assert net.embed(x).shape == (3, 6)
+    assert_close(net.eval()(x), net.head(net.embed(x)))
+    assert net.blocks == ("body.net.features.1", "head")
+    assert [n for n, _ in net.named_parameters()][-2:] == ["head.weight", "head.bias"]
+    assert all(net.get_submodule(b) is not None for b in net.blocks)
+
+
+def test_network_from_an_imported_module_and_from_a_function(place, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert build("mine", "Good", head="classifier.1").head.out_features == 10
+    assert build(place, "make", head="classifier.1", num_classes=4).head.out_features == 4
+
+
+def test_embedding_can_be_a_method(place):
+    net = build(place, "Scaled", head="classifier.1", embed="inner").eval()
+    x = torch.rand(2, 1, 4, 4)
+    assert_close(net.embed(x), net.body.net.inner(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "key", "words"),
+    [
+        ("Good", {}, "model.head", "features.1, classifier.1"),
+        ("Good", {"head": "features"}, "model.head", "nn.Linear"),
+        ("Good", {"head": "classifier.1", "embed": "codes"}, "model.embed", "no such method"),
+        ("Good", {"head": "classifier.1", "block": ("layer4",)}, "model.block", "no such module"),
+        ("Scaled", {"head": "classifier.1", "embed": "features"}, "model.embed", "not its last layer"),
+        ("Softmaxed", {"head": "classifier.1"}, "model.embed", "not its last layer"),
+        ("Good", {"head": "features.1"}, "model.head", "6 logits"),
+        ("Fixed", {"head": "fc", "num_classes": 3}, "model.head", "10 logits, but the data has 3"),
+        ("Fixed", {"head": "fc", "shape": (1, 5, 5)}, "model.path", "does not take images"),
+        ("number", {"head": "fc"}, "model.path", "torch.nn.Module"),
+        ("failing", {"head": "fc"}, "model.path", "no luck"),
+        ("Nothing", {"head": "fc"}, "model.path", "has no 'Nothing'"),
+    ],
+)
+def test_networks_that_do_not_fit_are_refused(place, name, options, key, words):
+    with pytest.raises(UserError, match=words) as caught:
+        build(place, name, **options)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize("path", ["", "mine.py", "nowhere.py:Net", "no_such_package.net:Net"])
+def test_paths_that_lead_nowhere_are_refused(path):
+    with pytest.raises(UserError) as caught:
+        MODELS["custom"](path=path, head="fc").build((1, 4, 4), 10)
+    assert caught.value.key == "model.path"
+
+
+def test_file_with_an_error_is_named(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("import torch\ndef:")
+    with pytest.raises(UserError, match=r"broken.py:Net': cannot be imported: SyntaxError"):
+        MODELS["custom"](path=f"{path}:Net", head="fc").build((1, 4, 4), 10)

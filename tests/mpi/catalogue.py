@@ -1,0 +1,63 @@
+"""A few steps of methods on the tiny federation: `mpirun -n P python catalogue.py FOLDER CASES` prints {case:
+digest} as JSON.
+
+CASES is a JSON list of their names. Alone, a method that raises gives its traceback instead of a digest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import worlds
+from cases import CASES, named
+
+from mpifl import driver, experiment
+from mpifl.algorithms import CATALOGUE
+from mpifl.comm import ClientStore, Transport, connect
+from mpifl.config import EvaluationConfig
+from mpifl.engine.policy import EveryArrival
+from mpifl.engine.rounds import Record
+from mpifl.observe.recorder import digest
+
+
+def digest_of(case: tuple[str, dict[str, object]], transport: Transport, folder: Path) -> str:
+    """Return, on rank 0, what a method's rows, assignment, memo and scores come to."""
+    algorithm = CATALOGUE[case[0]](**case[1])
+    asynchronous = {"policy": EveryArrival(), "rounds": 4} if algorithm.needs.one_by_one else {"rounds": 2}
+    config = worlds.config_of(
+        algorithm, participation=0.5, evaluation=EvaluationConfig(every=0), **asynchronous
+    )
+    bench = worlds.bench_of(config, worlds.Tiny(), transport)
+    stepper = experiment.stepper(bench, ClientStore("test", str(folder)))
+    records: list[Record] = []
+    server = driver.engine(bench, stepper, None, driver.check(bench)).run(records.append)
+    names = transport.tell(sorted(server.tables) if server is not None else None, "test")
+    tables = {table: stepper.tables.whole(table) for table in names}
+    if server is None:
+        return ""
+    central = {name: server.tables[name] if table is None else table for name, table in tables.items()}
+    return digest(central, server.assign, {**server.memo, **(records[-1].scores or {})})
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Print the digests of the named cases."""
+    transport, found = connect(), {}
+    for case in (c for c in CASES if named(c) in names):
+        try:
+            found[named(case)] = digest_of(case, transport, folder / named(case).replace(" ", "_"))
+        except Exception:
+            found[named(case)] = traceback.format_exc()
+            if transport.size > 1:
+                print(found[named(case)], file=sys.stderr, flush=True)
+                transport.abort(1)
+    if transport.is_server:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

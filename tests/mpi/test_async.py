@@ -1,0 +1,156 @@
+"""Asynchronous runs over ranks: the same digest for any number of them, and replays of what really
+happened.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+
+HERE = Path(__file__).parent
+CONFIG = HERE.parent / "configs" / "tiny.yaml"
+FEW = ["--participation", "5", "--rounds", "12", "--delay", "{name: exponential, mean_s: 2}"]
+CCFL = [
+    *("--policy", "client_decides", "--rounds", "16", "--data.scenario"),
+    "{name: ccfl, clusters: 2, clients: 8, smallest: 20, largest: 40, test_images: 20, public: 40, exam: 40}",
+]
+BARS = "bar_loss: -1, bar_gap: -1, bar_distance: -1, pretrain_epochs: 1"
+RUNS: dict[str, list[str]] = {
+    "fedasync": ["--algorithm", "fedasync", "--policy", "every_arrival", *FEW],
+    "fedbuff": ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3, max_staleness: 2}", *FEW],
+    "ccfl": ["--algorithm", f"{{name: ccfl, {BARS}}}", *CCFL],
+    "fedsoft": ["--algorithm", "{name: fedsoft_async, pretrain_epochs: 1}", *CCFL],
+    "local": ["--algorithm", "local", *CCFL],
+    "scaffold": ["--algorithm", "scaffold", "--policy", "{name: buffer, size: 2}", *FEW],
+    "drawn": ["--algorithm", "fedasync", "--policy", "{name: drawn_staleness, most: 3}", "--rounds", "12"],
+    "linked": [
+        *("--algorithm", "{name: ifca, num_clusters: 2}", "--policy", "every_arrival", *FEW),
+        *("--link", "{uplink_bytes_s: 9000, latency_s: 0.1}", "--availability", "{on_s: 5, off_s: 5}"),
+    ],
+}
+REAL = {  # on the wall clock, slow clients held back
+    name: [*RUNS[name], "--clock", "{name: wall, scale: 0.004}"] for name in ("fedasync", "fedbuff", "ccfl")
+}
+
+
+class Place:
+    """Runs on so many ranks (None: no mpirun), each once."""
+
+    def __init__(self, mpirun: Any, folder: Path, cache: Path, ranks: int | None) -> None:
+        self.mpirun, self.folder, self.cache, self.ranks = mpirun, folder, cache, ranks
+
+    def run(self, runs: dict[str, list[str]]) -> None:
+        """Run all in one start."""
+        program = (HERE / "many.py", CONFIG, self.folder, json.dumps(runs), "--data.cache", self.cache)
+        end = self.mpirun(self.ranks, *program, timeout=180, env=worlds.PYTHONPATH)
+        assert end.returncode == 0, end.stderr
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """Return what a run says of itself."""
+        return json.loads((self.folder / f"tiny-{name}" / "summary.json").read_text())
+
+    def table(self, name: str, file: str = "events.csv") -> list[dict[str, str]]:
+        """Return the rows of a file."""
+        with (self.folder / f"tiny-{name}" / file).open() as lines:
+            return list(csv.DictReader(lines))
+
+
+@pytest.fixture(scope="module")
+def at(mpirun, tmp_path_factory):
+    """Return a function ranks -> a place where all virtual runs were made."""
+    cache, places = tmp_path_factory.mktemp("cache"), {}
+
+    def make(ranks: int | None) -> Place:
+        if ranks not in places:
+            places[ranks] = Place(mpirun, tmp_path_factory.mktemp("runs"), cache, ranks)
+            places[ranks].run(RUNS if ranks != 6 else {"fedbuff": RUNS["fedbuff"], "ccfl": RUNS["ccfl"]})
+        return places[ranks]
+
+    return make
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_virtual_time_gives_the_same_run_on_any_number_of_ranks(ranks, at):
+    alone, there = at(None), at(ranks)
+    for name in RUNS if ranks != 6 else ("fedbuff", "ccfl"):
+        assert there.summary(name)["ranks"] == ranks
+        one, other = alone.summary(name), there.summary(name)
+        assert one["digest"] == other["digest"], name
+        assert alone.table(name) == there.table(name), name
+        assert alone.table(name, "ledger.csv") == there.table(name, "ledger.csv"), name
+        for figure in ("accuracy_mean", "accuracy_worst", "federation_bytes_up", "federation_bytes_down"):
+            assert one[figure] == other[figure], name
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_the_replay_of_a_wall_clock_run_is_that_run_on_any_number_of_ranks(ranks, at):
+    """What three ranks really did, replayed by one process and by three."""
+    there = at(3)
+    if not (there.folder / "tiny-real-ccfl").exists():
+        there.run({f"real-{name}": options for name, options in REAL.items()})
+    replays = {}
+    for name in REAL:
+        trace = there.folder / f"tiny-real-{name}" / "events.csv"
+        replays[f"again-{name}"] = [*RUNS[name], "--clock", f"{{name: replay, trace: {trace}}}"]
+    here = at(ranks)
+    here.run(replays)
+    for name in REAL:
+        real, again = there.summary(f"real-{name}"), here.summary(f"again-{name}")
+        assert real["digest"] == again["digest"], name
+        assert there.table(f"real-{name}") == here.table(f"again-{name}"), name
+    assert {row["accepted"] for row in there.table("real-fedbuff")} <= {"0", "1"}
+
+
+def test_a_trace_of_another_run_ends_all_ranks_with_one_line(at, mpirun):
+    """The error is found on rank 0 while the others serve: they must hear of it."""
+    place = at(3)
+    trace = place.folder / "tiny-fedasync" / "events.csv"
+    options = [*RUNS["fedbuff"], "--clock", f"{{name: replay, trace: {trace}}}"]
+    command = [
+        "-m",
+        "mpifl",
+        "run",
+        str(CONFIG),
+        "--output.folder",
+        str(place.folder),
+        "--output.id",
+        "wrong",
+    ]
+    end = mpirun(3, *command, *options, "--data.cache", str(place.cache), timeout=60, env=worlds.PYTHONPATH)
+    assert end.returncode == 2
+    assert "no trace of such a run" in end.stderr
+    assert end.stderr.count("mpifl: ") == 1
+    assert "Traceback" not in end.stderr
+
+
+def test_a_run_says_how_asynchronous_it_was(at):
+    """Concurrency, staleness, refusals, updates per second; the workers' idle share of their serving time."""
+    place = at(3)
+    for name in RUNS:
+        said, events = place.summary(name)["asynchronous"], place.table(name)
+        assert said["arrivals"] == len(events) == sum(said["staleness_histogram"].values())
+        assert said["refused"] == sum(row["accepted"] == "0" for row in events)
+        lags = [int(row["staleness"]) for row in events]
+        assert said["staleness_mean"] == pytest.approx(sum(lags) / len(lags))
+        assert said["clock_seconds"] == float(events[-1]["time"])
+        assert len(said["worker_idle_share"]) == 2
+        assert all(0 <= share <= 1 for share in said["worker_idle_share"])
+    assert place.summary("fedbuff")["asynchronous"]["refused"] > 0
+    assert place.summary("fedasync")["asynchronous"]["concurrency"] == pytest.approx(5)
+    timing = place.table("fedasync", "timing.csv")
+    assert [row["rank"] for row in timing if row["idle"]] == ["1", "2"]
+
+
+def test_ccfl_reports_before_after_clusters_and_mixtures(at):
+    (row,) = at(3).table("ccfl", "metrics.csv")
+    for name in ("accuracy_mean", "accuracy_before", "accuracy_cluster"):
+        assert 0 < float(row[name]) <= 1
+    assert 0 < float(row["mixture_kl"]) < 5
+    (row,) = at(3).table("fedsoft", "metrics.csv")
+    assert float(row["mixture_kl"]) > 0
+    assert "mixture_kl" not in at(3).table("local", "metrics.csv")[0]

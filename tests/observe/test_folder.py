@@ -1,0 +1,63 @@
+"""The run folder's files."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from mpifl.core.errors import UserError
+from mpifl.observe.folder import GrowingCsv, create, write_csv, write_json
+
+
+def read(path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open() as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_a_growing_file_is_complete_after_each_row(tmp_path):
+    file = GrowingCsv(tmp_path / "a.csv")
+    file.add({"round": 1, "loss": 0.5})
+    assert read(file.path) == [{"round": "1", "loss": "0.5"}]
+    file.add({"round": 2, "loss": 0.25}, {"round": 3, "loss": 0.125})
+    assert [row["loss"] for row in read(file.path)] == ["0.5", "0.25", "0.125"]
+    before = file.path.read_text()
+    file.add()
+    assert file.path.read_text() == before
+
+
+def test_a_row_may_bring_or_lack_columns(tmp_path):
+    """Before the first round nothing was trained: the first row lacks what the later ones have."""
+    file = GrowingCsv(tmp_path / "a.csv")
+    file.add({"round": 0, "loss": 2.0})
+    file.add({"round": 1, "loss": 1.0, "train_loss": 3.0})
+    file.add({"round": 2})
+    assert read(file.path) == [
+        {"round": "0", "loss": "2.0", "train_loss": ""},
+        {"round": "1", "loss": "1.0", "train_loss": "3.0"},
+        {"round": "2", "loss": "", "train_loss": ""},
+    ]
+
+
+def test_a_table_has_the_columns_of_all_rows(tmp_path):
+    write_csv(tmp_path / "a.csv", [{"a": 1}, {"b": 2}])
+    assert read(tmp_path / "a.csv") == [{"a": "1", "b": ""}, {"a": "", "b": "2"}]
+
+
+def test_two_runs_within_a_second_have_folders_of_their_own(tmp_path):
+    folders = {create(str(tmp_path), "run", None) for _ in range(4)}
+    assert len(folders) == 4
+    assert all(folder.is_dir() and not list(folder.iterdir()) for folder in folders)
+
+
+def test_a_folder_that_is_there_is_never_used_again(tmp_path):
+    create(str(tmp_path), "run", "one")
+    with pytest.raises(UserError, match="never overwritten"):
+        create(str(tmp_path), "run", "one")
+
+
+def test_json_keeps_what_it_cannot_write_as_text(tmp_path):
+    write_json(tmp_path / "a.json", {"path": tmp_path, "n": 1})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"path": str(tmp_path), "n": 1}

@@ -1,0 +1,87 @@
+"""`mpifl data`: the table says what the world holds, the sheet is a picture of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mpifl import cli
+from mpifl.observe.sheet import Sheet, Strip, draw
+
+
+def sheet_of(rng: np.random.Generator, **changes) -> Sheet:
+    """Return a sheet of two groups of three clients."""
+    images = [rng.integers(0, 256, (1, 6, 6), dtype=np.uint8) for _ in range(3)]
+    given = {
+        "title": "two groups",
+        "when": "",
+        "strips": [Strip("group 0", images), Strip("group 1", [*images[:2], None])],
+        "columns": ["label 0", "label 1", "label 2"],
+        "clients": np.arange(6),
+        "groups": np.repeat([0, 1], 3),
+        "counts": rng.integers(0, 9, (6, 3)),
+        "sizes": rng.integers(1, 40, (6, 3)),
+    }
+    return Sheet(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"shares": np.array([[0.7, 0.3], [0.4, 0.6]]), "share_title": "shares", "when": ", visit 0"},
+        {"groups": None, "sizes": np.array([[1, 0, 0]] * 5 + [[900, 0, 0]])},
+        {"columns": [], "strips": [Strip("group 0", [np.zeros((3, 9, 9), np.uint8)], ["label 8"])]},
+    ],
+)
+def test_a_sheet_is_a_png_that_is_not_blank(tmp_path, changes):
+    draw(sheet_of(np.random.default_rng(0), **changes), tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as picture:
+        assert picture.format == "PNG"
+        assert picture.width >= 1200
+        pixels = np.asarray(picture.convert("L"))
+    assert pixels.std() > 10
+
+
+def test_the_table_counts_groups_and_names_them(tmp_path, capsys):
+    path = tmp_path / "world.png"
+    scenario = "{name: rotated, angles: [0, 90], clients: 6, validation: 0.2}"
+    assert cli.main(["data", "quickstart", "--data.scenario", scenario, "--sheet", str(path), "-q"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "digits, scenario rotated: 6 clients, 10 classes, images 1 x 8 x 8, data seed 0"
+    rows = {line.split("  ")[0]: line.split() for line in lines}
+    assert rows["group 1: 90 degrees"][4] == "3"
+    assert rows["all"][1] == "6"
+    assert path.stat().st_size > 10_000
+
+
+def test_worlds_without_groups_and_worlds_that_change_are_drawn(tmp_path, capsys):
+    for scenario, said in (
+        ("{name: dirichlet, alpha: 0.3}", "test images"),
+        (
+            "{name: ccfl, clients: 6, clusters: 3, smallest: 40, largest: 80, test_images: 50, public: 90}",
+            "drawn anew",
+        ),
+        ("{name: population, clients: 5000, samples: 9}", "2,000 clients, evenly spaced"),
+    ):
+        options = ["--data.scenario", scenario, "--sheet", str(tmp_path / "a.png")]
+        assert cli.main(["data", "quickstart", *options]) == 0
+        assert said in capsys.readouterr().out
+
+
+def test_a_sheet_that_cannot_be_written_is_one_message(tmp_path, capsys):
+    assert cli.main(["data", "quickstart", "--sheet", str(tmp_path / "no" / "a.png"), "-q"]) == 2
+    assert capsys.readouterr().err.startswith("mpifl: --sheet = ")
+
+
+def test_only_rank_0_looks(tmp_path, mpirun):
+    sheet = tmp_path / "a.png"
+    done = mpirun(
+        2, "-m", "mpifl", "data", "quickstart", "--sheet", sheet, "-q", cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("label distance") == 1
+    assert sheet.exists()

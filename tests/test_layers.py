@@ -1,0 +1,145 @@
+"""The shape of the code: which way imports flow, where MPI and backward() may occur, how long things get.
+
+Walks the syntax trees; runs nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import mpifl
+from mpifl.core import algorithm, client, federation
+
+PACKAGE = Path(mpifl.__file__).parent
+ALLOWED: dict[str, set[str]] = {  # package -> packages of ours that it may import
+    "core": set(),
+    "local": {"core"},
+    "cluster": {"core"},
+    "algorithms": {"core", "local", "cluster"},
+    "comm": {"core"},
+    "engine": {"core", "comm", "local"},
+    "data": {"core"},
+    "models": {"core"},
+    "observe": {"core"},
+}
+MAX_MODULE, MAX_FUNCTION, MAX_ALGORITHM = 300, 40, 110
+FILES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in FILES}
+TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
+
+
+def room_of(name: str) -> str:
+    """Return the package a file lies in; empty for the modules at the top."""
+    return name.split("/")[0] if "/" in name else ""
+
+
+def imported(name: str) -> set[str]:
+    """Return the dotted names a file imports, relative ones resolved, those inside functions included."""
+    module = ("mpifl", *Path(name).with_suffix("").parts)
+    found = set()
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = module[: len(module) - node.level] if node.level else ()
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def code_lines(source: str, node: ast.AST) -> int:
+    """Return how many lines of `node` hold code: no blank lines, comments or docstrings."""
+    first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or source.count("\n") + 1
+    docs: set[int] = set()
+    for inner in ast.walk(node):
+        body = getattr(inner, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            text = body[0].value
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                docs |= set(range(body[0].lineno, (body[0].end_lineno or 0) + 1))
+    lines = enumerate(source.splitlines()[first - 1 : last], first)
+    return sum(1 for i, line in lines if line.strip() and not line.strip().startswith("#") and i not in docs)
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_imports_flow_one_way(room):
+    rooms = {room_of(name) for name in SOURCES} - {""}
+    assert rooms == set(ALLOWED), "a new package needs its row in the table of allowed imports"
+    for name in (n for n in SOURCES if room_of(n) == room):
+        targets = {
+            parts[1] for target in imported(name) if (parts := target.split("."))[0] == "mpifl" and parts[1:]
+        }
+        ours = {t for t in targets if (PACKAGE / t).exists() or (PACKAGE / f"{t}.py").exists()}
+        assert ours - {room} <= ALLOWED[room], f"{name} imports {sorted(ours - {room} - ALLOWED[room])}"
+
+
+def test_the_walk_sees_relative_imports():
+    assert "mpifl.comm.choose.choose" in imported("comm/mix.py")
+    assert "mpifl.core.mixing.Mixing" in imported("comm/mix.py")
+
+
+def test_mpi_is_imported_under_comm_only():
+    importers = {n for n in SOURCES if any(t.split(".")[0] == "mpi4py" for t in imported(n))}
+    assert importers == {"comm/mpi.py"}
+
+
+def callers(*names: str) -> set[str]:
+    """Return the files that call a method of one of these names."""
+    calls = {n: (c.func for c in ast.walk(tree) if isinstance(c, ast.Call)) for n, tree in TREES.items()}
+    return {
+        n
+        for n, funcs in calls.items()
+        if any(isinstance(f, ast.Attribute) and f.attr in names for f in funcs)
+    }
+
+
+def test_backward_is_called_in_one_file_and_gradients_are_taken_in_one_room():
+    assert callers("backward") == {"local/sgd.py"}
+    assert {room_of(name) for name in callers("backward", "grad")} == {"local"}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_no_bare_except_no_star_import_no_loud_global(name):
+    for node in ast.walk(TREES[name]):
+        assert not (isinstance(node, ast.ExceptHandler) and node.type is None), (
+            f"line {node.lineno}: bare except"
+        )
+        if isinstance(node, ast.ImportFrom):
+            assert all(alias.name != "*" for alias in node.names), f"line {node.lineno}: star import"
+    for statement in TREES[name].body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call):
+            text = ast.unparse(call.func)
+            assert not text.startswith(("warnings.", "random.", "np.random.", "torch.manual_seed")), text
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_nothing_is_too_long(name):
+    limit = MAX_ALGORITHM if room_of(name) == "algorithms" else MAX_MODULE
+    assert code_lines(SOURCES[name], TREES[name]) <= limit
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            size = code_lines(SOURCES[name], node)
+            assert size <= MAX_FUNCTION, f"{node.name}, line {node.lineno}: {size} lines"
+
+
+@pytest.mark.parametrize("cls", [algorithm.Algorithm, client.Client, client.Peer, federation.Federation])
+def test_abstract_classes_cannot_be_instantiated(cls):
+    assert inspect.isabstract(cls)
+    with pytest.raises(TypeError, match="abstract"):
+        cls()
+
+
+def test_no_collective_stands_under_a_rank():
+    """Rule 14: a verb that all ranks must walk is never inside `if ... is_server` or `if ... rank`."""
+    verbs = {"collect", "tell", "meet", "share", "reduce", "gather", "scatter_sum", "mix", "judge", "gram"}
+    for name in (n for n in SOURCES if room_of(n) in ("engine", "")):
+        for branch in (n for n in ast.walk(TREES[name]) if isinstance(n, ast.If)):
+            if "is_server" in ast.unparse(branch.test) or ".rank" in ast.unparse(branch.test):
+                calls = [c.func for stmt in branch.body for c in ast.walk(stmt) if isinstance(c, ast.Call)]
+                names = {f.attr for f in calls if isinstance(f, ast.Attribute)}
+                assert not names & verbs, f"{name}, line {branch.lineno}: {sorted(names & verbs)}"

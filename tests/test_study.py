@@ -1,0 +1,61 @@
+"""Studies: every combination of what a configuration varies, in one folder with a table and a figure."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from mpifl.cli import main
+from mpifl.comm import Single
+from mpifl.core.errors import UserError
+from mpifl.study import cases, study, table
+
+TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
+VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
+ASYNC = ["--algorithm", "fedasync", "--policy", "every_arrival", "--participation", "4", "--rounds", "6"]
+
+
+def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path):
+    place = ["--output.folder", str(tmp_path), "--output.id", "x"]
+    folder = study(TINY, ["--vary", VARY, *ASYNC, *place], Single(), quiet=True)
+    assert folder == tmp_path / "tiny-x"
+    with (folder / "study.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(r["algorithm.alpha"], r["delay"]) for r in rows] == [
+        (a, d) for a in ("0.3", "0.6") for d in ("even", "uneven")
+    ]
+    assert len({r["accuracy_mean"] for r in rows}) > 1
+    assert all(float(r["staleness_mean"]) > 0 for r in rows)
+    assert {p.name for p in folder.iterdir()} >= {"tiny-0.3-even", "tiny-0.6-uneven", "study.md", "study.png"}
+    assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "study.md").read_text().count("\n") == 6
+
+
+def test_a_study_of_rounds_has_no_staleness(tmp_path):
+    options = ["--vary", "{seed: [0, 1]}", "--output.folder", str(tmp_path), "--output.id", "x"]
+    assert main(["study", TINY, "-q", *options]) == 0
+    assert "staleness" not in (tmp_path / "tiny-x" / "study.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({}, "vary = {}: name at least one key and its values"),
+        ({"rounds": 3}, "vary.rounds = 3: take a list of values, or a mapping of labels to values"),
+        ({"rounds": []}, "vary.rounds = .*: take a list of values"),
+        ({"rounds": [1, 0]}, "rounds = 0: take at least one round"),
+        ({"local.epoch": [1]}, "local.epoch = 1: unknown key"),
+        ({"rounds": [2, 2]}, "two cases have the same name; label the values"),
+    ],
+)
+def test_a_study_that_cannot_run_is_refused_before_it_begins(vary, message):
+    tree = {"algorithm": "fedavg", "model": "mlp", "vary": vary}
+    with pytest.raises(UserError, match=message):
+        cases(tree, "")
+
+
+def test_a_table_has_the_columns_of_all_rows():
+    text = table([{"a": 1, "b": 2}, {"a": 3, "c": 4}])
+    assert text == "| a | b | c |\n| --- | --- | --- |\n| 1 | 2 |  |\n| 3 |  | 4 |\n"

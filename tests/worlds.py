@@ -1,0 +1,278 @@
+"""A federation small enough for a test, in memory, and the few lines that run a method on it.
+
+Images are 1 x 4 x 4, three classes around fixed means. Clients of group g see them under a pattern of the
+group's own, and their labels shifted by g: groups differ in what they see and in what it means.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.testing import assert_close
+
+import mpifl
+from mpifl import driver, experiment
+from mpifl.comm import ClientStore, Single, Transport
+from mpifl.config import Config, EvaluationConfig, Seeds
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.client import Client, Peer
+from mpifl.core.federation import ClientData, Federation, Split
+from mpifl.core.mixing import Plan
+from mpifl.core.params import Layout
+from mpifl.core.rng import Key, key
+from mpifl.core.types import Notes, Server, World
+from mpifl.engine.events import Events
+from mpifl.engine.policy import EveryArrival
+from mpifl.engine.rounds import Record, Rounds
+from mpifl.engine.sampler import Sampler
+from mpifl.engine.step import Stepper
+from mpifl.local import Learner, LocalConfig
+from mpifl.models import MODELS
+
+CLASSES, SHAPE = 3, (1, 4, 4)
+PYTHONPATH = {"PYTHONPATH": str(Path(mpifl.__file__).parents[1])}  # for programs started elsewhere
+LOCAL = LocalConfig(epochs=1, batch_size=5, lr=0.05)
+
+
+class Tiny(Federation):
+    """N clients in contiguous groups.
+
+    Args:
+        equal: as many training samples for each; otherwise 8, 11, 14, 17, 8, ...
+        repeated: client k holds the same samples as all, k + 1 times: equal gradients, unequal sizes.
+    """
+
+    def __init__(
+        self, num_clients: int = 6, num_groups: int = 2, equal: bool = False, repeated: bool = False
+    ) -> None:
+        self.num_clients, self.num_classes, self.shape = num_clients, CLASSES, SHAPE
+        self.repeated = repeated
+        self.groups = np.repeat(np.arange(num_groups), -(-num_clients // num_groups))[:num_clients]
+        n = np.full(num_clients, 12) if equal else 8 + 3 * (np.arange(num_clients) % 4)
+        n = 6 * (np.arange(num_clients) + 1) if repeated else n
+        self.sizes = np.stack([n, np.full(num_clients, 6), np.full(num_clients, 9)], 1).astype(np.int64)
+
+    def client(self, k: int, visit: int = 0) -> ClientData:
+        """Return the same data at every visit."""
+        if self.repeated:
+            one = draw("train", 0, 6, 0)
+            train = Split(one.x.repeat(k + 1, 1, 1, 1), one.y.repeat(k + 1))
+        else:
+            train = self._split(k, "train", 0)
+        return ClientData(train, self._split(k, "val", 1), self._split(k, "test", 2))
+
+    def _split(self, k: int, name: str, column: int) -> Split:
+        return draw(name, k, int(self.sizes[k, column]), int(self.groups[k]))
+
+    def public(self) -> tuple[Split, ...]:
+        """Return a dozen samples of each group, the server's own."""
+        return tuple(draw("public", g, 12, g) for g in range(int(self.groups.max()) + 1))
+
+
+def draw(name: str, k: int, n: int, group: int) -> Split:
+    """Return `n` samples addressed by name and number, as a group sees them."""
+    means = key(0, "means").numpy().normal(size=(CLASSES, *SHAPE))
+    pattern = 2 * key(0, "pattern", group).numpy().normal(size=SHAPE)
+    y = np.arange(n) % CLASSES
+    x = means[y] + pattern + 0.3 * key(0, name, k).numpy().normal(size=(n, *SHAPE))
+    return Split(torch.from_numpy(x.astype(np.float32)), torch.from_numpy((y + group) % CLASSES).long())
+
+
+def mlp(*hidden: int) -> Any:
+    """Return the configuration of a fully connected network."""
+    return MODELS["mlp"](hidden=hidden)
+
+
+@dataclass
+class Run:
+    """What a few steps on a tiny federation left behind.
+
+    Attributes:
+        server: after the last step. servers: after setup and after each step.
+        notes, plans: what each step was decided from, and the decision. scores: of the last judging, [N].
+        engine, arrivals, times: of an asynchronous run: what drove it, its events, the time of each step.
+    """
+
+    stepper: Stepper
+    servers: list[Server] = field(default_factory=list)
+    notes: list[Notes] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    scores: Mapping[str, np.ndarray] = field(default_factory=dict)
+    served: dict[int, tuple[Any, Any, Client]] = field(default_factory=dict)
+    engine: Events | Rounds | None = None
+    arrivals: list[dict[str, Any]] = field(default_factory=list)
+    times: list[float | None] = field(default_factory=list)
+
+    @property
+    def server(self) -> Server:
+        """The last server."""
+        return self.servers[-1]
+
+    def hear(self, hook: str, args: tuple[Any, ...], result: Any) -> None:
+        """Remember plans, and what clients were judged with."""
+        if hook == "aggregate":
+            self.plans.append(result)
+        if hook == "evaluate":
+            message, state, client, _ = args
+            self.served[client.id] = (message, state, client)
+
+    def hear_all(self, hook: str, args: tuple[Any, ...], result: Any) -> None:
+        """Remember notes too."""
+        self.hear(hook, args, result)
+        if hook == "aggregate":
+            self.notes.append(args[1])
+
+    def observe(self, record: Record) -> None:
+        """Remember a step of an engine."""
+        self.servers.append(record.server)
+        self.times.append(record.virtual_seconds)
+        self.scores = record.scores or self.scores
+
+    def model(self, k: int) -> torch.Tensor:
+        """Return the vector that client `k` is judged by."""
+        return self.stepper.algorithm.model_of(*self.served[k])
+
+    def models(self) -> torch.Tensor:
+        """Return the vectors [N, d] that the clients are judged by."""
+        return torch.stack([self.model(k) for k in sorted(self.served)])
+
+
+def config_of(algorithm: Algorithm, **changes: Any) -> Config:
+    """Return a configuration around a method: an MLP of 8 units, one epoch of batches of 5."""
+    return Config(**{"algorithm": algorithm, "model": mlp(8), "local": LOCAL, "seed": Seeds(), **changes})
+
+
+def bench_of(config: Config, federation: Federation, transport: Transport) -> experiment.Bench:
+    """Return what `experiment.prepare` would, for a federation that is already there."""
+    init = experiment.initial_vectors(config, federation.shape, federation.num_classes)
+    model = config.model.build(federation.shape, federation.num_classes)
+    groups = federation.groups if config.algorithm.needs.groups else None
+    sizes = federation.sizes[:, 0].astype(np.int64)
+    world = World(federation.num_clients, federation.num_classes, sizes, Layout.of(model), init, groups)
+    sampled = experiment.check(config, federation, world)
+    learner = Learner(model)
+    learner.init = init(0)
+    world = experiment.furnish(config, federation, world, learner)
+    return experiment.Bench(config, transport, federation, world, learner, sampled)
+
+
+def start(
+    algorithm: Algorithm,
+    federation: Federation,
+    folder: Path,
+    transport: Transport | None = None,
+    **changes: Any,
+) -> tuple[Stepper, Sampler]:
+    """Return what takes steps of a method on a federation, and what draws the cohorts."""
+    bench = bench_of(config_of(algorithm, **changes), federation, transport or Single())
+    sampler = Sampler(bench.world.num_clients, bench.num_sampled, key(bench.config.seed.system))
+    return experiment.stepper(bench, ClientStore("test", str(folder))), sampler
+
+
+def run(
+    algorithm: Algorithm,
+    federation: Federation,
+    folder: Path,
+    steps: int = 3,
+    judge: bool = True,
+    **changes: Any,
+) -> Run:
+    """Take some steps alone in this process; `changes` are fields of the configuration."""
+    if algorithm.needs.one_by_one:
+        return events(algorithm, federation, folder, steps, **changes)
+    stepper, sampler = start(algorithm, federation, folder, **changes)
+    out = Run(stepper)
+    stepper.algorithm = stepper.worker.algorithm = Watched(algorithm, out.hear)
+    out.servers.append(stepper.begin())
+    for step in range(1, steps + 1):
+        server, notes = stepper.step(out.server, sampler(step))
+        out.servers.append(server)
+        out.notes.append(notes)
+    if judge:
+        out.scores = stepper.judge(out.server, np.arange(federation.num_clients))
+    return out
+
+
+def events(
+    algorithm: Algorithm,
+    federation: Federation,
+    folder: Path,
+    steps: int = 3,
+    **changes: Any,
+) -> Run:
+    """Take some asynchronous steps alone in this process, one upload each unless a policy is given."""
+    asked = {"rounds": steps, "policy": EveryArrival(), "evaluation": EvaluationConfig(every=0, first=True)}
+    bench = bench_of(config_of(algorithm, **(asked | changes)), federation, Single())
+    stepper = experiment.stepper(bench, ClientStore("test", str(folder)))
+    out = Run(stepper)
+    stepper.algorithm = stepper.worker.algorithm = Watched(algorithm, out.hear_all)
+    engine = driver.engine(bench, stepper, None, driver.check(bench))
+    out.engine = engine
+    if isinstance(engine, Events):
+        engine.on_events = out.arrivals.extend
+    engine.run(out.observe)
+    return out
+
+
+# -- looking over the shoulder ----------------------------------------
+
+
+class Watched:
+    """A method whose hooks are checked to leave their arguments as they were; `told` hears of every call."""
+
+    def __init__(self, inner: Algorithm, told: Callable[[str, tuple[Any, ...], Any], None]) -> None:
+        self.inner, self.told = inner, told
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if name.startswith("_") or not callable(found):
+            return found
+
+        def hook(*args: Any, **named: Any) -> Any:
+            before = copy.deepcopy(arrays([args, named]))
+            result = found(*args, **named)
+            same(before, arrays([args, named]), f"{type(self.inner).__name__}.{name} changed its arguments")
+            self.told(name, args, result)
+            return result
+
+        return hook
+
+
+def arrays(value: Any, path: str = "args") -> dict[str, Any]:
+    """Return all tensors, arrays and numbers inside a value, by path."""
+    if isinstance(value, (torch.Tensor, np.ndarray, int, float, str, type(None))):
+        return {path: value}
+    if isinstance(value, Client):
+        inside: Mapping[Any, Any] = {"init": value.init, "train": value.data.train, "val": value.data.val}
+    elif isinstance(value, Mapping):
+        inside = value
+    elif isinstance(value, (list, tuple)):
+        inside = dict(enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, Key, Layout)):
+        inside = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    else:
+        assert isinstance(value, (Peer, Key, Layout)) or callable(value), f"cannot look into {value!r}"
+        return {}
+    return {p: v for name, item in inside.items() for p, v in arrays(item, f"{path}.{name}").items()}
+
+
+def same(a: Mapping[str, Any], b: Mapping[str, Any], message: str = "") -> None:
+    """Raise unless two collections of arrays hold the same names and bits."""
+    assert set(a) == set(b), f"{message}: {set(a) ^ set(b)}"
+    for name, x in a.items():
+        if isinstance(x, torch.Tensor):
+            assert_close(b[name], x, rtol=0, atol=0, equal_nan=True, msg=f"{message}: {name}")
+        else:
+            np.testing.assert_array_equal(b[name], x, err_msg=f"{message}: {name}")
+
+
+def state_of(server: Server) -> dict[str, Any]:
+    """Return everything a server remembers, by name."""
+    return arrays({"tables": server.tables, "assign": server.assign, "memo": server.memo})
