@@ -1,0 +1,416 @@
+"""Hard clustering by hand: FeSEM, CFL-GP, FL+HC, HypCluster, IFCA's variants, PACFL, FedClust, PCA+kM+HC,
+FLT,
+FlexCFL, and UCFL's kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import byhand
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.testing import assert_close
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.cluster.oneshot import pulled
+from mpifl.cluster.relatedness import linked_clients, related_plan, related_server
+from mpifl.core.federation import ClientData, Split
+from mpifl.core.params import Layout
+from mpifl.core.types import World
+
+FLAT = Layout(("body.w", "head.weight"), ((1,), (2, 1)), 3, ("head",))  # a body of one number, a head of two
+
+
+def world(n: list[int], layout: Layout = FLAT) -> World:
+    """Return a federation of clients with `n` samples whose j-th initial vector is (j, j, ...)."""
+    return World(len(n), 2, np.array(n), layout, lambda j: torch.full((layout.size,), float(j)))
+
+
+def gram(points: list[list[float]]) -> np.ndarray:
+    """Return the products [n, n] of `points`."""
+    x = np.array(points)
+    return x @ x.T
+
+
+# ---- FeSEM: models 0, 1, 9 with n = 1, 3, 2 and centres 0, 8
+
+POINTS = [[0.0], [1.0], [9.0]]
+APART = [[0.0, 8.0], [1.0, 7.0], [9.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("variant", "weights"),
+    [
+        ("flt", [[1 / 4, 3 / 4, 0], [0, 0, 1]]),  # by samples
+        ("flexcfl", [[1 / 2, 1 / 2, 0], [0, 0, 1]]),  # each the same
+        ("emdcfl", [[1 / 4, 3 / 4, 0], [0, 0, 1]]),
+    ],
+)
+def test_fesem_assigns_to_the_nearest_centre_and_averages(variant, weights):
+    """0 and 1 are nearest to centre 0, 9 to centre 8."""
+    method = CATALOGUE["fesem"](num_clusters=2, variant=variant)
+    server = byhand.server(3, version=1, model=[[0.0], [8.0]])
+    plan = method.aggregate(server, byhand.notes([1, 3, 2], gram=gram(POINTS), row_distance=APART))
+    assert_allclose(plan.mixings[0].weights, weights)
+    assert_array_equal(plan.assign, [0, 0, 1])
+
+
+def test_fesem_remembers_the_absent_except_under_flexcfl():
+    """Client 1 is absent: its last model 1 counts under `flt`, not under `flexcfl`."""
+    notes = byhand.notes([1, 3, 2], gram=gram(POINTS), row_distance=APART)
+    notes = replace(notes, fresh=np.array([True, False, True]))
+    server = byhand.server(3, version=1, model=[[0.0], [8.0]])
+    first = {
+        v: CATALOGUE["fesem"](num_clusters=2, variant=v).aggregate(server, notes) for v in ("flt", "flexcfl")
+    }
+    assert_allclose(first["flt"].mixings[0].weights[0], [1 / 4, 3 / 4, 0])
+    assert_allclose(first["flexcfl"].mixings[0].weights[0], [1, 0, 0])
+
+
+def test_a_visit_of_fesem_is_held_near_the_centre_under_emdcfl():
+    """F(w) = (w - 4)^2 / 2, eta = 0.5, c = 0, mu = 1: 0 -> 2 (no pull at c), then 2 - 0.5 (-2 + 1) = 2.5."""
+    client = byhand.Quadratic([4.0], lr=0.5, steps=2)
+    method = CATALOGUE["fesem"](variant="emdcfl", mu=1.0)
+    report, _ = method.local_update(byhand.message(model=[[0.0]]), {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([2.5]))
+
+
+# ---- CFL-GP
+
+
+@pytest.mark.parametrize(("step", "beta"), [(1, 1.0), (3, 1.0), (5, 1 / 2), (9, 1 / 3)])
+def test_the_profile_of_cflgp_is_an_average_over_rounds(step, beta):
+    """K = 2, period 2, round t = step - 1: beta = 1 / (floor((t + 1) / 4) + 1); G <- (1 - beta) 8 + beta 2.
+
+    The client is in cluster 0, whose visit from 0 towards 4 with rate 0.5 gives v = 2.
+    """
+    method = CATALOGUE["cflgp"](num_clusters=2, period=2, protocol="gap")
+    told, state = byhand.message(step, model=[[0.0]]), {"profile": torch.tensor([[8.0]])}
+    report, state = method.local_update(told, state, byhand.Quadratic([4.0]), byhand.KEY)
+    assert_close(state["profile"], torch.tensor([[(1 - beta) * 8 + beta * 2]]))
+    assert_close(report.vectors["delta"], torch.tensor([2.0]))
+
+
+def test_cflgp_trains_the_criterion_model_beside_the_own_one():
+    """In cluster 1 with model 6 and criterion model 0: the model moves by (4 - 6) / 2 = -1, v = (4 - 0) / 2 =
+    2.
+    """
+    method = CATALOGUE["cflgp"](num_clusters=2, protocol="gap")
+    told = byhand.message(1, model=[[6.0], [0.0]])
+    report, state = method.local_update(told, {}, byhand.Quadratic([4.0]), byhand.KEY)
+    assert_close(report.vectors["delta"], torch.tensor([-1.0]))
+    assert_close(state["profile"], torch.tensor([[2.0]]))
+
+
+def test_cflgp_clusters_profiles_and_keeps_the_old_names():
+    """Profiles (1, 0), (0, 1), (1, 0), (0, 1): {0, 2} and {1, 3}. Old labels 1, 0, 1, 1 agree best with 1, 0,
+    1, 0.
+
+    Rows move by plain means of what their members found, whatever their samples.
+    """
+    server = byhand.server(4, model=[[0.0], [0.0]])
+    server.assign[:] = [1, 0, 1, 1]
+    notes = byhand.notes([9, 1, 1, 1], gram=gram([[1, 0], [0, 1], [1, 0], [0, 1]]))
+    plan = CATALOGUE["cflgp"](num_clusters=2).aggregate(server, notes)
+    assert_array_equal(plan.assign, [1, 0, 1, 0])
+    assert_allclose(plan.mixings[0].weights, [[0, 0.5, 0, 0.5], [0.5, 0, 0.5, 0]])
+    assert_array_equal(plan.mixings[0].keep, [1, 1])
+
+
+def test_cflgp_finds_the_number_of_clusters():
+    """Three directions, each of three clients with a little noise: K = 0 finds 3."""
+    noise = 0.01 * np.array([[1, -1, 0], [0, 1, -1], [-1, 0, 1]])
+    points = np.repeat(np.eye(3), 3, axis=0) + np.tile(noise, (3, 1))
+    server = byhand.server(9, model=[[0.0]] * 5)
+    notes = byhand.notes([1] * 9, gram=gram(points.tolist()))
+    plan = CATALOGUE["cflgp"](num_clusters=0, max_clusters=5).aggregate(server, notes)
+    assert len(np.unique(plan.assign)) == 3
+    assert all(len(set(plan.assign[3 * g : 3 * g + 3])) == 1 for g in range(3))
+
+
+# ---- FL+HC
+
+
+@pytest.mark.parametrize(
+    ("options", "labels"),
+    [
+        ({"threshold": 2.0}, [0, 0, 1]),  # distances 1, 9, 8: 0 and 1 merge
+        ({"threshold": 0.5}, [0, 1, 2]),
+        ({"threshold": 8.6}, [0, 0, 0]),  # {0, 1} to 2: (9 + 8) / 2 = 8.5
+        ({"threshold": 8.6, "linkage": "complete"}, [0, 0, 1]),  # max(9, 8) = 9
+        ({"num_clusters": 2}, [0, 0, 1]),
+    ],
+)
+def test_flhc_cuts_the_hierarchy_of_updates_once(options, labels):
+    server = byhand.server(4, version=2, model=[[0.0]])
+    method = CATALOGUE["flhc"](rounds_before=2, **options)
+    assert method.compares(server)
+    plan = method.aggregate(server, byhand.notes([1, 3, 2], gram=gram(POINTS)))
+    assert_array_equal(plan.assign, [*labels, max(labels) + 1])  # client 3 was absent
+    assert_array_equal(plan.mixings[0].keep, np.ones((max(labels) + 2, 1)))
+    for k in range(max(labels) + 1):
+        n = np.array([1, 3, 2]) * (np.array(labels) == k)
+        assert_allclose(plan.mixings[0].weights[k], n / n.sum())
+
+
+def test_flhc_averages_everybody_before_and_clusters_after():
+    """Round 1 of 2: (1, 3, 2) / 6. Round 4, clusters {0, 2} and {1}: (1, 0, 2) / 3 and client 1 alone."""
+    method = CATALOGUE["flhc"](rounds_before=2)
+    early = method.aggregate(byhand.server(3, version=1, model=[[0.0]]), byhand.notes([1, 3, 2]))
+    assert_allclose(early.mixings[0].weights, [[1 / 6, 1 / 2, 1 / 3]])
+    server = byhand.server(3, version=4, model=[[0.0], [5.0]])
+    server.assign[:] = [0, 1, 0]
+    late = method.aggregate(server, byhand.notes([1, 3, 2]))
+    assert_allclose(late.mixings[0].weights, [[1 / 3, 0, 2 / 3], [0, 1, 0]])
+    assert_array_equal(late.mixings[0].keep, np.eye(2))
+
+
+# ---- HypCluster and IFCA's variants
+
+
+def test_a_client_of_hypcluster_trains_the_best_hypothesis_and_the_server_weighs_by_samples():
+    """Hypotheses 0, 5 for F(w) = (w - 4)^2 / 2: 5, which moves to 4.5. n = 1, 3: (1, 3) / 4; nobody took
+    0.
+    """
+    method, told = CATALOGUE["hypcluster"](num_clusters=2), byhand.message(model=[[0.0], [5.0]])
+    report, _ = method.local_update(told, {}, byhand.Quadratic([4.0]), byhand.KEY)
+    assert (int(report.notes["cluster"]), float(report.vectors["model"])) == (1, 4.5)
+    plan = method.aggregate(byhand.server(2, model=[[0.0], [5.0]]), byhand.notes([1, 3], cluster=[1, 1]))
+    assert_allclose(plan.mixings[0].weights, [[0, 0], [1 / 4, 3 / 4]])
+    assert_array_equal(plan.mixings[0].keep, [1, 0])
+
+
+def test_ifcas_gradient_step_divides_by_all_who_take_part():
+    """Clients 0, 1 chose model 1, client 2 model 0: each gradient counts 1/3, and both models stay."""
+    method = CATALOGUE["ifca"](num_clusters=2, variant="gradient")
+    plan = method.aggregate(
+        byhand.server(3, model=[[0.0], [5.0]]), byhand.notes([1, 3, 2], cluster=[1, 1, 0])
+    )
+    assert_allclose(plan.mixings[0].weights, [[0, 0, 1 / 3], [1 / 3, 1 / 3, 0]])
+    assert_array_equal(plan.mixings[0].keep, [1, 1])
+
+
+def test_ifcas_weight_sharing_averages_the_body_over_all_and_heads_over_their_own():
+    method = CATALOGUE["ifca"](num_clusters=2, share="body")
+    server = byhand.server(3, body=[[0.0]], head=[[0.0], [5.0]])
+    body, head = method.aggregate(server, byhand.notes([1, 3, 2], cluster=[1, 1, 0])).mixings
+    assert (body.into, head.into) == ("body", "head")
+    assert_allclose(body.weights, [[1 / 3, 1 / 3, 1 / 3]])
+    assert_allclose(head.weights, [[0, 0, 1], [1 / 2, 1 / 2, 0]])
+
+
+def test_ifcas_restarts_take_the_first_set_that_spreads_the_clients():
+    """Three sets for four clients: all on one model; 3 and 1; 2 and 2. A share of 0.25 is one client: set
+    1.
+    """
+    tried = [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]]
+    method = CATALOGUE["ifca"](num_clusters=2, restarts=3, least=0.25)
+    server = method.setup(world([1] * 4), byhand.notes([1] * 4, tried=tried), byhand.KEY)
+    assert_close(server.tables["model"][:, 0], torch.tensor([2.0, 3.0]))
+    method = replace(method, least=0.5)
+    server = method.setup(world([1] * 4), byhand.notes([1] * 4, tried=tried), byhand.KEY)
+    assert_close(server.tables["model"][:, 0], torch.tensor([4.0, 5.0]))
+
+
+# ---- PACFL
+
+
+def bases(*angles: float) -> np.ndarray:
+    """Return one unit vector of the plane for each angle, in degrees: bases [n, 2, 1]."""
+    a = np.deg2rad(angles)
+    return np.stack([np.cos(a), np.sin(a)], axis=1)[:, :, None].astype(np.float32)
+
+
+def test_pacfl_merges_while_clusters_are_within_the_threshold():
+    """Lines at 0, 10 and 40 degrees. {0, 10} are 10 apart, and 35 = (40 + 30) / 2 from 40."""
+    for threshold, labels in ((5, [0, 1, 2]), (12, [0, 0, 1]), (36, [0, 0, 0])):
+        prints = byhand.notes([1, 3, 2], basis=bases(0, 10, 40))
+        server = CATALOGUE["pacfl"](threshold=threshold).setup(world([1, 3, 2]), prints, byhand.KEY)
+        assert_array_equal(server.assign, labels)
+        assert len(server.tables["model"]) == max(labels) + 2
+
+
+def test_newcomers_of_pacfl_join_or_found_a_cluster():
+    """0 and 10 degrees know each other; a newcomer at 5 joins them, one at 80 founds cluster 1."""
+    method, prints = CATALOGUE["pacfl"](threshold=12), byhand.notes([1, 1], basis=bases(0, 10))
+    server = method.setup(world([1] * 4), prints, byhand.KEY)
+    assert_array_equal(server.assign, [0, 0, 1, 1])  # strangers use the initial model
+    plan = method.welcome(server, byhand.notes([1, 1], [2, 3], basis=bases(5, 80)))
+    assert_array_equal(plan.assign, [0, 0, 0, 1])
+    assert_array_equal(
+        plan.mixings[0].keep, [[1, 0], [0, 1], [0, 1]]
+    )  # the new row starts from the initial one
+
+
+def test_the_signature_of_pacfl_spans_the_images_of_each_class():
+    """Class 0 has images (2, 0) and (0, 1), class 1 only (3, 3): u = (1, 0) and (1, 1) / sqrt(2), up to
+    sign.
+    """
+    x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]])[:, None, None]
+    data = Split(x, torch.tensor([0, 0, 1]))
+
+    class Client(byhand.Quadratic):
+        @property
+        def data(self):
+            return ClientData(data, data, data)
+
+    client = Client([0.0])
+    client.layout = FLAT
+    U = CATALOGUE["pacfl"](p=1).fingerprint(client, {}, byhand.KEY).notes["basis"]
+    assert_allclose(np.abs(U), [[1, 0.5**0.5], [0, 0.5**0.5]], atol=1e-6)
+
+
+# ---- FedClust
+
+
+def test_fedclust_cuts_the_distances_of_final_layers_and_newcomers_join_the_nearest():
+    """Final layers 0, 1, 9: cut at 2 gives {0, 1}, {9}; their means are 0.5 and 9; 6 joins 9, 3 joins 0.5."""
+    method = CATALOGUE["fedclust"](threshold=2.0)
+    prints = byhand.notes([1, 3, 2], gram=gram(POINTS))
+    server = method.setup(world([1, 3, 2, 1, 1]), prints, byhand.KEY)
+    assert_array_equal(server.assign, [0, 0, 1, 2, 2])
+    (signature,) = method.found(server, prints).mixings
+    assert_allclose(signature.weights, [[0.5, 0.5, 0], [0, 0, 1]])
+    plan = method.welcome(server, byhand.notes([1, 1], [3, 4], row_distance=[[5.5, 3.0], [2.5, 6.0]]))
+    assert_array_equal(plan.assign, [0, 0, 1, 1, 0])
+
+
+def test_fedclust_aggregates_in_every_round_but_not_as_emdcfl_had_it():
+    server = byhand.server(3, model=[[0.0], [0.0], [0.0]])
+    server.assign[:] = [0, 0, 1]
+    (mixing,) = CATALOGUE["fedclust"]().aggregate(server, byhand.notes([1, 3, 2])).mixings
+    assert_allclose(mixing.weights, [[1 / 4, 3 / 4, 0], [0, 0, 1], [0, 0, 0]])
+    assert not CATALOGUE["fedclust"](variant="emdcfl").aggregate(server, byhand.notes([1, 3, 2])).mixings
+
+
+# ---- FLT and PCA+kM+HC
+
+
+def test_flt_averages_over_related_clients_with_the_models_of_the_absent():
+    """0 ~ 1 ~ 2, not 0 ~ 2; n = 1, 2, 3; client 2 was never there: it counts with the initial model, 3 / 5
+    and 3 / 6.
+
+    Without the absent: (1, 2) / 3 for rows 0 and 1, and client 1 alone for row 2.
+    """
+    linked = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1]], bool)
+    server = related_server(world([1, 2, 3]), np.arange(3), linked)
+    assert_array_equal(server.assign, [0, 1, 2])
+    (mixing,) = related_plan(server, byhand.notes([1, 2]), all_clients=True).mixings
+    assert_allclose(mixing.weights, [[1 / 3, 2 / 3], [1 / 6, 2 / 6], [0, 2 / 5], [0, 0]])
+    assert_allclose(mixing.keep[:, 3], [0, 3 / 6, 3 / 5, 1])
+    (mixing,) = related_plan(server, byhand.notes([1, 2]), all_clients=False).mixings
+    assert_allclose(mixing.weights, [[1 / 3, 2 / 3], [1 / 3, 2 / 3], [0, 1], [0, 0]])
+
+
+def test_flts_ward_clusters_are_those_of_the_rows_of_the_relatedness():
+    """Rows 110, 110, 001 have distances 0 and sqrt(3): two clusters are {0, 1} and {2}."""
+    related = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)
+    expected = [[True, True, False], [True, True, False], [False, False, True]]
+    assert_array_equal(linked_clients(related, "ward", 2), expected)
+    assert_array_equal(linked_clients(related, "full"), related)
+
+
+def test_pca_links_clients_whose_centroids_match():
+    """Centroids {0, 1}, {0, 1.2}, {9}: matching distances 0.1, and 8 or more to the third."""
+    prints = byhand.notes([1, 1, 1], centroids=[[[0.0], [1.0]], [[1.2], [0.0]], [[9.0], [np.nan]]])
+    method = CATALOGUE["pca_km_hc"](threshold=0.5, case="full")
+    server = method.setup(world([1] * 3), prints, byhand.KEY)
+    assert_array_equal(server.assign, [0, 0, 1])
+    assert_array_equal(server.memo["linked"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+
+
+# ---- FlexCFL
+
+
+@pytest.mark.parametrize("measure", ["edc", "madc"])
+def test_flexcfl_groups_directions_not_lengths(measure):
+    """Directions (1, 0), (5, .1), (0, 1), (.1, 3): {0, 1} and {2, 3}; rows start from w_0 + plain means."""
+    dw = [[1.0, 0.0], [5.0, 0.1], [0.0, 1.0], [0.1, 3.0]]
+    method = CATALOGUE["flexcfl"](num_groups=2, measure=measure)
+    prints = byhand.notes([9, 1, 1, 1], gram=gram(dw))
+    server = method.setup(world([9, 1, 1, 1]), prints, byhand.KEY)
+    assert_array_equal(server.assign, [0, 0, 1, 1])
+    start, directions = method.found(server, prints).mixings
+    assert_allclose(start.weights, [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0, 0]])
+    assert_array_equal(start.keep, [1, 1, 1])
+    assert (start.of, directions.into) == ("delta", "direction")
+
+
+def test_newcomers_of_flexcfl_join_the_most_similar_direction():
+    """g = (4, 0) and (0, 1); dw = (1, 2): cosines 1 / sqrt(5) and 2 / sqrt(5): group 1.
+
+    The server knows lengths and distances: |dw - g| = sqrt(13) and sqrt(2).
+    """
+    method, server = (
+        CATALOGUE["flexcfl"](num_groups=2),
+        byhand.server(
+            3, {"known": [True, True, False]}, model=[[0.0]] * 3, direction=[[4.0, 0.0], [0.0, 1.0]]
+        ),
+    )
+    server.assign[:] = [0, 1, 2]
+    notes = byhand.notes([1], [2], norm=[5**0.5], row_distance=[[13**0.5, 2**0.5]])
+    assert_array_equal(method.welcome(server, notes).assign, [0, 1, 1])
+
+
+def test_the_inter_group_step_of_flexcfl():
+    """w = (3, 4), (0, 2), eta_G = 1: scales 1/5 and 1/2.
+
+    w_1 = ((3, 4) + (0, 1)) / 1.5 = (2, 10/3); w_2 = ((0, 2) + (0.6, 0.8)) / 1.2 = (0.5, 7/3).
+    Without the denominator: (3, 5) and (0.6, 2.8).
+    """
+    w = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+    assert_close(pulled(w, 1.0), torch.tensor([[2.0, 10 / 3], [0.5, 7 / 3]]))
+    assert_close(pulled(w, 1.0, normalised=False), torch.tensor([[3.0, 5.0], [0.6, 2.8]]))
+    method = CATALOGUE["flexcfl"](num_groups=2, eta_g=1.0)
+    new = method.server_update(None, byhand.server(2, model=[[3.0, 4.0], [0.0, 2.0], [7.0, 7.0]]))
+    assert_close(new.tables["model"], torch.tensor([[2.0, 10 / 3], [0.5, 7 / 3], [7.0, 7.0]]))
+
+
+@pytest.mark.parametrize(("limit", "known"), [(0.2, False), (0.5, True)])
+def test_a_client_of_flexcfl_whose_labels_shifted_is_grouped_anew(limit, known):
+    """Labels 0, 0, 0, 1 became 0, 1, 1, 0: shares (3, 1) / 4 and (2, 2) / 4 are 0.25 apart."""
+    shifted = Split(torch.zeros(4, 1), torch.tensor([0, 1, 1, 0]))
+
+    class Client(byhand.Quadratic):
+        @property
+        def data(self):
+            return ClientData(shifted, shifted, shifted)
+
+    method, then = CATALOGUE["flexcfl"](num_groups=1, migration=limit), {"labels": torch.tensor([3, 1])}
+    report, state = method.local_update(byhand.message(model=[[0.0]]), then, Client([4.0]), byhand.KEY)
+    assert_array_equal(state["labels"], [3, 1] if known else [2, 2])
+    server = byhand.server(1, {"known": [True]}, model=[[0.0], [0.0]], direction=[[1.0]])
+    plan = method.aggregate(server, byhand.notes([4], shifted=[report.notes["shifted"]]))
+    assert_array_equal(plan.memo["known"], [known])
+
+
+# ---- UCFL
+
+
+@pytest.mark.parametrize(
+    ("kernel", "exponent"),
+    [("paper", [[0, -2.0], [-0.5, 0]]), ("geo", [[0, -1.0], [-1.0, 0]])],
+)
+def test_ucfls_kernel(kernel, exponent):
+    """Gradients 0 and 2, Delta = 4; sigma^2 = 1 and 4: exponents -4 / 2 and -4 / 8, or -4 / (2 * 2) for both.
+
+    n = 1, 3: w_01 = 3 e^x / (1 + 3 e^x), w_10 = e^x / (e^x + 3).
+    """
+    prints = byhand.notes([1, 3], gram=gram([[0.0], [2.0]]), variance=[1.0, 4.0])
+    server = CATALOGUE["ucfl"](noise_batch=1, kernel=kernel).setup(world([1, 3]), prints, byhand.KEY)
+    W = np.array([1, 3]) * np.exp(exponent)
+    assert_allclose(server.memo["collaboration"], W / W.sum(1, keepdims=True))
+
+
+def test_ucfls_streams_are_the_means_of_rows():
+    """Two pairs of equal gradients, far apart: rows (1/2, 1/2, 0, 0) and (0, 0, 1/2, 1/2); two streams are
+    those.
+    """
+    prints = byhand.notes([1] * 4, gram=gram([[0.0], [0.0], [99.0], [99.0]]), variance=[1.0] * 4)
+    for streams in (2, -1):
+        server = CATALOGUE["ucfl"](noise_batch=1, streams=streams).setup(world([1] * 4), prints, byhand.KEY)
+        assert_array_equal(server.assign, [0, 0, 1, 1])
+        assert_allclose(server.memo["weights"], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=1e-12)
