@@ -1,6 +1,8 @@
 """A study: one configuration run for every combination of what it varies, with a table and a figure.
 
-`vary` in the configuration names keys and their values: a list, or a mapping from labels to values.
+`vary` in the configuration names keys and their values: a list, or a mapping from labels to values. Those of
+`vary.configuration` are whole configurations, below the study's own keys. The table gives means and standard
+deviations over `vary.seed`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from . import config as configuration
@@ -51,7 +54,10 @@ def cases(tree: Mapping[str, Any], folder: str) -> list[Case]:
     for combination in product(*axes):
         one = {name: value for name, value in tree.items() if name != "vary"}
         for key, (_, value) in zip(vary, combination, strict=True):
-            one = configuration.merged(one, _nested(key, value))
+            if key == "configuration":
+                one = configuration.merged(configuration.read(str(value)), one)
+            else:
+                one = configuration.merged(one, _nested(key, value))
         case = Case(
             dict(zip(vary, (label for label, _ in combination), strict=True)),
             configuration.build(Config, one),
@@ -68,7 +74,9 @@ def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
     """Return the labels and values of one key."""
     fits = isinstance(values, (list, dict)) and len(values) > 0
     require(fits, f"vary.{key}", values, "take a list of values, or a mapping of labels to values")
-    return list(values.items()) if isinstance(values, dict) else [(str(v), v) for v in values]
+    return (
+        list(values.items()) if isinstance(values, dict) else [(str(v).rpartition("/")[2], v) for v in values]
+    )
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -99,7 +107,7 @@ def study(name: str, options: Sequence[str], transport: Transport, quiet: bool =
     if not transport.is_server:
         return None
     folders.write_csv(Path(folder) / "study.csv", rows)
-    (Path(folder) / "study.md").write_text(table(rows))
+    (Path(folder) / "study.md").write_text(table(over_seeds(rows)))
     draw(curves, Path(folder) / "study.png")
     if not quiet:
         print(f"results: {folder}", flush=True)
@@ -128,6 +136,28 @@ def _curve(case: Case, folder: Path) -> Curve:
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open() as lines:
         return list(csv.DictReader(lines))
+
+
+def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return one row for all seeds of a case: mean and sample standard deviation of each figure."""
+    if not any("seed" in row for row in rows):
+        return list(rows)
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(v for k, v in row.items() if k != "seed" and isinstance(v, str)), []).append(
+            row
+        )
+    return [
+        {k: _spread([r.get(k) for r in group]) for k in group[0] if k != "seed"} for group in groups.values()
+    ]
+
+
+def _spread(values: Sequence[Any]) -> Any:
+    """Return what all values are, or their mean and standard deviation."""
+    numbers = [v for v in values if isinstance(v, (int, float))]
+    if len(set(values)) == 1 or len(numbers) < 2:
+        return values[0]
+    return f"{mean(numbers):.4g} ± {stdev(numbers):.2g}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from mpifl.cli import main
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
-from mpifl.study import cases, study, table
+from mpifl.study import cases, over_seeds, study, table
 
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
@@ -36,7 +36,23 @@ def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path
 def test_a_study_of_rounds_has_no_staleness(tmp_path):
     options = ["--vary", "{seed: [0, 1]}", "--output.folder", str(tmp_path), "--output.id", "x"]
     assert main(["study", TINY, "-q", *options]) == 0
-    assert "staleness" not in (tmp_path / "tiny-x" / "study.md").read_text()
+    text = (tmp_path / "tiny-x" / "study.md").read_text()
+    assert "staleness" not in text
+    assert text.count("\n") == 3, "one line for both seeds"
+    assert " ± " in text
+
+
+def test_a_study_varies_whole_configurations_below_its_own_keys():
+    vary = {"configuration": ["algorithms/fedavg", "algorithms/apfl"], "seed": [0, 1]}
+    found = cases({"rounds": 2, "vary": vary}, "")
+    assert [c.slug for c in found] == ["fedavg-0", "fedavg-1", "apfl-0", "apfl-1"]
+    assert [(c.config.rounds, c.config.local.lr) for c in found] == [(2, 0.02)] * 2 + [(2, 0.1)] * 2
+
+
+def test_figures_over_seeds_are_means_with_standard_deviations():
+    """1 and 3: mean 2, standard deviation sqrt(2)."""
+    rows = [{"m": "a", "seed": s, "x": x, "bytes": 8} for s, x in (("0", 1.0), ("1", 3.0))]
+    assert over_seeds(rows) == [{"m": "a", "x": "2 ± 1.4", "bytes": 8}]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ import pytest
 import worlds
 
 import mpifl
+from mpifl.algorithms import CATALOGUE
+from mpifl.config import Config, build, read
 
 ROOT = Path(mpifl.__file__).parents[1]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
@@ -65,3 +67,14 @@ def test_commands_of_a_page_run(page, mpirun, tmp_path):
 def test_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_catalogue_is_in_the_order_of_the_methods_page():
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "methods.md").read_text(), re.MULTILINE)
+    assert rows == list(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_method_has_a_small_configuration(name):
+    config = build(Config, read(f"algorithms/{name}"))
+    assert (config.name, type(config.algorithm)) == (name, CATALOGUE[name])
