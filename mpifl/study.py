@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -43,8 +43,8 @@ class Case:
         )
 
 
-def cases(tree: Mapping[str, Any], folder: str) -> list[Case]:
-    """Return all combinations, each checked; runs lie below `folder`."""
+def cases(tree: Mapping[str, Any]) -> list[Case]:
+    """Return all combinations, each checked."""
     vary = tree.get("vary") or {}
     require(
         bool(vary), "vary", vary, "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
@@ -58,12 +58,8 @@ def cases(tree: Mapping[str, Any], folder: str) -> list[Case]:
                 one = configuration.merged(configuration.read(str(value)), one)
             else:
                 one = configuration.merged(one, _nested(key, value))
-        case = Case(
-            dict(zip(vary, (label for label, _ in combination), strict=True)),
-            configuration.build(Config, one),
-        )
-        place = {"output": {"folder": folder, "id": case.slug, "model": False}}
-        out.append(Case(case.labels, configuration.build(Config, configuration.merged(one, place))))
+        labels = dict(zip(vary, (label for label, _ in combination), strict=True))
+        out.append(Case(labels, configuration.build(Config, one)))
     slugs = [case.slug for case in out]
     twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
     require(twice is None, "vary", twice, "two cases have the same name; label the values")
@@ -91,14 +87,14 @@ def study(name: str, options: Sequence[str], transport: Transport, quiet: bool =
 
     def begin() -> tuple[dict[str, Any], str]:
         tree = configuration.merged(configuration.read(name), configuration.overrides(options))
-        asked = configuration.build(Config, {k: v for k, v in tree.items() if k != "vary"})
-        cases(tree, "")  # all of them must be right before the first begins
-        return tree, str(folders.create(asked.output.folder, asked.name, asked.output.id))
+        first = cases(tree)[0].config  # all of them must be right before the first begins
+        return tree, str(folders.create(first.output.folder, first.name, first.output.id))
 
     tree, folder = on_server(transport, begin)
     rows, curves = [], []
-    for case in cases(tree, folder):
-        run(case.config, transport, quiet=True)
+    for case in cases(tree):
+        output = replace(case.config.output, folder=folder, id=case.slug, model=False)
+        run(replace(case.config, output=output), transport, quiet=True)
         if transport.is_server:
             rows.append(_row(case, Path(folder) / f"{case.config.name}-{case.slug}"))
             curves.append(_curve(case, Path(folder) / f"{case.config.name}-{case.slug}"))

@@ -44,7 +44,7 @@ def test_a_study_of_rounds_has_no_staleness(tmp_path):
 
 def test_a_study_varies_whole_configurations_below_its_own_keys():
     vary = {"configuration": ["algorithms/fedavg", "algorithms/apfl"], "seed": [0, 1]}
-    found = cases({"rounds": 2, "vary": vary}, "")
+    found = cases({"rounds": 2, "vary": vary})
     assert [c.slug for c in found] == ["fedavg-0", "fedavg-1", "apfl-0", "apfl-1"]
     assert [(c.config.rounds, c.config.local.lr) for c in found] == [(2, 0.02)] * 2 + [(2, 0.1)] * 2
 
@@ -69,7 +69,7 @@ def test_figures_over_seeds_are_means_with_standard_deviations():
 def test_a_study_that_cannot_run_is_refused_before_it_begins(vary, message):
     tree = {"algorithm": "fedavg", "model": "mlp", "vary": vary}
     with pytest.raises(UserError, match=message):
-        cases(tree, "")
+        cases(tree)
 
 
 def test_a_table_has_the_columns_of_all_rows():

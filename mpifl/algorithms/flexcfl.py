@@ -79,9 +79,7 @@ class FlexCFL(Algorithm):
         require(self.iterations >= 1, "iterations", self.iterations, "take at least one mini-batch")
         require(self.measure in ("edc", "madc"), "measure", self.measure, "take edc or madc")
         require(self.eta_g is None or self.eta_g >= 0, "eta_g", self.eta_g, "take a rate, 0 or more")
-        require(
-            (self.migration or 0) >= 0, "migration", self.migration, "take a distance, 0 or more, or null"
-        )
+        require((self.migration or 0) >= 0, "migration", self.migration, "take 0 or more, or null")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
 
     def check(self, world: World) -> None:
