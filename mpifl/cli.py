@@ -107,13 +107,12 @@ def show(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG")
 def cite(transport: Transport, args: argparse.Namespace) -> None:
     """Print the BibTeX of what a configuration uses."""
+    from .algorithms import citation
     from .experiment import load_everywhere
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     if transport.is_server:
-        for part in (config.algorithm, config.data.scenario, config.data.source, config.model):
-            if (paper := getattr(part, "paper", None)) is not None:
-                print(paper.bibtex())
+        print(citation(type(config.algorithm)))
 
 
 def _catalogues() -> dict[str, dict[str, dict[str, type]]]:
@@ -135,16 +134,19 @@ def _first_sentence(cls: type) -> str:
 
 def describe_class(name: str, cls: type) -> str:
     """Return what `mpifl show` prints."""
+    from .algorithms import citation
+    from .core.algorithm import Algorithm
+
     lines = [name, "=" * len(name), ""]
     module = inspect.getdoc(sys.modules[cls.__module__])
-    if getattr(cls, "paper", None) is not None and module:
+    if issubclass(cls, Algorithm) and module:
         lines += [module, ""]
     lines += [inspect.getdoc(cls) or "", "", "Fields and defaults:"]
     for f in dataclasses.fields(cls):
         default = "required" if f.default is dataclasses.MISSING else repr(f.default)
         lines.append(f"  {f.name}: {f.type} = {default}")
-    if getattr(cls, "paper", None) is not None:
-        lines += ["", cls.paper.bibtex()]  # type: ignore[attr-defined]  # just looked
+    if issubclass(cls, Algorithm):
+        lines += ["", citation(cls)]
     return "\n".join(lines)
 
 

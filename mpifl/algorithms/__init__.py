@@ -1,5 +1,8 @@
 """One paper, one room. `CATALOGUE` names every method."""
 
+import re
+from pathlib import Path
+
 from mpifl.core.algorithm import Algorithm
 
 from .apfl import APFL
@@ -98,3 +101,12 @@ CATALOGUE: dict[str, type[Algorithm]] = {  # in the order of docs/methods.md
     "fedsoft_async": FedSoftAsync,
     "clustered_async": ClusteredAsync,
 }
+
+
+def citation(method: type[Algorithm]) -> str:
+    """Return the BibTeX entry of a method's paper; nothing where it names none."""
+    if not method.paper or method.paper.startswith("@"):
+        return method.paper
+    entries = (Path(__file__).parent / "papers.bib").read_text(encoding="utf-8")
+    found = re.search(rf"^@\w+{{{re.escape(method.paper)},$.*?^}}$", entries, re.MULTILINE | re.DOTALL)
+    return found[0] if found else method.paper

@@ -10,17 +10,15 @@ clients are judged by alpha v + (1 - alpha) w with the current global w.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client, Direction
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, Vector
 from mpifl.core.mixing import Plan, average
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, Vector
+from mpifl.local.directions import scaled
 
 
 @dataclass(frozen=True)
@@ -35,15 +33,8 @@ class APFL(Algorithm):
     alpha: float = 0.5
     adaptive: bool = True
 
-    paper: ClassVar[Paper] = Paper(
-        "deng2020adaptive",
-        "Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad",
-        "Adaptive Personalized Federated Learning",
-        "arXiv:2003.13461",
-        2020,
-        "https://arxiv.org/abs/2003.13461",
-    )
-    needs: ClassVar[Needs] = Needs(state=True, plain_sgd=True)
+    paper = "deng2020adaptive"
+    needs = Needs(state=True, plain_sgd=True)
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha <= 1, "alpha", self.alpha, "take a share in [0, 1]")
@@ -59,17 +50,16 @@ class APFL(Algorithm):
             slope = 0.0
             if alpha or (self.adaptive and t == 0):
                 seen: list[torch.Tensor] = []
-                moved = client.sgd(bar, key.of("v", t), direction=_scaled(alpha, seen), **one).vector
+                moved = client.sgd(bar, key.of("v", t), direction=scaled(alpha, seen), **one).vector
                 slope = float(torch.dot((v - w)[:p].double(), seen[0].double()))
                 v = v + (moved - bar)  # v - eta alpha grad f(bar)
             if self.adaptive and t == 0:
                 alpha = min(max(alpha - step.lr * slope, 0.0), 1.0)
             w = step.vector
             losses.append(step.loss)
-        report = client.report(
-            model=w, metrics={"train_loss": float(np.mean(losses or [0.0])), "alpha": alpha}
-        )
-        return report, {"model": v, "alpha": torch.tensor(alpha, dtype=torch.float64)}
+        told = {"train_loss": float(np.mean(losses or [0.0])), "alpha": alpha}
+        kept = {"model": v, "alpha": torch.tensor(alpha, dtype=torch.float64)}
+        return client.report(model=w, metrics=told), kept
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average the copies of w by samples."""
@@ -84,13 +74,3 @@ class APFL(Algorithm):
 def mixed(v: Vector, w: Vector, alpha: float) -> Vector:
     """Return alpha v + (1 - alpha) w."""
     return w + alpha * (v - w)
-
-
-def _scaled(alpha: float, seen: list[torch.Tensor]) -> Direction:
-    """Return the direction alpha g; the gradient itself is left in `seen`."""
-
-    def direction(g: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        seen.append(g.clone())
-        return alpha * g
-
-    return direction

@@ -17,17 +17,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, blend
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 
 BATCH = 128  # of the server's losses: they are sums over batches of batch means
 
@@ -61,15 +59,8 @@ class CCFL(Algorithm):
     adjust_from: int = 0
     pretrain_epochs: int = 5
 
-    paper: ClassVar[Paper] = Paper(
-        "li2024towards",
-        "Li, Songze and Zhu, Chenqing",
-        "Towards Client Driven Federated Learning",
-        "arXiv:2405.15407",
-        2024,
-        "https://arxiv.org/abs/2405.15407",
-    )
-    needs: ClassVar[Needs] = Needs(inspect=True, row_distance="model", one_by_one=True, asynchronous=True)
+    paper = "li2024towards"
+    needs = Needs(inspect=True, row_distance="model", one_by_one=True, asynchronous=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")

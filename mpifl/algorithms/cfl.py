@@ -14,18 +14,14 @@ Norms and cosines are over parameters; variant `emdcfl` counts the running stati
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from mpifl.cluster.distances import cosine_matrix
 from mpifl.cluster.grouping import bipartition
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Mixing, Plan
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State
 
 
 @dataclass(frozen=True)
@@ -50,16 +46,8 @@ class CFL(Algorithm):
     weighted: bool = False
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "sattler2020clustered",
-        'Sattler, Felix and M{\\"u}ller, Klaus-Robert and Samek, Wojciech',
-        "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy "
-        "Constraints",
-        "IEEE TNNLS",
-        2020,
-        "https://arxiv.org/abs/1910.01991",
-    )
-    needs: ClassVar[Needs] = Needs(gram="update")
+    paper = "sattler2020clustered"
+    needs = Needs(gram="update")
 
     def __post_init__(self) -> None:
         require(self.eps1 >= 0, "eps1", self.eps1, "take 0 or more; 0 never splits")

@@ -17,18 +17,17 @@ samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from mpifl.cluster.grouping import match_labels, spectral, spectral_by_silhouette
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client, Trained
+from mpifl.core.client import Trained
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, by_cluster, rows
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,8 @@ class CFLGP(Algorithm):
     protocol: str = "gradient"
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "kim2024clustered",
-        "Kim, Heasung and Kim, Hyeji and de Veciana, Gustavo",
-        "Clustered Federated Learning via Gradient-based Partitioning",
-        "ICML",
-        2024,
-        "https://proceedings.mlr.press/v235/kim24p.html",
-    )
-    needs: ClassVar[Needs] = Needs(state=True, gram="profile", rounds=True)
+    paper = "kim2024clustered"
+    needs = Needs(state=True, gram="profile", rounds=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")
@@ -67,11 +59,6 @@ class CFLGP(Algorithm):
         known = ("gradient", "gap")
         require(self.protocol in known, "protocol", self.protocol, "take gradient or gap")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
-
-    def check(self, world: World) -> None:
-        """K may not exceed N."""
-        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
-        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
 
     def _k(self, num_clients: int) -> int:
         """Return the number of rows."""

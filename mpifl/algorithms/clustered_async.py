@@ -11,18 +11,14 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import UserError, require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, in_turn
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, World
 
-from .fedasync import STALENESS, FedAsync, weight_of
+from .fedasync import STALENESS, weight_of
 
 
 @dataclass(frozen=True)
@@ -41,8 +37,8 @@ class ClusteredAsync(Algorithm):
     b: float = 4.0
     rho: float = 0.005
 
-    paper: ClassVar[Paper] = FedAsync.paper
-    needs: ClassVar[Needs] = Needs(asynchronous=True)
+    paper = "xie2020asynchronous"
+    needs = Needs(asynchronous=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha <= 1, "alpha", self.alpha, "take a rate in (0, 1]")

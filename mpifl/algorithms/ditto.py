@@ -9,16 +9,13 @@ same numbers, since w is fixed. Its global mean counts each client once (`weight
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, average
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
+from mpifl.core.types import Reads, Vector
 from mpifl.local.directions import proximal
 
 
@@ -34,15 +31,8 @@ class Ditto(Algorithm):
     lam: float = 1.0
     weighted: bool = True
 
-    paper: ClassVar[Paper] = Paper(
-        "li2021ditto",
-        "Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia",
-        "Ditto: Fair and Robust Federated Learning Through Personalization",
-        "ICML",
-        2021,
-        "https://arxiv.org/abs/2012.04221",
-    )
-    needs: ClassVar[Needs] = Needs(state=True)
+    paper = "li2021ditto"
+    needs = Needs(state=True)
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", self.lam, "take 0 or more; 0 is local training")

@@ -17,20 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from mpifl.cluster.distances import emd
 from mpifl.cluster.neighbourhoods import neighbourhood_labels, neighbourhood_plan
-from mpifl.core.algorithm import Algorithm, Look, Needs, Paper
-from mpifl.core.client import Client, Peer
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Look, Needs, Notes, Peer, Server, Vector
 from mpifl.core.mixing import Plan
 from mpifl.core.params import put, take
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, Vector
 
 
 @dataclass(frozen=True)
@@ -58,15 +54,8 @@ class EMDCFL(Algorithm):
     tau: str = "shared"
     train_mode: bool = False
 
-    paper: ClassVar[Paper] = Paper(
-        "zhang2025clustered",
-        "Zhang, Dekai and Toni, Francesca and Williams, Matthew",
-        "Clustered Federated Learning via Embedding Distributions",
-        "arXiv:2506.07769",
-        2025,
-        "https://arxiv.org/abs/2506.07769",
-    )
-    needs: ClassVar[Needs] = Needs(memory="model", probe=True, validation=True)
+    paper = "zhang2025clustered"
+    needs = Needs(memory="model", probe=True, validation=True)
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, "epsilon", self.epsilon, "take a positive tolerance, 0.025 in the paper")
@@ -77,11 +66,6 @@ class EMDCFL(Algorithm):
         require(self.reg > 0, "reg", self.reg, "take a positive regularisation")
         require(self.against in ("val", "train"), "against", self.against, "take val or train")
         require(self.tau in ("shared", "full"), "tau", self.tau, "take shared or full")
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the cluster's model."""
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def probes(self, server: Server, step: int) -> bool:
         """Look until all clients were seen in the first round."""

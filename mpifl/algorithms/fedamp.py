@@ -12,20 +12,15 @@ Differs: alpha does not decay over the rounds; distances include batch-norm stat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from mpifl.cluster.distances import cosine_matrix, squared_distances
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, own_rows
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 from mpifl.local.directions import proximal
-
-VARIANTS = ("paper", "heur")
 
 
 @dataclass(frozen=True)
@@ -46,28 +41,20 @@ class FedAMP(Algorithm):
     self_weight: float = 0.5
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "huang2021personalized",
-        "Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and Pei, Jian "
-        "and Zhang, Yong",
-        "Personalized Cross-Silo Federated Learning on Non-{IID} Data",
-        "AAAI",
-        2021,
-        "https://arxiv.org/abs/2007.03797",
-    )
-    needs: ClassVar[Needs] = Needs(state=True, gram="model")
+    paper = "huang2021personalized"
+    needs = Needs(state=True, gram="model")
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", self.lam, "take 0 or more")
         require(self.alpha > 0, "alpha", self.alpha, "take a positive step")
         require(self.sigma > 0, "sigma", self.sigma, "take a positive scale")
         require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "take a share in [0, 1]")
-        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+        require(self.variant in ("paper", "heur"), "variant", self.variant, "take paper or heur")
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start all clients alike."""
-        models = world.init(0)[None].expand(world.num_clients, -1)
-        return Server({"model": models}, np.arange(world.num_clients))
+        N = world.num_clients
+        return Server({"model": world.init(0)[None].expand(N, -1)}, np.arange(N))
 
     def serves(self, server: Server, k: int) -> Reads:
         """Judge by the client's own model."""
@@ -87,14 +74,12 @@ class FedAMP(Algorithm):
         """Return xi [m, m] from the products of the models."""
         if self.variant == "paper":
             xi = self.alpha / self.sigma * np.exp(-squared_distances(gram) / self.sigma)
-            np.fill_diagonal(xi, 0.0)
-            return xi + np.diag(1.0 - xi.sum(1))
-        if len(gram) == 1:
-            return np.ones((1, 1))
-        xi = np.exp(self.sigma * (cosine_matrix(gram) - 1.0))
+        else:
+            xi = np.exp(self.sigma * (cosine_matrix(gram) - 1.0))
         np.fill_diagonal(xi, 0.0)
-        others = (1.0 - self.self_weight) * xi / xi.sum(1, keepdims=True)
-        return others + self.self_weight * np.eye(len(xi))
+        if self.variant == "heur" and len(xi) > 1:
+            xi *= (1.0 - self.self_weight) / xi.sum(1, keepdims=True)
+        return np.asarray(xi + np.diag(1.0 - xi.sum(1)))
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return w_i, the common initial model before the first visit."""

@@ -9,16 +9,12 @@ Several uploads of one step are blended one after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, in_turn
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State
 
 STALENESS = ("constant", "polynomial", "hinge")
 
@@ -39,15 +35,8 @@ class FedAsync(Algorithm):
     b: float = 4.0
     rho: float = 0.005
 
-    paper: ClassVar[Paper] = Paper(
-        "xie2020asynchronous",
-        "Xie, Cong and Koyejo, Sanmi and Gupta, Indranil",
-        "Asynchronous Federated Optimization",
-        "OPT",
-        2020,
-        "https://arxiv.org/abs/1903.03934",
-    )
-    needs: ClassVar[Needs] = Needs(asynchronous=True)
+    paper = "xie2020asynchronous"
+    needs = Needs(asynchronous=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha <= 1, "alpha", self.alpha, "take a rate in (0, 1]")

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpifl.core.algorithm import Algorithm
-from mpifl.core.client import Client
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.method import Algorithm, Client, Message, Notes, Server, State
 from mpifl.core.mixing import Plan, average
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.local.tune import judge_tuned
 
 from .fedavg import FedAvg
@@ -40,11 +37,6 @@ class FedAvgFT(Algorithm):
     def __post_init__(self) -> None:
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
         require(self.tune_part in PARTS, "tune_part", self.tune_part, f"take one of {', '.join(PARTS)}")
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the global model."""
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""

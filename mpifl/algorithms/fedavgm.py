@@ -8,17 +8,13 @@ Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federa
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Key, Needs, Notes, Server, World
 from mpifl.core.mixing import Plan, average
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, World
 
 
 @dataclass(frozen=True)
@@ -33,15 +29,8 @@ class FedAvgM(Algorithm):
     beta: float = 0.9
     server_lr: float = 1.0
 
-    paper: ClassVar[Paper] = Paper(
-        "hsu2019measuring",
-        "Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew",
-        "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-        "arXiv:1909.06335",
-        2019,
-        "https://arxiv.org/abs/1909.06335",
-    )
-    needs: ClassVar[Needs] = Needs(polish=True)
+    paper = "hsu2019measuring"
+    needs = Needs(polish=True)
 
     def __post_init__(self) -> None:
         require(0 <= self.beta < 1, "beta", self.beta, "take a value in [0, 1); 0 is FedAvg")
@@ -51,11 +40,6 @@ class FedAvgM(Algorithm):
         """Start with v = 0."""
         v = torch.zeros(1, world.layout.num_parameters)
         return Server({"model": world.init(0)[None], "momentum": v}, np.zeros(world.num_clients, np.int64))
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the global model."""
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""

@@ -9,18 +9,15 @@ samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, average
 from mpifl.core.params import put, take
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 from mpifl.local.tune import judge_tuned
 
 PARTS = ("all", "body", "head")
@@ -40,14 +37,7 @@ class FedBABU(Algorithm):
     tune_part: str = "all"
     weighted: bool = True
 
-    paper: ClassVar[Paper] = Paper(
-        "oh2022fedbabu",
-        "Oh, Jaehoon and Kim, Sangmook and Yun, Se-Young",
-        "{FedBABU}: Toward Enhanced Representation for Federated Image Classification",
-        "ICLR",
-        2022,
-        "https://arxiv.org/abs/2106.06042",
-    )
+    paper = "oh2022fedbabu"
 
     def __post_init__(self) -> None:
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")

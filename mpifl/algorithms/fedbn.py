@@ -8,31 +8,21 @@ With a model that has no batch norm this is FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, average
 from mpifl.core.params import put, take
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
 class FedBN(Algorithm):
     """One table, `shared`; batch norm is client state, the common initial one before the first visit."""
 
-    paper: ClassVar[Paper] = Paper(
-        "li2021fedbn",
-        "Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi",
-        "{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization",
-        "ICLR",
-        2021,
-        "https://arxiv.org/abs/2102.07623",
-    )
-    needs: ClassVar[Needs] = Needs(state=True)
+    paper = "li2021fedbn"
+    needs = Needs(state=True)
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""

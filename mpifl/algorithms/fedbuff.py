@@ -9,16 +9,12 @@ choice).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, add
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State
 
 
 @dataclass(frozen=True)
@@ -35,16 +31,8 @@ class FedBuff(Algorithm):
     staleness_a: float = 0.5
     normalise: str = "size"
 
-    paper: ClassVar[Paper] = Paper(
-        "nguyen2022federated",
-        "Nguyen, John and Malik, Kshitiz and Zhan, Hongyuan and Yousefpour, Ashkan and Rabbat, Mike and "
-        "Malek, Mani and Huba, Dzmitry",
-        "Federated Learning with Buffered Asynchronous Aggregation",
-        "AISTATS",
-        2022,
-        "https://arxiv.org/abs/2106.06639",
-    )
-    needs: ClassVar[Needs] = Needs(asynchronous=True)
+    paper = "nguyen2022federated"
+    needs = Needs(asynchronous=True)
 
     def __post_init__(self) -> None:
         require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")

@@ -13,17 +13,14 @@ defect).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, rows
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.core.types import Reads
 from mpifl.local.mixture import component_losses
 
 VAL_BATCH = 64  # samples
@@ -44,24 +41,13 @@ class FedCE(Algorithm):
     delta: float = 0.5
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "cai2023fedce",
-        "Cai, Luxin and Chen, Naiyue and Cao, Yuanzhouhan and He, Jiahuan and Li, Yidong",
-        "{FedCE}: Personalized Federated Learning Method based on Clustering Ensembles",
-        "ACM Multimedia",
-        2023,
-    )
-    needs: ClassVar[Needs] = Needs(several=True, validation=True)
+    paper = "cai2023fedce"
+    needs = Needs(several=True, validation=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
         require(self.delta >= 0, "delta", self.delta, "take 0 or more")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
-
-    def check(self, world: World) -> None:
-        """K may not exceed N."""
-        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
-        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start from K independent models and h = 0."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +22,11 @@ import torch
 from mpifl.cluster.distances import squared_distances
 from mpifl.cluster.grouping import LINKAGES, agglomerative
 from mpifl.cluster.oneshot import clustered_plan, clustered_server, joined
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.params import take, width
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, Vector, World
+from mpifl.core.types import Vector
 
 
 @dataclass(frozen=True)
@@ -49,16 +47,8 @@ class FedClust(Algorithm):
     linkage: str = "complete"
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "islam2024fedclust",
-        "Islam, Md Sirajul and Javaherian, Simin and Xu, Fei and Yuan, Xu and Chen, Li and Tzeng, Nian-Feng",
-        "{FedClust}: Tackling Data Heterogeneity in Federated Learning through Weight-Driven Client "
-        "Clustering",
-        "ICPP",
-        2024,
-        "https://arxiv.org/abs/2407.07124",
-    )
-    needs: ClassVar[Needs] = Needs(
+    paper = "islam2024fedclust"
+    needs = Needs(
         fingerprint=True, fingerprint_gram="signature", fingerprint_distance="signature", newcomers=True
     )
 
@@ -68,11 +58,6 @@ class FedClust(Algorithm):
         require(self.epochs >= 0, "epochs", self.epochs, "take 1 or more; 0 for those of a round")
         require(self.linkage in LINKAGES, "linkage", self.linkage, f"take one of {', '.join(LINKAGES)}")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
-
-    def check(self, world: World) -> None:
-        """There may not be more clusters than clients."""
-        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
-        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
 
     @property
     def _compared(self) -> str:
@@ -110,11 +95,6 @@ class FedClust(Algorithm):
     def welcome(self, server: Server, prints: Notes) -> Plan:
         """Join the cluster with the nearest mean final layer."""
         return joined(server, prints.client, prints["row_distance"].argmin(1))
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the cluster's model."""
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each cluster by samples."""

@@ -16,20 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from mpifl.cluster.grouping import quantile_groups
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client, Trained
+from mpifl.core.client import Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Mixing, Plan, average, by_cluster
 from mpifl.core.params import Layout, Part, put, take, within
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 from mpifl.local.directions import proximal
 from mpifl.local.tune import judge_tuned
 
@@ -53,14 +51,8 @@ class FedCUAU(Algorithm):
     mu: float = 0.001
     tune_epochs: int = 5
 
-    paper: ClassVar[Paper] = Paper(
-        "fedcuau",
-        "{The authors of FedCUAU}",  # the paper came to us without their names
-        "{FedCUAU}: Clustered Federated Learning Using Weight Divergence",
-        "",
-        2024,
-    )
-    needs: ClassVar[Needs] = Needs(fingerprint=True, fingerprint_gram="last_layer", state=True)
+    paper = "fedcuau"
+    needs = Needs(fingerprint=True, fingerprint_gram="last_layer", state=True)
 
     def __post_init__(self) -> None:
         require(self.over in OVER, "over", self.over, f"take one of {', '.join(OVER)}")

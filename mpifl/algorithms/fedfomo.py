@@ -13,17 +13,15 @@ are alike and nothing is sent; a client is judged by its own model, as trained.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, own_rows
-from mpifl.core.rng import Key, key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.rng import key
+from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,8 @@ class FedFomo(Algorithm):
     epsilon: float = 0.3
     epsilon_decay: float = 0.05
 
-    paper: ClassVar[Paper] = Paper(
-        "zhang2021personalized",
-        "Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and Alvarez, Jose M.",
-        "Personalized Federated Learning with First Order Model Optimization",
-        "ICLR",
-        2021,
-        "https://arxiv.org/abs/2012.08565",
-    )
-    needs: ClassVar[Needs] = Needs(state=True, validation=True, together=True)
+    paper = "zhang2021personalized"
+    needs = Needs(state=True, validation=True, together=True)
 
     def __post_init__(self) -> None:
         require(self.num_models >= 1, "num_models", self.num_models, "take at least one model")

@@ -9,31 +9,20 @@ sum p_i ||a_i||_1. x <- x + tau_eff sum p_i d_i. Steps of Adam count as steps of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, add, shares
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, World
 
 
 @dataclass(frozen=True)
 class FedNova(Algorithm):
     """One model for all."""
 
-    paper: ClassVar[Paper] = Paper(
-        "wang2020tackling",
-        "Wang, Jianyu and Liu, Qinghua and Liang, Hao and Joshi, Gauri and Poor, H. Vincent",
-        "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
-        "NeurIPS",
-        2020,
-        "https://arxiv.org/abs/2007.07481",
-    )
-    needs: ClassVar[Needs] = Needs(polish=True)
+    paper = "wang2020tackling"
+    needs = Needs(polish=True)
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Remember where the buffers begin."""

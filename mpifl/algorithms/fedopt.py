@@ -11,28 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, average
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, World
 
 Second = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (v, Delta^2) -> the next v
-PAPER = Paper(
-    "reddi2021adaptive",
-    "Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and "
-    "Kone{\\v{c}}n{\\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan",
-    "Adaptive Federated Optimization",
-    "ICLR",
-    2021,
-    "https://arxiv.org/abs/2003.00295",
-)
 
 
 @dataclass(frozen=True)
@@ -50,8 +37,8 @@ class FedAdam(Algorithm):
     beta2: float = 0.99
     tau: float = 1e-3
 
-    paper: ClassVar[Paper] = PAPER
-    needs: ClassVar[Needs] = Needs(polish=True)
+    paper = "reddi2021adaptive"
+    needs = Needs(polish=True)
 
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)
@@ -92,8 +79,8 @@ class FedYogi(Algorithm):
     beta2: float = 0.99
     tau: float = 1e-3
 
-    paper: ClassVar[Paper] = PAPER
-    needs: ClassVar[Needs] = Needs(polish=True)
+    paper = "reddi2021adaptive"
+    needs = Needs(polish=True)
 
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)

@@ -7,31 +7,21 @@ are trained together; the body is averaged by samples, the head never leaves the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, average
 from mpifl.core.params import put, take
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
 class FedPer(Algorithm):
     """One table, `body`; the head is client state, the common initial one before the first visit."""
 
-    paper: ClassVar[Paper] = Paper(
-        "arivazhagan2019federated",
-        "Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav",
-        "Federated Learning with Personalization Layers",
-        "arXiv:1912.00818",
-        2019,
-        "https://arxiv.org/abs/1912.00818",
-    )
-    needs: ClassVar[Needs] = Needs(state=True)
+    paper = "arivazhagan2019federated"
+    needs = Needs(state=True)
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""

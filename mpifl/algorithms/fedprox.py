@@ -8,14 +8,10 @@ EMD-CFL repository, which shapes that paper's FedProx rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from mpifl.core.algorithm import Algorithm, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, average
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.local.directions import proximal, unsquared
 
 VARIANTS = ("standard", "unsquared")
@@ -33,15 +29,7 @@ class FedProx(Algorithm):
     mu: float = 0.1
     variant: str = "standard"
 
-    paper: ClassVar[Paper] = Paper(
-        "li2020federated",
-        "Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and "
-        "Smith, Virginia",
-        "Federated Optimization in Heterogeneous Networks",
-        "MLSys",
-        2020,
-        "https://arxiv.org/abs/1812.06127",
-    )
+    paper = "li2020federated"
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")

@@ -10,19 +10,16 @@ it is read. Variant `emdcfl` as in FedEM.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Mixing, Plan, componentwise, shares
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.core.types import Reads
 from mpifl.local.mixture import component_losses, judge_mixture, train_components
 
 FLOOR = 1e-8  # of C
@@ -41,24 +38,12 @@ class FedRC(Algorithm):
     num_clusters: int = 3
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "guo2024fedrc",
-        "Guo, Yongxin and Tang, Xiaoying and Lin, Tao",
-        "{FedRC}: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust Clustering",
-        "ICML",
-        2024,
-        "https://arxiv.org/abs/2301.12379",
-    )
-    needs: ClassVar[Needs] = Needs(state=True)
+    paper = "guo2024fedrc"
+    needs = Needs(state=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one; 1 is FedAvg")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
-
-    def check(self, world: World) -> None:
-        """K may not exceed N."""
-        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
-        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start from K independent models and a constant C."""

@@ -8,17 +8,14 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, average
 from mpifl.core.params import put, take
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
@@ -31,15 +28,8 @@ class FedRep(Algorithm):
 
     head_epochs: int = 10
 
-    paper: ClassVar[Paper] = Paper(
-        "collins2021exploiting",
-        "Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay",
-        "Exploiting Shared Representations for Personalized Federated Learning",
-        "ICML",
-        2021,
-        "https://arxiv.org/abs/2102.07078",
-    )
-    needs: ClassVar[Needs] = Needs(state=True)
+    paper = "collins2021exploiting"
+    needs = Needs(state=True)
 
     def __post_init__(self) -> None:
         require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "take 0 or more passes over the data")

@@ -15,18 +15,15 @@ term draws to the model received (that repository takes lam 1).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from mpifl.cluster.collaboration import dissimilarity, graph_plan, own_models
 from mpifl.cluster.grouping import simplex_projection
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, shares
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.core.types import Reads
 from mpifl.local.directions import train_aligned
 
 VARIANTS = ("paper", "repo", "emdcfl")
@@ -50,16 +47,8 @@ class FedSaC(Algorithm):
     lam: float = 0.01
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "yan2024balancing",
-        "Yan, Kunda and Cui, Sen and Wuerkaixi, Abudukelimu and Zhang, Jingfeng and Han, Bo and Niu, Gang "
-        "and Sugiyama, Masashi and Zhang, Changshui",
-        "Balancing Similarity and Complementarity for Federated Learning",
-        "ICML",
-        2024,
-        "https://arxiv.org/abs/2405.09892",
-    )
-    needs: ClassVar[Needs] = Needs(gram="delta")
+    paper = "yan2024balancing"
+    needs = Needs(gram="delta")
 
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2", "lam"):

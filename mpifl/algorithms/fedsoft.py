@@ -13,17 +13,15 @@ max(1, n_val / 1000) samples in each centre; every visit starts from the mixture
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, rows
-from mpifl.core.rng import Key, key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.rng import key
+from mpifl.core.types import Reads, Vector
 from mpifl.local.mixture import component_losses
 
 VAL_BATCH = 64  # samples; variant emdcfl
@@ -50,15 +48,8 @@ class FedSoft(Algorithm):
     selected: int = 0
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "ruan2022fedsoft",
-        "Ruan, Yichen and Joe-Wong, Carlee",
-        "{FedSoft}: Soft Clustered Federated Learning with Proximal Local Updating",
-        "AAAI",
-        2022,
-        "https://arxiv.org/abs/2112.06053",
-    )
-    needs: ClassVar[Needs] = Needs(several=True, state=True)
+    paper = "ruan2022fedsoft"
+    needs = Needs(several=True, state=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one centre")
@@ -67,11 +58,6 @@ class FedSoft(Algorithm):
         require(self.tau >= 1, "tau", self.tau, "take 1 (count in every round) or more")
         require(self.selected >= 0, "selected", self.selected, "take 0 (all) or a number of clients")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
-
-    def check(self, world: World) -> None:
-        """K may not exceed N."""
-        remedy = f"there are only {world.num_clients} clients; take fewer centres"
-        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start from K independent centres; draws of the server are addressed by `seed` and version."""

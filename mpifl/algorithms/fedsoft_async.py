@@ -12,17 +12,14 @@ CCFL's do, pre-trained on the server's labelled sets D_k.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, blend
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.core.types import Reads
 from mpifl.local.mixture import component_losses
 
 from .ccfl import CCFL, lateness, pretrained
@@ -44,8 +41,8 @@ class FedSoftAsync(Algorithm):
     rho: float = 0.1
     pretrain_epochs: int = 5
 
-    paper: ClassVar[Paper] = CCFL.paper
-    needs: ClassVar[Needs] = Needs(inspect=True, one_by_one=True, asynchronous=True)
+    paper = CCFL.paper
+    needs = Needs(inspect=True, one_by_one=True, asynchronous=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")

@@ -16,18 +16,14 @@ round and never aggregates the last one: its T rounds are T - 1 here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from mpifl.cluster.grouping import kmeans, principal_coordinates
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, by_cluster
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, World
 from mpifl.local.directions import unsquared
 
 VARIANTS = ("flt", "flexcfl", "emdcfl")
@@ -47,25 +43,13 @@ class FeSEM(Algorithm):
     variant: str = "flt"
     mu: float = 0.1
 
-    paper: ClassVar[Paper] = Paper(
-        "long2023multi",
-        "Long, Guodong and Xie, Ming and Shen, Tao and Zhou, Tianyi and Wang, Xianzhi and Jiang, Jing",
-        "Multi-Center Federated Learning: Clients Clustering for Better Personalization",
-        "World Wide Web",
-        2023,
-        "https://arxiv.org/abs/2108.08647",
-    )
-    needs: ClassVar[Needs] = Needs(memory="model", gram="model", row_distance="model")
+    paper = "long2023multi"
+    needs = Needs(memory="model", gram="model", row_distance="model")
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
         require(self.mu >= 0, "mu", self.mu, "take 0 or more")
-
-    def check(self, world: World) -> None:
-        """There may not be more clusters than clients."""
-        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
-        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start the centres alike, or independently under `flexcfl`."""

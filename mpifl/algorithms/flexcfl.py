@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +25,10 @@ import torch
 from mpifl.cluster.distances import cosine_matrix, madc, wasserstein1
 from mpifl.cluster.grouping import agglomerative, kmeans, principal_coordinates
 from mpifl.cluster.oneshot import clustered_plan, clustered_server, joined, pulled
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, by_cluster
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, Vector, World
+from mpifl.core.types import Vector
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,8 @@ class FlexCFL(Algorithm):
     migration: float | None = None
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "duan2022flexible",
-        "Duan, Moming and Liu, Duo and Ji, Xinyuan and Wu, Yu and Liang, Liang and Chen, Xianzhang and Tan, "
-        "Yujuan and Ren, Ao",
-        "Flexible Clustered Federated Learning for Client-Level Data Distribution Shift",
-        "IEEE TPDS",
-        2022,
-        "https://arxiv.org/abs/2108.09749",
-    )
-    needs: ClassVar[Needs] = Needs(
+    paper = "duan2022flexible"
+    needs = Needs(
         fingerprint=True,
         fingerprint_gram="direction",
         fingerprint_distance="direction",
@@ -81,11 +71,6 @@ class FlexCFL(Algorithm):
         require(self.eta_g is None or self.eta_g >= 0, "eta_g", self.eta_g, "take a rate, 0 or more")
         require((self.migration or 0) >= 0, "migration", self.migration, "take 0 or more, or null")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
-
-    def check(self, world: World) -> None:
-        """There may not be more groups than clients."""
-        remedy = f"there are only {world.num_clients} clients; take fewer groups"
-        require(self.num_groups <= world.num_clients, "num_groups", self.num_groups, remedy)
 
     def founders(self, world: World, present: np.ndarray, key: Key) -> np.ndarray:
         """Draw alpha m clients."""

@@ -12,19 +12,15 @@ place: it is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mpifl.cluster.distances import cosine_matrix, squared_distances
 from mpifl.cluster.grouping import LINKAGES, agglomerative
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
-from mpifl.core.mixing import Mixing, Plan, rows
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
+from mpifl.core.mixing import Plan, by_cluster
 
 
 @dataclass(frozen=True)
@@ -45,16 +41,8 @@ class FLHC(Algorithm):
     metric: str = "euclidean"
     linkage: str = "average"
 
-    paper: ClassVar[Paper] = Paper(
-        "briggs2020federated",
-        "Briggs, Christopher and Fan, Zhong and Andras, Peter",
-        "Federated Learning with Hierarchical Clustering of Local Updates to Improve Training on Non-{IID} "
-        "Data",
-        "IJCNN",
-        2020,
-        "https://arxiv.org/abs/2004.11791",
-    )
-    needs: ClassVar[Needs] = Needs(gram="delta")
+    paper = "briggs2020federated"
+    needs = Needs(gram="delta")
 
     def __post_init__(self) -> None:
         require(self.rounds_before >= 0, "rounds_before", self.rounds_before, "take 0 or more rounds")
@@ -62,8 +50,8 @@ class FLHC(Algorithm):
         require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0: threshold")
         require(self.metric in ("euclidean", "cosine"), "metric", self.metric, "take euclidean or cosine")
         require(self.linkage in LINKAGES, "linkage", self.linkage, f"take one of {', '.join(LINKAGES)}")
-        ward = self.linkage == "ward" and self.metric == "cosine"
-        require(not ward, "linkage", self.linkage, "needs metric euclidean")
+        fits = (self.linkage, self.metric) != ("ward", "cosine")
+        require(fits, "linkage", self.linkage, "needs metric euclidean")
 
     def compares(self, server: Server) -> bool:
         """Look at updates in one round only."""
@@ -76,17 +64,14 @@ class FLHC(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Cluster in the one round; average each cluster's updates by samples."""
-        assign, num_rows = server.assign, len(server.tables["model"])
-        keep = np.eye(num_rows)
+        assign, keep = server.assign, np.eye(len(server.tables["model"]))
         if self.compares(server):
             labels = self._labels(notes["gram"])
             assign = np.full(len(assign), labels.max() + 1)
             assign[notes.client] = labels
-            num_rows = int(assign.max()) + 1
-            keep = np.ones((num_rows, 1))  # all start from the shared model
-        members = np.arange(num_rows)[:, None] == assign[notes.client]
-        weights = rows(members * notes.num_samples.astype(np.float64)).weights
-        return Plan([Mixing(weights, keep=keep, of="delta")], assign=assign)
+            keep = np.ones((assign.max() + 1, 1))  # all start from the shared model
+        updates = by_cluster(assign[notes.client], len(keep), notes.num_samples, of="delta")
+        return Plan([replace(updates, keep=keep)], assign=assign)
 
     def _labels(self, gram: np.ndarray) -> np.ndarray:
         """Return the cluster [m] of each update."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +29,12 @@ from mpifl.cluster.distances import closest_pair, matching_distance, pairwise
 from mpifl.cluster.grouping import kmeans
 from mpifl.cluster.plane import umap_plane
 from mpifl.cluster.relatedness import linked_clients, regrouped, related_plan, related_server
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
 from mpifl.core.mixing import Plan
 from mpifl.core.params import put, take
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, Vector, World
+from mpifl.core.types import Vector
 
 KMEANS_SEED = 43  # the repository's
 NOBODY = np.zeros(0, np.int64)
@@ -70,15 +68,8 @@ class FLT(Algorithm):
     finetune_epochs: int = 5
     loss: str = "mse"
 
-    paper: ClassVar[Paper] = Paper(
-        "jamalirad2022federated",
-        "Jamali-Rad, Hadi and Abdizadeh, Mohammad and Singh, Anuj",
-        "Federated Learning with Taskonomy for Non-{IID} Data",
-        "IEEE TNNLS",
-        2022,
-        "https://arxiv.org/abs/2103.15947",
-    )
-    needs: ClassVar[Needs] = Needs(fingerprint=True, newcomers=True, memory="model")
+    paper = "jamalirad2022federated"
+    needs = Needs(fingerprint=True, newcomers=True, memory="model")
 
     def __post_init__(self) -> None:
         require(self.gamma > 0, "gamma", self.gamma, "take a positive distance; 1 in the paper")
@@ -161,11 +152,6 @@ class FLT(Algorithm):
         Z = np.split(plane, np.cumsum([len(c) for c in clouds])[:-1])
         A = pairwise(Z, DISTANCES[self.distance])
         return linked_clients((self.gamma > A) | np.eye(len(A), dtype=bool), self.case, self.num_clusters)
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the model of the related clients."""
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average over related clients."""

@@ -9,17 +9,13 @@ training choice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Reads, Report, Server, State, World
 from mpifl.core.mixing import Plan, by_cluster
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
 from mpifl.local.choose import best_model
 
 
@@ -33,22 +29,10 @@ class HypCluster(Algorithm):
 
     num_clusters: int = 4
 
-    paper: ClassVar[Paper] = Paper(
-        "mansour2020three",
-        "Mansour, Yishay and Mohri, Mehryar and Ro, Jae and Suresh, Ananda Theertha",
-        "Three Approaches for Personalization with Applications to Federated Learning",
-        "arXiv:2002.10619",
-        2020,
-        "https://arxiv.org/abs/2002.10619",
-    )
+    paper = "mansour2020three"
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one hypothesis")
-
-    def check(self, world: World) -> None:
-        """K may not exceed N."""
-        remedy = f"there are only {world.num_clients} clients; take fewer hypotheses"
-        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start from K independent models."""

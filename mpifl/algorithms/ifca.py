@@ -15,19 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, add, by_cluster
 from mpifl.core.params import put, take
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 from mpifl.local.choose import best_model
 
 
@@ -53,14 +51,7 @@ class IFCA(Algorithm):
     restarts: int = 0
     least: float = 0.1
 
-    paper: ClassVar[Paper] = Paper(
-        "ghosh2020efficient",
-        "Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan",
-        "An Efficient Framework for Clustered Federated Learning",
-        "NeurIPS",
-        2020,
-        "https://arxiv.org/abs/2006.04088",
-    )
+    paper = "ghosh2020efficient"
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
@@ -72,11 +63,6 @@ class IFCA(Algorithm):
         require(0 <= self.least <= 1, "least", self.least, "take a share in [0, 1]")
         needs = Needs(validation=self.select_on == "val", fingerprint=self.restarts > 0)
         object.__setattr__(self, "needs", needs)  # no field: what these choices ask for
-
-    def check(self, world: World) -> None:
-        """K may not exceed N."""
-        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
-        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
 
     def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
         """Send all sets of initial models."""

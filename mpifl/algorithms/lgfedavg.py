@@ -9,17 +9,14 @@ initial one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, average
 from mpifl.core.params import put, take
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 
 PRIVATE = {"head": "body", "block": "trunk"}  # what is shared -> what stays
 
@@ -34,16 +31,8 @@ class LGFedAvg(Algorithm):
 
     shared: str = "head"
 
-    paper: ClassVar[Paper] = Paper(
-        "liang2020think",
-        "Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P. "
-        "and Brent, David and Salakhutdinov, Ruslan and Morency, Louis-Philippe",
-        "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
-        "arXiv:2001.01523",
-        2020,
-        "https://arxiv.org/abs/2001.01523",
-    )
-    needs: ClassVar[Needs] = Needs(state=True)
+    paper = "liang2020think"
+    needs = Needs(state=True)
 
     def __post_init__(self) -> None:
         require(self.shared in PRIVATE, "shared", self.shared, f"take one of {', '.join(PRIVATE)}")

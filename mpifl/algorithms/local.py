@@ -6,30 +6,20 @@ The baseline of every paper here. A client continues from its own model, all fro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
+from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
 class Local(Algorithm):
     """Every client trains alone."""
 
-    paper: ClassVar[Paper] = Paper(
-        "mcmahan2017communication",
-        "McMahan, H. Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Aguera y Arcas, B.",
-        "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-        "AISTATS",
-        2017,
-        "https://arxiv.org/abs/1602.05629",
-    )
-    needs: ClassVar[Needs] = Needs(state=True)
+    paper = "mcmahan2017communication"
+    needs = Needs(state=True)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the initial model, known to all from the seed; nothing that changes."""

@@ -10,17 +10,15 @@ layer, without the authors' projection head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client, Loss
+from mpifl.core.client import Loss
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, average
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State
 
 
 @dataclass(frozen=True)
@@ -35,15 +33,8 @@ class MOON(Algorithm):
     mu: float = 1.0
     temperature: float = 0.5
 
-    paper: ClassVar[Paper] = Paper(
-        "li2021model",
-        "Li, Qinbin and He, Bingsheng and Song, Dawn",
-        "Model-Contrastive Federated Learning",
-        "CVPR",
-        2021,
-        "https://arxiv.org/abs/2103.16257",
-    )
-    needs: ClassVar[Needs] = Needs(state=True)
+    paper = "li2021model"
+    needs = Needs(state=True)
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,13 +24,11 @@ import torch
 from mpifl.cluster.distances import pairwise, subspace_angle
 from mpifl.cluster.grouping import merge_closest
 from mpifl.cluster.oneshot import clustered_plan, clustered_server, inherited, joined
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
 from mpifl.core.mixing import Plan
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, Vector, World
+from mpifl.core.types import Vector
 
 ANGLES = ("columns", "smallest", "sum")
 LINKAGES = ("average", "maximum", "minimum")
@@ -56,17 +53,8 @@ class PACFL(Algorithm):
     linkage: str = "average"
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "vahidian2023efficient",
-        "Vahidian, Saeed and Morafah, Mahdi and Wang, Weijia and Kungurtsev, Vyacheslav and Chen, Chen and "
-        "Shah, Mubarak and Lin, Bill",
-        "Efficient Distribution Similarity Identification in Clustered Federated Learning via Principal "
-        "Angles Between Client Data Subspaces",
-        "AAAI",
-        2023,
-        "https://arxiv.org/abs/2209.10526",
-    )
-    needs: ClassVar[Needs] = Needs(fingerprint=True, newcomers=True)
+    paper = "vahidian2023efficient"
+    needs = Needs(fingerprint=True, newcomers=True)
 
     def __post_init__(self) -> None:
         require(self.threshold >= 0, "threshold", self.threshold, "take degrees, 0 or more")
@@ -123,11 +111,6 @@ class PACFL(Algorithm):
         old = np.where(server.memo["known"], server.assign, -1)[everyone]
         labels = inherited(self._labels(bases[everyone]), old, len(server.tables["model"]) - 1)
         return joined(server, prints.client, labels[np.isin(everyone, prints.client)], bases=bases)
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the cluster's model."""
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each cluster by samples."""

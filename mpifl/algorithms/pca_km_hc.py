@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,12 +20,10 @@ import torch
 from mpifl.cluster.distances import matching_distance, pairwise
 from mpifl.cluster.grouping import kmeans
 from mpifl.cluster.relatedness import linked_clients, regrouped, related_plan, related_server
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
 from mpifl.core.mixing import Plan
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, Vector, World
+from mpifl.core.types import Vector
 
 KMEANS_SEED = 43  # the repository's
 
@@ -50,15 +47,8 @@ class PCAKMHC(Algorithm):
     num_clusters: int = 0
     all_clients: bool = True
 
-    paper: ClassVar[Paper] = Paper(
-        "dennis2021heterogeneity",
-        "Dennis, Don Kurian and Li, Tian and Smith, Virginia",
-        "Heterogeneity for the Win: One-Shot Federated Clustering",
-        "ICML",
-        2021,
-        "https://arxiv.org/abs/2103.00697",
-    )
-    needs: ClassVar[Needs] = Needs(fingerprint=True, newcomers=True, memory="model")
+    paper = "dennis2021heterogeneity"
+    needs = Needs(fingerprint=True, newcomers=True, memory="model")
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "take a positive distance")
@@ -101,11 +91,6 @@ class PCAKMHC(Algorithm):
         A = pairwise([c[~np.isnan(c[:, 0])] for c in centroids], matching_distance)
         related = (self.threshold > A) | np.eye(len(A), dtype=bool)
         return linked_clients(related, self.case, self.num_clusters)
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the model of the related clients."""
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average over related clients."""

@@ -14,16 +14,12 @@ by samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from mpifl.core.algorithm import Algorithm, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State, Vector
 from mpifl.core.mixing import Plan, average
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Report, Server, State, Vector
 
 VARIANTS = ("fo", "hf")
 
@@ -44,15 +40,7 @@ class PerFedAvg(Algorithm):
     variant: str = "fo"
     delta: float = 1e-3
 
-    paper: ClassVar[Paper] = Paper(
-        "fallah2020personalized",
-        "Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman",
-        "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning "
-        "Approach",
-        "NeurIPS",
-        2020,
-        "https://arxiv.org/abs/2002.07948",
-    )
+    paper = "fallah2020personalized"
 
     def __post_init__(self) -> None:
         require(self.alpha >= 0, "alpha", self.alpha, "take 0 or more")

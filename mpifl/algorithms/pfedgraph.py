@@ -14,18 +14,15 @@ change since the start of the round, nothing is clipped, v_i is the direction of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from mpifl.cluster.collaboration import dissimilarity, graph_plan, own_models
 from mpifl.cluster.grouping import simplex_projection
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, shares
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.core.types import Reads
 from mpifl.local.directions import train_aligned
 
 VARIANTS = ("paper", "repo", "emdcfl")
@@ -45,15 +42,8 @@ class PFedGraph(Algorithm):
     lam: float = 0.01
     variant: str = "paper"
 
-    paper: ClassVar[Paper] = Paper(
-        "ye2023personalized",
-        "Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng",
-        "Personalized Federated Learning with Inferred Collaboration Graphs",
-        "ICML",
-        2023,
-        "https://proceedings.mlr.press/v202/ye23b.html",
-    )
-    needs: ClassVar[Needs] = Needs(gram="delta")
+    paper = "ye2023personalized"
+    needs = Needs(gram="delta")
 
     def __post_init__(self) -> None:
         require(self.alpha > 0, "alpha", self.alpha, "take a positive weight")

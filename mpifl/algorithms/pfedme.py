@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, blend, shares
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector
+from mpifl.core.types import Reads, Vector
 from mpifl.local.directions import proximal
 
 
@@ -49,15 +47,8 @@ class PFedMe(Algorithm):
     beta: float = 1.0
     mu: float = 0.001
 
-    paper: ClassVar[Paper] = Paper(
-        "dinh2020personalized",
-        "Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung",
-        "Personalized Federated Learning with {M}oreau Envelopes",
-        "NeurIPS",
-        2020,
-        "https://arxiv.org/abs/2006.08848",
-    )
-    needs: ClassVar[Needs] = Needs(state=True)
+    paper = "dinh2020personalized"
+    needs = Needs(state=True)
 
     def __post_init__(self) -> None:
         for name in ("lam", "lr", "personal_lr", "beta"):

@@ -8,17 +8,14 @@ local rate.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, add
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, World
+from mpifl.core.types import Reads
 
 
 @dataclass(frozen=True)
@@ -31,16 +28,8 @@ class SCAFFOLD(Algorithm):
 
     server_lr: float = 1.0
 
-    paper: ClassVar[Paper] = Paper(
-        "karimireddy2020scaffold",
-        "Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and "
-        "Stich, Sebastian and Suresh, Ananda Theertha",
-        "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-        "ICML",
-        2020,
-        "https://arxiv.org/abs/1910.06378",
-    )
-    needs: ClassVar[Needs] = Needs(state=True, plain_sgd=True)
+    paper = "karimireddy2020scaffold"
+    needs = Needs(state=True, plain_sgd=True)
 
     def __post_init__(self) -> None:
         require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")

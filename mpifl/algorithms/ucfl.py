@@ -15,20 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from mpifl.cluster.distances import squared_distances
 from mpifl.cluster.grouping import kmeans, kmeans_by_silhouette
-from mpifl.core.algorithm import Algorithm, Needs, Paper
-from mpifl.core.client import Client
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, rows
-from mpifl.core.rng import Key
-from mpifl.core.types import Message, Notes, Reads, Report, Server, State, Vector, World
+from mpifl.core.types import Reads, Vector
 
 KMEANS_SEED = 1  # the repository's
 
@@ -49,15 +46,8 @@ class UCFL(Algorithm):
     noise_batch: float = 100.0
     parallel: bool = False
 
-    paper: ClassVar[Paper] = Paper(
-        "mestoukirdi2023user",
-        "Mestoukirdi, Mohamad and Zecchin, Matteo and Gesbert, David and Li, Qianrui",
-        "User-Centric Federated Learning: Trading off Wireless Resources for Personalization",
-        "IEEE TMLCN",
-        2023,
-        "https://arxiv.org/abs/2304.12930",
-    )
-    needs: ClassVar[Needs] = Needs(fingerprint=True, fingerprint_gram="gradient", several=True)
+    paper = "mestoukirdi2023user"
+    needs = Needs(fingerprint=True, fingerprint_gram="gradient", several=True)
 
     def __post_init__(self) -> None:
         remedy = "take 0 (one per user), a number, or -1 (silhouette)"

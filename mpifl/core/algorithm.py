@@ -16,34 +16,11 @@ import numpy as np
 import torch
 
 from .client import Client, Peer
+from .errors import require
 from .federation import Split
 from .mixing import Plan
 from .rng import Key
 from .types import Message, Notes, Reads, Report, Server, State, Vector, World
-
-
-@dataclass(frozen=True)
-class Paper:
-    """Where a method comes from."""
-
-    key: str
-    authors: str
-    title: str
-    venue: str
-    year: int
-    url: str = ""
-
-    def bibtex(self) -> str:
-        """Return the BibTeX entry."""
-        rows = {
-            "author": self.authors,
-            "title": self.title,
-            "booktitle": self.venue,
-            "year": self.year,
-            "url": self.url,
-        }
-        body = ",\n".join(f"  {name} = {{{value}}}" for name, value in rows.items() if value)
-        return f"@inproceedings{{{self.key},\n{body}\n}}"
 
 
 @dataclass(frozen=True)
@@ -111,14 +88,21 @@ class Look:
 
 
 class Algorithm(ABC):
-    """A federated method. Subclasses are frozen dataclasses, abstract or final, never overridden again."""
+    """A federated method. Subclasses are frozen dataclasses, abstract or final, never overridden again.
 
-    paper: ClassVar[Paper]
+    Attributes:
+        paper: where it comes from, a key of `algorithms/papers.bib` or a BibTeX entry; empty: nowhere.
+        needs: what it asks of the engine.
+    """
+
+    paper: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
 
     def check(self, world: World) -> None:
-        """Raise `UserError` when this method cannot run in this world (K larger than N, say)."""
-        return
+        """Raise `UserError` when this method cannot run in this world. Default: when K is larger than N."""
+        for name in ("num_clusters", "num_components", "num_groups"):
+            remedy = f"there are only {world.num_clients} clients; take fewer"
+            require(getattr(self, name, 0) <= world.num_clients, name, getattr(self, name, 0), remedy)
 
     def auxiliary(self) -> Mapping[str, Any] | None:
         """Return name and options of the network beside the model (`Client.auxiliary`). Default: none."""
@@ -163,9 +147,13 @@ class Algorithm(ABC):
         """Return the rows that client `k` is judged with. Default: what it downloads."""
         return self.reads(server, k)
 
-    @abstractmethod
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train at the client: from what it downloaded and its own state to a report and its next state."""
+        """Train at the client: from what it downloaded and its own state to a report and its next state.
+
+        Default: train the one model that was downloaded, keep nothing.
+        """
+        w = client.sgd(message["model"][0], key)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def compares(self, server: Server) -> bool:
         """Return whether `aggregate` reads `gram` after this step (only if declared). Default: always."""

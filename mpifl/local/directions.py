@@ -60,3 +60,13 @@ def train_aligned(
     trained = client.sgd(start, key, direction=aligned(lam, message["direction"][0]))
     w = trained.vector[:p]
     return trained, {"model": trained.vector, "delta": w - client.init[:p], "direction": w / w.norm()}
+
+
+def scaled(alpha: float, seen: list[torch.Tensor]) -> Direction:
+    """Return the direction alpha g; the gradient itself is left in `seen`."""
+
+    def direction(g: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        seen.append(g.clone())
+        return alpha * g
+
+    return direction

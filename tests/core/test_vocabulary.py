@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from mpifl.core.algorithm import Paper
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.timing import PHASES, Stopwatch
@@ -69,13 +68,6 @@ def test_time_of_an_inner_phase_is_taken_off_the_outer():
     assert 0.02 <= seconds["train"] < 0.2
     again = watch.take()
     assert sum(again[phase] for phase in PHASES) == 0
-
-
-def test_a_paper_becomes_bibtex():
-    entry = Paper("me2020", "Me", "Title", "Venue", 2020).bibtex()
-    assert entry.splitlines()[0] == "@inproceedings{me2020,"
-    assert "  year = {2020}" in entry
-    assert "url" not in entry
 
 
 def test_objects_are_found_by_file_and_by_module(tmp_path):

@@ -78,3 +78,7 @@ def test_the_catalogue_is_in_the_order_of_the_methods_page():
 def test_every_method_has_a_small_configuration(name):
     config = build(Config, read(f"algorithms/{name}"))
     assert (config.name, type(config.algorithm)) == (name, CATALOGUE[name])
+
+
+def test_the_method_in_the_readme_is_the_one_that_runs():
+    assert (ROOT / "mpifl" / "algorithms" / "fedprox.py").read_text() in (ROOT / "README.md").read_text()

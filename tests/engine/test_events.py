@@ -140,7 +140,6 @@ def test_async_ifca_moves_only_the_chosen_row(tmp_path):
 class Counting(Algorithm):
     """Notes which version it read; the model does not change."""
 
-    paper: ClassVar = CATALOGUE["fedavg"].paper
     needs: ClassVar[Needs] = Needs(asynchronous=True)
 
     def local_update(self, message, state, client, key):

@@ -31,7 +31,6 @@ class Counting(Algorithm):
     fail: int = -1
     how: str = "raise"
 
-    paper: ClassVar = CATALOGUE["fedavg"].paper
     needs: ClassVar[Needs] = Needs(state=True)
 
     def local_update(self, message, state, client, key):
@@ -123,7 +122,6 @@ def test_an_upload_that_is_not_finite_stops_the_run_and_is_named(tmp_path):
 class Remembering(Algorithm):
     """Averages the last models of all clients seen so far."""
 
-    paper: ClassVar = CATALOGUE["fedavg"].paper
     needs: ClassVar[Needs] = Needs(memory="model")
 
     def local_update(self, message, state, client, key):
@@ -152,7 +150,6 @@ def test_the_server_remembers_the_last_upload_of_clients_that_are_absent(tmp_pat
 class Polished(Algorithm):
     """Adds updates and halves the rows afterwards."""
 
-    paper: ClassVar = CATALOGUE["fedavg"].paper
     needs: ClassVar[Needs] = Needs(polish=True)
 
     def local_update(self, message, state, client, key):

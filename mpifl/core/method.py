@@ -1,0 +1,24 @@
+"""The words of a method: everything its hooks take and return, from one place."""
+
+from .algorithm import Algorithm, Look, Needs
+from .client import Client, Peer, Trained
+from .rng import Key
+from .types import Message, Notes, Reads, Report, Server, State, Vector, World
+
+__all__ = [
+    "Algorithm",
+    "Client",
+    "Key",
+    "Look",
+    "Message",
+    "Needs",
+    "Notes",
+    "Peer",
+    "Reads",
+    "Report",
+    "Server",
+    "State",
+    "Trained",
+    "Vector",
+    "World",
+]
