@@ -96,18 +96,24 @@ def study(name: str, options: Sequence[str], transport: Transport, quiet: bool =
         output = replace(case.config.output, folder=folder, id=case.slug, model=False)
         run(replace(case.config, output=output), transport, quiet=True)
         if transport.is_server:
-            rows.append(_row(case, Path(folder) / f"{case.config.name}-{case.slug}"))
-            curves.append(_curve(case, Path(folder) / f"{case.config.name}-{case.slug}"))
+            done = Path(folder) / f"{case.config.name}-{case.slug}"
+            rows.append(_row(case, done))
+            curves.append(_curve(case, done))
+            _write(Path(folder), rows, curves)
             if not quiet:
                 print("  ".join(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
     if not transport.is_server:
         return None
-    folders.write_csv(Path(folder) / "study.csv", rows)
-    (Path(folder) / "study.md").write_text(table(over_seeds(rows)))
-    draw(curves, Path(folder) / "study.png")
     if not quiet:
         print(f"results: {folder}", flush=True)
     return Path(folder)
+
+
+def _write(folder: Path, rows: list[dict[str, Any]], curves: list[Curve]) -> None:
+    """Write table and figure of what is done."""
+    folders.write_csv(folder / "study.csv", rows)
+    (folder / "study.md").write_text(table(over_seeds(rows)))
+    draw(curves, folder / "study.png")
 
 
 def _row(case: Case, folder: Path) -> dict[str, Any]:
