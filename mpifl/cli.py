@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -172,6 +173,7 @@ def main(argv: Sequence[str]) -> int:
     transport = connect()
     try:
         COMMANDS[args.command][0](transport, args)
+        sys.stdout.flush()
     except UserError as error:
         if transport.is_server:
             print(f"mpifl: {error}", file=sys.stderr, flush=True)
@@ -179,6 +181,9 @@ def main(argv: Sequence[str]) -> int:
             print(f"mpifl: {error} (on rank {transport.rank})", file=sys.stderr, flush=True)
             transport.abort(2)
         return 2
+    except BrokenPipeError:  # the reader left: mpifl list methods | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Exception:
         trace = traceback.format_exc()
         print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)

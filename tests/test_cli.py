@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,9 @@ def test_a_plan_foretells_the_bytes_of_the_run(options, ran, said):
         assert float(told) == pytest.approx(summary[f"federation_bytes_{way}"] / 1000, rel=1e-3)
     assert "N = 8" in plan
     assert "d = 910" in plan
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    shell = f"{sys.executable} -m mpifl show fedavg | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")
