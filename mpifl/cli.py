@@ -45,6 +45,17 @@ def study(transport: Transport, args: argparse.Namespace) -> None:
     run_study(args.CONFIG, args.options, transport, args.quiet)
 
 
+@command("RUN")
+def retime(transport: Transport, args: argparse.Namespace) -> None:
+    """Work out a finished run's times under another network: --network.name wired. Trains nothing."""
+    from .experiment import on_server
+    from .retime import retime as retime_run
+
+    folder = on_server(transport, lambda: retime_run(args.RUN, args.options))
+    if transport.is_server and not args.quiet:
+        print(f"results: {folder}")
+
+
 @command("CONFIG")
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Say what a run would do, without training: sizes, collectives, memory, bytes per round."""

@@ -22,8 +22,11 @@ from .core.algorithm import Algorithm
 from .core.errors import UserError, nearest, require
 from .data import SCENARIOS, SOURCES, DataConfig
 from .engine.clock import CLOCKS, VirtualTime
+from .engine.compression import COMPRESSIONS
 from .engine.delay import DELAYS, Constant, Delay
-from .engine.pace import Availability, Link
+from .engine.network import NETWORKS, Links, Network
+from .engine.pace import Availability
+from .engine.payload import Payload
 from .engine.policy import POLICIES, Synchronous
 from .local import LocalConfig
 from .models import MODELS
@@ -148,8 +151,9 @@ class Config:
         rounds: server steps.
         participation: share of the clients in (0, 1], or a number of them: per round, or under way at a time.
         newcomers: clients that are not there at first.
-        policy: when the server steps. delay, link, availability: how long visits take. clock: what orders
+        policy: when the server steps. delay, network, availability: how long visits take. clock: what orders
             arrivals.
+        payload: the form in which numbers travel between clients and server.
         vary: for `mpifl study`: keys, and the values that each takes. A single run ignores it.
     """
 
@@ -167,7 +171,8 @@ class Config:
     newcomers: Newcomers = Newcomers()
     policy: Any = field(default_factory=Synchronous)
     delay: Delay = field(default_factory=Constant)
-    link: Link = field(default_factory=Link)
+    network: Network = field(default_factory=Links)
+    payload: Payload = field(default_factory=Payload)
     availability: Availability = field(default_factory=Availability)
     clock: Any = field(default_factory=VirtualTime)
     vary: dict = field(default_factory=dict)  # any keys
@@ -185,6 +190,8 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (Config, "policy"): POLICIES,
     (Config, "delay"): DELAYS,
     (Config, "clock"): CLOCKS,
+    (Config, "network"): NETWORKS,
+    (Payload, "compression"): COMPRESSIONS,
     (DataConfig, "source"): SOURCES,
     (DataConfig, "public"): SOURCES,
     (DataConfig, "scenario"): SCENARIOS,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .core.errors import require
 from .core.rng import key
 from .engine.clock import Clock
 from .engine.events import Events
@@ -32,7 +33,8 @@ def pace_of(bench: Bench) -> Pace:
     """Return how long visits take."""
     config = bench.config
     system = key(config.seed.system)
-    return open_pace(config.delay, config.link, config.availability, system, bench.world.num_clients)
+    n, model_bytes = bench.world.num_clients, 4 * bench.world.layout.size
+    return open_pace(config.delay, config.network, config.availability, system, n, model_bytes)
 
 
 def check(bench: Bench) -> Clock | None:
@@ -42,6 +44,8 @@ def check(bench: Bench) -> Clock | None:
     config, n, pace = bench.config, bench.world.num_clients, pace_of(bench)
     if isinstance(config.policy, Synchronous):
         return None
+    remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
+    require(not config.network.shared, "network.cast", config.network.cast, remedy)
     Events.check(config.algorithm, config.policy)
     config.policy.concurrency(n, bench.num_sampled)
     return open_clock(config.clock, config.policy, pace, n, key(config.seed.system))

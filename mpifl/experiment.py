@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,15 +26,19 @@ from .data import CacheMissing, PoolFederation, open_federation, open_public
 from .driver import check as check_engine
 from .driver import engine, figures
 from .engine.events import Events
+from .engine.ledger import Moved
 from .engine.policy import Synchronous
 from .engine.rounds import Record
 from .engine.sampler import cohort_size, newcomers
 from .engine.step import Setting, Stepper
+from .expected import settled
 from .local import Learner, public_clients
 from .models import AUTOENCODERS
 from .observe import folder as folders
 from .observe.progress import Progress
 from .observe.recorder import Recorder, digest
+
+MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
 
 def on_server(transport: Transport, work: Callable[[], Any]) -> Any:
@@ -218,6 +222,7 @@ def stepper(bench: Bench, store: ClientStore) -> Stepper:
             shuffle=shuffle,
             absent=bench.late,
             finetune_epochs=config.evaluation.finetune_epochs,
+            payload=config.payload,
         )
     )
 
@@ -311,12 +316,14 @@ def _finish(
     }
     folders.write_json(recorder.folder / "environment.json", folders.environment(layout))
     summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.memo))
+    summary["federation_bytes_expected"] = settled(bench, taker.ledger)
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
     summary["wall_seconds"] = round(perf_counter() - start, 3)
     if more:
         summary["asynchronous"] = more
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger = taker.ledger.rows()
+    folders.write_csv(recorder.folder / "visits.csv", map(asdict, taker.ledger.moved), MOVED)
     rows = files if config.output.model else None
     recorder.close(rows, ledger, wire, bench.federation.sizes, server.memo, summary)
 
@@ -326,11 +333,14 @@ def _summary(bench: Bench, taker: Stepper, last: Mapping[str, float | int], sha:
     tree = configuration.to_tree(bench.config)
     figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters")
     return {
+        "format": folders.FORMAT,
         "name": bench.config.name,
         "algorithm": tree["algorithm"]["name"],
         "rounds": bench.config.rounds,
         "seed": tree["seed"],
         "ranks": bench.transport.size,
+        "clients": bench.world.num_clients,
+        "model_numbers": bench.world.layout.size,
         "digest": sha,
         **{name: last[name] for name in figures},
         "federation_bytes_up": taker.ledger.total("up"),

@@ -12,13 +12,12 @@ from .comm import Transport
 from .comm.choose import REDUCE, SCATTER, busiest_bytes, choose, is_spread
 from .config import Config
 from .core.mixing import Mixing
-from .core.rng import key
-from .core.types import Message, Notes, Report, Server
-from .engine.ledger import NUMBER_BYTES, count_numbers
-from .engine.pace import bytes_down
-from .engine.visits import read_rows
+from .core.types import Notes, Report, Server
+from .engine.ledger import count_numbers
+from .expected import Expected, empty_report, expect, first_server
 from .experiment import Bench, prepare
-from .local import LocalClient
+
+NUMBER_BYTES = 4  # float32
 
 
 def describe(config: Config, transport: Transport) -> str:
@@ -48,63 +47,29 @@ def describe(config: Config, transport: Transport) -> str:
     ]
     for mixing in plan.mixings:
         lines.append(_mixing_line(mixing, server, report, bench))
-    down, up = round_bytes(bench, server, report)
-    once = f"; once before training {_size(print_bytes[0])} down, {_size(print_bytes[1])} up"
     lines += [
         "",
-        f"federation per round    {_size(down)} down, {_size(up)} up" + (once if any(print_bytes) else ""),
-        f"federation in all       {_size(down * config.rounds + print_bytes[0])} down, "
-        f"{_size(up * config.rounds + print_bytes[1])} up"
-        + (" and what the pairwise look exchanges" if config.algorithm.needs.probe else ""),
+        *_traffic_lines(expect(bench, server, print_bytes, report)),
         *_memory_lines(bench, server, report),
     ]
     return "\n".join(lines)
 
 
+def _traffic_lines(e: Expected) -> list[str]:
+    """Return what the federation sends, per round and in all."""
+    once = f"; once before training {_size(e.once[0])} down, {_size(e.once[1])} up" if any(e.once) else ""
+    total = f"not known before: it depends on {e.why}"
+    if e.total is not None:
+        total = f"{_size(e.total[0])} down, {_size(e.total[1])} up ({e.total[0]} and {e.total[1]} bytes)"
+    return [
+        f"federation per round    {_size(e.per_round[0])} down, {_size(e.per_round[1])} up{once}",
+        f"federation in all       {total}",
+    ]
+
+
 def ranks_of(bench: Bench) -> int:
     """Return the number of ranks the plan is for: `system.ranks`, or those that are here."""
     return bench.config.system.ranks or bench.transport.size
-
-
-def first_server(bench: Bench) -> tuple[Server, tuple[int, int]]:
-    """Return the server before the first round and the bytes (down, up) that set it up.
-
-    One-shot statistics are taken from client 0 alone and repeated for everyone, so rows chosen by data (the
-    number of streams by silhouette, say) are what a population of equals would give.
-    """
-    algorithm, world = bench.config.algorithm, bench.world
-    if not algorithm.needs.fingerprint:
-        server = algorithm.setup(world, None, key(0))
-        return algorithm.appraise(None, server, world.public) if algorithm.needs.inspect else server, (0, 0)
-    shown = algorithm.shows(world, key(0))
-    report = algorithm.fingerprint(client_of(bench, 0), shown, key(0))
-    assert report is not None
-    n = world.num_clients
-    columns = {name: np.stack([np.asarray(v)] * n) for name, v in report.notes.items()}
-    if algorithm.needs.fingerprint_gram:
-        columns["gram"] = np.ones((n, n)) + np.eye(n)
-    everyone = np.arange(n)
-    prints = Notes(everyone, world.num_samples, np.zeros(n, np.int64), np.ones(n, bool), columns)
-    up = sum(map(count_numbers, [*report.vectors.values(), *report.notes.values()]))
-    return algorithm.setup(world, prints, key(0)), (
-        n * sum(map(count_numbers, shown.values())) * NUMBER_BYTES,
-        n * up * NUMBER_BYTES,
-    )
-
-
-def client_of(bench: Bench, k: int) -> LocalClient:
-    """Return a client; it does not train, because the learner is idle."""
-    return LocalClient(k, bench.federation, bench.learner, bench.config.local)
-
-
-def empty_report(bench: Bench, server: Server, k: int) -> Report:
-    """Return the report of a visit without training: its sizes are those of a real one."""
-    reads = bench.config.algorithm.reads(server, k)
-    vectors = {
-        name: read_rows(lambda t, rows: server.tables[t][rows], name, which) for name, which in reads.items()
-    }
-    report, _ = bench.config.algorithm.local_update(Message(vectors, reads), {}, client_of(bench, k), key(0))
-    return report
 
 
 def notes_of(bench: Bench, server: Server, report: Report) -> Notes:
@@ -124,15 +89,6 @@ def notes_of(bench: Bench, server: Server, report: Report) -> Notes:
     if needs.probe:
         columns |= {"distance": np.zeros((m, m)), "tau": np.zeros(m)}
     return Notes(clients, bench.world.num_samples[clients], np.zeros(m, np.int64), np.ones(m, bool), columns)
-
-
-def round_bytes(bench: Bench, server: Server, report: Report) -> tuple[int, int]:
-    """Return the federation's bytes (down, up) of one round, unicast."""
-    reads = [bench.config.algorithm.reads(server, k) for k in range(bench.num_sampled)]
-    widths = {name: table.shape[1] for name, table in server.tables.items()}
-    down = sum(bytes_down(r, widths) for r in reads)
-    up = sum(map(count_numbers, [*report.vectors.values(), *report.notes.values()]))
-    return down, up * NUMBER_BYTES * bench.num_sampled
 
 
 def _mixing_line(mixing: Mixing, server: Server, report: Report, bench: Bench) -> str:

@@ -24,6 +24,7 @@ RUNS: dict[str, list[str]] = {
     "ucfl-reduced": ["--algorithm", "ucfl", *HALF, "--system.collective", "reduce"],
     "fedavg-gathered": [*HALF, "--system.collective", "gather"],
     "ucfl-4": ["--algorithm", "{name: ucfl, streams: 4}", *HALF],
+    "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
     "ucfl-parallel": ["--algorithm", "{name: ucfl, streams: 4, parallel: true}", *HALF],
 }
 

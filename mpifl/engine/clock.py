@@ -114,8 +114,8 @@ class VirtualClock(Clock):
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether the link has a rate."""
-        return self.pace.link.counts_bytes
+        """Whether links have a rate."""
+        return self.pace.network.counts_bytes
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
         """Return the end that the pace gives."""
@@ -196,8 +196,8 @@ class WallClock(Clock):
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether the link has a rate and real time is scaled."""
-        return self.scale > 0 and self.pace.link.counts_bytes
+        """Whether links have a rate and real time is scaled."""
+        return self.scale > 0 and self.pace.network.counts_bytes
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
         """Return the real time before which the visit is held back."""

@@ -193,8 +193,8 @@ class Events:
         step = max(self.servers) + 1
         reads = stepper.algorithm.reads(server, k)
         widths = {name: table.shape[1] for name, table in server.tables.items()}
-        stepper.ledger.add_reads(step, k, reads, widths, set())
-        due = self.clock.due(k, v, bytes_down(reads, widths), self.upload_bytes)
+        stepper.ledger.add_reads(step, {k: reads}, widths)
+        due = self.clock.due(k, v, bytes_down(reads, widths, stepper.ledger.payload), self.upload_bytes)
         visit = Visit(due, self.number, k, v, version, self.clock.now)
         self.clock.add(visit)
         vectors = {name: _read(server, name, which) for name, which in reads.items()}

@@ -4,32 +4,89 @@ method.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
 
-NUMBER_BYTES = 4  # float32 and int32
+from mpifl.core.types import Reads
+
+from .payload import Payload
+
+KINDS: dict[str, str] = {  # what the methods call their vectors and notes -> what these are
+    **dict.fromkeys(("model", "init", "delta"), "model"),
+    **dict.fromkeys(("body", "head", "block", "trunk", "shared", "extractor", "last_layer"), "part"),
+    **dict.fromkeys(("gradient", "direction", "profile"), "gradient"),
+    **dict.fromkeys(("embedding", "basis", "signature"), "embedding"),
+    "centroids": "centroid",
+    "cluster": "assignment",
+    "labels": "statistic",
+    "seed": "seed",
+    "control": "control",
+}
 
 
-@dataclass
+def kind_of(name: str, is_note: bool = False) -> str:
+    """Return what a payload is by its name: a model, a part, a gradient, ...; an unknown vector is a model,
+    an unknown note a statistic.
+    """
+    return KINDS.get(name, "statistic" if is_note else "model")
+
+
+@dataclass(slots=True)
 class Entry:
-    """Traffic of one step, direction and kind.
+    """Traffic of one step, direction, name, cast and stream.
 
     Attributes:
-        messages: unicast messages. bytes: their payload. group_messages, group_bytes: the same where a row
-            that several clients read is sent once, to the group of its readers.
+        kind: model, part, gradient, embedding, statistic, centroid, assignment, seed or control.
+        name: what the method calls it.
+        cast: what a multicast link would make of it: `unicast`, `group` (several of the cohort read the row)
+            or `broadcast` (all of them do).
+        stream: the row that is sent, or that the sender had read; empty where it is none or several.
+        messages, bytes: all of them sent by unicast. group_messages, group_bytes: a row that several clients
+            read is sent once, to the group of its readers.
+        numbers: in the unicast messages, before compression.
     """
 
     step: int
     direction: str
     kind: str
+    name: str
+    cast: str
+    stream: int | str
     messages: int = 0
     bytes: int = 0
     group_messages: int = 0
     group_bytes: int = 0
+    numbers: int = 0
+
+    def add(self, messages: int, size: int, groups: int, group_size: int, numbers: int) -> None:
+        """Count messages of `size` bytes in all."""
+        self.messages += messages
+        self.bytes += size
+        self.group_messages += groups
+        self.group_bytes += group_size
+        self.numbers += numbers
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one client downloaded and uploaded in a step, in bytes, by unicast.
+
+    Attributes:
+        visit: how many visits it had made before.
+        trains: whether it took part in the step; a client may also give statistics, or be looked at.
+    """
+
+    step: int
+    client: int
+    visit: int
+    trains: bool
+    down: int
+    up: int
 
 
 def count_numbers(value: Any) -> int:
@@ -40,59 +97,136 @@ def count_numbers(value: Any) -> int:
 
 
 class Ledger:
-    """Bytes of the federation, by step, direction and kind, and per client."""
+    """Bytes of the federation: by step, direction, name, cast and stream, and per client.
 
-    def __init__(self, num_clients: int) -> None:
-        self.entries: dict[tuple[int, str, str], Entry] = {}
+    Attributes:
+        up, down: bytes of each client [N], by unicast.
+        payload: the form in which numbers travel.
+        moved: what each client of each synchronous step moved, once `closed`.
+    """
+
+    def __init__(self, num_clients: int, payload: Payload | None = None) -> None:
+        self.payload = payload or Payload()
+        self.entries: dict[tuple[int, str, str, str, str], Entry] = {}
         self.up = np.zeros(num_clients, np.int64)
         self.down = np.zeros(num_clients, np.int64)
+        self.moved: list[Moved] = []
+        self._open: dict[int, list[int]] = {}  # client -> [down, up] of the step under way
+        self._streams: dict[int, int | str] = {}  # client -> the row it read last
+        self._totals: Counter[tuple[str, int]] = Counter()
+        self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each stream once
 
-    def _entry(self, step: int, direction: str, kind: str) -> Entry:
-        return self.entries.setdefault((step, direction, kind), Entry(step, direction, kind))
+    def _entry(self, step: int, direction: str, name: str, cast: str, stream: int | str, note: bool) -> Entry:
+        at = (step, direction, name, cast, str(stream))
+        if at not in self.entries:
+            self.entries[at] = Entry(step, direction, kind_of(name, note), name, cast, stream)
+        return self.entries[at]
 
-    def add_up(self, step: int, kind: str, client: int, numbers: int, messages: int = 1) -> None:
-        """Count `numbers` sent by a client."""
-        entry, size = self._entry(step, "up", kind), numbers * NUMBER_BYTES
-        entry.messages += messages
-        entry.bytes += size
-        entry.group_messages += messages
-        entry.group_bytes += size
-        self.up[client] += size
+    def _count(self, step: int, direction: str, client: int, size: int) -> None:
+        (self.up if direction == "up" else self.down)[client] += size
+        self._open.setdefault(client, [0, 0])[direction == "up"] += size
+        self._totals[direction, step] += size
 
-    def add_down(
-        self, step: int, kind: str, client: int, numbers: int, messages: int = 1, groups: int = 1
-    ) -> None:
-        """Count `numbers` sent to a client by unicast; `groups` of the messages are its share of group
-        casts.
-        """
-        entry, size = self._entry(step, "down", kind), numbers * NUMBER_BYTES
-        entry.messages += messages
-        entry.bytes += size
-        entry.group_messages += groups
-        entry.group_bytes += size * groups // max(messages, 1)
-        self.down[client] += size
-
-    def add_reads(
+    def add_up(
         self,
         step: int,
+        name: str,
         client: int,
-        reads: Mapping[str, tuple[int, ...] | np.ndarray],
-        widths: Mapping[str, int],
-        seen: set[tuple[str, int]],
+        numbers: int,
+        size: int | None = None,
+        messages: int = 1,
+        note: bool = False,
     ) -> None:
-        """Count the rows a client downloads; `seen` collects the rows already cast in this step."""
-        for table, numbers in reads.items():
-            count = 1 if isinstance(numbers, np.ndarray) else len(numbers)  # a mixture is one vector, for one
-            new = set() if isinstance(numbers, np.ndarray) else {(table, k) for k in numbers} - seen
-            seen |= new
-            groups = 1 if isinstance(numbers, np.ndarray) else len(new)
-            self.add_down(step, table, client, widths[table] * count, messages=count, groups=groups)
+        """Count what a client sends.
+
+        Args:
+            numbers: before compression. size: bytes; None: those of the numbers as the payload has them.
+        """
+        if size is None:
+            size = self.payload.size(numbers, messages, note)
+        stream = self._streams.get(client, "")
+        self._entry(step, "up", name, "unicast", stream, note).add(messages, size, messages, size, numbers)
+        self._count(step, "up", client, size)
+
+    def add_down(self, step: int, name: str, client: int, numbers: int, messages: int = 1) -> None:
+        """Count what is sent to one client alone."""
+        size = self.payload.size(numbers, messages)
+        self._entry(step, "down", name, "unicast", "", False).add(messages, size, messages, size, numbers)
+        self._count(step, "down", client, size)
+        self._casts[step] += size
+
+    def add_reads(self, step: int, reads: Mapping[int, Reads], widths: Mapping[str, int]) -> None:
+        """Count the rows that the clients of a cohort download.
+
+        Args:
+            reads: client -> what it reads. A mixture of rows is one vector, for one client.
+        """
+        readers: Counter[tuple[str, int]] = Counter()
+        for client, tables in reads.items():
+            self._streams[client] = _stream(tables)
+            for name, which in tables.items():
+                if isinstance(which, np.ndarray):
+                    self.add_down(step, name, client, widths[name])
+                    continue
+                readers.update((name, row) for row in which)
+                self._count(step, "down", client, self.payload.size(widths[name] * len(which), len(which)))
+        for (name, row), count in readers.items():
+            cast = "unicast" if count == 1 else "broadcast" if count == len(reads) else "group"
+            size = self.payload.size(widths[name], 1)
+            entry = self._entry(step, "down", name, cast, row, False)
+            entry.add(count, count * size, 1, size, count * widths[name])
+            self._casts[step] += size
 
     def total(self, direction: str, step: int | None = None) -> int:
         """Return the unicast bytes of one direction, of one step or of the whole run."""
-        chosen = (e for e in self.entries.values() if e.direction == direction and step in (None, e.step))
-        return sum(e.bytes for e in chosen)
+        if step is not None:
+            return self._totals[direction, step]
+        return int((self.up if direction == "up" else self.down).sum())
+
+    def cast_bytes(self, step: int) -> int:
+        """Return the bytes downloaded in a step where every stream is sent once, to all its readers."""
+        return self._casts[step]
+
+    def close(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> list[Moved]:
+        """Return what each client moved since the last call; a synchronous step is over.
+
+        Args:
+            cohort: who took part. visits: how many visits each client had made before the step [N].
+        """
+        taking_part = set(cohort.tolist())
+        moved = {**dict.fromkeys(taking_part, (0, 0)), **self._open}
+        done = [Moved(step, k, int(visits[k]), k in taking_part, *moved[k]) for k in sorted(moved)]
+        self._open = {}
+        self.moved += done
+        return done
 
     def rows(self) -> list[dict[str, object]]:
         """Return one row per entry, ready for `ledger.csv`."""
-        return [vars(self.entries[k]) for k in sorted(self.entries)]
+        names = [f.name for f in fields(Entry)]
+        ordered = sorted(self.entries.values(), key=lambda e: (*_place(e), _number(e.stream)))
+        return [{name: getattr(e, name) for name in names} for e in ordered]
+
+    def totals(self) -> list[dict[str, object]]:
+        """Return the bytes of the whole run by direction, kind, name and cast."""
+        found: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+        for e in self.entries.values():
+            found[e.direction, e.kind, e.name, e.cast].update(
+                messages=e.messages, bytes=e.bytes, group_bytes=e.group_bytes, numbers=e.numbers
+            )
+        heads = ("direction", "kind", "name", "cast")
+        return [{**dict(zip(heads, at, strict=True)), **found[at]} for at in sorted(found)]
+
+
+def _stream(tables: Reads) -> int | str:
+    """Return the one row that a client reads, empty for none or several."""
+    rows = {row for which in tables.values() if not isinstance(which, np.ndarray) for row in which}
+    mixed = any(isinstance(which, np.ndarray) for which in tables.values())
+    return next(iter(rows)) if len(rows) == 1 and not mixed else ""
+
+
+def _place(e: Entry) -> tuple[int, str, str, str]:
+    return e.step, e.direction, e.name, e.cast
+
+
+def _number(stream: int | str) -> int:
+    return stream if isinstance(stream, int) else -1

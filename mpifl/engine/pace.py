@@ -1,53 +1,27 @@
-"""How long a visit takes on the simulated devices: computing, the link, and the times when nobody is there.
+"""How long a visit takes on the simulated devices: computing, the network, and times when nobody is there.
 
 Both engines ask here, so synchronous rounds and asynchronous visits share one time axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
-from mpifl.core.types import Message, Reads, Server
+from mpifl.core.types import Message, Reads, Report, Server
 from mpifl.local import LocalClient
 
+from .coding import sizes
 from .delay import Delay
-from .ledger import NUMBER_BYTES, count_numbers
+from .ledger import Moved, count_numbers
+from .network import Network, Rates
+from .payload import Payload
 from .visits import Worker, read_rows
-
-
-@dataclass(frozen=True)
-class Link:
-    """Every client's own link to the server.
-
-    Attributes:
-        uplink_bytes_s, downlink_bytes_s: bytes per second; None is without limit.
-        latency_s: seconds until a message's first byte is there, in either direction.
-    """
-
-    uplink_bytes_s: float | None = None
-    downlink_bytes_s: float | None = None
-    latency_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("uplink_bytes_s", "downlink_bytes_s"):
-            rate = getattr(self, name)
-            require(rate is None or rate > 0, name, rate, "take a positive rate, or null for no limit")
-        require(self.latency_s >= 0, "latency_s", self.latency_s, "take 0 or more seconds")
-
-    @property
-    def counts_bytes(self) -> bool:
-        """Whether the sizes of messages matter."""
-        return self.uplink_bytes_s is not None or self.downlink_bytes_s is not None
-
-    def seconds(self, down: int, up: int) -> float:
-        """Return the time of a download of `down` bytes and an upload of `up`."""
-        rates = ((down, self.downlink_bytes_s), (up, self.uplink_bytes_s))
-        return 2 * self.latency_s + sum(size / rate for size, rate in rates if rate is not None)
 
 
 @dataclass(frozen=True)
@@ -111,33 +85,97 @@ class Presence:
 
 @dataclass(frozen=True)
 class Pace:
-    """When a visit that starts now is over.
+    """When a visit that starts now is over, and when a round is.
 
     Attributes:
-        key: address of the delays.
+        delay: computing times; key: address of their draws.
+        network, links: the links, and the address of their draws.
+        model_bytes: of the whole model in float32.
     """
 
     delay: Delay
     key: Key
-    link: Link
+    network: Network
+    links: Key
     presence: Presence
+    model_bytes: int = 0
 
     def end(self, client: int, visit: int, start: float, down: int = 0, up: int = 0) -> float:
         """Return the end of a visit that downloads and uploads so many bytes."""
-        work = self.delay.seconds(client, visit, self.key) + self.link.seconds(down, up)
-        return self.presence.end(client, start, work)
+        rates = self.rates(client, visit)
+        work = self.delay.seconds(client, visit, self.key) + 2 * rates.latency_s
+        return self.presence.end(client, start, work + (down / rates.down + up / rates.up))
+
+    def rates(self, client: int, visit: int) -> Rates:
+        """Return a client's link at a visit."""
+        return self.network.rates(client, visit, self.links, self.model_bytes)
+
+    def round_end(self, start: float, moved: Sequence[Moved], cast_bytes: int) -> float:
+        """Return the end of a round that starts at `start`.
+
+        Args:
+            moved: what each client downloads and uploads. cast_bytes: the downloads, each row once.
+        """
+        if not self.network.shared:
+            ends = [self.end(m.client, m.visit, start, m.down, m.up) for m in moved if m.trains]
+            ends += [start + self._only_moving(m) for m in moved if not m.trains]
+            return max(ends, default=start)
+        downloads = self._downloads(moved, cast_bytes)
+        ready = []
+        for m, download in zip(moved, downloads, strict=True):
+            work = self.delay.seconds(m.client, m.visit, self.key) if m.trains else 0.0
+            ready.append(self.presence.end(m.client, start, download + work))
+        return self._uploads(moved, ready, start)
+
+    def _only_moving(self, m: Moved) -> float:
+        """Return how long a client takes that computes nothing."""
+        rates = self.rates(m.client, m.visit)
+        return 2 * rates.latency_s + (m.down / rates.down + m.up / rates.up)
+
+    def _downloads(self, moved: Sequence[Moved], cast_bytes: int) -> list[float]:
+        """Return how long the download of each client takes, over links that are shared."""
+        links = [self.rates(m.client, m.visit) for m in moved]
+        capacity = self.network.server_bytes_s or inf
+        if self.network.cast == "group" and moved:
+            rate = min(capacity, min(link.down for link in links))
+            return [cast_bytes / rate + link.latency_s for link in links]
+        out, free = [], 0.0  # the server's link sends to one after the other, in the order of the clients
+        for m, link in zip(moved, links, strict=True):
+            out.append(max(free + m.down / capacity, free + m.down / link.down) + link.latency_s)
+            free += m.down / capacity
+        return out
+
+    def _uploads(self, moved: Sequence[Moved], ready: Sequence[float], start: float) -> float:
+        """Return when the last upload is there; over a server's link one follows the other."""
+        capacity, last, free = self.network.server_bytes_s or inf, start, start
+        for i in sorted(range(len(moved)), key=lambda i: (ready[i], moved[i].client)):
+            m, link = moved[i], self.rates(moved[i].client, moved[i].visit)
+            begin = max(free, ready[i]) if capacity < inf else ready[i]
+            free = begin + m.up / capacity
+            last = max(last, max(free, begin + m.up / link.up) + link.latency_s)
+        return last
 
 
-def open_pace(delay: Delay, link: Link, availability: Availability, key: Key, num_clients: int) -> Pace:
+def open_pace(
+    delay: Delay,
+    network: Network,
+    availability: Availability,
+    key: Key,
+    num_clients: int,
+    model_bytes: int = 0,
+) -> Pace:
     """Return the pace of a run whose system key is `key`."""
-    delay.check(num_clients)
-    return Pace(delay, key.of("delay"), link, Presence(availability, key.of("presence")))
+    computing = network.computing or delay
+    computing.check(num_clients)
+    network.check(num_clients)
+    presence = Presence(availability, key.of("presence"))
+    return Pace(computing, key.of("delay"), network, key.of("network"), presence, model_bytes)
 
 
-def bytes_down(reads: Reads, widths: Mapping[str, int]) -> int:
+def bytes_down(reads: Reads, widths: Mapping[str, int], payload: Payload) -> int:
     """Return the bytes of a download; a mixture is one vector."""
     rows = {name: 1 if isinstance(which, np.ndarray) else len(which) for name, which in reads.items()}
-    return NUMBER_BYTES * sum(widths[name] * count for name, count in rows.items())
+    return sum(payload.size(widths[name] * count, count) for name, count in rows.items())
 
 
 def bytes_up(worker: Worker, server: Server) -> int:
@@ -148,6 +186,14 @@ def bytes_up(worker: Worker, server: Server) -> int:
     }
     still = replace(worker.local, epochs=0)
     client = LocalClient(0, worker.federation, worker.learner, still)
-    report, _ = worker.algorithm.local_update(Message(vectors, reads), {}, client, worker.key.of("size"))
-    sent = {**report.vectors, **report.notes}
-    return NUMBER_BYTES * sum(count_numbers(v) for name, v in sent.items() if name not in report.unsent)
+    message = Message(vectors, reads)
+    report, _ = worker.algorithm.local_update(message, {}, client, worker.key.of("size"))
+    return upload_bytes(worker.coder.payload, report, message)
+
+
+def upload_bytes(payload: Payload, report: Report, message: Message | None) -> int:
+    """Return the bytes of a report: vectors, coded as after `message`, and notes."""
+    notes = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
+    return sum(sizes(payload, report, message).values()) + sum(
+        payload.size(numbers, note=True) for numbers in notes.values()
+    )

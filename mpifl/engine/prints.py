@@ -64,10 +64,8 @@ class Prints:
             shown, version = self._show(), max(step - 1, 0)
             widths = {name: rows.shape[1] for name, rows in shown.items()}
             all_rows = {name: tuple(range(len(rows))) for name, rows in shown.items()}
-            seen: set[tuple[str, int]] = set()
-            for k in clients.tolist():
-                stepper.ledger.add_reads(step, k, all_rows, widths, seen)
             reads, costs = dict.fromkeys(clients.tolist(), all_rows), stepper.sizes[clients, 0]
+            stepper.ledger.add_reads(step, reads, widths)
             compared = self._compared(server)
             parcels = stepper.parcels(step, clients, reads, costs, version, compared=compared)
         orders = stepper.deal(parcels)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpifl.core.types import Server
 
-from .pace import Pace, bytes_down, bytes_up
+from .pace import Pace
 from .sampler import Sampler
 from .step import Stepper
 
@@ -67,31 +67,28 @@ class Rounds:
         start = perf_counter()
         virtual = 0.0
         server = self.stepper.begin()
-        counts = self.pace is not None and self.pace.link.counts_bytes
-        up = bytes_up(self.stepper.worker, server) if counts and server is not None else 0
+        none = np.zeros(0, np.int64)
+        virtual = self._end(0, none, self.stepper.visits, virtual)
         if self.judge_first:
-            self._record(0, server, np.zeros(0, np.int64), start, observe)
+            self._record(0, server, none, start, observe, virtual)
         for step in range(1, self.num_rounds + 1):
             cohort = self.sampler(step)
-            virtual = self._end(server, cohort, virtual, up)
+            visits = self.stepper.visits.copy()
             server, _ = self.stepper.step(server, cohort)
+            virtual = self._end(step, cohort, visits, virtual)
             self._record(step, server, cohort, start, observe, virtual)
         return server
 
-    def _end(self, server: Server | None, cohort: np.ndarray, start: float, up: int) -> float:
-        """Return when a round that starts at `start` is over, in virtual seconds; on rank 0.
+    def _end(self, step: int, cohort: np.ndarray, visits: np.ndarray, start: float) -> float:
+        """Return when a step that starts at `start` is over, in virtual seconds; on rank 0.
 
         Args:
-            up: bytes of an upload.
+            visits: of each client before the step [N].
         """
-        if self.pace is None or server is None:
+        if self.pace is None or not self.stepper.transport.is_server:
             return start
-        stepper, down = self.stepper, dict.fromkeys(cohort.tolist(), 0)
-        if self.pace.link.counts_bytes:
-            widths = {name: stepper.tables.width(name) for name in server.tables}
-            down = {k: bytes_down(stepper.algorithm.reads(server, k), widths) for k in down}
-        visits = stepper.visits
-        return max(self.pace.end(k, int(visits[k]), start, down[k], up) for k in down)
+        ledger = self.stepper.ledger
+        return self.pace.round_end(start, ledger.close(step, cohort, visits), ledger.cast_bytes(step))
 
     def _due(self, step: int) -> bool:
         return step == self.num_rounds or bool(self.judge_every and step % self.judge_every == 0)

@@ -7,7 +7,7 @@ line that speaks; rank 0 decides, the others are told.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from mpifl.core.types import Notes, Reads, Server, World
 from mpifl.local import Learner, LocalConfig
 
 from .ledger import Ledger, count_numbers
+from .payload import Payload
 from .prints import Prints
 from .schedule import Scheduler
 from .visits import Light, Order, Orders, Worker, rows_of
@@ -50,6 +51,7 @@ class Setting:
     shuffle: Key | None = None
     absent: Sequence[int] = ()
     finetune_epochs: int = 0
+    payload: Payload = field(default_factory=Payload)
 
 
 class Stepper:
@@ -73,10 +75,12 @@ class Stepper:
             s.seed,
             self.watch,
             s.finetune_epochs,
+            s.payload,
         )
         self.visits = np.zeros(len(self.sizes), np.int64)
-        self.ledger = Ledger(len(self.sizes))
-        pinned = s.algorithm.needs.state or s.algorithm.needs.memory is not None
+        self.ledger = Ledger(len(self.sizes), s.payload)
+        needs = s.algorithm.needs
+        pinned = needs.state or needs.memory is not None or s.payload.error_feedback
         self.scheduler = Scheduler(
             s.transport.nodes, s.transport.workers, self.sizes[:, 0], pinned, s.shuffle
         )
@@ -171,9 +175,7 @@ class Stepper:
         fresh = np.isin(clients, cohort)
         reads = {int(k): self.algorithm.reads(server, int(k)) for k in cohort}
         widths = {name: self.tables.width(name) for name in server.tables}
-        seen: set[tuple[str, int]] = set()
-        for k, rows in reads.items():
-            self.ledger.add_reads(step, k, rows, widths, seen)
+        self.ledger.add_reads(step, reads, widths)
         look = needs.probe and self.algorithm.probes(server, step)
         costs = np.where(fresh, self.sizes[clients, 0], 1) + (len(clients) * 64 if look else 0)
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if look else ()
@@ -247,16 +249,19 @@ class Stepper:
 
     def book(self, step: int, light: Light) -> None:
         """Enter a report's traffic into the ledger."""
+        ledger, unsent = self.ledger, light.unsent
         if light.fresh:
-            noted = {name: count_numbers(value) for name, value in light.notes.items()}
-            for name, numbers in (*light.sizes.items(), *noted.items()):
-                if name not in light.unsent:
-                    self.ledger.add_up(step, name, light.client, numbers)
+            for name, numbers in light.sizes.items():
+                if name not in unsent:
+                    ledger.add_up(step, name, light.client, numbers, light.bytes[name])
+            for name, value in light.notes.items():
+                if name not in unsent:
+                    ledger.add_up(step, name, light.client, count_numbers(value), note=True)
         for (kind, direction, client), (numbers, messages) in light.traffic.items():
             if direction == "up":
-                self.ledger.add_up(step, kind, client, numbers, messages)
+                ledger.add_up(step, kind, client, numbers, messages=messages)
             else:
-                self.ledger.add_down(step, kind, client, numbers, messages, groups=messages)
+                ledger.add_down(step, kind, client, numbers, messages)
 
     def peaks(self, name: str) -> np.ndarray:
         """Return the largest absolute value of each component of each upload of the step [m, C]."""

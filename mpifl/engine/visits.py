@@ -23,7 +23,11 @@ from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, Vector
 from mpifl.local import Learner, LocalClient, LocalConfig, public_clients
 
+from .coding import Coder
 from .ledger import count_numbers
+from .payload import Payload
+
+Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Light:
     Attributes:
         peaks: largest absolute value of each component of each upload.
         sizes: numbers in each upload.
+        bytes: of each upload as a federation would send it.
         unsent: names of uploads and notes that are no traffic.
         traffic: (kind, direction, client) -> (numbers, messages) exchanged in a probe.
     """
@@ -80,6 +85,7 @@ class Light:
     metrics: Mapping[str, float]
     peaks: Mapping[str, list[float]]
     sizes: Mapping[str, int]
+    bytes: Mapping[str, int] = field(default_factory=dict)
     traffic: Mapping[tuple[str, str, int], tuple[int, int]] = field(default_factory=dict)
     unsent: tuple[str, ...] = ()
 
@@ -116,9 +122,13 @@ class _Peer(Peer):
     """A peer whose data are at hand; counts what a real exchange through the server would send."""
 
     def __init__(
-        self, me: int, them: LocalClient, traffic: dict[tuple[str, str, int], tuple[int, int]]
+        self,
+        me: int,
+        them: LocalClient,
+        traffic: dict[tuple[str, str, int], tuple[int, int]],
+        payload: Payload,
     ) -> None:
-        self.id, self._me, self._them, self._traffic = them.id, me, them, traffic
+        self.id, self._me, self._them, self._traffic, self._payload = them.id, me, them, traffic, payload
 
     def _count(self, kind: str, direction: str, client: int, tensor: torch.Tensor) -> None:
         numbers, messages = self._traffic.get((kind, direction, client), (0, 0))
@@ -134,9 +144,9 @@ class _Peer(Peer):
         """Count the payload up and down and the answer up."""
         self._count("extractor", "up", self._me, payload)
         self._count("extractor", "down", self.id, payload)
-        out = answer(self._them, payload)
+        out = answer(self._them, self._payload.rounded(payload))
         self._count("embedding", "up", self.id, out)
-        return out
+        return self._payload.rounded(out)
 
 
 class Worker:
@@ -154,7 +164,9 @@ class Worker:
         key: Key,
         watch: Stopwatch,
         finetune_epochs: int = 0,
+        payload: Payload | None = None,
     ) -> None:
+        self.coder = Coder(payload or Payload(), store)
         self.rank, self.algorithm, self.federation, self.learner = rank, algorithm, federation, learner
         self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch
         self.finetune_epochs = finetune_epochs  # before a client is judged a second time
@@ -169,7 +181,7 @@ class Worker:
         """Return what the client downloads."""
         with self.watch("load"):
             vectors = {name: read_rows(self.tables.rows, name, which) for name, which in order.reads.items()}
-        return Message(vectors, order.reads, version, step)
+        return self.coder.down(Message(vectors, order.reads, version, step))
 
     def run(
         self, orders: Orders, fingerprint: bool = False
@@ -181,33 +193,33 @@ class Worker:
         peers = self._peers(orders)
         for order in orders.visits:
             try:
-                report = self._print(order, orders) if fingerprint else self._visit(order, orders)
+                report, sizes = self._print(order, orders) if fingerprint else self._visit(order, orders)
                 notes, findings, traffic = self._look(report, order, peers, orders.step)
                 findings = {**findings, **self._distances(report, orders.compared)}
             except Exception as error:
                 place = f"rank {self.rank}, client {order.client}, round {orders.step}, visit {order.visit}"
                 raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
-            lights.append(_light(order, report, notes, findings, traffic))
+            lights.append(_light(order, report, sizes, notes, findings, traffic))
             for name, vector in report.vectors.items():
                 uploads.setdefault(name, []).extend(vector.cpu().reshape(-1, vector.shape[-1]))
         self.seconds = perf_counter() - start
         return lights, uploads
 
-    def _print(self, order: Order, orders: Orders) -> Report:
+    def _print(self, order: Order, orders: Orders) -> Coded:
         with self.watch("train"):
             client = self.client(order.client, order.visit, orders.step)
             shown = self.message(order, orders.step, 0).vectors
             key = self.key.of("fingerprint", order.client)
             report = self.algorithm.fingerprint(client, shown, key)
         assert report is not None, "a method that declares fingerprint returns a report"
-        return report
+        return self.coder.up(report, None, order.visit, key)
 
-    def _visit(self, order: Order, orders: Orders) -> Report:
+    def _visit(self, order: Order, orders: Orders) -> Coded:
         client = self.client(order.client, order.visit, orders.step)
         if not order.fresh:
             with self.watch("load"):
                 remembered = self.store.load("upload", order.client, order.visit)
-            return Report(client.id, client.num_samples, remembered)
+            return Report(client.id, client.num_samples, remembered), {}
         return self._train(client, order, self.message(order, orders.step, orders.version))
 
     def serve(self, order: Order, message: Message) -> tuple[Light, dict[str, torch.Tensor]]:
@@ -216,12 +228,12 @@ class Worker:
         """
         client = self.client(order.client, order.visit, message.step)
         try:
-            report = self._train(client, order, message)
+            report, sizes = self._train(client, order, self.coder.down(message))
         except Exception as error:
             place = f"rank {self.rank}, client {order.client}, step {message.step}, visit {order.visit}"
             raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
         uploads = {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
-        return _light(order, report, {}, self.inspect(report), {}), uploads
+        return _light(order, report, sizes, {}, self.inspect(report), {}), uploads
 
     def inspect(self, report: Report) -> Mapping[str, Any]:
         """Judge an upload on the server's own data, here where it is."""
@@ -232,7 +244,7 @@ class Worker:
                 self._public = public_clients(self.federation, self.learner, self.local)
             return self.algorithm.inspect(report.vectors, self._public)
 
-    def _train(self, client: LocalClient, order: Order, message: Message) -> Report:
+    def _train(self, client: LocalClient, order: Order, message: Message) -> Coded:
         """Train and commit the client's state."""
         with self.watch("load"):
             state = self.store.load("state", order.client, order.visit) if self.algorithm.needs.state else {}
@@ -241,11 +253,12 @@ class Worker:
             key = self.key.of("visit", order.client, order.visit)
             report, after = self.algorithm.local_update(message, state, client, key)
         with self.watch("load"):
+            report, sizes = self.coder.up(report, message, order.visit, key)
             if self.algorithm.needs.state:
                 self.store.save("state", order.client, order.visit + 1, after)
             if name := self.algorithm.needs.memory:
                 self.store.save("upload", order.client, order.visit + 1, {name: report.vectors[name]})
-        return report
+        return report, sizes
 
     def _distances(self, report: Report, compared: tuple[str, int] | None) -> Mapping[str, Any]:
         """Return how far an upload is from all rows [K] of the table of its name, here where it is."""
@@ -265,7 +278,7 @@ class Worker:
             return {}, {}, traffic
         with self.watch("cluster"):
             me = self.client(order.client, order.visit, step)
-            others = [_Peer(me.id, p, traffic) for p in peers]
+            others = [_Peer(me.id, p, traffic, self.coder.payload) for p in peers]
             key = self.key.of("probe", order.client, step)
             look = self.algorithm.probe(me, report.vectors, others, key)
         return look.notes, look.findings, traffic
@@ -303,6 +316,7 @@ class Worker:
 def _light(
     order: Order,
     report: Report,
+    sizes: Mapping[str, int],
     notes: Mapping[str, Any],
     findings: Mapping[str, Any],
     traffic: Mapping[tuple[str, str, int], tuple[int, int]],
@@ -323,6 +337,7 @@ def _light(
         metrics=report.metrics,
         peaks={name: peaks(v) for name, v in report.vectors.items()},
         sizes={name: count_numbers(v) for name, v in report.vectors.items()},
+        bytes=sizes,
         traffic=traffic,
         unsent=report.unsent,
     )

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from mpifl.core.errors import UserError
 
+FORMAT = 2  # of run folders; 1 had no visits.csv and another ledger.csv
 PACKAGES = (
     "mpifl",
     "torch",
@@ -55,10 +56,19 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
     return folder
 
 
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows to a CSV file whose columns are those of all rows, in order of appearance."""
+def free(parent: Path, name: str, run_id: str) -> str:
+    """Return an id that no folder has: `run_id`, or that with a number."""
+    taken, last = run_id, 0
+    while (parent / f"{name}-{taken}").exists():
+        last += 1
+        taken = f"{run_id}~{last}"
+    return taken
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], heads: Sequence[str] = ()) -> None:
+    """Write rows to a CSV file whose columns are `heads` and those of all rows, in order of appearance."""
     rows = list(rows)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    columns = list(dict.fromkeys([*heads, *(name for row in rows for name in row)]))
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()

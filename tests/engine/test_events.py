@@ -28,7 +28,8 @@ from mpifl.engine.damping import damped
 from mpifl.engine.delay import Constant, Exponential, Tiers, Uniform
 from mpifl.engine.events import Events
 from mpifl.engine.flight import Flight
-from mpifl.engine.pace import Availability, Link
+from mpifl.engine.network import Links
+from mpifl.engine.pace import Availability
 from mpifl.engine.policy import Barrier, Buffer, ClientDecides, DrawnStaleness, EveryArrival, Synchronous
 from mpifl.engine.sampler import Sampler
 
@@ -74,7 +75,7 @@ def test_rounds_and_barrier_share_their_time_axis(tmp_path):
     """Delays, a link and absences: a round lasts as long as its slowest client."""
     world = {
         "delay": SLOW,
-        "link": Link(uplink_bytes_s=2000.0, downlink_bytes_s=8000.0, latency_s=0.05),
+        "network": Links(uplink_bytes_s=2000.0, downlink_bytes_s=8000.0, latency_s=0.05),
         "availability": Availability(on_s=3.0, off_s=2.0),
         "participation": 0.5,
     }
@@ -382,8 +383,8 @@ def test_a_method_that_a_policy_cannot_run_says_so(name, policy, message):
         (lambda: EveryArrival(rate=1.5), "rate = 1.5: take a rate in"),
         (lambda: EveryArrival(max_staleness=-1), "max_staleness = -1: take 0 or more steps"),
         (lambda: WallTime(scale=-1.0), "scale = -1.0: take 0 or more"),
-        (lambda: Link(uplink_bytes_s=0.0), "uplink_bytes_s = 0.0: take a positive rate"),
-        (lambda: Link(latency_s=-1.0), "latency_s = -1.0: take 0 or more seconds"),
+        (lambda: Links(uplink_bytes_s=0.0), "uplink_bytes_s = 0.0: take a positive rate"),
+        (lambda: Links(latency_s=-1.0), "latency_s = -1.0: take 0 or more seconds"),
         (lambda: Availability(on_s=0.0), "on_s = 0.0: take a positive number"),
     ],
 )
@@ -473,10 +474,12 @@ def test_a_visit_takes_download_computing_and_upload_by_hand(tmp_path):
     """d = 16 x 8 + 8 + 8 x 3 + 3 = 163 numbers, 4 bytes each, down at 1000 B/s, up at 500 B/s, latency 0.1 s
     twice, 1 s of computing: 0.652 + 1.304 + 0.2 + 1.
     """
-    link = Link(uplink_bytes_s=500.0, downlink_bytes_s=1000.0, latency_s=0.1)
-    done = events("fedavg", tmp_path, 3, policy=Synchronous(), link=link)
+    link = Links(uplink_bytes_s=500.0, downlink_bytes_s=1000.0, latency_s=0.1)
+    done = events("fedavg", tmp_path, 3, policy=Synchronous(), network=link)
     assert done.stepper.world.layout.size == 163
     assert_allclose(np.diff(done.times), 0.652 + 1.304 + 0.2 + 1)
     # IFCA downloads K models and uploads one, and the number of its cluster
-    done = events("ifca", tmp_path / "ifca", 3, options={"num_clusters": 2}, policy=EveryArrival(), link=link)
+    done = events(
+        "ifca", tmp_path / "ifca", 3, options={"num_clusters": 2}, policy=EveryArrival(), network=link
+    )
     assert_allclose(done.times[1], 2 * 0.652 + (163 + 1) * 4 / 500 + 0.2 + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import worlds
@@ -23,21 +25,16 @@ def test_entries_by_hand():
     """
     ledger = Ledger(3)
     ledger.add_up(1, "model", 0, 10)
-    seen: set = set()
-    ledger.add_reads(1, 0, {"model": (2,)}, {"model": 5}, seen)
-    ledger.add_reads(1, 1, {"model": (2, 3)}, {"model": 5}, seen)
-    down, up = ledger.rows()
-    assert up == dict(
-        step=1, direction="up", kind="model", messages=1, bytes=40, group_messages=1, group_bytes=40
-    )
-    assert down == {
-        **up,
-        "direction": "down",
-        "messages": 3,
-        "bytes": 60,
-        "group_messages": 2,
-        "group_bytes": 40,
-    }
+    ledger.add_reads(1, {0: {"model": (2,)}, 1: {"model": (2, 3)}}, {"model": 5})
+    everyone, one, up = ledger.rows()
+    heads = ("direction", "cast", "stream", "messages", "bytes", "group_messages", "group_bytes", "numbers")
+    assert [tuple(row[name] for name in heads) for row in (everyone, one, up)] == [
+        ("down", "broadcast", 2, 2, 40, 1, 20, 10),
+        ("down", "unicast", 3, 1, 20, 1, 20, 5),
+        ("up", "unicast", "", 1, 40, 1, 40, 10),
+    ]
+    assert {(row["step"], row["kind"], row["name"]) for row in (everyone, one, up)} == {(1, "model", "model")}
+    assert ledger.cast_bytes(1) == 40
     assert_array_equal(ledger.up, [40, 0, 0])
     assert_array_equal(ledger.down, [20, 40, 0])
     assert (ledger.total("up"), ledger.total("down", 1), ledger.total("down", 2)) == (40, 60, 0)
@@ -52,7 +49,10 @@ def traffic(name: str, folder, steps: int = 2, participation: float = 1.0, **opt
     rows = ledger.rows()
     assert all(row["bytes"] % 4 == 0 for row in rows)
     assert sum(row["bytes"] for row in rows) == ledger.up.sum() + ledger.down.sum()
-    return {(r["step"], r["direction"], r["kind"]): r["bytes"] // 4 for r in rows if r["bytes"]}
+    found: Counter = Counter()
+    for r in rows:
+        found[r["step"], r["direction"], r["name"]] += r["bytes"] // 4
+    return {at: numbers for at, numbers in found.items() if numbers}
 
 
 @pytest.mark.parametrize("m", [6, 3])
@@ -101,8 +101,12 @@ def test_ucfl_sends_a_gradient_and_a_variance_first_then_models(options, models,
 )
 def test_ucfl_casts_each_stream_once_to_its_group(options, casts, tmp_path):
     done = worlds.run(CATALOGUE["ucfl"](noise_batch=4.0, **options), worlds.Tiny(), tmp_path, 1, False)
-    (row,) = (r for r in done.stepper.ledger.rows() if (r["direction"], r["kind"]) == ("down", "model"))
-    assert (row["group_messages"], row["group_bytes"]) == (casts, casts * D * 4)
+    rows = [r for r in done.stepper.ledger.rows() if (r["step"], r["direction"]) == (1, "down")]
+    assert sorted(r["stream"] for r in rows) == list(range(casts))
+    assert (sum(r["group_messages"] for r in rows), sum(r["group_bytes"] for r in rows)) == (
+        casts,
+        casts * D * 4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +138,7 @@ def test_clients_seen_so_far_look_again_under_partial_participation(tmp_path):
     seen = [len(notes) for notes in done.notes]
     assert seen[0] == 3
     assert seen[1] > 3
-    rows = {(r["step"], r["direction"], r["kind"]): r for r in done.stepper.ledger.rows()}
+    rows = {(r["step"], r["direction"], r["name"]): r for r in done.stepper.ledger.rows()}
     for step, n in enumerate(seen, 1):
         assert rows[step, "down", "extractor"]["messages"] == n * (n - 1)
     assert_array_equal(done.notes[1].fresh.sum(), 3)

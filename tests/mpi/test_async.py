@@ -30,7 +30,12 @@ RUNS: dict[str, list[str]] = {
     "drawn": ["--algorithm", "fedasync", "--policy", "{name: drawn_staleness, most: 3}", "--rounds", "12"],
     "linked": [
         *("--algorithm", "{name: ifca, num_clusters: 2}", "--policy", "every_arrival", *FEW),
-        *("--link", "{uplink_bytes_s: 9000, latency_s: 0.1}", "--availability", "{on_s: 5, off_s: 5}"),
+        *(
+            "--network",
+            "{name: links, uplink_bytes_s: 9000, latency_s: 0.1}",
+            "--availability",
+            "{on_s: 5, off_s: 5}",
+        ),
     ],
 }
 REAL = {  # on the wall clock, slow clients held back

@@ -1,0 +1,106 @@
+"""What becomes of vectors on their way: rounded to the payload's type, and compressed on the way up.
+
+Runs where a client runs, addressed by client and visit, so that it does not depend on the ranks. An upload
+is coded as its difference from the downloaded row of the same name; where several were downloaded and it is
+not row for row, from the nearest of them, whose number goes along. An upload of another name is coded as it
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from mpifl.comm import ClientStore
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Report
+
+from .compression import INDEX_BYTES
+from .payload import Payload
+
+
+def sizes(payload: Payload, report: Report, message: Message | None) -> dict[str, int]:
+    """Return the bytes of each vector that a report sends; arguments as for `Coder.up`."""
+    sent = {name: x for name, x in report.vectors.items() if name not in report.unsent}
+    if message is None or not payload.compresses:
+        return {name: payload.size(x.numel()) for name, x in sent.items()}
+    out = {}
+    for name, x in sent.items():
+        count, d = x.numel() // max(x.shape[-1], 1), x.shape[-1]
+        chosen = _chooses(x.reshape(-1, d), message.vectors.get(name))
+        each = payload.compression.size(d, payload.number_bytes) + (INDEX_BYTES if chosen else 0)
+        out[name] = payload.header_bytes + count * each
+    return out
+
+
+class Coder:
+    """Codes the messages of the clients of this rank."""
+
+    def __init__(self, payload: Payload, store: ClientStore) -> None:
+        self.payload, self.store = payload, store
+
+    def down(self, message: Message) -> Message:
+        """Return a message as it arrives at the client."""
+        if self.payload.dtype == "float32":
+            return message
+        arrived = {name: self.payload.rounded(rows) for name, rows in message.vectors.items()}
+        return replace(message, vectors=arrived)
+
+    def up(
+        self, report: Report, message: Message | None, visit: int, key: Key
+    ) -> tuple[Report, Mapping[str, int]]:
+        """Return a report as it arrives at the server, and the bytes of its vectors.
+
+        Args:
+            message: what the client had downloaded; None: this is no training, and nothing is compressed.
+            visit: how many visits the client made before.
+        """
+        payload, arrived = self.payload, dict(report.vectors)
+        feeds_back = payload.error_feedback and message is not None
+        errors = self.store.load("error", report.client, visit) if feeds_back else {}
+        for name, x in report.vectors.items():
+            if name in report.unsent:
+                continue
+            if message is None or not payload.compresses:
+                arrived[name] = payload.rounded(x)
+                continue
+            rows, where = message.vectors.get(name), key.of("compress", name)
+            arrived[name], errors[name] = self._compressed(x, rows, errors.get(name), where)
+        if feeds_back:
+            self.store.save("error", report.client, visit + 1, errors)
+        return replace(report, vectors=arrived), sizes(payload, report, message)
+
+    def _compressed(
+        self, x: torch.Tensor, rows: torch.Tensor | None, error: torch.Tensor | None, key: Key
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what arrives of an upload [d] or [C, d], and what was left out [C, d]."""
+        how, upload = self.payload.compression, x.reshape(-1, x.shape[-1]).cpu()  # [C, d]
+        base = _base(upload, rows)
+        wanted = upload - base
+        if error is not None and error.shape == wanted.shape:
+            wanted = wanted + error
+        unbiased = not self.payload.error_feedback
+        parts = [how.code(row, key.of(c), unbiased) for c, row in enumerate(wanted)]
+        sent = self.payload.rounded(torch.stack(parts))
+        return (base + sent).reshape(x.shape).to(x.device), wanted - sent
+
+
+def _fits(upload: torch.Tensor, rows: torch.Tensor | None) -> bool:
+    return rows is not None and len(rows) > 0 and rows.shape[-1] == upload.shape[1]
+
+
+def _chooses(upload: torch.Tensor, rows: torch.Tensor | None) -> bool:
+    """Return whether the row that an upload [C, d] is the difference from must be named."""
+    return rows is not None and _fits(upload, rows) and len(rows) not in (1, len(upload))
+
+
+def _base(upload: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """Return what an upload [C, d] is the difference from."""
+    if rows is None or not _fits(upload, rows):
+        return torch.zeros_like(upload)
+    if not _chooses(upload, rows):
+        return rows.cpu().expand_as(upload)
+    nearest = [int((rows.cpu() - u).double().norm(dim=1).argmin()) for u in upload]
+    return rows.cpu()[nearest]

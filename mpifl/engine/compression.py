@@ -1,0 +1,181 @@
+"""Lossy forms of an upload. Each says how many bytes it takes and what the server has in the end.
+
+What is coded is the difference from the row that the client had downloaded (see `coding`), so that small
+changes of a large model are what is kept.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+
+INDEX_BYTES, SCALE_BYTES, SEED_BYTES = 4, 4, 8
+
+
+class Compression(ABC):
+    """A coding of vectors of d numbers."""
+
+    @abstractmethod
+    def size(self, d: int, number_bytes: int) -> int:
+        """Return the bytes of a coded vector, whose numbers take `number_bytes` each where they are sent."""
+
+    @abstractmethod
+    def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
+        """Return what the server makes of a coded vector [d].
+
+        Args:
+            unbiased: in the mean over draws, what is sent is x; not wanted where errors are fed back.
+        """
+
+
+@dataclass(frozen=True)
+class Uncompressed(Compression):
+    """All numbers."""
+
+    def size(self, d: int, number_bytes: int) -> int:
+        """All of them."""
+        return d * number_bytes
+
+    def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
+        """Return x."""
+        return x
+
+
+def _check_share(share: float) -> None:
+    require(0 < share <= 1, "share", share, "take a share in (0, 1]")
+
+
+@dataclass(frozen=True)
+class TopK(Compression):
+    """The numbers that are largest in size, and where they are. Aji and Heafield, EMNLP 2017.
+
+    Attributes:
+        share: of the numbers that are sent, at least one.
+    """
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def size(self, d: int, number_bytes: int) -> int:
+        """Values and places."""
+        return _kept(self.share, d) * (number_bytes + INDEX_BYTES)
+
+    def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
+        """Return zeros but for the largest."""
+        chosen = x.abs().topk(_kept(self.share, len(x)), sorted=False).indices
+        out = torch.zeros_like(x)
+        out[chosen] = x[chosen]
+        return out
+
+
+@dataclass(frozen=True)
+class RandomK(Compression):
+    """Numbers at random places, which a seed names. Konecny et al., 2016, "random mask".
+
+    Attributes:
+        share: of the numbers that are sent, at least one.
+    """
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+
+    def size(self, d: int, number_bytes: int) -> int:
+        """Values and a seed."""
+        return _kept(self.share, d) * number_bytes + SEED_BYTES
+
+    def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
+        """Return zeros but for the chosen, scaled by d / k where unbiased."""
+        k = _kept(self.share, len(x))
+        chosen = torch.randperm(len(x), generator=key.torch())[:k]
+        out = torch.zeros_like(x)
+        out[chosen] = x[chosen] * (len(x) / k if unbiased and k else 1.0)
+        return out
+
+
+@dataclass(frozen=True)
+class QSGD(Compression):
+    """Random rounding to 2^(bits - 1) - 1 levels of a bucket's norm. Alistarh et al., NeurIPS 2017.
+
+    Numbers take a fixed number of bits: no entropy code follows.
+
+    Attributes:
+        bits: of each number, its sign among them.
+        bucket: numbers that share a norm.
+    """
+
+    bits: int = 8
+    bucket: int = 512
+
+    def __post_init__(self) -> None:
+        require(2 <= self.bits <= 16, "bits", self.bits, "take 2 to 16 bits")
+        require(self.bucket >= 1, "bucket", self.bucket, "take at least one number")
+
+    def size(self, d: int, number_bytes: int) -> int:
+        """The numbers' bits, and the norms."""
+        return ceil(d * self.bits / 8) + SCALE_BYTES * ceil(d / self.bucket)
+
+    def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
+        """Return the rounded numbers; where errors are fed back they shrink, or the errors would grow."""
+        rows, s = _buckets(x, self.bucket), 2 ** (self.bits - 1) - 1
+        norm = rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+        noise = torch.rand(rows.shape, generator=key.torch())
+        levels: torch.Tensor = (rows.abs() / norm * s + noise).floor_()
+        spread = min(rows.shape[1] / s**2, rows.shape[1] ** 0.5 / s)  # lemma 3.1: the variance, over ||x||^2
+        scale = norm / s if unbiased else norm / (s * (1 + spread))
+        return (levels * rows.sign() * scale).reshape(-1)[: len(x)]
+
+
+@dataclass(frozen=True)
+class Int8(Compression):
+    """Eight bits a number, rounded to the nearest of 255 levels of a bucket's largest number.
+
+    Attributes:
+        bucket: numbers that share a scale.
+    """
+
+    bucket: int = 512
+
+    def __post_init__(self) -> None:
+        require(self.bucket >= 1, "bucket", self.bucket, "take at least one number")
+
+    def size(self, d: int, number_bytes: int) -> int:
+        """One byte a number, and the scales."""
+        return d + SCALE_BYTES * ceil(d / self.bucket)
+
+    def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
+        """Return the rounded numbers."""
+        rows = _buckets(x, self.bucket)
+        scale = rows.abs().amax(1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny) / 127
+        nearest: torch.Tensor = (rows / scale).round_() * scale
+        return nearest.reshape(-1)[: len(x)]
+
+
+def _kept(share: float, d: int) -> int:
+    """Return how many of d numbers are sent."""
+    return min(d, max(1, round(share * d)))
+
+
+def _buckets(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Return x as rows of `size`, the last one filled up with zeros."""
+    out = x.new_zeros(-(-len(x) // size) * size)
+    out[: len(x)] = x
+    return out.reshape(-1, size)
+
+
+COMPRESSIONS: dict[str, type[Compression]] = {
+    "none": Uncompressed,
+    "top_k": TopK,
+    "random_k": RandomK,
+    "qsgd": QSGD,
+    "int8": Int8,
+}

@@ -1,0 +1,283 @@
+"""What links the clients of a simulated federation to its server, and how fast these links are."""
+
+from __future__ import annotations
+
+import csv
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from pathlib import Path
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.rng import Key
+
+from .delay import Delay, ShiftedExponential
+
+MEGABIT = 125_000  # bytes
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A client's link: bytes per second, infinite without a limit; seconds until a first byte is there."""
+
+    down: float = inf
+    up: float = inf
+    latency_s: float = 0.0
+
+
+class Network(ABC):
+    """A model of links.
+
+    Attributes:
+        cast: `unicast`: each client is sent its rows over its own link, all at the same time; `group`: the
+            server sends each row once, one after the other, at the rate of the slowest client of the cohort,
+            and the clients begin when the last is sent (UCFL, section IV).
+        server_bytes_s: rate of the server's own link, which all messages of a direction share, one after the
+            other; None is without limit.
+    """
+
+    cast: str = "unicast"
+    server_bytes_s: float | None = None
+
+    @abstractmethod
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+        """Return a client's link at a visit.
+
+        Args:
+            model_bytes: of the whole model in float32.
+        """
+
+    @property
+    def computing(self) -> Delay | None:
+        """The computing time that belongs to the system; None: that of the section `delay`."""
+        return None
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether the sizes of messages matter."""
+        return True
+
+    def check(self, num_clients: int) -> None:
+        """Raise `UserError` where the model does not fit a population."""
+        return
+
+    @property
+    def shared(self) -> bool:
+        """Whether what one client moves holds up others."""
+        return self.cast == "group" or self.server_bytes_s is not None
+
+
+def _check_shared(network: Network) -> None:
+    require(network.cast in ("unicast", "group"), "cast", network.cast, "take unicast or group")
+    rate = network.server_bytes_s
+    require(rate is None or rate > 0, "server_bytes_s", rate, "take a positive rate, or null for no limit")
+
+
+@dataclass(frozen=True)
+class Links(Network):
+    """Every client has a link to the server of its own.
+
+    Attributes:
+        uplink_bytes_s, downlink_bytes_s: bytes per second; None is without limit.
+        rho: T_ul / T_dl instead of an uplink rate: how much longer an upload takes than a download.
+        latency_s: seconds until a message's first byte is there, in either direction.
+        spread: sigma of the logarithm of a factor that makes a client's link faster or slower for good.
+        cast, server_bytes_s: see `Network`.
+    """
+
+    uplink_bytes_s: float | None = None
+    downlink_bytes_s: float | None = None
+    rho: float | None = None
+    latency_s: float = 0.0
+    spread: float = 0.0
+    cast: str = "unicast"
+    server_bytes_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("uplink_bytes_s", "downlink_bytes_s", "rho"):
+            rate = getattr(self, name)
+            require(rate is None or rate > 0, name, rate, "take a positive rate, or null for no limit")
+        require(self.latency_s >= 0, "latency_s", self.latency_s, "take 0 or more seconds")
+        require(self.spread >= 0, "spread", self.spread, "take 0 (all alike) or more")
+        both = self.rho is None or (self.uplink_bytes_s is None and self.downlink_bytes_s is not None)
+        require(both, "rho", self.rho, "needs downlink_bytes_s, and takes the place of uplink_bytes_s")
+        _check_shared(self)
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Only where there is a limit."""
+        rates = (self.uplink_bytes_s, self.downlink_bytes_s, self.server_bytes_s)
+        return any(rate is not None for rate in rates)
+
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+        """The same for all, but for the spread."""
+        down = inf if self.downlink_bytes_s is None else self.downlink_bytes_s
+        up = inf if self.uplink_bytes_s is None else self.uplink_bytes_s
+        up = up if self.rho is None else down / self.rho
+        if self.spread:
+            factor = float(key.of("link", client).numpy().lognormal(0.0, self.spread))
+            down, up = down * factor, up * factor
+        return Rates(down, up, self.latency_s)
+
+
+class System(Network):
+    """Links and computing times in units of a model's download T_dl; group broadcasts. UCFL, figure 5.
+
+    A round takes rho T_dl + T_min + H_m / mu + (number of streams) T_dl in the mean.
+
+    Attributes:
+        download_s: T_dl, seconds for one model of float32.
+        rho: T_ul / T_dl. min_s, mean_s: T_min and 1 / mu of the computing time.
+    """
+
+    download_s: float
+    rho: float
+    min_s: float
+    mean_s: float
+    cast = "group"
+
+    def __post_init__(self) -> None:
+        for name in ("download_s", "rho"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "take a positive number")
+        assert self.computing is not None  # checks the seconds
+
+    @property
+    def computing(self) -> Delay:
+        """T_min + Exp(mu)."""
+        return ShiftedExponential(self.min_s, self.mean_s)
+
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+        """One model in T_dl seconds down, in rho T_dl up."""
+        down = model_bytes / self.download_s
+        return Rates(down, down / self.rho)
+
+
+@dataclass(frozen=True)
+class WirelessSlow(System):
+    """Wireless links and slow users: rho = 4, T_min = T_dl = 1 / mu. Fields: see `System`."""
+
+    download_s: float = 1.0
+    rho: float = 4.0
+    min_s: float = 1.0
+    mean_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class WirelessFast(System):
+    """Wireless links and fast users: rho = 2, T_min = T_dl, 1 / mu = 0. Fields: see `System`."""
+
+    download_s: float = 1.0
+    rho: float = 2.0
+    min_s: float = 1.0
+    mean_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wired(System):
+    """Wired links, as fast up as down: rho = 1, T_min = T_dl, 1 / mu = 0. Fields: see `System`."""
+
+    download_s: float = 1.0
+    rho: float = 1.0
+    min_s: float = 1.0
+    mean_s: float = 0.0
+
+
+TIERS: dict[str, Rates] = {  # round figures of everyday links, not measurements
+    "lte": Rates(20 * MEGABIT, 5 * MEGABIT, 0.05),
+    "wifi": Rates(100 * MEGABIT, 40 * MEGABIT, 0.01),
+    "wan": Rates(1000 * MEGABIT, 1000 * MEGABIT, 0.03),
+}
+
+
+@dataclass(frozen=True)
+class NetworkTiers(Network):
+    """Each client belongs for good to one kind of link, drawn by share.
+
+    Rates down and up, and latency: lte 20 and 5 Mbit/s, 50 ms; wifi 100 and 40 Mbit/s, 10 ms; wan 1000 and
+    1000 Mbit/s, 30 ms.
+
+    Attributes:
+        tiers: names. shares: probability of each.
+        cast, server_bytes_s: see `Network`.
+    """
+
+    tiers: tuple[str, ...] = ("lte", "wifi", "wan")
+    shares: tuple[float, ...] = (0.4, 0.4, 0.2)
+    cast: str = "unicast"
+    server_bytes_s: float | None = None
+
+    def __post_init__(self) -> None:
+        known = bool(self.tiers) and set(self.tiers) <= set(TIERS)
+        require(known, "tiers", list(self.tiers), f"take some of {', '.join(TIERS)}")
+        fits = len(self.shares) == len(self.tiers) and abs(sum(self.shares) - 1) < 1e-9
+        fits = fits and min(self.shares) >= 0
+        require(fits, "shares", list(self.shares), "take one share per tier; they sum to 1")
+        _check_shared(self)
+
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+        """Those of the client's tier."""
+        tier = int(key.of("tier", client).numpy().choice(len(self.tiers), p=self.shares))
+        return TIERS[self.tiers[tier]]
+
+
+@dataclass(frozen=True)
+class NetworkTrace(Network):
+    """Links from a file; a client whose rows are used up begins again with its first.
+
+    Attributes:
+        file: a CSV file with the columns `client`, `downlink_bytes_s`, `uplink_bytes_s` and, if wanted,
+            `latency_s`; every client has at least one row.
+        cast, server_bytes_s: see `Network`.
+    """
+
+    file: str = ""
+    cast: str = "unicast"
+    server_bytes_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_shared(self)
+
+    def check(self, num_clients: int) -> None:
+        """Every client must have a row, and no other may."""
+        known = set(_links(self.file))
+        unknown, missing = known - set(range(num_clients)), set(range(num_clients)) - known
+        remedy = f"{self.file} has rows of client {min(unknown, default=0)}; there are {num_clients} clients"
+        require(not unknown, "network.file", self.file, remedy)
+        remedy = f"{self.file} has no row of client {min(missing, default=0)}; give every client one"
+        require(not missing, "network.file", self.file, remedy)
+
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+        """Look up."""
+        rows = _links(self.file)[client]
+        return rows[visit % len(rows)]
+
+
+@lru_cache(maxsize=4)
+def _links(file: str) -> dict[int, list[Rates]]:
+    """Return client -> its links, in the order of the file."""
+    require(Path(file).is_file(), "network.file", file, "there is no such file; give a CSV of links")
+    out: dict[int, list[Rates]] = {}
+    with Path(file).open() as lines:
+        for number, row in enumerate(csv.DictReader(lines), 2):
+            try:
+                client = int(row["client"])
+                down, up = float(row["downlink_bytes_s"]), float(row["uplink_bytes_s"])
+                latency = float(row.get("latency_s") or 0.0)
+            except (KeyError, TypeError, ValueError) as error:
+                remedy = "needs a client, downlink_bytes_s and uplink_bytes_s"
+                raise UserError(f"{file} line {number}", row, remedy) from error
+            require(down > 0 and up > 0, f"{file} line {number}", [down, up], "take positive rates")
+            require(0 <= latency < inf, f"{file} line {number}", latency, "take 0 or more seconds")
+            out.setdefault(client, []).append(Rates(down, up, latency))
+    return out
+
+
+NETWORKS: dict[str, type[Network]] = {
+    "links": Links,
+    "wireless-slow": WirelessSlow,
+    "wireless-fast": WirelessFast,
+    "wired": Wired,
+    "tiers": NetworkTiers,
+    "trace": NetworkTrace,
+}

@@ -1,0 +1,57 @@
+"""The form in which numbers travel between the clients and the server of a federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from mpifl.core.errors import require
+
+from .compression import Compression, Uncompressed
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+NOTE_BYTES = 4  # of a note's number: float32 or int32; labels and seeds bear no rounding
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What a message of a federation looks like. Numbers are really rounded: results change with it.
+
+    Attributes:
+        dtype: of the numbers in vectors, in both directions: `float32`, `float16` or `bfloat16`.
+        header_bytes: in front of every message. Rows, vectors and notes are messages of their own. As a
+            guide: TCP and IPv4 take 40 bytes of each packet of 1500, HTTP/2 with gRPC 14 of each message.
+        compression: of the vectors that clients upload after training.
+        error_feedback: what compression left out is kept at the client and added to its next upload.
+            Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
+    """
+
+    dtype: str = "float32"
+    header_bytes: int = 0
+    compression: Compression = field(default_factory=Uncompressed)
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.dtype in DTYPES, "dtype", self.dtype, f"take one of {', '.join(DTYPES)}")
+        require(self.header_bytes >= 0, "header_bytes", self.header_bytes, "take 0 or more bytes")
+        loses = self.compresses or not self.error_feedback
+        require(loses, "error_feedback", True, "nothing is left out without compression; name one")
+
+    @property
+    def compresses(self) -> bool:
+        """Whether uploads are compressed."""
+        return not isinstance(self.compression, Uncompressed)
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number in a vector."""
+        return DTYPES[self.dtype].itemsize
+
+    def size(self, numbers: int, messages: int = 1, note: bool = False) -> int:
+        """Return the bytes of messages that hold so many numbers, uncompressed."""
+        return numbers * (NOTE_BYTES if note else self.number_bytes) + messages * self.header_bytes
+
+    def rounded(self, x: torch.Tensor) -> torch.Tensor:
+        """Return numbers as they arrive, in float32."""
+        return x if self.dtype == "float32" else x.to(DTYPES[self.dtype]).float()

@@ -1,0 +1,56 @@
+"""The federation's bytes as `mpifl plan` foretells them, for every method, against the ledger."""
+
+from __future__ import annotations
+
+import pytest
+import worlds
+from cases import OPTIONS
+
+from mpifl import expected
+from mpifl.algorithms import CATALOGUE
+from mpifl.comm import Single
+from mpifl.engine.payload import Payload
+
+ROUNDS = 3
+METHODS = [name for name, cls in CATALOGUE.items() if not cls.needs.one_by_one]
+
+
+def foretold(name: str, **changes) -> expected.Expected:
+    """Return what is expected of three rounds."""
+    config = worlds.config_of(CATALOGUE[name](**OPTIONS.get(name, {})), rounds=ROUNDS, **changes)
+    bench = worlds.bench_of(config, worlds.Tiny(), Single())
+    for learner in (bench.learner, bench.learner.auxiliary):
+        if learner is not None:
+            learner.idle = True
+    server, once = expected.first_server(bench)
+    return expected.expect(bench, server, once, expected.empty_report(bench, server, 0))
+
+
+def sent(name: str, folder, **changes) -> tuple[int, int]:
+    """Return what three rounds sent: (down, up)."""
+    method = CATALOGUE[name](**OPTIONS.get(name, {}))
+    done = worlds.run(method, worlds.Tiny(), folder, ROUNDS, False, **changes)
+    return done.stepper.ledger.total("down"), done.stepper.ledger.total("up")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_ledger_holds_what_was_foretold(name, tmp_path):
+    said = foretold(name, participation=0.5)
+    found = sent(name, tmp_path, participation=0.5)
+    if said.total is None:
+        assert type(CATALOGUE[name]()).__name__ in expected.DATA_DECIDES
+        assert said.why
+    else:
+        assert said.total == found
+
+
+@pytest.mark.parametrize("name", ["emdcfl", "fedfomo", "flexcfl", "fedsoft"])
+def test_terms_that_grow_with_the_cohort_are_foretold_for_everyone_too(name, tmp_path):
+    assert foretold(name).total == sent(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "emdcfl", "ucfl", "ifca"])
+def test_the_form_of_messages_is_foretold(name, tmp_path):
+    payload = Payload("bfloat16", header_bytes=20)
+    assert foretold(name, payload=payload).total == sent(name, tmp_path, payload=payload)
+    assert foretold(name, payload=payload).total < foretold(name).total
