@@ -132,7 +132,8 @@ class QSGD(Compression):
         levels: torch.Tensor = (rows.abs() / norm * s + noise).floor_()
         spread = min(rows.shape[1] / s**2, rows.shape[1] ** 0.5 / s)  # lemma 3.1: the variance, over ||x||^2
         scale = norm / s if unbiased else norm / (s * (1 + spread))
-        return (levels * rows.sign() * scale).reshape(-1)[: len(x)]
+        rounded: torch.Tensor = levels * rows.sign() * scale
+        return rounded.reshape(-1)[: len(x)]
 
 
 @dataclass(frozen=True)

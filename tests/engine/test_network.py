@@ -78,9 +78,9 @@ def test_statistics_take_no_computing_time():
 @pytest.mark.parametrize(
     ("system", "rho", "computing"),
     [
-        (WirelessSlow(), 4, lambda m: 1 + (1 / np.arange(1, m + 1)).sum()),
-        (WirelessFast(), 2, None),
-        (Wired(), 1, None),
+        (WirelessSlow(), 4, 1 + HARMONIC),
+        (WirelessFast(), 2, 1.0),
+        (Wired(), 1, 1.0),
     ],
 )
 @pytest.mark.parametrize("streams", [1, 4])
