@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -20,24 +18,32 @@ class Count:
     seconds: float = 0.0
 
 
+class _Call:
+    """A block whose time is that of a call."""
+
+    def __init__(self, count: Count) -> None:
+        self.count = count
+
+    def __enter__(self) -> None:
+        self.start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.count.seconds += perf_counter() - self.start
+
+
 class Wire:
     """Counts of one rank, by (call, purpose). Each byte is counted once, at the rank that sends it."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], Count] = defaultdict(Count)
 
-    @contextmanager
-    def __call__(self, call: str, purpose: str, sent: int = 0, messages: int = 0) -> Iterator[None]:
+    def __call__(self, call: str, purpose: str, sent: int = 0, messages: int = 0) -> _Call:
         """Count one call that sends `sent` bytes in `messages` messages, and the time of the block."""
-        start = perf_counter()
-        try:
-            yield
-        finally:
-            count = self.counts[call, purpose]
-            count.calls += 1
-            count.messages += messages
-            count.bytes += sent
-            count.seconds += perf_counter() - start
+        count = self.counts[call, purpose]
+        count.calls += 1
+        count.messages += messages
+        count.bytes += sent
+        return _Call(count)
 
     @property
     def bytes(self) -> int:

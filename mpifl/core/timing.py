@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import perf_counter, process_time
 
 PHASES = ("wait", "broadcast", "load", "train", "reduce", "cluster", "evaluate")
+
+
+class _Phase:
+    """A block whose time counts as one phase; a plain object, because events open several per arrival."""
+
+    def __init__(self, seconds: dict[str, float], inner: list[float], name: str) -> None:
+        self.seconds, self.inner, self.name = seconds, inner, name
+
+    def __enter__(self) -> None:
+        self.inner.append(0.0)
+        self.start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        spent = perf_counter() - self.start
+        self.seconds[self.name] += spent - self.inner.pop()
+        self.inner[-1] += spent
 
 
 class Stopwatch:
@@ -18,17 +32,9 @@ class Stopwatch:
         self._inner = [0.0]
         self._cpu = process_time()
 
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    def __call__(self, phase: str) -> _Phase:
         """Count the time of the block as `phase`."""
-        start = perf_counter()
-        self._inner.append(0.0)
-        try:
-            yield
-        finally:
-            spent = perf_counter() - start
-            self.seconds[phase] += spent - self._inner.pop()
-            self._inner[-1] += spent
+        return _Phase(self.seconds, self._inner, phase)
 
     def take(self) -> dict[str, float]:
         """Return the seconds so far, and `cpu`, the processor time of this process; start again from zero."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ class Events:
         self.tally, self.rows = Tally(), list[Row]()
         self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
         self.mixer = Mixer(Single(), Tables(Single()))  # for the products of uploads that are all here
-        self.start, self.judging = perf_counter(), 0.0
+        self.start, self.judging = _now(), np.zeros(2)
         self.served = np.zeros((stepper.transport.size, 2))  # idle and all seconds of each rank
         self.last_word: dict[str, float] = {}
 
@@ -119,8 +119,8 @@ class Events:
         """Return what the run says of itself; on rank 0."""
         workers = self.served[list(self.stepper.transport.workers)]
         idle = [i / s for i, s in workers.tolist() if s]
-        real = perf_counter() - self.start - self.judging
-        return self.tally.summary(self.num_steps, self.clock.now, real, idle)
+        real, busy = (_now() - self.start - self.judging).tolist()
+        return self.tally.summary(self.num_steps, self.clock.now, real, idle, busy / real)
 
     # -- at the worker ---------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Events:
         waiting: list[Arrival] = []
         last = server.version + self.num_steps
         self.servers = {server.version: server}
-        self.start, self.judging = perf_counter(), 0.0
+        self.start, self.judging = _now(), np.zeros(2)
         self.clock.begin()
         self._fill(server, pool)
         while server.version < last:
@@ -239,7 +239,7 @@ class Events:
         """Return the server after the uploads at hand, taken in the order of (client, visit)."""
         algorithm = self.stepper.algorithm
         arrivals = sorted(arrivals, key=lambda a: (a.visit.client, a.visit.visit))
-        lights = [replace(a.light, number=j) for j, a in enumerate(arrivals)]
+        lights = [replace(a.light, number=j) if j else a.light for j, a in enumerate(arrivals)]
         lag = np.array([a.row["staleness"] for a in arrivals])
         uploads: dict[str, list[torch.Tensor]] = {}
         for a in arrivals:
@@ -278,7 +278,8 @@ class Events:
             for m in plan.mixings:
                 tables[m.into] = self._mix(m, tables[m.into], uploads[m.of])
         new = apply_plan(server, plan, tables)
-        new = replace(self.stepper.algorithm.server_update(server, new), version=new.version)
+        polished = self.stepper.algorithm.server_update(server, new)
+        new = polished if polished is new else replace(polished, version=new.version)
         if self.stepper.algorithm.needs.inspect:
             with self.stepper.watch("evaluate"):
                 new = self.stepper.algorithm.appraise(server, new, self.stepper.world.public)
@@ -295,11 +296,12 @@ class Events:
     def _record(
         self, server: Server, cohort: list[int], pool: Pool, observe: Callable[[Record], None]
     ) -> None:
-        scores, timing, start = None, None, perf_counter()
+        scores, timing, start = None, None, _now()
         due = self.judge_every and server.version % self.judge_every == 0
         if due or server.version in (0, self.num_steps):
             pool.order_all("judge")
             scores, timing = self._judge(server)
+            pool.look()  # workers train on while rank 0 writes
         observe(
             Record(
                 step=server.version,
@@ -308,13 +310,13 @@ class Events:
                 judged=self.judged,
                 scores=scores,
                 train=self._means() if scores is not None else {},
-                seconds=perf_counter() - self.start,
+                seconds=perf_counter() - float(self.start[0]),
                 timing=timing or [],
                 virtual_seconds=self.clock.now,
             )
         )
         if scores is not None:
-            self.judging += perf_counter() - start
+            self.judging += _now() - start
 
     def _means(self) -> dict[str, float]:
         """Return the means over clients of what each noted at its last visit."""
@@ -328,6 +330,11 @@ class Events:
         for rank, phases in enumerate(timing or ()):
             self.served[rank] += phases.get("idle", 0.0), phases.get("served", 0.0)
         return scores, timing
+
+
+def _now() -> np.ndarray:
+    """Return the real seconds and the processor's seconds of this process."""
+    return np.array([perf_counter(), process_time()])
 
 
 def _read(server: Server, name: str, which: tuple[int, ...] | np.ndarray) -> torch.Tensor:

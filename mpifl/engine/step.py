@@ -226,6 +226,7 @@ class Stepper:
         everyone = sorted((light for part, _ in parts for light in part), key=lambda light: light.number)
         for light in everyone:
             self.book(step, light)
+        self.train_metrics = _means(everyone)
         return self.columns(step, everyone, np.zeros(len(everyone), np.int64))
 
     def columns(self, step: int, everyone: Sequence[Light], staleness: np.ndarray) -> Notes:
@@ -234,7 +235,6 @@ class Stepper:
             name: np.array([light.peaks[name] for light in everyone]) for name in everyone[0].peaks
         }
         self._sizes = everyone[0].sizes
-        self.train_metrics = _means(everyone)
         for name, peaks in self._peaks.items():
             if not np.isfinite(peaks).all():
                 bad = everyone[int(np.argmin(np.isfinite(peaks).all(1)))].client

@@ -32,12 +32,15 @@ class Tally:
         self.lags[lag] += 1
         self.refused += not accepted
 
-    def summary(self, steps: int, virtual: float, real: float, idle: Sequence[float]) -> dict[str, Any]:
+    def summary(
+        self, steps: int, virtual: float, real: float, idle: Sequence[float], server: float
+    ) -> dict[str, Any]:
         """Return the figures of the run.
 
         Args:
             steps: of the server. virtual, real: seconds on the run's clock, and real ones without evaluation.
             idle: share of its time for which each worker had no visit; empty for one process.
+            server: share of the real seconds for which rank 0 used a processor.
         """
         arrivals = sum(self.lags.values())
         return {
@@ -53,4 +56,5 @@ class Tally:
             "updates_per_second": steps / real if real else None,
             "arrivals_per_second": arrivals / real if real else None,
             "worker_idle_share": [round(share, 4) for share in idle],
+            "server_cpu_share": round(server, 4),
         }

@@ -145,6 +145,7 @@ def test_a_run_says_how_asynchronous_it_was(at):
         assert said["clock_seconds"] == float(events[-1]["time"])
         assert len(said["worker_idle_share"]) == 2
         assert all(0 <= share <= 1 for share in said["worker_idle_share"])
+        assert 0 < said["server_cpu_share"] < 1.1
     assert place.summary("fedbuff")["asynchronous"]["refused"] > 0
     assert place.summary("fedasync")["asynchronous"]["concurrency"] == pytest.approx(5)
     timing = place.table("fedasync", "timing.csv")
