@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .comm import Transport, connect
-from .core.errors import UserError, nearest
+from .core.errors import UserError, nearest, require
 
 Command = Callable[[Transport, argparse.Namespace], None]
 COMMANDS: dict[str, tuple[Command, str, dict[str, str]]] = {}
@@ -127,6 +127,20 @@ def cite(transport: Transport, args: argparse.Namespace) -> None:
         print(citation(type(config.algorithm)))
 
 
+@command(
+    "WORKLOAD...",
+    json="file to write the figures to",
+    turns="turns that each job takes (default: by workload)",
+    ranks="ranks of mpirun, the server included (default: 3)",
+)
+def bench(transport: Transport, args: argparse.Namespace) -> None:
+    """Measure workloads W1 to W6 (default: all) on this machine, each beside a plain PyTorch loop."""
+    from .bench.compare import main as measure
+
+    require(transport.size == 1, "bench", transport.size, "starts mpirun itself: start it without one")
+    measure(args.WORKLOAD, args.options, args.ranks, args.turns, args.json)
+
+
 def _catalogues() -> dict[str, dict[str, dict[str, type]]]:
     from .algorithms import CATALOGUE
     from .data import SCENARIOS, SOURCES
@@ -170,9 +184,10 @@ def parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name, help=inspect.getdoc(function), description=inspect.getdoc(function), allow_abbrev=False
         )
-        sub.add_argument(usage)
+        several = usage.endswith("...")
+        sub.add_argument(usage.rstrip("."), nargs="*" if several else None)
         for option, text in options.items():
-            sub.add_argument(f"--{option}", metavar="PATH", help=text)
+            sub.add_argument(f"--{option}", metavar="VALUE" if several else "PATH", help=text)
         sub.add_argument("-q", "--quiet", action="store_true", help="no progress")
     return out
 

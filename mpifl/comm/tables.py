@@ -104,10 +104,9 @@ class Tables:
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """Return rows [r, w] at a worker."""
-        if name in self.spread:
-            return self.spread[name].now[list(numbers)]
-        if self.transport.size == 1:
-            return self.central[name][list(numbers)]
+        if name in self.spread or self.transport.size == 1:
+            table = self.spread[name].now if name in self.spread else self.central[name]
+            return table[numbers[0]][None] if len(numbers) == 1 else table[list(numbers)]
         held = self._held[name]
         return held[numbers[0]][None] if len(numbers) == 1 else torch.stack([held[k] for k in numbers])
 

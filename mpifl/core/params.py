@@ -152,6 +152,7 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, device: str | torch.device = "cpu") -> None:
         self.module = module.to(device)
+        self._modules = list(module.modules())
         self.layout = Layout.of(module)
         self.vector = flatten(module)
         self.weights = self.vector[: self.layout.num_parameters]
@@ -164,7 +165,11 @@ class FlatModel:
             owner = module.get_submodule(name.rpartition(".")[0])
             owner._buffers[name.rpartition(".")[2]] = self.vector[slices[name]].view(b.shape)
 
-    def load(self, vector: torch.Tensor) -> nn.Module:
-        """Copy `vector` [d] into the module and return it."""
+    def load(self, vector: torch.Tensor, train: bool | None = None) -> nn.Module:
+        """Copy `vector` [d] into the module and return it, in training or evaluation mode (None: as it is)."""
         self.vector.copy_(vector)
+        if train is not None:
+            for module in self._modules:  # quicker than Module.train, which sets what is set already
+                if module.training is not train:
+                    module.training = train
         return self.module

@@ -129,8 +129,13 @@ class Finish:
         if self.resize is not None and out.shape[-2:] != (self.resize, self.resize):
             size = (self.resize, self.resize)
             out = torch.nn.functional.interpolate(out, size, mode="bilinear", antialias=True)
-        mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (self.mean, self.std))
-        return out.div_(255.0).sub_(mean).div_(std).contiguous()
+        return out.div_(255.0).sub_(_channels(self.mean)).div_(_channels(self.std)).contiguous()
+
+
+@lru_cache(maxsize=16)
+def _channels(values: tuple[float, ...]) -> torch.Tensor:
+    """Return a value per channel as float32 [1, C, 1, 1]."""
+    return torch.tensor(values, dtype=torch.float32).view(1, -1, 1, 1)
 
 
 def rotated(x: np.ndarray, angle: float, expand: bool = False) -> np.ndarray:

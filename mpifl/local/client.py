@@ -114,12 +114,12 @@ class LocalClient(Client):
 
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, L] of images `x` under `vector`."""
-        module = self._learner.flat.load(vector).eval()
+        module = self._learner.flat.load(vector, train=False)
         return self._batched(module, x)
 
     def embed(self, vector: Vector, x: torch.Tensor, *, train_mode: bool = False) -> torch.Tensor:
         """Return the embeddings [n, e] of images `x` under the extractor of `vector`."""
-        module = self._learner.flat.load(vector).train(train_mode)
+        module = self._learner.flat.load(vector, train=train_mode)
         return self._batched(module.embed, x)  # type: ignore[arg-type]  # every model has embed
 
     @staticmethod

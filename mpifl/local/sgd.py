@@ -7,6 +7,7 @@ the gradient itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, count, islice
 
@@ -21,7 +22,7 @@ from mpifl.core.params import FlatModel, Part
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
-from .update import Update
+from .update import Moving, Update
 
 OPTIMIZERS = ("sgd", "adam")
 
@@ -94,7 +95,15 @@ class Learner:
         self.idle = False  # a plan: no batch is ever handed out
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)
+        self._moving: dict[tuple[tuple[int, int], ...] | None, Moving] = {}
         self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+    def moving(self, part: Part | None) -> Moving:
+        """Return what moves when `part` is trained."""
+        address = None if part is None else tuple((s.start, s.stop) for s in part)
+        if address not in self._moving:
+            self._moving[address] = Moving.of(self, part)
+        return self._moving[address]
 
     def sgd(
         self,
@@ -109,15 +118,17 @@ class Learner:
         part: Part | None = None,
     ) -> Trained:
         """Train from `start` [d] on `split`; see `Client.sgd` for the arguments."""
-        module = self.flat.load(start).train()
+        module = self.flat.load(start, train=True)
         loss, lr = loss or cross_entropy, config.lr_at(step)
         update = Update(self, config, lr, part, direction)
-        total, augment = torch.zeros((), device=self.device), AUGMENTATIONS[config.augment]
+        total, augmented = torch.zeros((), device=self.device), config.augment != "none"
         torch.default_generator.manual_seed(key.of("dropout").entropy >> 65)
-        with _only(module, self.flat, part):
+        with nullcontext() if part is None else _only(module, self.flat, part):
             for index in self.batches(split, config, key):
-                x = augment(split.x[index], key.of("augment", update.steps))
-                value = loss(module, x, split.y[index], index)
+                x, y = split.x.index_select(0, index), split.y.index_select(0, index)
+                if augmented:
+                    x = AUGMENTATIONS[config.augment](x, key.of("augment", update.steps))
+                value = loss(module, x, y, index)
                 update(value)
                 total += value.detach()
         steps = update.steps
@@ -144,7 +155,7 @@ class Learner:
 
     def gradient(self, vector: torch.Tensor, split: Split, batch_size: int = 256) -> torch.Tensor:
         """Return the gradient [p] of the mean cross-entropy over `split`, in evaluation mode."""
-        module = self.flat.load(vector).eval()
+        module = self.flat.load(vector, train=False)
         self.flat.grad.zero_()
         for index in torch.arange(len(split), device=self.device).split(batch_size):
             loss = F.cross_entropy(module(split.x[index]), split.y[index], reduction="sum")
@@ -157,16 +168,15 @@ class _only:
     means.
     """
 
-    def __init__(self, module: nn.Module, flat: FlatModel, part: Part | None) -> None:
+    def __init__(self, module: nn.Module, flat: FlatModel, part: Part) -> None:
         self.frozen: list[nn.Parameter] = []
-        if part is not None:
-            slices = flat.layout.slices
-            for prefix, owner in module.named_modules():
-                names = [f"{prefix}.{n}" if prefix else n for n, _ in owner.named_parameters(recurse=False)]
-                fixed = [n for n in names if not any(s.start <= slices[n].start < s.stop for s in part)]
-                self.frozen += [module.get_parameter(n) for n in fixed]
-                if names and fixed == names:
-                    owner.eval()
+        slices = flat.layout.slices
+        for prefix, owner in module.named_modules():
+            names = [f"{prefix}.{n}" if prefix else n for n, _ in owner.named_parameters(recurse=False)]
+            fixed = [n for n in names if not any(s.start <= slices[n].start < s.stop for s in part)]
+            self.frozen += [module.get_parameter(n) for n in fixed]
+            if names and fixed == names:
+                owner.eval()
 
     def __enter__(self) -> None:
         for p in self.frozen:

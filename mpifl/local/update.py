@@ -7,15 +7,58 @@ once. Adam is Kingma and Ba's, with bias correction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from mpifl.core.client import Direction
 from mpifl.core.params import Part
 
 if TYPE_CHECKING:
     from .sgd import Learner, LocalConfig
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What moves when a part of a model is trained.
+
+    Attributes:
+        part: slices of the parameters [p].
+        params: the module's parameters inside them.
+        views: for weights, gradient and momentum: a view of the flat vector for each parameter.
+    """
+
+    part: list[slice]
+    params: list[torch.Tensor]
+    views: list[list[torch.Tensor]]
+
+    @classmethod
+    def of(cls, learner: Learner, part: Part | None) -> Moving:
+        """Return what moves of a learner's model; None for all parameters."""
+        flat, p = learner.flat, learner.layout.num_parameters
+        slices = [slice(0, p)] if part is None else [slice(s.start, min(s.stop, p)) for s in part if s.start < p]
+        places = flat.layout.slices
+        moving = [
+            (places[name], param)
+            for name, param in flat.module.named_parameters()
+            if any(s.start <= places[name].start < s.stop for s in slices)
+        ]
+        vectors = (flat.weights, flat.grad, learner.momentum)
+        views = [[v[s].view(q.shape) for s, q in moving] for v in vectors]
+        return cls(slices, [param for _, param in moving], views)
+
+
+def gradients(loss: torch.Tensor, params: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return the gradient of a scalar by each parameter, zeros where it does not depend on one."""
+    # torch.autograd.grad is this call behind checks that cost a tenth of a small step
+    one = torch.ones_like(loss)
+    found = _engine_run_backward((loss,), (one,), False, False, tuple(params), True, accumulate_grad=False)
+    if any(g is None for g in found):
+        found = tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True))
+    return found
 
 
 class Update:
@@ -29,21 +72,13 @@ class Update:
     def __init__(
         self, learner: Learner, config: LocalConfig, lr: float, part: Part | None, direction: Direction | None
     ) -> None:
-        flat, p = learner.flat, learner.layout.num_parameters
         self.config, self.lr, self.direction, self.steps = config, lr, direction, 0
-        self.part = (
-            [slice(0, p)] if part is None else [slice(s.start, min(s.stop, p)) for s in part if s.start < p]
-        )
-        self.w, self.g, self.m, self.v = flat.weights, flat.grad, learner.momentum.zero_(), learner.square
-        moving = [
-            (flat.layout.slices[name], param)
-            for name, param in flat.module.named_parameters()
-            if any(s.start <= flat.layout.slices[name].start < s.stop for s in self.part)
-        ]
-        self.params = [param for _, param in moving]
-        self.views = [[v[s].view(q.shape) for s, q in moving] for v in (self.w, self.g, self.m)]
+        moving = learner.moving(part)
+        self.part, self.params, self.views = moving.part, moving.params, moving.views
+        self.w, self.g, self.m, self.v = learner.flat.weights, learner.flat.grad, learner.momentum, learner.square
         self.adam = config.optimizer == "adam"
         if self.adam:
+            self.m.zero_()
             self.v.zero_()
         if part is not None:
             self.g.zero_()  # what does not move has no gradient
@@ -51,8 +86,7 @@ class Update:
     @torch.no_grad()
     def __call__(self, loss: torch.Tensor) -> None:
         """Take one step."""
-        with torch.enable_grad():
-            grads = torch.autograd.grad(loss, self.params, materialize_grads=True)
+        grads = gradients(loss, self.params)
         self.steps += 1
         if self.direction is None and not self.adam:
             self._sgd(self.views[0], grads, self.views[2])
@@ -78,7 +112,7 @@ class Update:
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            is_first_step=False,
+            is_first_step=self.steps == 1,  # then the momentum is the gradient, whatever was there
         )
 
     def _adam(

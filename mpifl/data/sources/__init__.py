@@ -10,6 +10,7 @@ from mpifl.data.sources.idx import Emnist, FashionMnist, KMnist, Mnist, QMnist
 from mpifl.data.sources.npz import Npz
 from mpifl.data.sources.photos import Photos
 from mpifl.data.sources.street import Svhn, Usps
+from mpifl.data.sources.synthetic import Synthetic
 
 SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
@@ -28,6 +29,7 @@ SOURCES: dict[str, type[Source]] = {
     "npz": Npz,
     "dataset": Dataset,
     "photos": Photos,
+    "synthetic": Synthetic,
 }
 
 __all__ = ["SOURCES", "Digits", "Photos", "Source", "normalisation"]

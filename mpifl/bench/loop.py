@@ -1,0 +1,102 @@
+"""The reference: a plain PyTorch loop over the sampled clients, one process per core, no framework.
+
+It is written as a good researcher writes it: data in memory as float tensors, one model object, plain
+`torch.optim.SGD`, no copies beyond loading the round's model. It only trains: no server, no averaging, no
+evaluation. Started by `mpifl bench`: python -m mpifl.bench.loop SOCKET WORKERS CONFIG.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from time import perf_counter
+from typing import Any
+
+from .line import Line
+from .usage import usage
+
+
+def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line | None) -> None:
+    """Train a share of every cohort; process 0 hears when to begin and says how long it took."""
+    import torch
+
+    from mpifl import config as configuration
+    from mpifl.core.rng import key
+    from mpifl.data import open_federation
+    from mpifl.engine.sampler import Sampler, cohort_size
+
+    torch.set_num_threads(1)
+    config = configuration.load(name)
+    federation = open_federation(config.data, config.seed.data, build=False)
+    model = config.model.build(federation.shape, federation.num_classes).train()
+    start = {n: t.clone() for n, t in model.state_dict().items()}
+    data = {k: federation.client(k).train for k in range(federation.num_clients)}
+    data = {k: (split.x, split.y) for k, split in data.items()}
+    m = cohort_size(config.participation, federation.num_clients)
+    sampler = Sampler(federation.num_clients, m, key(config.seed.system))
+    step, report = 0, {"ready": True, "pids": list(shared["pids"])}
+    while rounds := _next(index, workers, shared, line, report):
+        begin = perf_counter()
+        for _ in range(rounds):
+            step += 1
+            for k in sampler(step)[index::workers].tolist():
+                train(model, start, *data[k], config.local)
+            shared["barrier"].wait()
+        report = {"seconds": perf_counter() - begin}
+
+
+def train(model: Any, start: dict[str, Any], x: Any, y: Any, local: Any) -> None:
+    """Train one client from the round's model."""
+    import torch
+    import torch.nn.functional as F
+
+    model.load_state_dict(start)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
+    )
+    for _ in range(local.epochs):
+        for index in torch.randperm(len(y)).split(local.batch_size):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x[index]), y[index])
+            loss.backward()
+            optimizer.step()
+
+
+def _next(index: int, workers: int, shared: dict[str, Any], line: Line | None, report: Any) -> int:
+    """Report the turn that ended; return how many rounds the next one has, 0 to end."""
+    fields, now = ("cpu", "peak", "pss"), usage()
+    shared["used"][3 * index : 3 * index + 3] = [now[f] for f in fields]
+    shared["barrier"].wait()
+    if line is not None:
+        values = list(shared["used"])
+        used = [dict(zip(fields, values[3 * i : 3 * i + 3], strict=True)) for i in range(workers)]
+        line.say({**report, "used": used})
+        shared["rounds"].value = line.hear() or 0
+    shared["barrier"].wait()
+    return int(shared["rounds"].value)
+
+
+def main(path: str, workers: int, name: str) -> None:
+    """Start the other processes before anything heavy is imported, then be process 0."""
+    context = multiprocessing.get_context("fork")
+    shared = {
+        "barrier": context.Barrier(workers),
+        "rounds": context.Value("i", 0),
+        "used": context.Array("d", 3 * workers),
+        "pids": context.Array("i", workers),
+    }
+    others = [
+        context.Process(target=work, args=(i, workers, name, shared, None), daemon=True)
+        for i in range(1, workers)
+    ]
+    for other in others:
+        other.start()
+    shared["pids"][:] = [os.getpid(), *(other.pid or 0 for other in others)]  # type: ignore[index]
+    work(0, workers, name, shared, Line.to(path))
+    for other in others:
+        other.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

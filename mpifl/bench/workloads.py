@@ -1,0 +1,32 @@
+"""The workloads of `mpifl bench`: committed configurations (`configs/bench/`) and how long a turn takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One line of the table.
+
+    Attributes:
+        config: name of the configuration.
+        what: in a few words.
+        turns: how many turns each job takes, unless the user says otherwise.
+        seconds: least length of a turn; it is a whole number of rounds.
+    """
+
+    config: str
+    what: str
+    turns: int = 9
+    seconds: float = 1.0
+
+
+WORKLOADS = {
+    "W1": Workload("bench/w1", "100 clients x 600 images, LeNet-5, batch 32, 10 clients a round"),
+    "W2": Workload("bench/w2", "100 clients x 600 images, MLP 784-200-10, batch 10, 20 clients a round"),
+    "W3": Workload("bench/w3", "1000 clients x 20 images, MLP 784-200-10, batch 10, 100 clients a round"),
+    "W4": Workload("bench/w4", "8 clients x 540 images, EMD-CFL's CNN, batch 64", 5),
+    "W5": Workload("bench/w5", "4 clients x 500 colour images, ResNet-18, batch 50", 3),
+    "W6": Workload("bench/w6", "UCFL, 100 x 600 images, LeNet-5, batch 64: a 100 x 100 mixing a round", 5),
+}

@@ -1,0 +1,65 @@
+"""Images made of noise around one pattern for each class, of any number and shape: for measuring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import key
+from mpifl.data.pool import Pool
+from mpifl.data.sources.base import Channels, Source
+
+BLOCK = 4096  # images drawn at a time
+
+
+@dataclass(frozen=True)
+class Synthetic(Source):
+    """Noisy copies of one random pattern per class; nothing is downloaded. Made for measuring, not for results.
+
+    Attributes:
+        train: images of the training part.
+        test: images of the test part.
+        shape: channels, height and width of an image.
+        classes: number of classes, all equally frequent.
+        noise: standard deviation of the noise around a pattern, in grey levels.
+    """
+
+    name: ClassVar[str] = "synthetic"
+    needs_root: ClassVar[bool] = False
+    mean: ClassVar[Channels] = (0.5,)
+    std: ClassVar[Channels] = (0.25,)
+
+    train: int = 10000
+    test: int = 1000
+    shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    noise: float = 64.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("train", self.train), ("test", self.test), ("classes", self.classes)):
+            require(value >= 1, name, value, "take 1 or more")
+        require(min(self.shape) >= 1, "shape", list(self.shape), "take channels, height and width of 1 or more")
+        require(self.noise >= 0, "noise", self.noise, "take 0 or more grey levels")
+
+    def files(self, root: Path) -> list[Path]:
+        """Return nothing: the images are drawn."""
+        return []
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Draw patterns, then every image around the pattern of its class, a block of images at a time."""
+        address, total = key(0, "synthetic"), self.train + self.test
+        patterns = address.of("patterns").numpy().integers(64, 192, (self.classes, *self.shape))
+        labels = np.arange(total, dtype=np.int64) % self.classes
+        images = np.lib.format.open_memmap(scratch / "images.npy", "w+", np.uint8, (total, *self.shape))
+        for start in range(0, total, BLOCK):
+            mine = labels[start : start + BLOCK]
+            rng = address.of("images", start).numpy()
+            noise = rng.standard_normal((len(mine), *self.shape), dtype=np.float32) * self.noise
+            images[start : start + BLOCK] = np.clip(patterns[mine] + noise, 0, 255).astype(np.uint8)
+        images.flush()
+        return Pool(images, labels, self.train, self.classes)
