@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .comm import Transport, connect
 from .core.errors import UserError, nearest, require
+from .core.memory import keep_freed
 
 Command = Callable[[Transport, argparse.Namespace], None]
 COMMANDS: dict[str, tuple[Command, str, dict[str, str]]] = {}
@@ -196,6 +197,7 @@ def main(argv: Sequence[str]) -> int:
     """Run one command on every rank and return the exit code: 0, or 2 for bad input."""
     args, rest = parser().parse_known_args(argv)
     args.options = rest
+    keep_freed()
     transport = connect()
     try:
         COMMANDS[args.command][0](transport, args)

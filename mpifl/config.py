@@ -88,6 +88,7 @@ class SystemConfig:
         collective: `auto`, `reduce` or `gather`.
         shuffle: a seed that deals clients to ranks at random; None balances them.
         scratch: folder for node-local client state; None picks shared memory or the temporary folder.
+        keep_mb: megabytes of clients' finished samples that each rank keeps at hand; 0 for none.
     """
 
     ranks: int | None = None
@@ -97,8 +98,10 @@ class SystemConfig:
     collective: str = "auto"
     shuffle: int | None = None
     scratch: str | None = None
+    keep_mb: int = 128
 
     def __post_init__(self) -> None:
+        require(self.keep_mb >= 0, "keep_mb", self.keep_mb, "take 0 or more megabytes")
         require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
         require(self.threads >= 1, "threads", self.threads, "take 1 or more")
         require(self.device in ("cpu", "cuda", "auto"), "device", self.device, "take cpu, cuda or auto")

@@ -160,6 +160,8 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
         raise problem
     if not isinstance(federation, Federation):
         federation = _open(config)
+    if isinstance(federation, PoolFederation):
+        federation.keep(config.system.keep_mb)
     init = initial_vectors(config, federation.shape, federation.num_classes)
 
     def built() -> None:

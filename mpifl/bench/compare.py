@@ -33,7 +33,7 @@ def bench(names: Sequence[str], ranks: int, turns: int | None, options: Sequence
 
 
 def measure(workload: Workload, ranks: int, turns: int | None, options: Sequence[str]) -> Figures:
-    """Return the figures of one workload on `ranks` ranks, against as many plain loops as there are workers."""
+    """Return the figures of one workload on `ranks` ranks, beside a plain process for each worker."""
     config = configuration.load(workload.config, list(options))
     prepare(config.data, config.seed.data, download=False)
     workers = str(max(1, ranks - 1))
@@ -60,8 +60,8 @@ def measure(workload: Workload, ranks: int, turns: int | None, options: Sequence
 def _take_turns(jobs: dict[str, Job], workload: Workload, turns: int) -> dict[str, list[Figures]]:
     """Warm every job up, then let each in turn do the same rounds."""
     longest = max(job.turn(1)["seconds"] for job in jobs.values())
-    if longest < workload.seconds:
-        longest = max(job.turn(2)["seconds"] / 2 for job in jobs.values())
+    for _ in range(3 if longest < workload.seconds else 0):
+        longest = min(longest, max(job.turn(2)["seconds"] / 2 for job in jobs.values()))
     rounds = max(1, round(workload.seconds / longest))
     taken: dict[str, list[Figures]] = {name: [] for name in jobs}
     for turn in range(turns):
@@ -122,11 +122,11 @@ def lines(name: str, f: Figures) -> list[str]:
         f"{f['plain']['seconds_per_round']:.4f}, tuned loop {f['tuned']['seconds_per_round']:.4f}",
         f"    ratio to the plain loop {_spread(wall)}, processor time {_spread(cpu)}",
         f"    ratio to the tuned loop {_spread(tuned)}, processor time {_spread(f['cpu_ratio_tuned'])}",
-        f"    start-up {mine['startup_seconds']:.1f} s (plain {f['plain']['startup_seconds']:.1f}), peak memory "
-        f"{mine['peak_bytes'] / 1e9:.2f} GB (plain {f['plain']['peak_bytes'] / 1e9:.2f}), PSS "
+        f"    start-up {mine['startup_seconds']:.1f} s (plain {f['plain']['startup_seconds']:.1f}), "
+        f"peak memory {mine['peak_bytes'] / 1e9:.2f} GB (plain {f['plain']['peak_bytes'] / 1e9:.2f}), PSS "
         f"{mine['pss_bytes'] / 1e9:.2f} GB ({f['plain']['pss_bytes'] / 1e9:.2f})",
-        f"    server's core {f['server_cpu_share']:.1%} busy, outside training {f['outside_training']:.1%}, MPI "
-        f"{f['mpi_bytes_per_round'] / 1e6:.2f} MB a round; load {f['load']:.1f}, {f['turns']} turns of "
+        f"    server's core {f['server_cpu_share']:.1%} busy, outside training {f['outside_training']:.1%}, "
+        f"MPI {f['mpi_bytes_per_round'] / 1e6:.2f} MB a round; load {f['load']:.1f}, {f['turns']} turns of "
         f"{mine['rounds_per_turn']} rounds",
     ]
 

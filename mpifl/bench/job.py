@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from mpifl.comm import ClientStore, Transport, connect
+from mpifl.core.memory import keep_freed
 from mpifl.driver import engine
 from mpifl.engine.rounds import Record, Rounds
 from mpifl.engine.sampler import Sampler
@@ -69,6 +70,7 @@ class Turns:
 
 def main(path: str, name: str, options: list[str]) -> int:
     """Run turns until there are no more."""
+    keep_freed()
     transport = connect()
     try:
         _run(transport, path, name, options)

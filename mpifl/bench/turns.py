@@ -118,7 +118,9 @@ def _is_open_mpi() -> bool:
     try:
         text = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
     except FileNotFoundError:
-        raise UserError("bench", "mpirun", "is not on the PATH; activate an environment with an MPI") from None
+        raise UserError(
+            "bench", "mpirun", "is not on the PATH; activate an environment with an MPI"
+        ) from None
     return "Open MPI" in text or "PRRTE" in text or "prterun" in text
 
 

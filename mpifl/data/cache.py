@@ -43,7 +43,8 @@ def allocate(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def load(folder: Path, name: str) -> np.ndarray:
     """Map `folder`/`name`.npy copy-on-write: the ranks of a node share its pages, the file never changes."""
-    return np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+    # a plain array over the map: slices of a np.memmap cost several times as much
+    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False))
 
 
 def facts(folder: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.data.pool import Pool
+from mpifl.data.recent import Recent
 from mpifl.data.transforms import Finish, Op
 from mpifl.data.world import SPLITS, Allotment, Draw, World
 
@@ -58,6 +59,7 @@ class PoolFederation(Federation):
 
     def __init__(self, pool: Pool, world: World, allotment: Allotment, finish: Finish) -> None:
         self.pool = pool
+        self._recent, self._static = Recent(0), world.drift is None
         self.allotment = allotment
         self.finish = finish
         self.sizes = allotment.sizes
@@ -75,6 +77,10 @@ class PoolFederation(Federation):
     def client(self, k: int, visit: int = 0) -> ClientData:
         """Return the data of client `k` at its `visit`-th visit."""
         return LazyClient.reading(lambda split: self._split(k, split, visit), self.extra)
+
+    def keep(self, megabytes: int) -> None:
+        """Keep so much of finished samples at hand for their next use; whoever reads must not change them."""
+        self._recent = Recent(megabytes * 10**6)
 
     @property
     def changes(self) -> bool:
@@ -119,7 +125,10 @@ class PoolFederation(Federation):
         return y
 
     def _split(self, k: int, split: str, visit: int) -> Split:
-        return self._read(self.allotment.of(k, split, visit), self._ops[split])
+        address = (k, split, 0 if self._static else visit)
+        return self._recent.get(
+            address, lambda: self._read(self.allotment.of(k, split, visit), self._ops[split])
+        )
 
     def _read(self, draw: Draw, ops: tuple[Op, ...]) -> Split:
         x, y = self._pixels(draw, ops)  # may be the cache itself: never hand it out

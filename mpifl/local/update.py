@@ -39,7 +39,9 @@ class Moving:
     def of(cls, learner: Learner, part: Part | None) -> Moving:
         """Return what moves of a learner's model; None for all parameters."""
         flat, p = learner.flat, learner.layout.num_parameters
-        slices = [slice(0, p)] if part is None else [slice(s.start, min(s.stop, p)) for s in part if s.start < p]
+        slices = (
+            [slice(0, p)] if part is None else [slice(s.start, min(s.stop, p)) for s in part if s.start < p]
+        )
         places = flat.layout.slices
         moving = [
             (places[name], param)
@@ -75,7 +77,12 @@ class Update:
         self.config, self.lr, self.direction, self.steps = config, lr, direction, 0
         moving = learner.moving(part)
         self.part, self.params, self.views = moving.part, moving.params, moving.views
-        self.w, self.g, self.m, self.v = learner.flat.weights, learner.flat.grad, learner.momentum, learner.square
+        self.w, self.g, self.m, self.v = (
+            learner.flat.weights,
+            learner.flat.grad,
+            learner.momentum,
+            learner.square,
+        )
         self.adam = config.optimizer == "adam"
         if self.adam:
             self.m.zero_()

@@ -43,7 +43,9 @@ class Synthetic(Source):
         super().__post_init__()
         for name, value in (("train", self.train), ("test", self.test), ("classes", self.classes)):
             require(value >= 1, name, value, "take 1 or more")
-        require(min(self.shape) >= 1, "shape", list(self.shape), "take channels, height and width of 1 or more")
+        require(
+            min(self.shape) >= 1, "shape", list(self.shape), "take channels, height and width of 1 or more"
+        )
         require(self.noise >= 0, "noise", self.noise, "take 0 or more grey levels")
 
     def files(self, root: Path) -> list[Path]:
