@@ -31,8 +31,8 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line
     federation = open_federation(config.data, config.seed.data, build=False)
     model = config.model.build(federation.shape, federation.num_classes).train()
     start = {n: t.clone() for n, t in model.state_dict().items()}
-    data = {k: federation.client(k).train for k in range(federation.num_clients)}
-    data = {k: (split.x, split.y) for k, split in data.items()}
+    splits = [federation.client(k).train for k in range(federation.num_clients)]
+    data = [(split.x, split.y) for split in splits]
     m = cohort_size(config.participation, federation.num_clients)
     sampler = Sampler(federation.num_clients, m, key(config.seed.system))
     step, report = 0, {"ready": True, "pids": list(shared["pids"])}
@@ -41,7 +41,8 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line
         for _ in range(rounds):
             step += 1
             for k in sampler(step)[index::workers].tolist():
-                train(model, start, *data[k], config.local)
+                x, y = data[k]
+                train(model, start, x, y, config.local)
             shared["barrier"].wait()
         report = {"seconds": perf_counter() - begin}
 

@@ -76,7 +76,7 @@ class Job:
         return dict(answer)
 
     def turn(self, rounds: int) -> dict[str, Any]:
-        """Run so many rounds; return what the job reports of them, processor seconds of this turn included."""
+        """Run so many rounds; return what the job reports of them, with processor seconds of this turn."""
         before = self.last
         self._signal(signal.SIGCONT)
         self.line.say(rounds)

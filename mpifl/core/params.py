@@ -166,7 +166,7 @@ class FlatModel:
             owner._buffers[name.rpartition(".")[2]] = self.vector[slices[name]].view(b.shape)
 
     def load(self, vector: torch.Tensor, train: bool | None = None) -> nn.Module:
-        """Copy `vector` [d] into the module and return it, in training or evaluation mode (None: as it is)."""
+        """Copy `vector` [d] into the module and return it, in training mode or not (None: as it is)."""
         self.vector.copy_(vector)
         if train is not None:
             for module in self._modules:  # quicker than Module.train, which sets what is set already

@@ -18,7 +18,7 @@ BLOCK = 4096  # images drawn at a time
 
 @dataclass(frozen=True)
 class Synthetic(Source):
-    """Noisy copies of one random pattern per class; nothing is downloaded. Made for measuring, not for results.
+    """Noisy copies of one random pattern per class, drawn without a download: for measuring, not for results.
 
     Attributes:
         train: images of the training part.

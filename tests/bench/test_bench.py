@@ -1,0 +1,63 @@
+"""`mpifl bench`: ratios turn by turn, and one small workload from beginning to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import mpi_environment
+
+from mpifl.bench import compare
+from mpifl.bench.workloads import WORKLOADS, Workload
+from mpifl.config import load
+from mpifl.core.errors import UserError
+
+TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
+
+
+def test_ratios_are_taken_turn_by_turn():
+    """2/1, 9/3 and 4/4: the machine was three times slower in the second turn, for both."""
+    ours, theirs = ([{"s": s} for s in seconds] for seconds in ((2.0, 9.0, 4.0), (1.0, 3.0, 4.0)))
+    assert compare._ratios(ours, theirs, lambda t: t["s"]) == {"median": 2.0, "low": 1.0, "high": 3.0}
+
+
+@pytest.mark.parametrize(("name", "clients", "m"), [("W1", 100, 10), ("W3", 1000, 100), ("W5", 4, 4)])
+def test_the_workloads_are_what_they_say(name, clients, m):
+    config = load(WORKLOADS[name].config)
+    assert config.data.scenario.clients == clients
+    assert config.participation in (m, 1.0)
+    assert config.data.source.train == clients * int(WORKLOADS[name].what.split(" x ")[1].split()[0])
+
+
+def test_an_unknown_workload_is_refused_by_name():
+    with pytest.raises(UserError, match="W3"):
+        compare.bench(["W33"], 3, None, [])
+
+
+def test_a_job_that_cannot_start_says_why(tmp_path):
+    with pytest.raises(UserError, match="no-such-module"):
+        compare.Job("x", [compare.sys.executable, "-m", "no-such-module"], {}, tmp_path)
+
+
+def test_a_small_workload_is_measured_from_beginning_to_end(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(WORKLOADS, "W9", Workload(TINY, "tiny", turns=2, seconds=0.01))
+    beside = Path(sys.executable).parent
+    environment = mpi_environment({"PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"})
+    monkeypatch.setattr(os, "environ", environment)
+    if shutil.which("mpirun", path=environment["PATH"]) is None:
+        pytest.skip("no mpirun beside the interpreter or on the PATH")
+    compare.main(["W9"], [], ranks="2", turns=None, path=str(tmp_path / "figures.json"))
+    found = json.loads((tmp_path / "figures.json").read_text())["W9"]
+    assert "ratio to the plain loop" in capsys.readouterr().out
+    assert found["turns"] == 2
+    assert found["ratio_plain"]["low"] <= found["ratio_plain"]["median"] <= found["ratio_plain"]["high"]
+    for job in ("mpifl", "plain", "tuned"):
+        assert found[job]["peak_bytes"] > 50e6, "an interpreter with PyTorch"
+        assert 0 < found[job]["cpu_per_round"]
+    vector = 4 * (64 * 12 + 12 + 12 * 10 + 10)
+    assert found["federation_bytes_per_round"] == 2 * 8 * vector, "8 clients download and upload the model"
+    assert vector < found["mpi_bytes_per_round"] < 20 * vector
