@@ -46,9 +46,8 @@ class Case:
 def cases(tree: Mapping[str, Any]) -> list[Case]:
     """Return all combinations, each checked."""
     vary = tree.get("vary") or {}
-    require(
-        bool(vary), "vary", vary, "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
-    )
+    remedy = "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
+    require(isinstance(vary, dict) and bool(vary), "vary", vary, remedy)
     axes = [_labelled(key, values) for key, values in vary.items()]
     out = []
     for combination in product(*axes):
@@ -70,9 +69,15 @@ def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
     """Return the labels and values of one key."""
     fits = isinstance(values, (list, dict)) and len(values) > 0
     require(fits, f"vary.{key}", values, "take a list of values, or a mapping of labels to values")
-    return (
-        list(values.items()) if isinstance(values, dict) else [(str(v).rpartition("/")[2], v) for v in values]
-    )
+    if isinstance(values, dict):
+        return [(str(label), value) for label, value in values.items()]
+    return [(_label(value), value) for value in values]
+
+
+def _label(value: Any) -> str:
+    """Return what a value is called: a section by its name, a file without its folder."""
+    name = value.get("name", value) if isinstance(value, dict) else value
+    return str(name).rpartition("/")[2]
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -91,21 +96,23 @@ def study(name: str, options: Sequence[str], transport: Transport, quiet: bool =
         return tree, str(folders.create(first.output.folder, first.name, first.output.id))
 
     tree, folder = on_server(transport, begin)
-    rows, curves = [], []
-    for case in cases(tree):
+    rows, curves, all_cases = [], [], cases(tree)
+    quiet = quiet or not transport.is_server
+    for number, case in enumerate(all_cases, 1):
         output = replace(case.config.output, folder=folder, id=case.slug, model=False)
-        run(replace(case.config, output=output), transport, quiet=True)
+        if not quiet:
+            what = ", ".join(f"{key} {label}" for key, label in case.labels.items())
+            print(f"case {number}/{len(all_cases)}: {what}", flush=True)
+        run(replace(case.config, output=output), transport, quiet)
         if transport.is_server:
             done = Path(folder) / f"{case.config.name}-{case.slug}"
             rows.append(_row(case, done))
             curves.append(_curve(case, done))
             _write(Path(folder), rows, curves)
-            if not quiet:
-                print("  ".join(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
     if not transport.is_server:
         return None
     if not quiet:
-        print(f"results: {folder}", flush=True)
+        print(f"{table(over_seeds(rows))}\nresults: {folder}: study.md, study.csv, study.png", flush=True)
     return Path(folder)
 
 
@@ -132,7 +139,7 @@ def _curve(case: Case, folder: Path) -> Curve:
     events = folder / "events.csv"
     lags = [int(row["staleness"]) for row in _rows(events)] if events.exists() else []
     x, y = ([float(row[name]) for row in metrics] for name in (axis, "accuracy_mean"))
-    return Curve(tuple(case.labels.values()), tuple(case.labels), axis.replace("_", " "), x, y, lags)
+    return Curve(case.labels, axis.replace("_", " "), x, y, lags)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

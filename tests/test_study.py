@@ -10,6 +10,7 @@ import pytest
 from mpifl.cli import main
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
+from mpifl.observe.curves import Curve
 from mpifl.study import cases, over_seeds, study, table
 
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
@@ -17,9 +18,13 @@ VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: log
 ASYNC = ["--algorithm", "fedasync", "--policy", "every_arrival", "--participation", "4", "--rounds", "6"]
 
 
-def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path):
+def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path, capsys):
     place = ["--output.folder", str(tmp_path), "--output.id", "x"]
-    folder = study(TINY, ["--vary", VARY, *ASYNC, *place], Single(), quiet=True)
+    folder = study(TINY, ["--vary", VARY, *ASYNC, *place], Single())
+    said = capsys.readouterr().out
+    assert "case 1/4: algorithm.alpha 0.3, delay even\n" in said
+    assert said.count("round 6/6  accuracy") == 4
+    assert said.endswith(f"results: {folder}: study.md, study.csv, study.png\n")
     assert folder == tmp_path / "tiny-x"
     with (folder / "study.csv").open() as lines:
         rows = list(csv.DictReader(lines))
@@ -59,6 +64,7 @@ def test_figures_over_seeds_are_means_with_standard_deviations():
     ("vary", "message"),
     [
         ({}, "vary = {}: name at least one key and its values"),
+        (3, "vary = 3: name at least one key and its values"),
         ({"rounds": 3}, "vary.rounds = 3: take a list of values, or a mapping of labels to values"),
         ({"rounds": []}, "vary.rounds = .*: take a list of values"),
         ({"rounds": [1, 0]}, "rounds = 0: take at least one round"),
@@ -75,3 +81,23 @@ def test_a_study_that_cannot_run_is_refused_before_it_begins(vary, message):
 def test_a_table_has_the_columns_of_all_rows():
     text = table([{"a": 1, "b": 2}, {"a": 3, "c": 4}])
     assert text == "| a | b | c |\n| --- | --- | --- |\n| 1 | 2 |  |\n| 3 |  | 4 |\n"
+
+
+def test_sections_are_labelled_by_name_and_mappings_by_their_keys():
+    vary = {"delay": [{"name": "constant"}, {"name": "tiers"}], "rounds": {2: 10, True: 20}}
+    found = cases({"algorithm": "fedavg", "model": "mlp", "vary": vary})
+    assert [c.slug for c in found] == ["constant-2", "constant-True", "tiers-2", "tiers-True"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "panel", "line"),
+    [
+        ({"a": "1", "b": "2", "delay": "wide"}, "delay: wide", "1, 2"),
+        ({"configuration": "fedavg"}, "", "fedavg"),
+        ({"configuration": "fedavg", "seed": "3"}, "", "fedavg"),
+        ({"seed": "3"}, "", ""),
+    ],
+)
+def test_a_case_has_a_panel_and_a_line_whatever_its_seed(labels, panel, line):
+    curve = Curve(labels, "round", [1], [0.5], [])
+    assert (curve.panel, curve.line) == (panel, line)
