@@ -65,6 +65,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
         (drawn[curve.line],) = axis.plot(curve.x, curve.y, **styles[curve.line])
         axis.set(title=curve.panel, xlabel=curve.axis)
     axes[0][0].set_ylabel("mean accuracy")
+    axes[-1][0].set_ylabel("share of arrivals" if height == 2 else "mean accuracy")
     for panel, axis in zip(panels, axes[1] if height == 2 else (), strict=False):
         _histograms(axis, [c for c in curves if c.panel == panel and c.lags], styles)
     for axis in axes.flat:
@@ -77,7 +78,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
 
 def _histograms(axis: Any, curves: Sequence[Curve], styles: Mapping[str, dict[str, Any]]) -> None:
     """Show how stale uploads were, in at most forty bins; one grey line where that is the same for all."""
-    axis.set(xlabel="staleness, server steps", ylabel="share of arrivals", yscale="log")
+    axis.set(xlabel="staleness, server steps", yscale="log")
     same = len({tuple(c.lags) for c in curves}) == 1
     for curve in curves[:1] if same else curves:
         width = max(1, -(-(max(curve.lags) + 1) // 40))
