@@ -126,8 +126,11 @@ def _write(folder: Path, rows: list[dict[str, Any]], curves: list[Curve]) -> Non
 def _row(case: Case, folder: Path) -> dict[str, Any]:
     """Return a case's labels and final figures."""
     summary = json.loads((folder / "summary.json").read_text())
-    last = _rows(folder / "metrics.csv")[-1]
+    metrics = _rows(folder / "metrics.csv")
+    last, late = metrics[-1], [float(row["accuracy_mean"]) for row in metrics[len(metrics) // 2 :]]
     found: dict[str, Any] = {n: float(last[n]) for n in FIGURES if last.get(n) not in (None, "", "nan")}
+    if "asynchronous" in summary:
+        found |= {"second_half_mean": mean(late), "second_half_lowest": min(late)}
     found |= {n: v for n in ASYNCHRONOUS if (v := summary.get("asynchronous", {}).get(n)) is not None}
     found |= {n: summary[n] for n in ("federation_bytes_up", "federation_bytes_down", "wall_seconds")}
     return {**case.labels, **{n: round(v, 4) if isinstance(v, float) else v for n, v in found.items()}}

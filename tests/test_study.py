@@ -16,6 +16,7 @@ from mpifl.study import cases, over_seeds, study, table
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
 ASYNC = ["--algorithm", "fedasync", "--policy", "every_arrival", "--participation", "4", "--rounds", "6"]
+ASYNC += ["--evaluation.every", "1"]
 
 
 def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path, capsys):
@@ -32,6 +33,13 @@ def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path
         (a, d) for a in ("0.3", "0.6") for d in ("even", "uneven")
     ]
     assert len({r["accuracy_mean"] for r in rows}) > 1
+    with (folder / "tiny-0.3-even" / "metrics.csv").open() as lines:
+        late = [float(r["accuracy_mean"]) for r in csv.DictReader(lines)][3:]
+    assert len(late) == 3
+    assert (rows[0]["second_half_mean"], rows[0]["second_half_lowest"]) == (
+        str(round(sum(late) / 3, 4)),
+        str(round(min(late), 4)),
+    )
     assert all(float(r["staleness_mean"]) > 0 for r in rows)
     assert {p.name for p in folder.iterdir()} >= {"tiny-0.3-even", "tiny-0.6-uneven", "study.md", "study.png"}
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")

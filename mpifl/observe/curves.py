@@ -55,8 +55,9 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     width, legend = max(3.6 * len(panels), 6.0), 0.22 * -(-len(lines) // 4)
     figure = Figure((width, 2.8 * height + legend), dpi=130, layout="constrained")
     axes = figure.subplots(height, len(panels), squeeze=False, sharey="row")
+    thin = len({(c.panel, c.line) for c in curves}) < len(curves)  # several seeds each
     styles = {
-        line: {"color": COLOURS[i % len(COLOURS)], "ls": STYLES[i % len(STYLES)], "lw": 1.6}
+        line: {"color": COLOURS[i % len(COLOURS)], "ls": STYLES[i % len(STYLES)], "lw": 0.9 if thin else 1.6}
         for i, line in enumerate(lines)
     }
     drawn: dict[str, Any] = {}
@@ -79,10 +80,13 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
 def _histograms(axis: Any, curves: Sequence[Curve], styles: Mapping[str, dict[str, Any]]) -> None:
     """Show how stale uploads were, in at most forty bins; one grey line where that is the same for all."""
     axis.set(xlabel="staleness, server steps", yscale="log")
-    same = len({tuple(c.lags) for c in curves}) == 1
-    for curve in curves[:1] if same else curves:
-        width = max(1, -(-(max(curve.lags) + 1) // 40))
-        bins = Counter(lag // width for lag in curve.lags)
+    lags: dict[str, list[int]] = {}
+    for curve in curves:
+        lags.setdefault(curve.line, []).extend(curve.lags)
+    same = all(some == lags[curves[0].line] for some in lags.values())
+    for line, some in [*lags.items()][: 1 if same else None]:
+        width = max(1, -(-(max(some) + 1) // 40))
+        bins = Counter(lag // width for lag in some)
         places = range(max(bins) + 1)
-        shares = [bins[b] / len(curve.lags) for b in places]
-        axis.step([b * width for b in places], shares, where="mid", **(GREY if same else styles[curve.line]))
+        shares = [bins[b] / len(some) for b in places]
+        axis.step([b * width for b in places], shares, where="mid", **(GREY if same else styles[line]))
