@@ -309,7 +309,7 @@ class Events:
                 cohort=np.array(cohort, np.int64),
                 judged=self.judged,
                 scores=scores,
-                train=self._means() if scores is not None else {},
+                train={**self._means(), **self.tally.so_far()} if scores is not None else {},
                 seconds=perf_counter() - float(self.start[0]),
                 timing=timing or [],
                 virtual_seconds=self.clock.now,

@@ -32,6 +32,15 @@ class Tally:
         self.lags[lag] += 1
         self.refused += not accepted
 
+    def so_far(self) -> dict[str, Any]:
+        """Return the figures that are written at each evaluation."""
+        arrivals = self.lags.total()
+        return {
+            "arrivals": arrivals,
+            "refusal_rate": self.refused / max(arrivals, 1),
+            "staleness_mean": sum(lag * n for lag, n in self.lags.items()) / max(arrivals, 1),
+        }
+
     def summary(
         self, steps: int, virtual: float, real: float, idle: Sequence[float], server: float
     ) -> dict[str, Any]:
@@ -42,19 +51,16 @@ class Tally:
             idle: share of its time for which each worker had no visit; empty for one process.
             server: share of the real seconds for which rank 0 used a processor.
         """
-        arrivals = sum(self.lags.values())
         return {
-            "arrivals": arrivals,
+            **self.so_far(),
             "refused": self.refused,
-            "refusal_rate": self.refused / max(arrivals, 1),
-            "staleness_mean": sum(lag * n for lag, n in self.lags.items()) / max(arrivals, 1),
             "staleness_max": max(self.lags, default=0),
             "staleness_histogram": {str(lag): self.lags[lag] for lag in sorted(self.lags)},
             "concurrency": self.busy_seconds / virtual if virtual else 0.0,
             "clock_seconds": virtual,
             "updates_per_clock_second": steps / virtual if virtual else None,
             "updates_per_second": steps / real if real else None,
-            "arrivals_per_second": arrivals / real if real else None,
+            "arrivals_per_second": self.lags.total() / real if real else None,
             "worker_idle_share": [round(share, 4) for share in idle],
             "server_cpu_share": round(server, 4),
         }

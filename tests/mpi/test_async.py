@@ -142,6 +142,9 @@ def test_a_run_says_how_asynchronous_it_was(at):
         assert said["refused"] == sum(row["accepted"] == "0" for row in events)
         lags = [int(row["staleness"]) for row in events]
         assert said["staleness_mean"] == pytest.approx(sum(lags) / len(lags))
+        last = place.table(name, "metrics.csv")[-1]
+        for figure in ("arrivals", "refusal_rate", "staleness_mean"):
+            assert float(last[figure]) == said[figure], (name, figure)
         assert said["clock_seconds"] == float(events[-1]["time"])
         assert len(said["worker_idle_share"]) == 2
         assert all(0 <= share <= 1 for share in said["worker_idle_share"])
