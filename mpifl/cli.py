@@ -57,6 +57,62 @@ def retime(transport: Transport, args: argparse.Namespace) -> None:
         print(f"results: {folder}")
 
 
+@command(
+    "RUN...",
+    out="folder to write (default: report, beside the first run)",
+    target="accuracy in [0, 1] whose bytes and time are wanted (default: 95 %% of the best)",
+)
+def report(transport: Transport, args: argparse.Namespace) -> None:
+    """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
+    from .experiment import on_server
+    from .observe.report import report as write_report
+
+    none_left(args)
+    page = on_server(transport, lambda: write_report(args.RUN, args.out, _target(args)))
+    if transport.is_server and not args.quiet:
+        print(f"report: {page}")
+
+
+@command("RUN...", csv="CSV file to write", latex="LaTeX file to write", target="see `mpifl report`")
+def compare(transport: Transport, args: argparse.Namespace) -> None:
+    """Print a table of final figures of several runs."""
+    from .observe.folder import write_csv
+    from .observe.report import as_latex, as_text
+    from .observe.report import compare as compare_runs
+
+    none_left(args)
+    rows, target = compare_runs(args.RUN, _target(args))
+    if transport.is_server:
+        print(f"{as_text(rows)}\ntarget: mean accuracy {100 * target:.2f} %")
+        try:
+            if args.csv:
+                write_csv(Path(args.csv), rows)
+            if args.latex:
+                Path(args.latex).write_text(as_latex(rows))
+        except OSError as error:
+            place = error.filename
+            raise UserError("--csv, --latex", place, f"cannot be written ({error.strerror})") from error
+
+
+def none_left(args: argparse.Namespace) -> None:
+    """Raise `UserError` for options that a command does not know."""
+    if args.options:
+        raise UserError("option", args.options[0], f"{args.command} takes --out, --csv, --latex and --target")
+
+
+def _target(args: argparse.Namespace) -> float | None:
+    """Return the accuracy of --target."""
+    if args.target is None:
+        return None
+    try:
+        value = float(args.target)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise UserError("--target", args.target, "take an accuracy in [0, 1]")
+    return value
+
+
 @command("CONFIG")
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Say what a run would do, without training: sizes, collectives, memory, bytes per round."""

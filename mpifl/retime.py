@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,18 @@ def retime(name: str, options: Sequence[str]) -> Path:
     require(bool(known), "RUN", name, "has no visits.csv, from which times are worked out; run it again")
     place = {"output": {"folder": str(run.folder.parent), "id": None}}
     tree = configuration.merged(configuration.merged(run.config, place), asked)
-    config = configuration.build(Config, tree)
+    return written(run, configuration.build(Config, tree))
+
+
+def same_training(a: Config, b: Config) -> bool:
+    """Return whether two synchronous runs differ in their times at most."""
+    rest = [replace(c, network=a.network, delay=a.delay, availability=a.availability) for c in (a, b)]
+    rounds = isinstance(a.policy, Synchronous) and isinstance(b.policy, Synchronous)
+    return rounds and replace(rest[0], output=b.output) == rest[1]
+
+
+def written(run: Run, config: Config) -> Path:
+    """Write the folder of a run as it would be under the times of `config`; return it."""
     steps = [int(row["round"]) for row in run.rows("metrics.csv")]
     times = dict(_times(run, pace_of(run, config)))
     folder = folders.create(config.output.folder, config.name, config.output.id or _name(run, config))

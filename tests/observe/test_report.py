@@ -1,0 +1,178 @@
+"""The report and the comparison: figures by hand, files that are there, folders that are refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpifl import cli
+from mpifl.core.errors import UserError
+from mpifl.observe import runs as finished
+from mpifl.observe.groups import Group, gather, table
+from mpifl.observe.report import as_latex, as_text, report
+
+TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
+UCFL = "{name: ucfl, streams: -1, noise_batch: 20}"
+RUNS = {
+    "fedavg-0": ["--network.name", "wired"],
+    "fedavg-1": ["--network.name", "wired", "--seed", "1"],
+    "ucfl": ["--algorithm", UCFL, "--network.name", "wired"],
+    "fedbuff": ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", "--network.name", "links"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Runs of three configurations, one of them with two seeds, one asynchronous."""
+    out = tmp_path_factory.mktemp("runs")
+    for name, options in RUNS.items():
+        place = ["--output.folder", str(out), "--output.id", name, "--evaluation.every", "1", "-q"]
+        assert cli.main(["run", str(TINY), *place, *options]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def page(folder) -> str:
+    """The report of all of them."""
+    return report([str(folder)], str(folder / "out"), 0.5).read_text()
+
+
+class Links(HTMLParser):
+    """Collects what a page refers to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.names: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        """Take links, sources and names."""
+        self.targets += [value for name, value in attrs if name in ("href", "src")]
+        self.names |= {value for name, value in attrs if name == "id"}
+
+
+def test_the_page_stands_alone_and_its_links_lead_somewhere(folder, page):
+    links = Links(page)
+    assert any(target.startswith("data:image/") for target in links.targets)
+    for target in links.targets:
+        assert not re.match(r"https?:|//", target)
+        if target.startswith("#"):
+            assert target[1:] in links.names
+        elif not target.startswith("data:"):
+            assert (folder / "out" / target).stat().st_size > 500
+    assert len(page) < 5e6
+
+
+def test_every_figure_that_these_runs_have_is_there(page):
+    shown = set(re.findall(r'<h2 id="(\w+)"', page))
+    assert shown == {
+        *("final", "accuracy", "worst", "fairness", "bytes", "matrices", "silhouette", "staleness", "time"),
+        "runs",
+    }
+    assert "fedbuff" in page
+    assert "4 runs of 3 configurations" in page
+
+
+def test_seeds_are_one_group_and_its_figures_are_their_means(folder):
+    groups = gather([str(folder)])
+    assert [len(g.runs) for g in groups] == [2, 1, 1]
+    assert groups[0].name == "fedavg, wired, rounds" or groups[0].name.startswith("fedavg, ")
+    rows = [list(csv.DictReader((folder / f"tiny-fedavg-{i}" / "metrics.csv").open())) for i in (0, 1)]
+    last = np.array([float(r[-1]["accuracy_mean"]) for r in rows])
+    assert table(groups, 0.5)[0]["accuracy, %"] == f"{100 * last.mean():.2f} +- {100 * last.std(ddof=1):.2f}"
+    first = np.array([float(r[0]["accuracy_mean"]) for r in rows])
+    np.testing.assert_allclose(groups[0].curve("round", "accuracy_mean").mean[0], first.mean())
+
+
+def test_what_it_takes_to_reach_a_target_by_hand():
+    """Accuracy 0.2, 0.6, 0.8 after 10, 20, 30 bytes up and none down."""
+    metrics = {
+        "round": np.array([1.0, 2, 3]),
+        "accuracy_mean": np.array([0.2, 0.6, 0.8]),
+        "federation_bytes_up": np.array([10.0, 20, 30]),
+        "federation_bytes_down": np.zeros(3),
+    }
+    run = finished.Run(Path(), {}, {})
+    run.__dict__["metrics"] = metrics
+    group = Group("one", (run,))
+    assert group.reached(0.5, "round").tolist() == [2.0]
+    assert group.reached(0.7, "bytes").tolist() == [30.0]
+    assert np.isnan(group.reached(0.9, "bytes")).all()
+
+
+def test_the_table_in_terminal_csv_and_latex(folder, tmp_path, capsys):
+    out = ["--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex"), "--target", "0.5"]
+    assert cli.main(["compare", str(folder), *out]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 3 + 1
+    assert lines[-1] == "target: mean accuracy 50.00 %"
+    with (tmp_path / "t.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows == table(gather([str(folder)]), 0.5)
+    assert as_text(rows).splitlines() == lines[:-1]
+    text = (tmp_path / "t.tex").read_text()
+    assert text == as_latex(rows)
+    assert text.count(r"\\") == 4
+    assert r"accuracy, \%" in text
+
+
+def damaged(folder: Path, place: Path, how: str) -> Path:
+    """Return a copy of a run folder that something happened to."""
+    copy = Path(shutil.copytree(folder / "tiny-ucfl", place / "copy"))
+    if how == "unfinished":
+        (copy / "summary.json").unlink()
+        for path in copy.iterdir():
+            import os
+
+            os.utime(path, (0, 0))
+    elif how == "growing":
+        (copy / "summary.json").unlink()
+    elif how == "old":
+        summary = json.loads((copy / "summary.json").read_text())
+        (copy / "summary.json").write_text(json.dumps({**summary, "format": 99}))
+    elif how == "torn":
+        (copy / "summary.json").write_text("{")
+    elif how == "no metrics":
+        (copy / "metrics.csv").unlink()
+    elif how == "no run":
+        (copy / "config.yaml").unlink()
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("unfinished", "was never finished: it has no summary.json"),
+        ("growing", "is still being written: it has no summary.json"),
+        ("old", "has format 99 of another version of mpifl"),
+        ("torn", "cannot be read"),
+        ("no metrics", "is incomplete: it has no metrics.csv"),
+        ("no run", "is no run folder: it has no config.yaml"),
+    ],
+)
+def test_a_folder_that_is_no_finished_run_is_refused(how, message, folder, tmp_path):
+    with pytest.raises(UserError, match=message):
+        gather([str(damaged(folder, tmp_path, how))])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["/nowhere"], "there is no such folder"),
+        (["{runs}", "--target", "85"], "--target = '85': take an accuracy in"),
+        (["{runs}", "--size", "3"], "option = '--size'"),
+    ],
+)
+def test_bad_commands_get_one_line(options, message, folder, capsys):
+    assert cli.main(["compare", *(o.format(runs=folder) for o in options)]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
