@@ -46,6 +46,17 @@ def study(transport: Transport, args: argparse.Namespace) -> None:
     run_study(args.CONFIG, args.options, transport, args.quiet)
 
 
+@command("")
+def sweep(transport: Transport, args: argparse.Namespace) -> None:
+    """Measure what messages and collectives cost over these ranks, and how well that foretells a round."""
+    from .sweeping import sweep as measure
+
+    none_left(args)
+    text = measure(transport)
+    if transport.is_server:
+        print(text)
+
+
 @command("RUN")
 def retime(transport: Transport, args: argparse.Namespace) -> None:
     """Work out a finished run's times under another network: --network.name wired. Trains nothing."""
@@ -97,7 +108,9 @@ def compare(transport: Transport, args: argparse.Namespace) -> None:
 def none_left(args: argparse.Namespace) -> None:
     """Raise `UserError` for options that a command does not know."""
     if args.options:
-        raise UserError("option", args.options[0], f"{args.command} takes --out, --csv, --latex and --target")
+        raise UserError(
+            "option", args.options[0], f"{args.command} does not know it; see mpifl {args.command} --help"
+        )
 
 
 def _target(args: argparse.Namespace) -> float | None:
@@ -242,7 +255,8 @@ def parser() -> argparse.ArgumentParser:
             name, help=inspect.getdoc(function), description=inspect.getdoc(function), allow_abbrev=False
         )
         several = usage.endswith("...")
-        sub.add_argument(usage.rstrip("."), nargs="*" if several else None)
+        if usage:
+            sub.add_argument(usage.rstrip("."), nargs="*" if several else None)
         for option, text in options.items():
             sub.add_argument(f"--{option}", metavar="VALUE" if several else "PATH", help=text)
         sub.add_argument("-q", "--quiet", action="store_true", help="no progress")

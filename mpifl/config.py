@@ -18,6 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from .algorithms import CATALOGUE
+from .comm.cost import COSTS, ByBytes
 from .core.algorithm import Algorithm
 from .core.errors import UserError, nearest, require
 from .data import SCENARIOS, SOURCES, DataConfig
@@ -86,6 +87,7 @@ class SystemConfig:
         device: `cpu`, `cuda` or `auto`.
         sums: `exact` (same bits for any number of ranks) or `fast` (float32, half the bytes).
         collective: `auto`, `reduce` or `gather`.
+        cost: what `auto` goes by: `bytes`, `given` or `measured` seconds.
         shuffle: a seed that deals clients to ranks at random; None balances them.
         scratch: folder for node-local client state; None picks shared memory or the temporary folder.
         keep_mb: megabytes of clients' finished samples that each rank keeps at hand; 0 for none.
@@ -96,6 +98,7 @@ class SystemConfig:
     device: str = "auto"
     sums: str = "exact"
     collective: str = "auto"
+    cost: Any = field(default_factory=ByBytes)
     shuffle: int | None = None
     scratch: str | None = None
     keep_mb: int = 128
@@ -169,7 +172,7 @@ class Config:
     local: LocalConfig = field(default_factory=LocalConfig)
     data: DataConfig = field(default_factory=DataConfig)
     evaluation: EvaluationConfig = EvaluationConfig()
-    system: SystemConfig = SystemConfig()
+    system: SystemConfig = field(default_factory=SystemConfig)
     output: OutputConfig = OutputConfig()
     newcomers: Newcomers = Newcomers()
     policy: Any = field(default_factory=Synchronous)
@@ -195,6 +198,7 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (Config, "clock"): CLOCKS,
     (Config, "network"): NETWORKS,
     (Payload, "compression"): COMPRESSIONS,
+    (SystemConfig, "cost"): COSTS,
     (DataConfig, "source"): SOURCES,
     (DataConfig, "public"): SOURCES,
     (DataConfig, "scenario"): SCENARIOS,

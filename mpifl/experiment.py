@@ -16,6 +16,7 @@ import torch
 
 from . import config as configuration
 from .comm import ClientStore, Transport
+from .comm.sweep import costs_of
 from .config import Config
 from .core.errors import UserError, require
 from .core.federation import Federation
@@ -225,6 +226,7 @@ def stepper(bench: Bench, store: ClientStore) -> Stepper:
             absent=bench.late,
             finetune_epochs=config.evaluation.finetune_epochs,
             payload=config.payload,
+            costs=costs_of(system.cost, bench.transport),
         )
     )
 
@@ -314,6 +316,7 @@ def _finish(
         "ranks": transport.size,
         "threads_per_rank": config.system.threads,
         "mpi": getattr(transport, "library", None),
+        "mpi_costs": None if taker.mixer.costs is None else taker.mixer.costs.tree(),
         "places": [dict(zip(("host", "node", "device", "pid"), p, strict=True)) for p in places],
     }
     folders.write_json(recorder.folder / "environment.json", folders.environment(layout))

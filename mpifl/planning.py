@@ -9,7 +9,9 @@ import torch
 
 from . import config as configuration
 from .comm import Transport
-from .comm.choose import REDUCE, SCATTER, busiest_bytes, choose, is_spread
+from .comm.choose import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_spread
+from .comm.cost import Costs, Given, between, crossover
+from .comm.sweep import costs_of
 from .config import Config
 from .core.mixing import Mixing
 from .core.types import Notes, Report, Server
@@ -28,6 +30,7 @@ def describe(config: Config, transport: Transport) -> str:
     for learner in (bench.learner, bench.learner.auxiliary):
         if learner is not None:
             learner.idle = True
+    costs = _costs(bench)
     if not transport.is_server:
         return ""
     server, print_bytes = first_server(bench)
@@ -46,8 +49,9 @@ def describe(config: Config, transport: Transport) -> str:
         "",
     ]
     for mixing in plan.mixings:
-        lines.append(_mixing_line(mixing, server, report, bench))
+        lines.append(_mixing_line(mixing, server, bench, costs))
     lines += [
+        *_crossover_lines(d, bench, costs),
         "",
         *_traffic_lines(expect(bench, server, print_bytes, report)),
         *_memory_lines(bench, server, report),
@@ -91,17 +95,51 @@ def notes_of(bench: Bench, server: Server, report: Report) -> Notes:
     return Notes(clients, bench.world.num_samples[clients], np.zeros(m, np.int64), np.ones(m, bool), columns)
 
 
-def _mixing_line(mixing: Mixing, server: Server, report: Report, bench: Bench) -> str:
+def _costs(bench: Bench) -> Costs | None:
+    """Return the costs that choose the collective; every rank calls.
+
+    Given ones are for the planned number of ranks; measured ones need that many here.
+    """
+    kind, size = bench.config.system.cost, ranks_of(bench)
+    if isinstance(kind, Given) and size > 1:
+        return between(kind.latency_s, kind.bytes_s, size)
+    return costs_of(kind, bench.transport) if size == bench.transport.size else None
+
+
+def _crossover_lines(d: int, bench: Bench, costs: Costs | None) -> list[str]:
+    """Return from how many uploads on a reduction is the faster, for several K, d and P."""
+    size, exact, kind = ranks_of(bench), bench.config.system.sums == "exact", bench.config.system.cost
+    if size == 1:
+        return []
+    cases = [(d, size, costs)]
+    if costs is not None:
+        cases.append((100 * d, size, costs))
+    if isinstance(kind, Given):
+        cases.append((d, 4 * size, between(kind.latency_s, kind.bytes_s, 4 * size)))
+    out = ["", f"Reduce beats Gatherv from m = ... uploads on ({'seconds' if costs else 'bytes'} decide):"]
+    for width, ranks, how in cases:
+        found = {k: crossover(how, k, width, ranks, exact) for k in (1, 4, 16, 64)}
+        text = ", ".join(f"K = {k}: {m or 'never'}" for k, m in found.items())
+        out.append(f"  d = {width:,}, P = {ranks}: {text}")
+    return out
+
+
+def _mixing_line(mixing: Mixing, server: Server, bench: Bench, costs: Costs | None) -> str:
     table = server.tables[mixing.into]
     rows, uploads = mixing.num_rows, mixing.weights.shape[1]
     exact, size = bench.config.system.sums == "exact", ranks_of(bench)
     spread = _spreads(table, server, bench)
-    collective = choose(rows, uploads, exact, spread)
+    collective, d = choose(rows, uploads, exact, spread), table.shape[1]
+    if costs is not None and not spread:
+        collective = costs.choose(rows, uploads, d, size, exact)
     if bench.config.system.collective != "auto" and not spread:
         collective = bench.config.system.collective
-    rest = busiest_bytes(collective, rows, uploads, table.shape[1], exact)
+    rest = busiest_bytes(collective, rows, uploads, d, exact)
     name = {REDUCE: "Reduce", SCATTER: "Reduce_scatter"}.get(collective, "Gatherv")
     moved = "nothing moves (P = 1)" if size == 1 else f"{name}, {_size(rest)} at the busiest rank"
+    if costs is not None and not spread:
+        each = (costs.mixing(c, rows, uploads, d, size, exact) for c in (REDUCE, GATHER))
+        moved += " (Reduce {:.3g} s, Gatherv {:.3g} s)".format(*each)
     return f"table {mixing.into:18}K = {rows} of {len(table)} rows mixed from {uploads} uploads: {moved}"
 
 

@@ -16,11 +16,11 @@ from mpifl.core.mixing import Mixing
 from mpifl.core.params import Part, take
 
 from .choose import GATHER, REDUCE, SCATTER, choose
+from .cost import BLOCK, Costs
 from .exact import fast_sums, finish, kept_rows, partial_sums, spacings
 from .tables import Tables
 from .transport import Transport
 
-BLOCK = 1 << 18  # numbers per message: 1 to 2 MB, which measures fastest
 GRAM_BLOCK = 8192  # columns per block of a Gram matrix; fixed, since it shapes the sums
 
 
@@ -63,13 +63,19 @@ class Mixer:
 
     Args:
         exact: int64 sums, equal for any number of ranks; otherwise float32 sums.
-        collective: forces one collective; None chooses by size.
+        collective: forces one collective; None chooses, by `costs` where there are any, otherwise by size.
     """
 
     def __init__(
-        self, transport: Transport, tables: Tables, exact: bool = True, collective: str | None = None
+        self,
+        transport: Transport,
+        tables: Tables,
+        exact: bool = True,
+        collective: str | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.transport, self.tables, self.exact, self.collective = transport, tables, exact, collective
+        self.costs = costs
         self.last: list[str] = []
 
     def mix(
@@ -111,6 +117,9 @@ class Mixer:
         size, spread = self.transport.size, self.tables.spread.get(mixing.into)
         rows = np.flatnonzero(np.abs(mixing.weights).sum(1))
         collective = choose(len(rows), len(owners), self.exact, spread is not None)
+        if self.costs is not None and spread is None:
+            width = self.tables.width(mixing.into)
+            collective = self.costs.choose(len(rows), len(owners), width, size, self.exact)
         if self.collective in (REDUCE, GATHER) and spread is None:
             collective = self.collective
         owned: tuple[int, ...] = ()

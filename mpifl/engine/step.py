@@ -14,6 +14,7 @@ import torch
 
 from mpifl.comm import ClientStore, Mixer, Transport
 from mpifl.comm.choose import is_spread
+from mpifl.comm.cost import Costs
 from mpifl.comm.tables import Tables
 from mpifl.core.algorithm import Algorithm, apply_plan
 from mpifl.core.federation import Federation
@@ -52,6 +53,7 @@ class Setting:
     absent: Sequence[int] = ()
     finetune_epochs: int = 0
     payload: Payload = field(default_factory=Payload)
+    costs: Costs | None = None
 
 
 class Stepper:
@@ -63,7 +65,7 @@ class Stepper:
         self.sizes = s.federation.sizes
         self.watch, self.store = Stopwatch(), s.store
         self.tables = Tables(s.transport)
-        self.mixer = Mixer(s.transport, self.tables, s.exact, s.collective)
+        self.mixer = Mixer(s.transport, self.tables, s.exact, s.collective, s.costs)
         self.worker = Worker(
             s.transport.rank,
             s.algorithm,

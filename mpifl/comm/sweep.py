@@ -1,0 +1,113 @@
+"""What the ranks of this job really need: a ping-pong, and each collective over a few sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from .choose import GATHER, REDUCE
+from .cost import BCAST, BLOCK, Costs, Given, Line, Measured, between
+from .exact import partial_sums
+from .transport import Transport
+
+SMALL, LARGE = 1 << 10, 1 << 16  # int64 numbers of a block: 8 kB and 0.5 MB
+SHAPES = ((1, SMALL), (8, SMALL), (1, LARGE), (4, LARGE))  # (calls in a row, numbers in each)
+REPEATS = 3
+PURPOSE = "sweep"
+
+
+def costs_of(kind: object, transport: Transport) -> Costs | None:
+    """Return, on every rank, the costs that a configuration asks for; None counts bytes instead."""
+    if transport.size == 1:
+        return None
+    if isinstance(kind, Given):
+        return between(kind.latency_s, kind.bytes_s, transport.size)
+    return measure(transport) if isinstance(kind, Measured) else None
+
+
+def measure(transport: Transport) -> Costs:
+    """Return the costs of this job's ranks; every rank calls."""
+    latency, rate = ping_pong(transport)
+    lines = {name: _line(transport, name) for name in (REDUCE, GATHER, BCAST)}
+    costs = Costs(latency, rate, lines[REDUCE], lines[GATHER], lines[BCAST], _term())
+    told: Costs = transport.tell(costs if transport.is_server else None, PURPOSE)
+    return told
+
+
+def ping_pong(transport: Transport) -> tuple[float, float]:
+    """Return the latency and the rate, on rank 0, between it and the worker that answers last."""
+    times: dict[int, list[float]] = {}
+    for size in (1, 1 << 20):
+        for rank in transport.workers:
+            turns = []
+            for _ in range(REPEATS):
+                transport.meet()
+                start = perf_counter()
+                parcels = [bytes(size) if r == rank else b"" for r in range(transport.size)]
+                mine = transport.deal(parcels if transport.is_server else None, PURPOSE)
+                transport.collect(mine if transport.rank == rank else b"", PURPOSE)
+                turns.append(perf_counter() - start)
+            times.setdefault(size, []).append(min(turns) / 2)
+    short, long = max(times[1]), max(times[1 << 20])
+    return short, (1 << 20) / max(long - short, 1e-9)
+
+
+def _line(transport: Transport, name: str) -> Line:
+    """Return the fitted costs of a collective; only rank 0's clock counts."""
+    rows = []
+    for calls, numbers in SHAPES:
+        turns = [_timed(transport, _call(transport, name, numbers), calls) for _ in range(REPEATS)]
+        rows.append((calls, calls * numbers * 8 * _arriving(transport, name), min(turns)))
+    return fit(rows)
+
+
+def _arriving(transport: Transport, name: str) -> int:
+    """Return how many blocks come together in one call."""
+    return transport.size - 1 if name == GATHER else 1
+
+
+def _call(transport: Transport, name: str, numbers: int) -> Callable[[], Any]:
+    """Return one call of a collective with a block of int64 numbers, as mixings make it."""
+    block = torch.zeros(1, numbers, dtype=torch.int64)
+    if name == REDUCE:
+        return lambda: transport.reduce(block, PURPOSE)
+    if name == BCAST:
+        return lambda: transport.share(block[0], PURPOSE)
+    counts = [0, *[1] * (transport.size - 1)]
+    mine = block[: counts[transport.rank]]
+    return lambda: transport.gather(mine, counts, PURPOSE)
+
+
+def _timed(transport: Transport, call: Callable[[], Any], times: int) -> float:
+    """Return the seconds until rank 0 knows that all ranks are through."""
+    transport.meet()
+    start = perf_counter()
+    for _ in range(times):
+        call()
+    transport.meet()
+    return perf_counter() - start
+
+
+def fit(rows: Sequence[tuple[int, int, float]]) -> Line:
+    """Return the line through (calls, bytes, seconds): least squares of relative errors, nothing negative."""
+    from scipy.optimize import nnls
+
+    measured = np.array(rows, float)
+    design = np.column_stack([np.ones(len(rows)), measured[:, 0], measured[:, 1]]) / measured[:, 2:]
+    scale = np.linalg.norm(design, axis=0)
+    found, _ = nnls(design / scale, np.ones(len(rows)))
+    once, block, byte = found / scale
+    return Line(float(once), float(block), float(byte))
+
+
+def _term() -> float:
+    """Return the seconds in which this rank weighs and adds one number."""
+    uploads = [torch.ones(BLOCK // 8) for _ in range(8)]
+    out, weights = torch.empty(1, BLOCK // 8, dtype=torch.int64), np.full((1, 8), 0.125)
+    start = perf_counter()
+    partial_sums(uploads, weights, np.array([1e-12]), out)
+    return (perf_counter() - start) / BLOCK
