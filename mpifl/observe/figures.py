@@ -78,9 +78,10 @@ def curves(groups: Sequence[Group], name: str, title: str) -> Figure | None:
         for i, group in enumerate(shown):
             curve, look = group.curve(kind, name), _line(i)
             mark = {"marker": MARKS[i % len(MARKS)], "ms": 4, "markevery": max(1, len(curve.x) // 8)}
-            axis.plot(curve.x, curve.mean, label=group.name, **look, **mark)
+            x = curve.x / 1e6 if kind == "bytes" else curve.x
+            axis.plot(x, curve.mean, label=group.name, **look, **mark)
             if len(group.runs) > 1:
-                axis.fill_between(curve.x, curve.low, curve.high, color=look["color"], alpha=0.2, lw=0)
+                axis.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.2, lw=0)
         axis.set_xlabel(AXES[kind], fontsize=9)
         _plain(axis)
     axes[0].set_ylabel(title, fontsize=9)
@@ -162,7 +163,7 @@ def _matrix(figure: Figure, axis: Any, group: Group, name: str, values: np.ndarr
         strip.set(xticks=[0], yticks=[])
         strip.set_xticklabels([what], rotation=90, fontsize=7)
     axis.set(xticks=[], yticks=[])
-    axis.set_title(f"{group.name}: {title}", fontsize=9)
+    axis.set_title(f"{group.name}\n{title}", fontsize=8)
 
 
 def silhouettes(groups: Sequence[Group]) -> Figure | None:

@@ -15,9 +15,10 @@ from mpifl.core.errors import require
 from .runs import Run, load
 
 HIDDEN = ("name", "seed", "output", "system", "vary")  # no part of what a run is about
+METHOD = "algorithm.name"
 AXES = {  # axis -> its title
     "round": "rounds",
-    "bytes": "bytes sent, up and down",
+    "bytes": "MB sent, up and down",
     "virtual_seconds": "virtual time, s",
 }
 
@@ -124,14 +125,19 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _titles(trees: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the method of each configuration, and the keys in which those of one section's name differ."""
+    """Return the method of each configuration, and what differs between those of one method.
+
+    A key counts among sections of the same name only; the network is named wherever it differs.
+    """
     titles = []
     for tree in trees:
-        parts = [str(tree.get("algorithm.name", "run"))]
+        same = [t for t in trees if t.get(METHOD) == tree.get(METHOD)]
+        parts = [str(tree.get(METHOD, "run"))]
         for key, value in tree.items():
             section = f"{key.rsplit('.', 1)[0]}.name" if "." in key else ""
-            alike = [t for t in trees if key == section or t.get(section) == tree.get(section)]
-            if key != "algorithm.name" and any(t.get(key) != value for t in alike):
+            alike = trees if key == "network.name" else same
+            alike = [t for t in alike if key == section or t.get(section) == tree.get(section)]
+            if key != METHOD and any(t.get(key) != value for t in alike):
                 short = key.rsplit(".", 1)[-1]
                 parts.append(str(value) if short == "name" else f"{short} {value}")
         titles.append(", ".join(parts))
