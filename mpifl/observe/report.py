@@ -20,7 +20,8 @@ h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-bottom:
 nav a { margin-right: 1.1em; } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; } th, td { padding: .3em .6em; text-align: right; }
 th { border-bottom: 2px solid #111; vertical-align: bottom; } td { border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; } td { white-space: nowrap; } img { max-width: 100%; } p.note { color: #444; }
+th:first-child, td:first-child { text-align: left; } td { white-space: nowrap; }
+img { max-width: 100%; } p.note { color: #444; }
 @media print { nav { display: none; } h2 { break-after: avoid; } img { break-inside: avoid; } }
 """
 
