@@ -24,7 +24,7 @@ def bench(names: Sequence[str], ranks: int, turns: int | None, options: Sequence
     """Measure workloads (all by default); print a line or two for each as it is done."""
     for name in names:
         if name not in WORKLOADS:
-            raise UserError("bench", name, nearest(name, [*WORKLOADS, "scaling"]))
+            raise UserError("bench", name, nearest(name, [*WORKLOADS, "population", "scaling"]))
     out = {}
     for name in names or WORKLOADS:
         out[name] = measure(WORKLOADS[name], ranks, turns, options)
@@ -84,12 +84,13 @@ def _figures(jobs: dict[str, Job], taken: dict[str, list[Figures]]) -> Figures:
             "rounds_per_turn": turns[0]["rounds"],
         }
     for name in ("plain", "tuned"):
-        out[f"ratio_{name}"] = _ratios(taken["mpifl"], taken[name], lambda t: t["seconds"])
-        out[f"cpu_ratio_{name}"] = _ratios(taken["mpifl"], taken[name], lambda t: sum(t["cpu"]))
+        out[f"ratio_{name}"] = ratios(taken["mpifl"], taken[name], lambda t: t["seconds"])
+        out[f"cpu_ratio_{name}"] = ratios(taken["mpifl"], taken[name], lambda t: sum(t["cpu"]))
     return out | _inside(jobs["mpifl"], taken["mpifl"])
 
 
-def _ratios(ours: list[Figures], theirs: list[Figures], of: Any) -> dict[str, float]:
+def ratios(ours: list[Figures], theirs: list[Figures], of: Any) -> dict[str, float]:
+    """Return median, lowest and highest of the quotients of `of`, turn by turn."""
     values = sorted(of(a) / of(b) for a, b in zip(ours, theirs, strict=True))
     return {"median": statistics.median(values), "low": values[0], "high": values[-1]}
 
@@ -120,8 +121,8 @@ def lines(name: str, f: Figures) -> list[str]:
         f"{name}  {WORKLOADS[name].what}",
         f"    seconds per round: mpifl {mine['seconds_per_round']:.4f}, plain loop "
         f"{f['plain']['seconds_per_round']:.4f}, tuned loop {f['tuned']['seconds_per_round']:.4f}",
-        f"    ratio to the plain loop {_spread(wall)}, processor time {_spread(cpu)}",
-        f"    ratio to the tuned loop {_spread(tuned)}, processor time {_spread(f['cpu_ratio_tuned'])}",
+        f"    ratio to the plain loop {spread(wall)}, processor time {spread(cpu)}",
+        f"    ratio to the tuned loop {spread(tuned)}, processor time {spread(f['cpu_ratio_tuned'])}",
         f"    start-up {mine['startup_seconds']:.1f} s (plain {f['plain']['startup_seconds']:.1f}), "
         f"peak memory {mine['peak_bytes'] / 1e9:.2f} GB (plain {f['plain']['peak_bytes'] / 1e9:.2f}), PSS "
         f"{mine['pss_bytes'] / 1e9:.2f} GB ({f['plain']['pss_bytes'] / 1e9:.2f})",
@@ -131,7 +132,8 @@ def lines(name: str, f: Figures) -> list[str]:
     ]
 
 
-def _spread(ratio: dict[str, float]) -> str:
+def spread(ratio: dict[str, float]) -> str:
+    """Return a ratio with its spread, as it is printed."""
     return f"{ratio['median']:.3f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
@@ -140,7 +142,13 @@ def main(
 ) -> None:
     """Measure what was named, print it, and write it as JSON if asked for."""
     numbers = [number("ranks", ranks or "3"), None if turns is None else number("turns", turns)]
-    figures = bench(names, numbers[0] or 3, numbers[1], options)
+    ranks_, turns_ = numbers[0] or 3, numbers[1]
+    if [*names] == ["population"]:
+        from .population import population
+
+        figures = population(ranks_, turns_, options)
+    else:
+        figures = bench(names, ranks_, turns_, options)
     if path is not None:
         Path(path).write_text(json.dumps(figures, indent=1) + "\n")
 

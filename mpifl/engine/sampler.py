@@ -27,18 +27,22 @@ class Sampler:
 
     def __call__(self, step: int) -> np.ndarray:
         """Return the cohort of `step`, int64 [m] ascending."""
-        present = np.arange(self.num_clients)
-        if step < self.joins:
-            present = np.setdiff1d(present, self.late)
+        rng = self.key.of("cohort", step).numpy()
+        if not self.late or step >= self.joins:
+            if self.num_sampled >= self.num_clients:
+                return np.arange(self.num_clients)
+            return np.sort(rng.choice(self.num_clients, self.num_sampled, replace=False))
+        present = np.setdiff1d(np.arange(self.num_clients), self.late)
         if self.num_sampled >= len(present):
             return present
-        rng = self.key.of("cohort", step).numpy()
         return np.sort(rng.choice(present, self.num_sampled, replace=False))
 
 
 def newcomers(share: float, num_clients: int, key: Key) -> tuple[int, ...]:
     """Return who is not there at first: a share of the clients, at most all but one, ascending."""
     count = min(round(share * num_clients), num_clients - 1)
+    if not count:
+        return ()
     return tuple(np.sort(key.of("newcomers").numpy().permutation(num_clients)[:count]).tolist())
 
 
