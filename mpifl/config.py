@@ -79,7 +79,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class SystemConfig:
-    """How the program runs; nothing here changes a number, except `sums: fast`.
+    """How the program runs; nothing here changes a number, except `sums: fast` and `stack`.
 
     Attributes:
         ranks: demand this many MPI ranks; None takes what the launcher gives.
@@ -90,6 +90,8 @@ class SystemConfig:
         cost: what `auto` goes by: `bytes`, `given` or `measured` seconds.
         shuffle: a seed that deals clients to ranks at random; None balances them.
         scratch: folder for node-local client state; None picks shared memory or the temporary folder.
+        stack: so many clients of a cohort are trained at once (`docs/performance.md`): other last bits than
+            one after the other, the same for any number of ranks; 0 takes what measures fastest at the start.
         keep_mb: megabytes of clients' finished samples that each rank keeps at hand; 0 for none.
     """
 
@@ -102,8 +104,10 @@ class SystemConfig:
     shuffle: int | None = None
     scratch: str | None = None
     keep_mb: int = 128
+    stack: int = 1
 
     def __post_init__(self) -> None:
+        require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")
         require(self.keep_mb >= 0, "keep_mb", self.keep_mb, "take 0 or more megabytes")
         require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
         require(self.threads >= 1, "threads", self.threads, "take 1 or more")

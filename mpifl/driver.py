@@ -15,6 +15,7 @@ from .engine.policy import Synchronous, open_clock
 from .engine.rounds import Record, Rounds
 from .engine.sampler import Sampler
 from .engine.step import Stepper
+from .local import pick_stack, stackable
 from .observe.metrics import mixture_kl
 from .observe.recorder import Recorder
 
@@ -78,6 +79,25 @@ def engine(bench: Bench, taker: Stepper, recorder: Recorder | None, clock: Clock
         key=system,
         on_events=recorder.arrived if recorder else lambda rows: None,
     )
+
+
+def stack_of(bench: Bench) -> int:
+    """Return how many clients are trained together; where it is measured, rank 0 does, for all."""
+    config, learner, transport = bench.config, bench.learner, bench.transport
+    asked, synchronous = config.system.stack, isinstance(config.policy, Synchronous)
+    if asked > 1:
+        require(synchronous, "system.stack", asked, "clients are stacked under policy rounds only; take 1")
+        remedy = "a model with dropout or batch norm cannot be stacked; take 1"
+        require(stackable(learner.flat.module), "system.stack", asked, remedy)
+    if asked or not synchronous:
+        return max(asked, 1)
+    share = max(1, bench.num_sampled // len(transport.workers))
+
+    def pick() -> int:
+        typical = int(np.argsort(bench.federation.sizes[:, 0])[bench.world.num_clients // 2])
+        return pick_stack(learner, bench.federation.client(typical).train, config.local, share)
+
+    return int(transport.tell(pick() if transport.is_server else 1, "start"))
 
 
 def figures(bench: Bench, record: Record, visits: np.ndarray) -> dict[str, float]:

@@ -25,7 +25,7 @@ from .core.rng import key
 from .core.types import Server, World
 from .data import CacheMissing, PoolFederation, open_federation, open_public
 from .driver import check as check_engine
-from .driver import engine, figures
+from .driver import engine, figures, stack_of
 from .engine.events import Events
 from .engine.ledger import Moved
 from .engine.policy import Synchronous
@@ -227,6 +227,7 @@ def stepper(bench: Bench, store: ClientStore) -> Stepper:
             finetune_epochs=config.evaluation.finetune_epochs,
             payload=config.payload,
             costs=costs_of(system.cost, bench.transport),
+            stack=stack_of(bench),
         )
     )
 

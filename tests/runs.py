@@ -14,6 +14,8 @@ SCRIPT = HERE / "mpi" / "many.py"  # runs them all in one start of Python
 HALF = ["--participation", "0.5", "--rounds", "3"]
 RUNS: dict[str, list[str]] = {
     "fedavg": HALF,
+    "fedavg-stacked": [*HALF, "--system.stack", "3"],
+    "scaffold-stacked": ["--algorithm", "scaffold", *HALF, "--system.stack", "3"],
     "scaffold": ["--algorithm", "scaffold", *HALF],
     "ifca": ["--algorithm", "{name: ifca, num_clusters: 3}", *HALF],
     "fedper": ["--algorithm", "fedper", *HALF],

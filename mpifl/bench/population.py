@@ -60,10 +60,11 @@ def lines(out: dict[str, Any]) -> list[str]:
     page = []
     for n in (MANY, FEW):
         f = out[str(n)]
+        memory = [f[f"{who}_peak_bytes"] / 1e6 for who in ("server", "worker")]
         page.append(
-            f"{n:>9,} clients: start-up {f['startup_seconds']:.1f} s, {f['seconds_per_round']:.3f} s "
-            f"and {f['cpu_per_round']:.3f} processor seconds a round (server {f['server_cpu_per_round']:.3f}), "
-            f"peak memory: server {f['server_peak_bytes'] / 1e6:.0f} MB, worker {f['worker_peak_bytes'] / 1e6:.0f} MB"
+            f"{n:>9,} clients: start-up {f['startup_seconds']:.1f} s, {f['seconds_per_round']:.3f} s a round,"
+            f" {f['cpu_per_round']:.3f} s of processors (server {f['server_cpu_per_round']:.3f}), "
+            f"peak memory server {memory[0]:.0f} MB, worker {memory[1]:.0f} MB"
         )
     page.append(
         f"a round of the million costs {spread(out['ratio'])}, in processor time {spread(out['cpu_ratio'])}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
 
@@ -37,6 +38,7 @@ class Scheduler:
         sizes: samples of each client [N]; decides the home nodes.
         pinned: whether a client must stay on the node that holds its state.
         shuffle: a key that scatters tasks at random instead (to show that results do not care).
+        stack: tasks are dealt in blocks of so many, because those of a block are trained together.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Scheduler:
         sizes: np.ndarray,
         pinned: bool = False,
         shuffle: Key | None = None,
+        stack: int = 1,
     ) -> None:
+        self.stack = stack
         self.workers, self.pinned, self.shuffle, self.calls = list(workers), pinned, shuffle, 0
         self.speed = dict.fromkeys(workers, 1.0)
         self._measured: dict[int, float] = {}
@@ -61,6 +65,15 @@ class Scheduler:
     def __call__(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
         """Return the rank [m] of each client's task."""
         self.calls += 1
+        if self.stack == 1:
+            return self._dealt(clients, costs)
+        remedy = "this method keeps clients on their nodes, of which there are several; take 1"
+        require(not self.pinned or len(self.groups) == 1, "system.stack", self.stack, remedy)
+        first = np.arange(0, len(clients), self.stack)
+        owner = self._dealt(clients[first], np.add.reduceat(costs, first))
+        return np.repeat(owner, np.diff(np.append(first, len(clients))))
+
+    def _dealt(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
         if not self.pinned:
             return self._within(self.workers, costs, -1)
         out = np.empty(len(clients), np.int64)

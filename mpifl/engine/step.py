@@ -36,7 +36,7 @@ class Setting:
 
     Attributes:
         seed: the training seed's key. absent: clients that are not there before training.
-        finetune_epochs: see `EvaluationConfig`.
+        finetune_epochs: see `EvaluationConfig`. stack: clients that are trained together.
     """
 
     transport: Transport
@@ -54,6 +54,7 @@ class Setting:
     finetune_epochs: int = 0
     payload: Payload = field(default_factory=Payload)
     costs: Costs | None = None
+    stack: int = 1
 
 
 class Stepper:
@@ -78,13 +79,14 @@ class Stepper:
             self.watch,
             s.finetune_epochs,
             s.payload,
+            s.stack,
         )
         self.visits = np.zeros(len(self.sizes), np.int64)
         self.ledger = Ledger(len(self.sizes), s.payload)
         needs = s.algorithm.needs
         pinned = needs.state or needs.memory is not None or s.payload.error_feedback
         self.scheduler = Scheduler(
-            s.transport.nodes, s.transport.workers, self.sizes[:, 0], pinned, s.shuffle
+            s.transport.nodes, s.transport.workers, self.sizes[:, 0], pinned, s.shuffle, s.stack
         )
         self.may_spread = True  # rows may leave rank 0
         self.may_welcome = True  # clients may be taken in after the first step

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -20,8 +21,8 @@ from mpifl.core.client import Client, Peer
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
-from mpifl.core.types import Message, Report, Vector
-from mpifl.local import Learner, LocalClient, LocalConfig, public_clients
+from mpifl.core.types import Message, Report, State, Vector
+from mpifl.local import Learner, LocalClient, LocalConfig, Together, public_clients, train_all
 
 from .coding import Coder
 from .ledger import count_numbers
@@ -165,7 +166,10 @@ class Worker:
         watch: Stopwatch,
         finetune_epochs: int = 0,
         payload: Payload | None = None,
+        stack: int = 1,
     ) -> None:
+        self.stack, self.together = stack, Together(partial(train_all, learner))
+        learner.together = self.together
         self.coder = Coder(payload or Payload(), store)
         self.rank, self.algorithm, self.federation, self.learner = rank, algorithm, federation, learner
         self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch
@@ -191,12 +195,20 @@ class Worker:
         uploads: dict[str, list[torch.Tensor]] = {}
         start = perf_counter()
         peers = self._peers(orders)
+        stacked: dict[int, Coded] = {}
         for order in orders.visits:
             try:
-                report, sizes = self._print(order, orders) if fingerprint else self._visit(order, orders)
+                if fingerprint:
+                    report, sizes = self._print(order, orders)
+                else:
+                    if self.stack > 1 and order.number not in stacked:
+                        stacked = self._stacked(order.number // self.stack, orders)
+                    done = stacked.pop(order.number, None)
+                    report, sizes = done or self._visit(order, orders)
                 notes, findings, traffic = self._look(report, order, peers, orders.step)
                 findings = {**findings, **self._distances(report, orders.compared)}
             except Exception as error:
+                order = getattr(error, "order", order)
                 place = f"rank {self.rank}, client {order.client}, round {orders.step}, visit {order.visit}"
                 raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
             lights.append(_light(order, report, sizes, notes, findings, traffic))
@@ -244,14 +256,49 @@ class Worker:
                 self._public = public_clients(self.federation, self.learner, self.local)
             return self.algorithm.inspect(report.vectors, self._public)
 
+    def _stacked(self, block: int, orders: Orders) -> dict[int, Coded]:
+        """Train the clients of one block together; return what they made, by the number of their report.
+
+        A block is the same clients for any number of ranks, so it may bear on the last bits of the result.
+        """
+        mine = [o for o in orders.visits if o.fresh and o.number // self.stack == block]
+        if len(mine) < 2:
+            return {}
+        works, messages = [], []
+        for order in mine:
+            client = self.client(order.client, order.visit, orders.step)
+            messages.append(self.message(order, orders.step, orders.version))
+            works.append(partial(self.algorithm.local_update, *self._before(client, order, messages[-1])))
+        try:
+            with self.watch("train"):
+                made = self.together.run(works)
+        except Exception as error:
+            error.order = mine[getattr(error, "place", 0)]  # type: ignore[attr-defined]
+            raise
+        return {
+            order.number: self._after(order, message, *done)
+            for order, message, done in zip(mine, messages, made, strict=True)
+        }
+
     def _train(self, client: LocalClient, order: Order, message: Message) -> Coded:
         """Train and commit the client's state."""
+        arguments = self._before(client, order, message)
+        with self.watch("train"):
+            made = self.algorithm.local_update(*arguments)
+        return self._after(order, message, *made)
+
+    def _before(
+        self, client: LocalClient, order: Order, message: Message
+    ) -> tuple[Message, State, LocalClient, Key]:
+        """Return what a visit starts from: message, state, client with its data at hand, key."""
         with self.watch("load"):
             state = self.store.load("state", order.client, order.visit) if self.algorithm.needs.state else {}
             _ = client.data
-        with self.watch("train"):
-            key = self.key.of("visit", order.client, order.visit)
-            report, after = self.algorithm.local_update(message, state, client, key)
+        return message, state, client, self.key.of("visit", order.client, order.visit)
+
+    def _after(self, order: Order, message: Message, report: Report, after: State) -> Coded:
+        """Encode a visit's report and commit the client's state."""
+        key = self.key.of("visit", order.client, order.visit)
         with self.watch("load"):
             report, sizes = self.coder.up(report, message, order.visit, key)
             if self.algorithm.needs.state:

@@ -1,6 +1,18 @@
 """What happens on a device: the one training loop, losses, embeddings, evaluation."""
 
 from .client import LocalClient, public_clients
+from .pick import pick_stack
 from .sgd import Learner, LocalConfig
+from .stacked import stackable, train_all
+from .together import Together
 
-__all__ = ["Learner", "LocalClient", "LocalConfig", "public_clients"]
+__all__ = [
+    "Learner",
+    "LocalClient",
+    "LocalConfig",
+    "Together",
+    "pick_stack",
+    "public_clients",
+    "stackable",
+    "train_all",
+]

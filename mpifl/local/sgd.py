@@ -22,6 +22,8 @@ from mpifl.core.params import FlatModel, Part
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
+from .stacked import Request
+from .together import Together
 from .update import Moving, Update
 
 OPTIMIZERS = ("sgd", "adam")
@@ -92,6 +94,7 @@ class Learner:
         self.layout = self.flat.layout
         self.init = self.flat.vector.clone()  # the vector the model came with
         self.auxiliary: Learner | None = None  # of the network beside the model
+        self.together: Together | None = None  # where visits wait for each other, to be trained in a stack
         self.idle = False  # a plan: no batch is ever handed out
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)
@@ -118,6 +121,9 @@ class Learner:
         part: Part | None = None,
     ) -> Trained:
         """Train from `start` [d] on `split`; see `Client.sgd` for the arguments."""
+        if loss is None and self.together is not None and self.together.listening:
+            trained: Trained = self.together.ask(Request(start, split, config, key, step, direction, part))
+            return trained
         module = self.flat.load(start, train=True)
         loss, lr = loss or cross_entropy, config.lr_at(step)
         update = Update(self, config, lr, part, direction)

@@ -182,9 +182,7 @@ class _Stack:
         for row, request in enumerate(self.requests[:active]):
             if request.direction is not None:
                 flat[row] = request.direction(flat[row].clone(), w[row])
-        return [
-            flat[:, slices[name]].reshape(g.shape) for name, g in zip(self.moving, grads, strict=True)
-        ]
+        return [flat[:, slices[name]].reshape(g.shape) for name, g in zip(self.moving, grads, strict=True)]
 
 
 def _adam(

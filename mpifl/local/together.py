@@ -97,9 +97,11 @@ class Together:
     def _dismiss(self, visits: Sequence[_Visit[Any]]) -> None:
         """End the visits that still wait, so that no thread is left behind."""
         for visit in visits:
+            self._current = visit
             while not visit.over:
                 visit.answer = Dismissed()
                 visit.advance()
+        self._current = None
 
 
 class Dismissed(RuntimeError):
