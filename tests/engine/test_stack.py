@@ -44,7 +44,7 @@ def test_a_block_of_clients_stays_together_wherever_it_is_trained(workers):
 
 def test_clients_at_home_on_several_nodes_are_not_stacked():
     scheduler = Scheduler([0, 0, 1], [1, 2], np.ones(6, int), pinned=True, stack=2)
-    with pytest.raises(UserError, match="system.stack"):
+    with pytest.raises(UserError, match=r"system\.stack"):
         scheduler(np.arange(6), np.ones(6))
 
 
