@@ -19,6 +19,7 @@ from .patience import patiently
 from .transport import Transport
 
 AHEAD = 2  # tasks at a worker: one runs, one waits
+MOST_AHEAD, SHARE = 5, 4  # where many are under way: a quarter of a worker's share of them, but no more
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class _Remote(Pool):
 
     def _send(self) -> None:
         """Top up every worker, the emptiest first, with the most urgent task it may take."""
-        for level in range(AHEAD):
+        for level in range(self._depth()):
             for rank in self.held:
                 heaps = [h for h in (self.queues[rank], self.shared) if h]
                 if self.held[rank] == level and heaps:
@@ -147,6 +148,12 @@ class _Remote(Pool):
                     shapes, block = packed(task.vectors)
                     self.transport.post(rank, ("task", number, task.header, shapes), block, "visit")
                     self.held[rank] += 1
+
+    def _depth(self) -> int:
+        """Return how many tasks a worker may hold: a server that is late then leaves nobody idle."""
+        waiting = len(self.shared) + sum(map(len, self.queues.values()))
+        share = (waiting + sum(self.held.values())) // len(self.held)
+        return max(AHEAD, min(MOST_AHEAD, share // SHARE))
 
     def look(self) -> None:
         while (message := self.transport.pick("report")) is not None:

@@ -1,0 +1,43 @@
+"""How many tasks the server keeps at a worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from mpifl.comm.pool import Task, _Remote
+
+
+class Silent:
+    """Two workers that take tasks and answer nothing; counts what each was sent."""
+
+    workers = (1, 2)
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int]] = []
+
+    def post(self, rank, header, block, purpose):
+        """Note who was sent which task."""
+        self.sent.append((rank, header[1]))
+
+
+@pytest.mark.parametrize(
+    ("under_way", "held"),
+    [
+        (1, [1]),
+        (3, [1, 2]),
+        (8, [2, 2]),  # the rest waits here, for whoever is free first
+        (32, [4, 4]),
+        (40, [5, 5]),
+        (400, [5, 5]),  # urgent tasks may still overtake most others
+    ],
+)
+def test_workers_hold_two_tasks_and_more_where_many_are_under_way(under_way, held):
+    transport = Silent()
+    pool = _Remote(transport)
+    for number in range(under_way):
+        pool.submit(Task(number, 0.0, None, {"x": torch.zeros(1, 1)}, (1, 2)))
+    assert sorted(Counter(rank for rank, _ in transport.sent).values()) == held
+    assert [number for _, number in transport.sent] == list(range(sum(held)))
