@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .comm import Transport, connect
-from .core.errors import UserError, nearest, require
+from .core.errors import Stopped, UserError, nearest, require
 from .core.memory import keep_freed
+
+STOPPED = 75  # sysexits' EX_TEMPFAIL: try again
 
 Command = Callable[[Transport, argparse.Namespace], None]
 COMMANDS: dict[str, tuple[Command, str, dict[str, str]]] = {}
@@ -36,6 +38,30 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
     from .experiment import run as run_experiment
 
     run_experiment(load_everywhere(transport, args.CONFIG, args.options), transport, args.quiet)
+
+
+@command("RUN")
+def resume(transport: Transport, args: argparse.Namespace) -> None:
+    """Go on with a run from its last checkpoint, at any number of ranks; options are --key.path value."""
+    from .experiment import load_everywhere, on_server
+    from .experiment import run as run_experiment
+
+    folder = Path(args.RUN)
+    complete = on_server(transport, lambda: is_complete(folder))
+    if complete:
+        if transport.is_server:
+            print(f"{folder} is complete: {folder / 'summary.json'}")
+        return
+    config = load_everywhere(transport, str(folder / "config.yaml"), args.options)
+    run_experiment(config, transport, args.quiet, folder)
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a run came to its end."""
+    remedy = "is no run folder: it has no run.json and config.yaml"
+    there = all((folder / name).is_file() for name in ("run.json", "config.yaml"))
+    require(there, "RUN", str(folder), remedy)
+    return (folder / "summary.json").is_file()
 
 
 @command("CONFIG")
@@ -264,7 +290,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command on every rank and return the exit code: 0, or 2 for bad input."""
+    """Run one command on every rank and return the exit code: 0; 2 for bad input; 75 for a run that was
+    stopped and can go on; 1 for anything else.
+    """
     args, rest = parser().parse_known_args(argv)
     args.options = rest
     keep_freed()
@@ -282,6 +310,11 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader left: mpifl list methods | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Stopped as end:
+        if transport.is_server:
+            print(f"mpifl: {end}", file=sys.stderr, flush=True)
+        transport.part()
+        return STOPPED
     except Exception:
         trace = traceback.format_exc()
         print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)

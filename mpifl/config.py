@@ -22,6 +22,7 @@ from .comm.cost import COSTS, ByBytes
 from .core.algorithm import Algorithm
 from .core.errors import UserError, nearest, require
 from .data import SCENARIOS, SOURCES, DataConfig
+from .engine.checkpointing import CheckpointConfig
 from .engine.clock import CLOCKS, VirtualTime
 from .engine.compression import COMPRESSIONS
 from .engine.delay import DELAYS, Constant, Delay
@@ -178,6 +179,7 @@ class Config:
     evaluation: EvaluationConfig = EvaluationConfig()
     system: SystemConfig = field(default_factory=SystemConfig)
     output: OutputConfig = OutputConfig()
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     newcomers: Newcomers = Newcomers()
     policy: Any = field(default_factory=Synchronous)
     delay: Delay = field(default_factory=Constant)

@@ -8,6 +8,7 @@ import numpy as np
 
 from .core.errors import require
 from .core.rng import key
+from .engine.checkpointing import Checkpointer, Never
 from .engine.clock import Clock
 from .engine.events import Events
 from .engine.pace import Pace, open_pace
@@ -52,7 +53,13 @@ def check(bench: Bench) -> Clock | None:
     return open_clock(config.clock, config.policy, pace, n, key(config.seed.system))
 
 
-def engine(bench: Bench, taker: Stepper, recorder: Recorder | None, clock: Clock | None) -> Rounds | Events:
+def engine(
+    bench: Bench,
+    taker: Stepper,
+    recorder: Recorder | None,
+    clock: Clock | None,
+    checkpointer: Checkpointer | None = None,
+) -> Rounds | Events:
     """Return the engine; `clock` as `check` gave it."""
     config = bench.config
     system = key(config.seed.system)
@@ -66,6 +73,7 @@ def engine(bench: Bench, taker: Stepper, recorder: Recorder | None, clock: Clock
             judge_every=config.evaluation.every,
             judge_first=config.evaluation.first,
             pace=pace_of(bench),
+            checkpointer=checkpointer or Never(),
         )
     return Events(
         stepper=taker,
@@ -78,6 +86,7 @@ def engine(bench: Bench, taker: Stepper, recorder: Recorder | None, clock: Clock
         judge_first=config.evaluation.first,
         key=system,
         on_events=recorder.arrived if recorder else lambda rows: None,
+        checkpointer=checkpointer,
     )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,6 +13,7 @@ import numpy as np
 import torch
 
 from . import config as configuration
+from .checkpoints import Checkpoints
 from .comm import ClientStore, Transport
 from .comm.sweep import costs_of
 from .config import Config
@@ -22,38 +21,40 @@ from .core.errors import UserError, require
 from .core.federation import Federation
 from .core.params import Layout, flatten
 from .core.rng import key
-from .core.types import Server, World
+from .core.types import World
 from .data import CacheMissing, PoolFederation, open_federation, open_public
 from .driver import check as check_engine
 from .driver import engine, figures, stack_of
 from .engine.events import Events
-from .engine.ledger import Moved
 from .engine.policy import Synchronous
 from .engine.rounds import Record
 from .engine.sampler import cohort_size, newcomers
 from .engine.step import Setting, Stepper
-from .expected import settled
+from .finishing import finish
 from .local import Learner, public_clients
 from .models import AUTOENCODERS
 from .observe import folder as folders
 from .observe.progress import Progress
-from .observe.recorder import Recorder, digest
+from .observe.recorder import Recorder
+from .observe.signals import Signals
 
-MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
+def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
+    """Return on every rank what `work` returns on rank 0; a UserError there is raised on every rank.
 
-def on_server(transport: Transport, work: Callable[[], Any]) -> Any:
-    """Return on every rank what `work` returns on rank 0; a UserError there is raised on every rank."""
+    Args:
+        everywhere: False returns it on rank 0 only, and None elsewhere.
+    """
     answer: tuple[Any, UserError | None] = (None, None)
     if transport.is_server:
         try:
             answer = (work(), None)
         except UserError as error:
             answer = (None, error)
-    value, problem = transport.tell(answer, "start")
+    told, problem = transport.tell(answer if everywhere else (None, answer[1]), "start")
     if problem is not None:
         raise problem
-    return value
+    return told if everywhere else answer[0]
 
 
 @dataclass(frozen=True)
@@ -232,28 +233,40 @@ def stepper(bench: Bench, store: ClientStore) -> Stepper:
     )
 
 
-def run(config: Config, transport: Transport, quiet: bool = False) -> Path | None:
-    """Run a configuration over all ranks; return the run folder on rank 0."""
+def run(
+    config: Config, transport: Transport, quiet: bool = False, resumed: Path | None = None
+) -> Path | None:
+    """Run a configuration over all ranks; return the run folder on rank 0.
+
+    Args:
+        resumed: the folder of a run to go on with.
+    """
     start = perf_counter()
     quiet = quiet or not transport.is_server
-    with Progress(config.rounds, config.name, quiet, bar=transport.size == 1) as progress:
+    bar = Progress(config.rounds, config.name, quiet, bar=transport.size == 1)
+    with bar as progress, Signals() as signals:
         bench = prepare(config, transport, progress.say)
         clock = on_server(transport, lambda: check_engine(bench))
-        token = transport.tell(secrets.token_hex(6), "start")
-        folder = on_server(transport, lambda: _new_folder(bench))
-        store = ClientStore(token, config.system.scratch)
+        folder = on_server(transport, lambda: resumed or _new_folder(bench))
+        keeper = Checkpoints(folder, config, str(bench.learner.device), signals, progress.say)
+        saved = on_server(transport, keeper.find if resumed else keeper.create, everywhere=False)
+        token = on_server(transport, lambda: f"{keeper.identity}-{secrets.token_hex(4)}")
+        store = ClientStore(token, config.system.scratch, keeper.clients)
         try:
             taker = stepper(bench, store)
-            recorder = Recorder(folder, bench.federation) if folder else None
-            driver = engine(bench, taker, recorder, clock)
-            server = driver.run(_observer(bench, taker, recorder, progress))
+            recorder = keeper.recorder = Recorder(folder, bench.federation) if transport.is_server else None
+            if saved is not None and recorder is not None:
+                keeper.restore(recorder)
+            driver = engine(bench, taker, recorder, clock, keeper)
+            server = driver.run(_observer(bench, taker, recorder, progress), saved)
             more = driver.summary() if isinstance(driver, Events) and transport.is_server else {}
-            _finish(bench, taker, recorder, server, start, more)
+            finish(bench, taker, recorder, server, start, more)
         finally:
             store.close()
-        if folder is not None:
+        if recorder is not None:
+            keeper.done()
             progress.say(f"results: {folder}")
-        return folder
+        return folder if recorder is not None else None
 
 
 def _new_folder(bench: Bench) -> Path:
@@ -289,69 +302,6 @@ def _observer(
         progress.step(record.step, note)
 
     return observe
-
-
-def _finish(
-    bench: Bench,
-    taker: Stepper,
-    recorder: Recorder | None,
-    server: Server | None,
-    start: float,
-    more: Mapping[str, Any],
-) -> None:
-    """Collect what is spread over ranks and write the end of the run folder; every rank calls.
-
-    Args:
-        more: figures for the summary.
-    """
-    config, transport = bench.config, bench.transport
-    names = transport.tell(sorted(server.tables) if server is not None else None, "end")
-    tables = {name: taker.tables.whole(name) for name in names}
-    place = (socket.gethostname(), transport.nodes[transport.rank], str(bench.learner.device), os.getpid())
-    places = transport.collect(place, "end")
-    wire = transport.census()
-    if recorder is None or server is None or places is None or wire is None:
-        return
-    whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
-    layout = {
-        "ranks": transport.size,
-        "threads_per_rank": config.system.threads,
-        "mpi": getattr(transport, "library", None),
-        "mpi_costs": None if taker.mixer.costs is None else taker.mixer.costs.tree(),
-        "places": [dict(zip(("host", "node", "device", "pid"), p, strict=True)) for p in places],
-    }
-    folders.write_json(recorder.folder / "environment.json", folders.environment(layout))
-    summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.memo))
-    summary["federation_bytes_expected"] = settled(bench, taker.ledger)
-    summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
-    summary["wall_seconds"] = round(perf_counter() - start, 3)
-    if more:
-        summary["asynchronous"] = more
-    files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
-    ledger = taker.ledger.rows()
-    folders.write_csv(recorder.folder / "visits.csv", map(asdict, taker.ledger.moved), MOVED)
-    rows = files if config.output.model else None
-    recorder.close(rows, ledger, wire, bench.federation.sizes, server.memo, summary)
-
-
-def _summary(bench: Bench, taker: Stepper, last: Mapping[str, float | int], sha: str) -> dict[str, Any]:
-    """Return the final figures of a run."""
-    tree = configuration.to_tree(bench.config)
-    figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters")
-    return {
-        "format": folders.FORMAT,
-        "name": bench.config.name,
-        "algorithm": tree["algorithm"]["name"],
-        "rounds": bench.config.rounds,
-        "seed": tree["seed"],
-        "ranks": bench.transport.size,
-        "clients": bench.world.num_clients,
-        "model_numbers": bench.world.layout.size,
-        "digest": sha,
-        **{name: last[name] for name in figures},
-        "federation_bytes_up": taker.ledger.total("up"),
-        "federation_bytes_down": taker.ledger.total("down"),
-    }
 
 
 def load_everywhere(transport: Transport, name: str, options: list[str]) -> Config:

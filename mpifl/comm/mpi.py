@@ -9,15 +9,19 @@ rank.
 
 from __future__ import annotations
 
+import functools
+import os
 import pickle
+import socket
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from mpi4py import MPI
 
+from .failures import CannotGoOn, RankLost
 from .patience import patiently
 from .transport import Transport
 from .wire import Count, Wire
@@ -27,6 +31,25 @@ TAGS = 30000  # tags of paired messages cycle through this many numbers; MPI gua
 HEADER, BLOCK = 30001, 30002
 POSTED = 32  # sends under way before it is worth asking which are over
 PARTING_SECONDS = 3.0
+LOSSES = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}  # with `mpirun --with-ft ulfm`
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def guarded(verb: Verb) -> Verb:
+    """Turn the loss of a rank into `RankLost`, here and, by revoking the communicator, on all ranks."""
+
+    @functools.wraps(verb)
+    def call(self: Mpi, *args: Any, **options: Any) -> Any:
+        try:
+            return verb(self, *args, **options)
+        except MPI.Exception as error:
+            if error.Get_error_class() not in LOSSES:
+                raise
+            self.comm.Revoke()
+            raise RankLost(str(error)) from error
+
+    return call  # type: ignore[return-value]  # the same call
 
 
 def _buffer(block: torch.Tensor) -> list[Any]:
@@ -44,6 +67,7 @@ class Mpi(Transport):
         self.library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size, self.wire = self.comm.rank, self.comm.size, Wire()
+        self.lost: list[str] = []
         self._sequence = 0
         self._received = 0  # bytes of the last paired message
         self._posted: list[tuple[MPI.Request, Any]] = []  # sends under way, and what they read from
@@ -51,12 +75,15 @@ class Mpi(Transport):
         self.nodes = self._find_nodes(comm or MPI.COMM_WORLD)
 
     def _find_nodes(self, parent: MPI.Comm) -> tuple[int, ...]:
-        """Number the nodes by their first rank; the library's calls for the split are the parent's."""
+        """Number the nodes by their first rank, and learn the ranks' names; the library's calls for the split
+        are the parent's.
+        """
         local = parent.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank = local.rank
         first = MPI.Group.Translate_ranks(local.group, [0], self.comm.group)[0]
         local.Free()
-        leaders = self.tell(self.collect(first, "layout"), "layout")
+        name = f"rank {self.rank} on {socket.gethostname()}, pid {os.getpid()}"
+        self.names, leaders = zip(*self.tell(self.collect((name, first), "layout"), "layout"), strict=True)
         order = {leader: number for number, leader in enumerate(sorted(set(leaders)))}
         return tuple(order[leader] for leader in leaders)
 
@@ -64,6 +91,7 @@ class Mpi(Transport):
         self._sequence += 1
         return self._sequence % TAGS
 
+    @guarded
     def deal(self, parcels: Sequence[Any] | None, purpose: str) -> Any:
         """Send each rank its parcel."""
         tag = self._tag()
@@ -76,9 +104,10 @@ class Mpi(Transport):
             pending = [
                 self.comm.Isend([b, len(b), MPI.BYTE], dest=r, tag=tag) for r, b in enumerate(blobs, 1)
             ]
-            patiently(lambda: MPI.Request.Testall(pending))
+            patiently(lambda: all([request.Test() for request in pending]))
         return parcels[0]
 
+    @guarded
     def collect(self, value: Any, purpose: str) -> list[Any] | None:
         """Send this rank's value to rank 0."""
         tag = self._tag()
@@ -99,6 +128,7 @@ class Mpi(Transport):
             self._received = len(blob)
         return pickle.loads(blob)
 
+    @guarded
     def census(self) -> list[dict[str, Any]] | None:
         """Send this rank's counts to rank 0, which adds the bytes of this very message."""
         tag, rows = self._tag(), self.wire.rows(self.rank)
@@ -112,6 +142,7 @@ class Mpi(Transport):
             rows.append({"rank": source, "call": "send", "purpose": "census", **vars(count)})
         return rows
 
+    @guarded
     def meet(self) -> None:
         """Wait at a non-blocking barrier."""
         with self.wire("barrier", "control"):
@@ -119,16 +150,21 @@ class Mpi(Transport):
 
     def part(self) -> bool:
         """Wait at a barrier that nothing else uses, for as long as ranks may differ in speed."""
-        request, end = self._exit.Ibarrier(), time.perf_counter() + PARTING_SECONDS
-        patiently(lambda: request.Test() or time.perf_counter() > end)
-        return bool(request.Test())
+        try:
+            request, end = self._exit.Ibarrier(), time.perf_counter() + PARTING_SECONDS
+            patiently(lambda: request.Test() or time.perf_counter() > end)
+            return bool(request.Test())
+        except MPI.Exception:  # somebody died instead
+            return False
 
+    @guarded
     def share(self, block: torch.Tensor, purpose: str) -> None:
         """Broadcast in place."""
         sent = 0 if self.rank else block.nbytes * (self.size - 1)
         with self.wire("bcast", purpose, sent, 0 if self.rank else self.size - 1):
             self.comm.Bcast(_buffer(block), root=0)
 
+    @guarded
     def reduce(self, block: torch.Tensor, purpose: str) -> None:
         """Sum onto rank 0, in place there."""
         sent = block.nbytes if self.rank else 0
@@ -138,6 +174,7 @@ class Mpi(Transport):
             else:
                 self.comm.Reduce(MPI.IN_PLACE, _buffer(block), op=MPI.SUM, root=0)
 
+    @guarded
     def gather(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
         """Gather rows onto rank 0."""
         sent = block.nbytes if self.rank else 0
@@ -151,6 +188,7 @@ class Mpi(Transport):
             self.comm.Gatherv(_buffer(block), [out.numpy(), sizes, TYPES[block.dtype]], root=0)
             return out
 
+    @guarded
     def scatter_sum(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
         """Sum all blocks and leave each rank its rows."""
         width = block.shape[1]
@@ -161,6 +199,7 @@ class Mpi(Transport):
             self.comm.Reduce_scatter(_buffer(block), _buffer(out), recvcounts=sizes, op=MPI.SUM)
         return out
 
+    @guarded
     def post(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
         """Start two sends: the header's bytes, then the block."""
         if len(self._posted) > POSTED:
@@ -171,6 +210,7 @@ class Mpi(Transport):
             if block.numel():
                 self._posted.append((self.comm.Isend(_buffer(block), rank, BLOCK), block))
 
+    @guarded
     def pick(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
         """Take one header; hand a message out once its block is complete.
 
@@ -194,6 +234,34 @@ class Mpi(Transport):
             return source, header, block
         self._coming.append((request, source, header, block))
         return None
+
+    def regroup(self) -> tuple[int, ...]:
+        """Shrink the communicator to the ranks that are left; their numbers close up."""
+        left = tuple(range(self.size))
+        while True:
+            left = tuple(left[r] for r in self._shrink())
+            try:
+                self._exit = self.comm.Dup()
+                return left
+            except MPI.Exception as error:
+                if error.Get_error_class() not in LOSSES:
+                    raise
+
+    def _shrink(self) -> list[int]:
+        """Return the old numbers of the ranks that are left."""
+        old, nodes, names = self.comm, self.nodes, self.names
+        old.Revoke()
+        self.comm = old.Shrink()
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.comm.Set_name("mpifl")
+        left = MPI.Group.Translate_ranks(self.comm.group, [*range(self.comm.size)], old.group)
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.nodes, self.names = tuple(nodes[r] for r in left), tuple(names[r] for r in left)
+        self._sequence, self._posted, self._coming = 0, [], []
+        self.lost += [name for r, name in enumerate(names) if r not in left]
+        if 0 not in left:
+            raise CannotGoOn(f"{names[0]}, the server, was lost")
+        return left
 
     def abort(self, code: int) -> None:
         """Abort the job."""

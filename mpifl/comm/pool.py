@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from .failures import RankLost
 from .patience import patiently
 from .transport import Transport
 
@@ -62,6 +63,8 @@ def unpacked(shapes: Sequence[tuple[str, tuple[int, ...]]], block: torch.Tensor)
 class Pool(ABC):
     """The server's view of the workers."""
 
+    answers: dict[int, Answer]  # here, and not yet handed on
+
     @abstractmethod
     def submit(self, task: Task) -> None:
         """Hand in a task."""
@@ -93,7 +96,7 @@ class _Alone(Pool):
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
         self.waiting: dict[int, Task] = {}
-        self.answers: dict[int, Answer] = {}
+        self.answers = {}
 
     def submit(self, task: Task) -> None:
         self.waiting[task.number] = task
@@ -127,7 +130,7 @@ class _Remote(Pool):
         self.queues: dict[int, list[tuple[float, int, Task]]] = {r: [] for r in transport.workers}
         self.shared: list[tuple[float, int, Task]] = []  # any worker may take these
         self.held = dict.fromkeys(transport.workers, 0)
-        self.answers: dict[int, Answer] = {}
+        self.answers = {}
 
     def submit(self, task: Task) -> None:
         entry = (task.urgency, task.number, task)
@@ -189,9 +192,83 @@ class _Remote(Pool):
         patiently(empty)
 
 
-def open_pool(transport: Transport, handler: Handler) -> Pool:
-    """Return the pool of rank 0."""
-    return _Alone(handler) if transport.size == 1 else _Remote(transport)
+class Lasting(Pool):
+    """A pool that outlives its workers: what a lost one held is given out again to those that are left.
+
+    Args:
+        regroup: brings those that are left together. ranks: who may take a task now.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        handler: Handler,
+        regroup: Callable[[], None],
+        ranks: Callable[[Task], Sequence[int]],
+    ) -> None:
+        self.transport, self.handler, self.regroup, self.ranks = transport, handler, regroup, ranks
+        self.tasks: dict[int, Task] = {}  # whose answers were not handed on
+        self.answers = {}
+        self.pool = self._open()
+
+    def _open(self) -> Pool:
+        return _Alone(self.handler) if self.transport.size == 1 else _Remote(self.transport)
+
+    def _try(self, call: Callable[[Pool], Any]) -> Any:
+        while True:
+            try:
+                return call(self.pool)
+            except RankLost:
+                self.recover()
+
+    def recover(self) -> None:
+        """Start again with the workers that are left."""
+        while True:
+            try:
+                self.regroup()
+                answers, self.pool = self.pool.answers, self._open()
+                self.pool.answers.update(answers)
+                for number, task in self.tasks.items():
+                    if number not in answers:
+                        self.pool.submit(replace(task, ranks=tuple(self.ranks(task))))
+                return
+            except RankLost:
+                continue
+
+    def submit(self, task: Task) -> None:
+        self.tasks[task.number] = task
+        try:
+            self.pool.submit(task)
+        except RankLost:
+            self.recover()  # gives this one out as well
+
+    def result(self, number: int) -> Answer:
+        answer: Answer = self._try(lambda pool: pool.result(number))
+        del self.tasks[number]
+        return answer
+
+    def finished(self) -> list[int]:
+        return self.pool.finished()
+
+    def look(self) -> None:
+        self._try(lambda pool: pool.look())
+
+    def order_all(self, word: str, what: Any = None) -> None:
+        self._try(lambda pool: pool.order_all(word, what))
+
+    def close(self, word: str, what: Any = None) -> None:
+        self.tasks.clear()
+        self._try(lambda pool: pool.close(word, what))
+
+
+def open_pool(
+    transport: Transport,
+    handler: Handler,
+    regroup: Callable[[], None],
+    ranks: Callable[[Task], Sequence[int]],
+) -> Lasting:
+    """Return the pool of rank 0; `regroup` and `ranks`: see `Lasting`."""
+    return Lasting(transport, handler, regroup, ranks)
 
 
 @dataclass(frozen=True)

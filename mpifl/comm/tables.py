@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .failures import CannotGoOn
 from .transport import Transport
 
 
@@ -44,9 +45,29 @@ class Spread:
         """The rows being written [K, w]."""
         return self._maps[1 - self._turn]
 
+    @property
+    def turn(self) -> int:
+        """Which of the files is the committed one."""
+        return self._turn
+
+    def go_on(self, turn: int, owner: np.ndarray) -> None:
+        """Take the file `turn` for the committed one, and other ranks [K] as owners."""
+        self._turn, self.owner = turn, owner
+
     def flip(self) -> None:
         """Commit what was written."""
         self._turn = 1 - self._turn
+
+
+def heir(ranks: Sequence[int], k: int) -> int:
+    """Return which of `ranks` takes over row `k`.
+
+    Raises:
+        CannotGoOn: there is none.
+    """
+    if not ranks:
+        raise CannotGoOn("all workers of a node, which holds rows of tables, were lost")
+    return ranks[k % len(ranks)]
 
 
 class Tables:
@@ -126,6 +147,24 @@ class Tables:
         transport.meet()
         self.spread[name] = spread
         self.central.pop(name, None)
+
+    def regroup(self, left: Sequence[int], nodes: Sequence[int]) -> None:
+        """Go on with fewer ranks; every one of them calls. Rows of a lost rank go to others of its node.
+
+        Args:
+            left: old number of each rank. nodes: of the old ranks.
+        """
+        self._held.clear()
+        self._fresh.clear()
+        turns = self.transport.tell({name: s.turn for name, s in self.spread.items()}, "layout")
+        number, workers = {old: new for new, old in enumerate(left)}, self.transport.workers
+        for name, spread in self.spread.items():
+            heirs = {node: [r for r in workers if self.transport.nodes[r] == node] for node in set(nodes)}
+            owner = [
+                number[r] if r in number else heir(heirs[nodes[r]], k)
+                for k, r in enumerate(spread.owner.tolist())
+            ]
+            spread.go_on(turns[name], np.array(owner, np.int64))
 
     def whole(self, name: str, block_rows: int = 64) -> torch.Tensor | None:
         """Return a table [K, w] on rank 0, wherever its rows live; every rank calls."""

@@ -32,12 +32,16 @@ class Transport(ABC):
     Attributes:
         rank, size: of this process.
         nodes: node number of each rank.
+        names: what each rank is called in messages: its first number, host, process.
+        lost: names of the ranks that died on the way.
         wire: what this rank sent.
     """
 
     rank: int
     size: int
     nodes: tuple[int, ...]
+    names: tuple[str, ...]
+    lost: list[str]
     wire: Wire
 
     @property
@@ -107,6 +111,15 @@ class Transport(ABC):
         """Return (rank, header, block) of a posted message that has arrived, None while there is none."""
 
     @abstractmethod
+    def regroup(self) -> tuple[int, ...]:
+        """Go on with the ranks that are left after `RankLost`: return the old number of each. All of them
+        call.
+
+        Raises:
+            CannotGoOn: rank 0 is gone.
+        """
+
+    @abstractmethod
     def abort(self, code: int) -> None:
         """End every rank, now."""
 
@@ -120,6 +133,7 @@ class Single(Transport):
 
     def __init__(self) -> None:
         self.rank, self.size, self.nodes, self.wire = 0, 1, (0,), Wire()
+        self.names, self.lost = (f"pid {os.getpid()}",), []
 
     def deal(self, parcels: Sequence[Any] | None, purpose: str) -> Any:
         """Return the only parcel."""
@@ -162,6 +176,10 @@ class Single(Transport):
     def pick(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
         """Return nothing: nobody sends."""
         return None
+
+    def regroup(self) -> tuple[int, ...]:
+        """Nobody else to lose."""
+        raise NotImplementedError
 
     def abort(self, code: int) -> None:
         """End the process."""

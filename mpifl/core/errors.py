@@ -38,3 +38,16 @@ def nearest(word: str, known: list[str]) -> str:
 
     near = get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+
+
+class Stopped(Exception):
+    """A run ended before its last step because it was asked to, its state written.
+
+    Args:
+        step: server steps taken.
+        folder: of the run.
+    """
+
+    def __init__(self, step: int, folder: str) -> None:
+        self.step, self.folder = step, folder
+        super().__init__(f"stopped after step {step}, state written; go on with: mpifl resume {folder}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from time import perf_counter, process_time
 
+import numpy as np
+
 PHASES = ("wait", "broadcast", "load", "train", "reduce", "cluster", "evaluate")
 
 
@@ -43,3 +45,8 @@ class Stopwatch:
         out["cpu"], self._cpu = now - self._cpu, now
         self.seconds.clear()
         return out
+
+
+def now() -> np.ndarray:
+    """Return the real seconds and the processor's seconds of this process."""
+    return np.array([perf_counter(), process_time()])

@@ -11,8 +11,9 @@ import heapq
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,21 @@ class Clock(ABC):
     def begin(self) -> None:
         """The run starts."""
         return
+
+    @property
+    def visits(self) -> Collection[Visit]:
+        """The visits under way."""
+        return self.heap
+
+    def state(self) -> dict[str, Any]:
+        """Return what it remembers besides the visits under way; what JSON can hold."""
+        return {"now": self.now}
+
+    def restore(self, state: Mapping[str, Any], visits: Sequence[Visit]) -> None:
+        """Go on from a state, with visits under way."""
+        self.now = state["now"]
+        for visit in visits:
+            self.add(visit)
 
     @abstractmethod
     def due(self, client: int, visit: int, down: int, up: int) -> float:
@@ -171,6 +187,17 @@ class DrawnClock(Clock):
         self.now = visit.due
         return visit
 
+    def state(self) -> dict[str, Any]:
+        """Return also what was drawn."""
+        drawn = {"drawn": self.drawn, "started": self.started, "turns": [[*t] for t in self.turns]}
+        return super().state() | drawn
+
+    def restore(self, state: Mapping[str, Any], visits: Sequence[Visit]) -> None:
+        """Go on with what was drawn."""
+        super().restore(state, visits)
+        self.drawn, self.started = state["drawn"], state["started"]
+        self.turns = [deque(turns) for turns in state["turns"]]
+
 
 class WallClock(Clock):
     """Visits arrive when they are trained, not before they are due.
@@ -189,6 +216,16 @@ class WallClock(Clock):
     def begin(self) -> None:
         """Time counts from here."""
         self.origin = time.perf_counter()
+
+    @property
+    def visits(self) -> Collection[Visit]:
+        """The visits under way."""
+        return self.under_way.values()
+
+    def restore(self, state: Mapping[str, Any], visits: Sequence[Visit]) -> None:
+        """Go on at the time of the last arrival."""
+        super().restore(state, visits)
+        self.origin = time.perf_counter() - self.now
 
     def _time(self) -> float:
         """Return the seconds since the start: later than any before, so that a trace has no ties."""
@@ -248,6 +285,20 @@ class ReplayClock(Clock):
         super().__init__()
         self.trace = trace
         self.under_way: dict[tuple[int, int], Visit] = {}
+
+    @property
+    def visits(self) -> Collection[Visit]:
+        """The visits under way."""
+        return self.under_way.values()
+
+    def state(self) -> dict[str, Any]:
+        """Return also the place in the trace."""
+        return super().state() | self.trace.state()
+
+    def restore(self, state: Mapping[str, Any], visits: Sequence[Visit]) -> None:
+        """Go on from a place in the trace."""
+        super().restore(state, visits)
+        self.trace.restore(state)
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
         """Return the time in the trace."""

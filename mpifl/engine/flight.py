@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 from mpifl.core.rng import Key
 
@@ -28,6 +29,20 @@ class Visit:
     visit: int
     version: int
     start: float
+
+    def row(self, time: float, version: int) -> dict[str, Any]:
+        """Return what is written of its arrival at the server of a version."""
+        return {
+            "time": time,
+            "client": self.client,
+            "visit": self.visit,
+            "start": self.start,
+            "read_version": self.version,
+            "arrival_version": version,
+            "staleness": version - self.version,
+            "weight": 0.0,
+            "accepted": 0,
+        }
 
 
 @dataclass(frozen=True)

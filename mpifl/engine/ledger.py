@@ -5,7 +5,7 @@ method.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -115,14 +115,38 @@ class Ledger:
         self._streams: dict[int, int | str] = {}  # client -> the row it read last
         self._totals: Counter[tuple[str, int]] = Counter()
         self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each stream once
+        self._undo: list[Callable[[], object]] = []  # how to take back what was counted since the last commit
+
+    def commit(self) -> None:
+        """Take what was counted for good."""
+        self._undo.clear()
+
+    def roll_back(self) -> None:
+        """Forget what was counted since the last commit."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
 
     def _entry(self, step: int, direction: str, name: str, cast: str, stream: int | str, note: bool) -> Entry:
         at = (step, direction, name, cast, str(stream))
         if at not in self.entries:
             self.entries[at] = Entry(step, direction, kind_of(name, note), name, cast, stream)
+            self._undo.append(lambda: self.entries.pop(at))
         return self.entries[at]
 
+    def _add(self, entry: Entry, *counts: int) -> None:
+        entry.add(*counts)
+        self._undo.append(lambda: entry.add(*(-n for n in counts)))
+
+    def _cast(self, step: int, size: int) -> None:
+        self._casts[step] += size
+        self._undo.append(lambda: self._casts.update({step: -size}))
+
     def _count(self, step: int, direction: str, client: int, size: int) -> None:
+        self._count_for_good(step, direction, client, size)
+        self._undo.append(lambda: self._count_for_good(step, direction, client, -size))
+
+    def _count_for_good(self, step: int, direction: str, client: int, size: int) -> None:
         (self.up if direction == "up" else self.down)[client] += size
         self._open.setdefault(client, [0, 0])[direction == "up"] += size
         self._totals[direction, step] += size
@@ -145,15 +169,17 @@ class Ledger:
         if size is None:
             size = self.payload.size(numbers, messages, note)
         stream = self._streams.get(client, "")
-        self._entry(step, "up", name, "unicast", stream, note).add(messages, size, messages, size, numbers)
+        entry = self._entry(step, "up", name, "unicast", stream, note)
+        self._add(entry, messages, size, messages, size, numbers)
         self._count(step, "up", client, size)
 
     def add_down(self, step: int, name: str, client: int, numbers: int, messages: int = 1) -> None:
         """Count what is sent to one client alone."""
         size = self.payload.size(numbers, messages)
-        self._entry(step, "down", name, "unicast", "", False).add(messages, size, messages, size, numbers)
+        entry = self._entry(step, "down", name, "unicast", "", False)
+        self._add(entry, messages, size, messages, size, numbers)
         self._count(step, "down", client, size)
-        self._casts[step] += size
+        self._cast(step, size)
 
     def add_reads(self, step: int, reads: Mapping[int, Reads], widths: Mapping[str, int]) -> None:
         """Count the rows that the clients of a cohort download.
@@ -174,8 +200,8 @@ class Ledger:
             cast = "unicast" if count == 1 else "broadcast" if count == len(reads) else "group"
             size = self.payload.size(widths[name], 1)
             entry = self._entry(step, "down", name, cast, row, False)
-            entry.add(count, count * size, 1, size, count * widths[name])
-            self._casts[step] += size
+            self._add(entry, count, count * size, 1, size, count * widths[name])
+            self._cast(step, size)
 
     def total(self, direction: str, step: int | None = None) -> int:
         """Return the unicast bytes of one direction, of one step or of the whole run."""
@@ -215,6 +241,40 @@ class Ledger:
             )
         heads = ("direction", "kind", "name", "cast")
         return [{**dict(zip(heads, at, strict=True)), **found[at]} for at in sorted(found)]
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return everything counted, as arrays."""
+        entries = self.entries.values()
+        out = {f.name: np.array([getattr(e, f.name) for e in entries]) for f in fields(Entry)}
+        out["is_row"] = np.array([isinstance(e.stream, int) for e in entries], bool)
+        out["stream"] = np.array([str(e.stream) for e in entries], str)
+        moved = [[m.step, m.client, m.visit, m.trains, m.down, m.up] for m in self.moved]
+        return out | {
+            "up_of": self.up,
+            "down_of": self.down,
+            "moved": np.array(moved, np.int64).reshape(-1, 6),
+            "open": np.array([[k, *sizes] for k, sizes in self._open.items()], np.int64).reshape(-1, 3),
+            "readers": np.array([*self._streams], np.int64),
+            "read": np.array([str(row) for row in self._streams.values()], str),
+            "casts": np.array([*self._casts.items()], np.int64).reshape(-1, 2),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take back what `state` returned."""
+        columns = [state[f.name].tolist() for f in fields(Entry)]
+        self.entries, self._totals = {}, Counter()
+        for row, is_row in zip(zip(*columns, strict=True), state["is_row"].tolist(), strict=True):
+            entry = Entry(*row)
+            entry.stream = int(entry.stream) if is_row else entry.stream
+            self.entries[*_place(entry), str(entry.stream)] = entry
+            self._totals[entry.direction, entry.step] += entry.bytes
+        self.up, self.down = state["up_of"].copy(), state["down_of"].copy()
+        moved = state["moved"].tolist()
+        self.moved = [Moved(t, k, visit, bool(trains), *sizes) for t, k, visit, trains, *sizes in moved]
+        self._open = {k: sizes for k, *sizes in state["open"].tolist()}
+        read = [int(row) if row else row for row in state["read"].tolist()]
+        self._streams = dict(zip(state["readers"].tolist(), read, strict=True))
+        self._casts = Counter(dict(state["casts"].tolist()))
 
 
 def _stream(tables: Reads) -> int | str:

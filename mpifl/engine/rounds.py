@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from mpifl.core.types import Server
 
+from .checkpointing import SAVE, STOP, Checkpointer, Never, save
+from .failures import obey, say
 from .pace import Pace
 from .sampler import Sampler
+from .saved import Saved, take_stepper
 from .step import Stepper
 
 
@@ -41,9 +45,10 @@ class Record:
     virtual_seconds: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rounds:
-    """Runs `num_rounds` synchronous rounds.
+    """Runs `num_rounds` synchronous rounds. Rank 0 says what is done next, every rank does it: a rank that
+    was lost on the way only means that the word is said again.
 
     Attributes:
         stepper: takes the steps.
@@ -52,6 +57,7 @@ class Rounds:
         judged: the clients that are evaluated.
         judge_first: whether to evaluate before the first round.
         pace: how long visits take in virtual seconds; a round takes as long as its slowest client.
+        checkpointer: writes the state between rounds.
     """
 
     stepper: Stepper
@@ -61,62 +67,111 @@ class Rounds:
     judge_every: int = 1
     judge_first: bool = False
     pace: Pace | None = None
+    checkpointer: Checkpointer = field(default_factory=Never)
+    server: Server | None = field(default=None, init=False)  # on rank 0
+    virtual: float = field(default=0.0, init=False)  # seconds on the federation's clock
+    _saved: Saved | None = field(default=None, init=False)
+    _start: float = field(default=0.0, init=False)
+    _cohort: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
+    _scores: Any = field(default=None, init=False)  # of the last judging, and the timing of all ranks
 
-    def run(self, observe: Callable[[Record], None]) -> Server | None:
-        """Run all rounds; `observe` is called on rank 0 after each. Return the last server on rank 0."""
-        start = perf_counter()
-        virtual = 0.0
-        server = self.stepper.begin()
-        none = np.zeros(0, np.int64)
-        virtual = self._end(0, none, self.stepper.visits, virtual)
-        if self.judge_first:
-            self._record(0, server, none, start, observe, virtual)
-        for step in range(1, self.num_rounds + 1):
-            cohort = self.sampler(step)
-            visits = self.stepper.visits.copy()
-            server, _ = self.stepper.step(server, cohort)
-            virtual = self._end(step, cohort, visits, virtual)
-            self._record(step, server, cohort, start, observe, virtual)
-        return server
+    def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
+        """Run all rounds; `observe` is called on rank 0 after each. Return the last server on rank 0.
 
-    def _end(self, step: int, cohort: np.ndarray, visits: np.ndarray, start: float) -> float:
-        """Return when a step that starts at `start` is over, in virtual seconds; on rank 0.
+        Args:
+            saved: a state to go on from, on rank 0.
+        """
+        self._saved, self._start = saved, perf_counter()
+        if not self.stepper.transport.is_server:
+            obey(self.stepper, self._act)
+            return None
+        self._say("begin" if saved is None else "restore")
+        assert self.server is not None
+        if self.judge_first and saved is None:
+            self._record(observe)
+        while self.server.version < self.num_rounds:
+            if word := self.checkpointer.due(self.server.version):
+                self._say(word)
+            self._say("step")
+            self._record(observe)
+        self._say("end")
+        return self.server
+
+    def _say(self, word: str) -> None:
+        say(self.stepper, word, self._act)
+
+    def _act(self, word: str) -> None:
+        """Do what rank 0 says; every rank calls."""
+        stepper, server = self.stepper, self.server
+        if word == "begin":
+            self.server = stepper.begin()
+            self.virtual = self._end(0, self._cohort, stepper.visits)
+        elif word == "restore":
+            self._restore()
+        elif word == "step":
+            self._step()
+        elif word == "judge":
+            scores = stepper.judge(server, self.judged)
+            self._scores = scores, stepper.transport.collect(stepper.watch.take(), "timing")
+        elif word in (SAVE, STOP):
+            save(stepper, server, self.checkpointer, self._state(), alone=False)
+            if word == STOP:
+                self.checkpointer.stop(server.version if server is not None else 0)
+
+    def _step(self) -> None:
+        stepper, step = self.stepper, 0
+        if self.server is not None:
+            step = self.server.version + 1
+            self._cohort = self.sampler(step)
+        visits = stepper.visits.copy()
+        self.server, _ = stepper.step(self.server, self._cohort)
+        self.virtual = self._end(step, self._cohort, visits)
+
+    def _state(self) -> Saved | None:
+        if self.server is None:
+            return None
+        values = {"virtual": self.virtual, "seconds": perf_counter() - self._start}
+        return Saved(self.server.version, values=values)
+
+    def _restore(self) -> None:
+        if self._saved is not None:
+            take_stepper(self._saved, self.stepper)
+            self.server = self._saved.take_server("server")
+            self.virtual = self._saved.values["virtual"]
+            self._start = perf_counter() - self._saved.values["seconds"]
+        self.stepper.settle(self.server)
+
+    def _end(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> float:
+        """Return when a step is over, in virtual seconds; on rank 0.
 
         Args:
             visits: of each client before the step [N].
         """
         if self.pace is None or not self.stepper.transport.is_server:
-            return start
+            return self.virtual
         ledger = self.stepper.ledger
-        return self.pace.round_end(start, ledger.close(step, cohort, visits), ledger.cast_bytes(step))
+        return self.pace.round_end(self.virtual, ledger.close(step, cohort, visits), ledger.cast_bytes(step))
 
     def _due(self, step: int) -> bool:
-        return step == self.num_rounds or bool(self.judge_every and step % self.judge_every == 0)
+        return step in (0, self.num_rounds) or bool(self.judge_every and step % self.judge_every == 0)
 
-    def _record(
-        self,
-        step: int,
-        server: Server | None,
-        cohort: np.ndarray,
-        start: float,
-        observe: Callable[[Record], None],
-        virtual: float = 0.0,
-    ) -> None:
+    def _record(self, observe: Callable[[Record], None]) -> None:
+        """Judge if it is due, and tell what is known; on rank 0."""
+        assert self.server is not None
         scores, timing = None, None
-        if self._due(step) or step == 0:
-            scores = self.stepper.judge(server, self.judged)
-            timing = self.stepper.transport.collect(self.stepper.watch.take(), "timing")
-        if server is not None:
-            observe(
-                Record(
-                    step,
-                    server,
-                    cohort,
-                    self.judged,
-                    scores,
-                    self.stepper.train_metrics,
-                    perf_counter() - start,
-                    timing or [],
-                    virtual if self.pace is not None else None,
-                )
+        if self._due(self.server.version):
+            self._say("judge")
+            scores, timing = self._scores
+        observe(
+            Record(
+                self.server.version,
+                self.server,
+                self._cohort,
+                self.judged,
+                scores,
+                self.stepper.train_metrics,
+                perf_counter() - self._start,
+                timing or [],
+                self.virtual if self.pace is not None else None,
             )
+        )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpifl.comm import CannotGoOn
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
@@ -51,16 +52,29 @@ class Scheduler:
         stack: int = 1,
     ) -> None:
         self.stack = stack
-        self.workers, self.pinned, self.shuffle, self.calls = list(workers), pinned, shuffle, 0
-        self.speed = dict.fromkeys(workers, 1.0)
-        self._measured: dict[int, float] = {}
-        self.groups: dict[int, list[int]] = {}
-        for r in workers:
-            self.groups.setdefault(nodes[r], []).append(r)
+        self.pinned, self.shuffle, self.calls = pinned, shuffle, 0
+        self._gather(nodes, workers)
         places = list(self.groups)
         self.home = np.full(len(sizes), places[0])
         if len(places) > 1:
             self.home = balance(sizes, places, [float(len(self.groups[p])) for p in places])
+
+    def _gather(self, nodes: Sequence[int], workers: Sequence[int]) -> None:
+        self.workers, self.speed = list(workers), dict.fromkeys(workers, 1.0)
+        self._measured: dict[int, float] = {}
+        self.groups: dict[int, list[int]] = {}
+        for r in workers:
+            self.groups.setdefault(nodes[r], []).append(r)
+
+    def regroup(self, nodes: Sequence[int], workers: Sequence[int]) -> None:
+        """Go on with the workers that are left; homes stay, since that is where states are.
+
+        Raises:
+            CannotGoOn: no worker is left at a home that somebody needs.
+        """
+        self._gather(nodes, workers)
+        if self.pinned and not set(np.unique(self.home).tolist()) <= set(self.groups):
+            raise CannotGoOn("all workers of a node, which holds states of clients, were lost")
 
     def __call__(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
         """Return the rank [m] of each client's task."""
@@ -91,6 +105,11 @@ class Scheduler:
     def candidates(self, client: int) -> list[int]:
         """Return the ranks that may take a client's visit."""
         return self.groups[int(self.home[client])] if self.pinned else self.workers
+
+    def reach(self, clients: Sequence[int]) -> list[int]:
+        """Return, for each client, a rank that reaches what it keeps; shared evenly."""
+        ranks = [self.candidates(k) for k in clients]
+        return [some[i % len(some)] for i, some in enumerate(ranks)]
 
     def keepers(self) -> np.ndarray:
         """Return the rank [N] that keeps the row of each client: dealt in turn within its home node."""

@@ -95,6 +95,7 @@ class Stepper:
         self._owner = np.zeros(0, np.int64)  # rank of each report of the step
         self._peaks: dict[str, np.ndarray] = {}  # upload -> largest absolute value [m, C]
         self._sizes: Mapping[str, int] = {}  # upload -> numbers
+        self._layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # nodes and ranks left, half-way
 
     # -- setting up ------------------------------------------------------------------------------------------
 
@@ -114,11 +115,13 @@ class Stepper:
         if self.algorithm.needs.fingerprint:
             plan = self.algorithm.found(server, prints) if server is not None and prints is not None else None
             server = self.prints.mixed(server, plan, uploads)
-        self._settle(server)
+        self.settle(server)
         return server
 
-    def _settle(self, server: Server | None) -> None:
-        """Spread tables out whose rows are each read by one client."""
+    def settle(self, server: Server | None) -> None:
+        """Take the rows of a server; spread tables out whose rows are each read by one client."""
+        if server is not None:
+            self.tables.publish(server.tables)
         where: dict[str, tuple[np.ndarray, tuple[int, int]]] = {}
         if server is not None:
             for name, table in server.tables.items():
@@ -145,6 +148,17 @@ class Stepper:
         owner = np.empty(n, np.int64)
         owner[reader] = self.scheduler.keepers()
         return owner
+
+    def regroup(self) -> None:
+        """Go on with the ranks that are left after `RankLost`; every one of them calls."""
+        transport = self.transport
+        nodes, known = self._layout or (transport.nodes, tuple(range(transport.size)))
+        known = tuple(known[r] for r in transport.regroup())
+        self._layout = nodes, known
+        self.worker.rank = transport.rank
+        self.scheduler.regroup(transport.nodes, transport.workers)
+        self.tables.regroup(known, nodes)
+        self._layout = None
 
     # -- one step --------------------------------------------------------------------------------------------
 

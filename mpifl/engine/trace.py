@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mpifl.core.errors import UserError, require
 
@@ -78,6 +80,15 @@ class Trace:
     def starting(self, now: float) -> list[Start]:
         """Return who starts at an instant, and which version each reads; each is told once."""
         return self._starts.pop(now, [])
+
+    def state(self) -> dict[str, Any]:
+        """Return the place: rows read, and the instants at which somebody is yet to start."""
+        return {"at": self.at, "left": sorted(self._starts)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a place."""
+        self.at = state["at"]
+        self._starts = defaultdict(list, {t: self._starts[t] for t in state["left"]})
 
     def next_start(self) -> float:
         """Return the first instant at which somebody is yet to start."""

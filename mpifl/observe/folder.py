@@ -99,6 +99,28 @@ class GrowingCsv:
                 writer.writeheader()
             writer.writerows([*old, *rows])
 
+    def take(self, content: bytes) -> None:
+        """Become what it was."""
+        if content:
+            half = self.path.with_suffix(".tmp")
+            half.write_bytes(content)
+            half.replace(self.path)
+            self._learn()
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def cut(self, size: int) -> None:
+        """Drop what comes after the first bytes."""
+        if size:
+            os.truncate(self.path, size)
+            self._learn()
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def _learn(self) -> None:
+        with self.path.open(newline="") as file:
+            self.columns = next(csv.reader(file))
+
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
     """Write a JSON file, readable by people."""
@@ -110,7 +132,7 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "packages": {name: v for name in PACKAGES if (v := _version(name))},
         "git_commit": _commit(),
         "command": sys.argv,
@@ -128,7 +150,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next(

@@ -135,6 +135,23 @@ class Recorder:
         if len(self._arrivals) >= ROWS_AT_A_TIME:
             self._write_arrivals()
 
+    def state(self) -> dict[str, Any]:
+        """Return what was remembered and is in no file yet; what JSON can hold."""
+        self._write_arrivals()
+        before = self._labels[-1].tolist() if self._labels else None
+        return {"timing": self.timing, "last": self.last, "labels": before}
+
+    def restore(self, state: Mapping[str, Any], metrics: bytes, events: int) -> None:
+        """Go on from a state; put the tables back to what they were then.
+
+        Args:
+            metrics: content of metrics.csv. events: bytes of events.csv.
+        """
+        self.timing, self.last = state["timing"], state["last"]
+        self._labels = [] if state["labels"] is None else [np.array(state["labels"])]
+        self.metrics.take(metrics)
+        self.events.cut(events)
+
     def _write_arrivals(self) -> None:
         self.events.add(*self._arrivals)
         self._arrivals = []

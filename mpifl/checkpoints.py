@@ -1,0 +1,202 @@
+"""Writes and finds the checkpoints of a run: joins the engine's state, the recorder's and the run folder."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from . import config as configuration
+from .config import Config
+from .core.errors import Stopped, UserError, require
+from .engine.checkpointing import SAVE, STOP, Checkpointer, FileSums
+from .engine.saved import Saved
+from .observe import checkpoint as disk
+from .observe.folder import processor, write_json
+from .observe.recorder import Recorder
+from .observe.signals import Signals
+
+FREE = ("name", "rounds", "system", "output", "checkpoint", "vary")  # may differ when a run goes on
+
+
+def identity_of(folder: Path) -> str:
+    """Return which run a folder holds."""
+    try:
+        name: str = json.loads((folder / "run.json").read_text())["id"]
+        return name
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError("RUN", str(folder), "is no run folder: it has no readable run.json") from error
+
+
+def same_numbers(config: Config) -> str:
+    """Return a digest of all options that decide numbers."""
+    tree = {name: part for name, part in configuration.to_tree(config).items() if name not in FREE}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def surroundings(config: Config, device: str) -> dict[str, Any]:
+    """Return what equal bits need to be equal."""
+    versions = {"torch": torch.__version__, "numpy": np.__version__, "processor": processor()}
+    return versions | {"threads": config.system.threads, "device": device.split(":")[0]}
+
+
+def aloud(text: str) -> None:
+    """Say what must not be missed."""
+    print(f"mpifl: {text}", file=sys.stderr, flush=True)
+
+
+def locked(folder: Path) -> IO[str]:
+    """Return a hold on a run folder, so that no second process writes to it."""
+    hold = (folder / "run.json").open()
+    try:
+        fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError("RUN", str(folder), "another process is running it; wait, or end that one") from error
+    except OSError:
+        pass  # a file system without locks
+    return hold
+
+
+class Checkpoints(Checkpointer):
+    """The checkpoints of one run.
+
+    Args:
+        folder: of the run; every rank.
+        config, device: what is running, and where.
+        signals, recorder, say: on rank 0.
+    """
+
+    def __init__(
+        self, folder: Path, config: Config, device: str, signals: Signals, say: Callable[[str], None]
+    ) -> None:
+        self.run, self.config, self.signals, self.say = folder, config, signals, say
+        self.about: dict[str, Any] = {
+            "config": same_numbers(config),
+            "surroundings": surroundings(config, device),
+        }
+        self.recorder: Recorder | None = None
+        self.hold: IO[str] | None = None
+        self.written, self.since = 0, time.monotonic()
+        self._held: dict[str, tuple[int, str]] = {}
+        self._events, self._events_size = hashlib.sha256(), 0
+        self._columns: list[str] = []
+
+    @property
+    def identity(self) -> str:
+        """Which run this is; where its folder can be read."""
+        return identity_of(self.run)
+
+    @property
+    def folder(self) -> Path:
+        """Where checkpoints are."""
+        return self.run / "checkpoints"
+
+    @property
+    def clients(self) -> Path:
+        """The folder of what clients keep between visits."""
+        return self.folder / "clients"
+
+    @property
+    def held(self) -> Mapping[str, tuple[int, str]]:
+        """The files of clients that the last checkpoint holds."""
+        return self._held
+
+    def create(self) -> None:
+        """Begin a run, on rank 0."""
+        write_json(self.run / "run.json", {"id": secrets.token_hex(8), "format": disk.FORMAT})
+        self.hold = locked(self.run)
+
+    def find(self) -> Saved | None:
+        """Return the newest sound state of the run, None where it has written none; on rank 0."""
+        self.hold = locked(self.run)
+        try:
+            content = disk.latest(self.folder, identity_of(self.run), aloud)
+        except disk.Damaged as error:
+            remedy = f"{error}: remove {self.folder} to begin again"
+            raise UserError("RUN", str(self.run), remedy) from error
+        if content is None:
+            aloud("no checkpoint was written: beginning again")
+            for name in ("metrics.csv", "events.csv"):
+                (self.run / name).unlink(missing_ok=True)
+            return None
+        remedy = "the configuration is not the one of the checkpoint; only system and checkpoint may change"
+        require(content.about["config"] == self.about["config"], "RUN", str(self.run), remedy)
+        self._compare(content.about["surroundings"])
+        self._content, self._held, self.written = content, dict(content.clients), content.step
+        aloud(f"going on after step {content.step}")
+        return Saved(
+            content.step, dict(content.tensors), dict(content.arrays), dict(content.values["engine"])
+        )
+
+    def _compare(self, then: Mapping[str, Any]) -> None:
+        now = self.about["surroundings"]
+        for name in (name for name in now if then.get(name) != now[name]):
+            aloud(f"{name} was {then.get(name)} and is {now[name]}: the last bits of numbers may differ")
+
+    def restore(self, recorder: Recorder) -> None:
+        """Put the tables of the run folder back to what they were then; on rank 0, after `find`."""
+        content = self._content
+        recorder.restore(content.values["recorder"], content.metrics, content.events[0])
+
+    def due(self, step: int) -> str:
+        """By steps, by time, or because somebody asked."""
+        asked, stop = self.signals.take()
+        often, minutes = self.config.checkpoint.every, self.config.checkpoint.minutes
+        by_step = bool(often) and step > self.written and step % often == 0
+        by_time = minutes > 0 and time.monotonic() - self.since > 60 * minutes
+        return STOP if stop else SAVE if asked or by_step or by_time else ""
+
+    def write(self, saved: Saved, files: FileSums) -> None:
+        """Write a checkpoint; drop what is older than the last ones."""
+        start, recorder = time.monotonic(), self.recorder
+        assert recorder is not None
+        values = {"engine": saved.values, "recorder": recorder.state()}
+        metrics = recorder.metrics.path
+        run = identity_of(self.run)
+        content = disk.Content(
+            step=saved.step,
+            run=run,
+            tensors=saved.tensors,
+            arrays=saved.arrays,
+            values=values,
+            metrics=metrics.read_bytes() if metrics.exists() else b"",
+            events=self._events_so_far(recorder),
+            clients=files,
+            about=self.about,
+        )
+        path = disk.write(self.folder, content)
+        self._held, self.written, self.since = dict(files), saved.step, time.monotonic()
+        disk.prune(self.folder, self.config.checkpoint.keep, run)
+        self.say(f"checkpoint: {path.name}, {time.monotonic() - start:.2f} s")
+
+    def _events_so_far(self, recorder: Recorder) -> disk.Sums:
+        """Return the bytes and the SHA-256 of events.csv; only what is new is read."""
+        events = recorder.events
+        if events.columns != self._columns:
+            self._events, self._events_size, self._columns = hashlib.sha256(), 0, list(events.columns)
+        if events.path.exists():
+            with events.path.open("rb") as file:
+                file.seek(self._events_size)
+                while block := file.read(disk.CHUNK):
+                    self._events.update(block)
+                    self._events_size += len(block)
+            disk.settled(events.path)
+        return self._events_size, self._events.hexdigest()
+
+    def stop(self, step: int) -> None:
+        """End the run."""
+        raise Stopped(step, str(self.run))
+
+    def done(self) -> None:
+        """Remove what a complete run does not need."""
+        shutil.rmtree(self.folder, ignore_errors=True)

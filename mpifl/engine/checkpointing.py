@@ -1,0 +1,132 @@
+"""When the state of a run is written, and how its parts come together; every rank walks `save`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mpifl.core.errors import require
+from mpifl.core.types import Server
+
+from .saved import Saved, put_stepper, states_of
+from .step import Stepper
+
+SAVE, STOP = "save", "stop"
+FileSums = dict[str, tuple[int, str]]  # file name -> (bytes, SHA-256)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of a run is written so that `mpifl resume` can go on from it. Whatever is set here,
+    SIGUSR1 writes and goes on; SIGTERM, SIGINT and SIGUSR2 finish the step, write, and end with exit code 75.
+
+    Attributes:
+        every: server steps between checkpoints; 0 for none by steps.
+        minutes: real minutes between checkpoints; 0 for none by time.
+        keep: how many are kept.
+    """
+
+    every: int = 0
+    minutes: float = 10.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, "every", self.every, "take 0 (none by steps) or more steps")
+        require(self.minutes >= 0, "minutes", self.minutes, "take 0 (none by time) or more minutes")
+        require(self.keep >= 2, "keep", self.keep, "take 2 or more: one may turn out damaged")
+
+
+class Checkpointer(ABC):
+    """Decides when to write, and writes."""
+
+    @abstractmethod
+    def due(self, step: int) -> str:
+        """Return `SAVE`, `STOP` (save, then end) or nothing; on rank 0, between steps."""
+
+    @property
+    @abstractmethod
+    def clients(self) -> Path:
+        """The folder of what clients keep between visits."""
+
+    @property
+    @abstractmethod
+    def held(self) -> Mapping[str, tuple[int, str]]:
+        """The files of clients that the last checkpoint holds; on rank 0."""
+
+    @abstractmethod
+    def write(self, saved: Saved, files: FileSums) -> None:
+        """Write a checkpoint; `files` are those of `saved.states`. On rank 0."""
+
+    @abstractmethod
+    def stop(self, step: int) -> None:
+        """Raise `Stopped`; every rank."""
+
+
+class Never(Checkpointer):
+    """Writes nothing."""
+
+    clients, held = Path(), {}
+
+    def due(self, step: int) -> str:
+        """Never."""
+        return ""
+
+    def write(self, saved: Saved, files: FileSums) -> None:
+        """Nothing is ever due."""
+
+    def stop(self, step: int) -> None:
+        """Nobody asks."""
+
+
+def save(
+    stepper: Stepper, server: Server | None, checkpointer: Checkpointer, saved: Saved | None, alone: bool
+) -> None:
+    """Write a checkpoint. Every rank calls, unless rank 0 does it `alone`: where all is at hand.
+
+    Args:
+        saved: what the engine adds, on rank 0.
+    """
+    tables: dict[str, torch.Tensor | None] = {}
+    files = _keep_states(stepper, checkpointer, alone)
+    if alone:
+        assert server is not None
+        tables = dict(server.tables)
+    else:
+        names = stepper.transport.tell(sorted(server.tables) if server is not None else None, "checkpoint")
+        tables = {name: stepper.tables.whole(name) for name in names}
+    if server is None or saved is None:
+        return
+    saved.put_server("server", server, {n: t for n, t in tables.items() if t is not None})
+    put_stepper(saved, stepper)
+    checkpointer.write(saved, files)
+
+
+def needs_workers(stepper: Stepper) -> bool:
+    """Return whether other ranks hold what rank 0 cannot reach: states of clients on other nodes."""
+    transport = stepper.transport
+    here = transport.nodes[transport.rank]
+    return stepper.scheduler.pinned and any(node != here for node in transport.nodes)
+
+
+def _keep_states(stepper: Stepper, checkpointer: Checkpointer, alone: bool) -> FileSums:
+    """Bring what clients keep into the checkpoints' folder, each file once; return all files on rank 0."""
+    transport, store = stepper.transport, stepper.store
+    parcels, held = None, {}
+    if transport.is_server:
+        names = {store.name(*which): which[1] for which in states_of(stepper)}
+        held = {name: checkpointer.held[name] for name in names if name in checkpointer.held}
+        todo = {name: k for name, k in names.items() if name not in held}
+        ranks = [0] * len(todo) if alone else stepper.scheduler.reach([*todo.values()])
+        parcels = [
+            [n for n, r in zip(todo, ranks, strict=True) if r == rank] for rank in range(transport.size)
+        ]
+    if alone:
+        assert parcels is not None
+        return held | store.keep(parcels[0], checkpointer.clients)
+    mine = transport.deal(parcels, "checkpoint")
+    parts = transport.collect(store.keep(mine, checkpointer.clients), "checkpoint")
+    return {name: sums for part in (held, *(parts or ())) for name, sums in part.items()}

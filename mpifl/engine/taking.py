@@ -1,0 +1,80 @@
+"""What rank 0 does with uploads that are all at hand: compare them, mix them into its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mpifl.comm import Mixer, Single
+from mpifl.comm.here import blended_here, mixed_here
+from mpifl.comm.tables import Tables
+from mpifl.core.algorithm import apply_plan
+from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.types import Notes, Server
+
+from .policy import Policy
+from .step import Stepper
+from .visits import read_rows, row_distances
+
+Uploads = Mapping[str, list[torch.Tensor]]
+
+
+class Taker:
+    """Takes uploads in, for the asynchronous engine."""
+
+    def __init__(self, stepper: Stepper, policy: Policy) -> None:
+        self.stepper, self.policy = stepper, policy
+        self.mixer = Mixer(Single(), Tables(Single()))  # for the products of uploads that are all here
+
+    def compared(self, server: Server, notes: Notes, uploads: Uploads) -> Notes:
+        """Return the notes with what the method wants compared."""
+        algorithm = self.stepper.algorithm
+        name = algorithm.needs.gram
+        if name and algorithm.compares(server):
+            x = uploads[name]
+            gram = self.mixer.gram(x, (len(x),), np.zeros(len(x), int), len(x[0]))
+            assert gram is not None
+            notes = notes.having(gram=gram)
+        if name := algorithm.needs.row_distance:
+            rows, p = server.tables[name], self.stepper.world.layout.num_parameters
+            notes = notes.having(row_distance=np.stack([row_distances(u, rows, p) for u in uploads[name]]))
+        return notes
+
+    def mixed(self, server: Server, plan: Plan, uploads: Uploads) -> Server:
+        """Return the server after a plan."""
+        tables = dict(server.tables)
+        with self.stepper.watch("reduce"):
+            for m in plan.mixings:
+                tables[m.into] = self._mix(m, tables[m.into], uploads[m.of])
+        new = apply_plan(server, plan, tables)
+        polished = self.stepper.algorithm.server_update(server, new)
+        new = polished if polished is new else replace(polished, version=new.version)
+        if self.stepper.algorithm.needs.inspect:
+            with self.stepper.watch("evaluate"):
+                new = self.stepper.algorithm.appraise(server, new, self.stepper.world.public)
+        self.stepper.tables.publish(new.tables)
+        return new
+
+    def _mix(self, mixing: Mixing, old: torch.Tensor, uploads: list[torch.Tensor]) -> torch.Tensor:
+        if self.policy.singly:
+            return blended_here(mixing, old, uploads)
+        return mixed_here(mixing, old, uploads, self.stepper.peaks(mixing.of).reshape(-1))
+
+
+def largest_weight(plan: Plan, j: int, m: int) -> float:
+    """Return the largest weight of report j in any row of the first mixing."""
+    if not plan.mixings:
+        return 0.0
+    weights = plan.mixings[0].weights
+    return float(np.abs(weights.reshape(len(weights), m, -1)[:, j]).max())
+
+
+def rows_read(server: Server, name: str, which: tuple[int, ...] | np.ndarray) -> torch.Tensor:
+    """Return what is downloaded of a table; a single row is no copy, since tables are never written to."""
+    table = server.tables[name]
+    if not isinstance(which, np.ndarray) and len(which) == 1:
+        return table[which[0] : which[0] + 1]
+    return read_rows(lambda _, rows: table[rows], name, which)

@@ -1,0 +1,106 @@
+"""The end of a run: what is spread over ranks comes together, and the run folder is completed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from . import config as configuration
+from .comm import RankLost
+from .core.types import Server
+from .engine.failures import regroup
+from .engine.ledger import Moved
+from .engine.step import Stepper
+from .expected import settled
+from .observe import folder as folders
+from .observe.recorder import Recorder, digest
+
+if TYPE_CHECKING:
+    from .experiment import Bench
+
+MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
+
+
+def _together(bench: Bench, taker: Stepper, server: Server | None) -> tuple[Any, ...]:
+    """Return the tables, the places of all ranks and what they sent, on rank 0; again if a rank is lost."""
+    transport = bench.transport
+    while True:
+        try:
+            names = transport.tell(sorted(server.tables) if server is not None else None, "end")
+            tables = {name: taker.tables.whole(name) for name in names}
+            here = transport.nodes[transport.rank]
+            place = (socket.gethostname(), here, str(bench.learner.device), os.getpid())
+            places = transport.collect(place, "end")
+            wire = transport.census()
+            transport.meet()
+            return tables, places, wire
+        except RankLost:
+            regroup(taker)
+
+
+def finish(
+    bench: Bench,
+    taker: Stepper,
+    recorder: Recorder | None,
+    server: Server | None,
+    start: float,
+    more: Mapping[str, Any],
+) -> None:
+    """Collect what is spread over ranks and write the end of the run folder; every rank calls.
+
+    Args:
+        more: figures for the summary.
+    """
+    config, transport = bench.config, bench.transport
+    tables, places, wire = _together(bench, taker, server)
+    if recorder is None or server is None or places is None or wire is None:
+        return
+    whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
+    layout = {
+        "ranks": transport.size,
+        "threads_per_rank": config.system.threads,
+        "mpi": getattr(transport, "library", None),
+        "mpi_costs": None if taker.mixer.costs is None else taker.mixer.costs.tree(),
+        "places": [dict(zip(("host", "node", "device", "pid"), p, strict=True)) for p in places],
+    }
+    folders.write_json(recorder.folder / "environment.json", folders.environment(layout))
+    summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.memo))
+    summary["federation_bytes_expected"] = settled(bench, taker.ledger)
+    summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
+    summary["wall_seconds"] = round(perf_counter() - start, 3)
+    if transport.lost:
+        summary["ranks_lost"] = transport.lost
+    if more:
+        summary["asynchronous"] = more
+    files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
+    ledger = taker.ledger.rows()
+    folders.write_csv(recorder.folder / "visits.csv", map(asdict, taker.ledger.moved), MOVED)
+    rows = files if config.output.model else None
+    recorder.close(rows, ledger, wire, bench.federation.sizes, server.memo, summary)
+
+
+def _summary(bench: Bench, taker: Stepper, last: Mapping[str, float | int], sha: str) -> dict[str, Any]:
+    """Return the final figures of a run."""
+    tree = configuration.to_tree(bench.config)
+    figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters")
+    return {
+        "format": folders.FORMAT,
+        "name": bench.config.name,
+        "algorithm": tree["algorithm"]["name"],
+        "rounds": bench.config.rounds,
+        "seed": tree["seed"],
+        "ranks": bench.transport.size,
+        "clients": bench.world.num_clients,
+        "model_numbers": bench.world.layout.size,
+        "digest": sha,
+        **{name: last[name] for name in figures},
+        "federation_bytes_up": taker.ledger.total("up"),
+        "federation_bytes_down": taker.ledger.total("down"),
+    }

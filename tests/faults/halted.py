@@ -1,0 +1,101 @@
+"""Runs that are halted after a step, written to disk, read back and gone on with, all in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import worlds
+
+from mpifl import driver, experiment
+from mpifl.comm import ClientStore, Single
+from mpifl.config import EvaluationConfig
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.errors import Stopped
+from mpifl.core.federation import Federation
+from mpifl.engine.checkpointing import SAVE, STOP, Checkpointer, FileSums
+from mpifl.engine.events import Events
+from mpifl.engine.policy import EveryArrival, Synchronous
+from mpifl.engine.saved import Saved
+from mpifl.observe import checkpoint
+
+RUN = "a1b2"  # identity
+
+
+class Disk(Checkpointer):
+    """Writes a checkpoint after a step and stops, or writes after every step where `at` is None."""
+
+    held: Mapping[str, tuple[int, str]] = {}
+
+    def __init__(self, folder: Path, at: int | None) -> None:
+        self.folder, self.at = folder / "checkpoints", at
+
+    def due(self, step: int) -> str:
+        """After `at`, or always."""
+        return SAVE if self.at is None else STOP if step == self.at else ""
+
+    @property
+    def clients(self) -> Path:
+        """The folder of what clients keep."""
+        return self.folder / "clients"
+
+    def write(self, saved: Saved, files: FileSums) -> None:
+        """Write all that a real run would, but for what the recorder adds."""
+        content = checkpoint.Content(
+            saved.step, RUN, saved.tensors, saved.arrays, {"engine": saved.values}, clients=files
+        )
+        checkpoint.write(self.folder, content)
+        self.held = files
+
+    def stop(self, step: int) -> None:
+        """Stop."""
+        raise Stopped(step, str(self.folder.parent))
+
+
+def read(folder: Path, step: int) -> Saved:
+    """Return what was written after a step."""
+    content = checkpoint.read(folder / "checkpoints", step, RUN)
+    return Saved(step, dict(content.tensors), dict(content.arrays), content.values["engine"])
+
+
+def run(
+    algorithm: Algorithm,
+    federation: Federation,
+    folder: Path,
+    steps: int = 3,
+    at: int | None = None,
+    saved: Saved | None = None,
+    **changes: Any,
+) -> worlds.Run:
+    """Run an engine for some steps; stop and write after step `at` (-1: never); go on from `saved`."""
+    policy = EveryArrival() if algorithm.needs.one_by_one else Synchronous()
+    asked = {"rounds": steps, "policy": policy, "evaluation": EvaluationConfig(every=1)} | changes
+    bench = worlds.bench_of(worlds.config_of(algorithm, **asked), federation, Single())
+    disk = Disk(folder, at)
+    token = "again" if saved else "first"
+    stepper = experiment.stepper(bench, ClientStore(token, str(folder), disk.clients))
+    engine = driver.engine(bench, stepper, None, driver.check(bench), disk)
+    out = worlds.Run(stepper, engine=engine)
+    if isinstance(engine, Events):
+        engine.on_events = out.arrivals.extend
+    try:
+        engine.run(out.observe, saved)
+    except Stopped:
+        assert out.servers[-1].version == at
+    return out
+
+
+def compare(one: worlds.Run, first: worlds.Run, then: worlds.Run) -> None:
+    """Raise unless an undisturbed run and the two halves of another are the same."""
+    worlds.same(worlds.state_of(one.server), worlds.state_of(then.server))
+    worlds.same(dict(one.scores), dict(then.scores))
+    assert one.arrivals == first.arrivals + then.arrivals
+    assert one.times == first.times + then.times
+    assert one.stepper.ledger.rows() == then.stepper.ledger.rows()
+    assert one.stepper.ledger.moved == then.stepper.ledger.moved
+    assert (one.stepper.visits == then.stepper.visits).all()
+    if isinstance(one.engine, Events) and isinstance(then.engine, Events):
+        mine, theirs = (e.summary() for e in (one.engine, then.engine))
+        exact = ("arrivals", "refused", "staleness_mean", "concurrency", "clock_seconds")
+        assert {name: mine[name] for name in exact} == {name: theirs[name] for name in exact}

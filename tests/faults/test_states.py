@@ -1,0 +1,91 @@
+"""A run that is halted after any step, written, read and gone on with is the run that never stopped."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import worlds
+from cases import CASES, named
+from faults import halted
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.engine.clock import Replay
+from mpifl.engine.delay import Exponential
+from mpifl.engine.network import Links
+from mpifl.engine.pace import Availability
+from mpifl.engine.policy import Barrier, Buffer, ClientDecides, DrawnStaleness, EveryArrival
+
+SLOW = Exponential(mean_s=2.0)
+
+
+ONE_EACH = [*{case[0]: case for case in reversed(CASES)}.values()]
+
+
+@pytest.mark.parametrize("case", ONE_EACH, ids=named)
+def test_every_method_goes_on_from_a_saved_state(case, tmp_path):
+    name, options = case
+    common = {"participation": 0.5, "federation": worlds.Tiny(), "algorithm": CATALOGUE[name](**options)}
+    one = halted.run(folder=tmp_path / "one", at=-1, **common)
+    first = halted.run(folder=tmp_path / "two", at=2, **common)
+    then = halted.run(folder=tmp_path / "two", saved=halted.read(tmp_path / "two", 2), at=-1, **common)
+    halted.compare(one, first, then)
+
+
+EVENTS = {
+    "every arrival": ("fedasync", {"policy": EveryArrival(), "delay": SLOW}),
+    "buffer": ("fedbuff", {"policy": Buffer(size=2, max_staleness=1), "delay": SLOW}),
+    "ties": ("fedbuff", {"policy": Buffer(size=2)}),
+    "state": ("scaffold", {"policy": Buffer(size=2), "delay": SLOW}),
+    "barrier": ("scaffold", {"policy": Barrier(), "delay": SLOW}),
+    "mixtures": ("fedem", {"policy": Buffer(size=2), "delay": SLOW}),
+    "client decides": ("local", {"policy": ClientDecides()}),
+    "drawn staleness": ("fedasync", {"policy": DrawnStaleness(most=3)}),
+    "link": (
+        "ifca",
+        {
+            "policy": EveryArrival(),
+            "delay": SLOW,
+            "network": Links(uplink_bytes_s=2000.0, latency_s=0.05),
+            "availability": Availability(on_s=3.0, off_s=2.0),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("at", [1, 5])
+@pytest.mark.parametrize("name", EVENTS)
+def test_events_go_on_from_a_saved_state(name, at, tmp_path):
+    """Visits under way at that moment are made again, from what they had read."""
+    method, changes = EVENTS[name]
+    common = {"algorithm": CATALOGUE[method](), "federation": worlds.Tiny(), "steps": 8, **changes}
+    one = halted.run(folder=tmp_path / "one", at=-1, **common)
+    first = halted.run(folder=tmp_path / "two", at=at, **common)
+    saved = halted.read(tmp_path / "two", at)
+    assert len(saved.values["visits"]) > 0 or name in ("barrier", "ties", "drawn staleness")
+    then = halted.run(folder=tmp_path / "two", saved=saved, at=-1, **common)
+    halted.compare(one, first, then)
+
+
+def test_a_replay_goes_on_from_a_saved_state(tmp_path):
+    common = {"algorithm": CATALOGUE["fedasync"](), "federation": worlds.Tiny(), "steps": 8}
+    done = halted.run(folder=tmp_path / "one", at=-1, policy=EveryArrival(), delay=SLOW, **common)
+    trace = tmp_path / "events.csv"
+    rows = [",".join(map(str, row.values())) for row in done.arrivals]
+    trace.write_text("\n".join([",".join(done.arrivals[0]), *rows]) + "\n")
+    common |= {"clock": Replay(str(trace)), "policy": EveryArrival(), "steps": 6}
+    one = halted.run(folder=tmp_path / "r", at=-1, **common)
+    first = halted.run(folder=tmp_path / "two", at=3, **common)
+    then = halted.run(folder=tmp_path / "two", saved=halted.read(tmp_path / "two", 3), at=-1, **common)
+    halted.compare(one, first, then)
+
+
+def test_going_on_twice_is_going_on_once(tmp_path):
+    """State of clients that was never visited since the first halt is found after the second."""
+    method = CATALOGUE["scaffold"]()
+    common = {"participation": 0.34, "federation": worlds.Tiny(), "algorithm": method, "steps": 8}
+    one = halted.run(folder=tmp_path / "one", at=-1, **common)
+    halted.run(folder=tmp_path / "two", at=4, **common)
+    halted.run(folder=tmp_path / "two", at=5, saved=halted.read(tmp_path / "two", 4), **common)
+    then = halted.run(folder=tmp_path / "two", at=-1, saved=halted.read(tmp_path / "two", 5), **common)
+    worlds.same(worlds.state_of(one.server), worlds.state_of(then.server))
+    assert np.flatnonzero(then.stepper.visits).size > 2
