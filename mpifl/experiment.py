@@ -184,7 +184,7 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     )
     num_sampled = on_server(transport, lambda: check(config, federation, world))
     learner = Learner(model, device_of(config, getattr(transport, "local_rank", 0)))
-    learner.init = start
+    learner.init = start.to(learner.device)
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
         on_server(transport, lambda: furnish(config, federation, world, learner) and None)
     world = furnish(config, federation, world, learner, transport.is_server)

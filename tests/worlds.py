@@ -157,8 +157,8 @@ def bench_of(config: Config, federation: Federation, transport: Transport) -> ex
     sizes = federation.sizes[:, 0].astype(np.int64)
     world = World(federation.num_clients, federation.num_classes, sizes, Layout.of(model), init, groups)
     sampled = experiment.check(config, federation, world)
-    learner = Learner(model)
-    learner.init = init(0)
+    learner = Learner(model, "cuda" if config.system.device == "cuda" else "cpu")
+    learner.init = init(0).to(learner.device)
     world = experiment.furnish(config, federation, world, learner)
     return experiment.Bench(config, transport, federation, world, learner, sampled)
 

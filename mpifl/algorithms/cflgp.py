@@ -111,7 +111,7 @@ class CFLGP(Algorithm):
             v = self._train(client, criterion, key.of("criterion")).vector - criterion
         beta = 1 / ((t + 1) // (K * (self.period if self.variant == "paper" else 1)) + 1)
         G = state.get("profile", torch.zeros(blocks, len(v))).clone()
-        G[block] = (1 - beta) * G[block] + beta * v.cpu()
+        G[block] = (1 - beta) * G[block] + beta * v.to(G)
         unsent = () if v is not gap else ("profile",)  # the server has what it is made of
         return client.report(metrics=metrics, unsent=unsent, profile=G.reshape(-1), **upload), {"profile": G}
 

@@ -23,6 +23,7 @@ from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
 from mpifl.local import Learner, LocalClient, LocalConfig, Together, public_clients, train_all
+from mpifl.local.devices import CPU, message_on, report_home, state_on, tensors_on
 
 from .coding import Coder
 from .ledger import count_numbers
@@ -220,11 +221,11 @@ class Worker:
     def _print(self, order: Order, orders: Orders) -> Coded:
         with self.watch("train"):
             client = self.client(order.client, order.visit, orders.step)
-            shown = self.message(order, orders.step, 0).vectors
+            shown = message_on(self.message(order, orders.step, 0), self.learner.device).vectors
             key = self.key.of("fingerprint", order.client)
             report = self.algorithm.fingerprint(client, shown, key)
         assert report is not None, "a method that declares fingerprint returns a report"
-        return self.coder.up(report, None, order.visit, key)
+        return self.coder.up(report_home(report, self.learner.device), None, order.visit, key)
 
     def _visit(self, order: Order, orders: Orders) -> Coded:
         client = self.client(order.client, order.visit, orders.step)
@@ -294,15 +295,18 @@ class Worker:
         with self.watch("load"):
             state = self.store.load("state", order.client, order.visit) if self.algorithm.needs.state else {}
             _ = client.data
-        return message, state, client, self.key.of("visit", order.client, order.visit)
+        device = self.learner.device
+        key = self.key.of("visit", order.client, order.visit)
+        return message_on(message, device), state_on(state, device), client, key
 
     def _after(self, order: Order, message: Message, report: Report, after: State) -> Coded:
         """Encode a visit's report and commit the client's state."""
         key = self.key.of("visit", order.client, order.visit)
         with self.watch("load"):
+            report = report_home(report, self.learner.device)
             report, sizes = self.coder.up(report, message, order.visit, key)
             if self.algorithm.needs.state:
-                self.store.save("state", order.client, order.visit + 1, after)
+                self.store.save("state", order.client, order.visit + 1, tensors_on(after, CPU))
             if name := self.algorithm.needs.memory:
                 self.store.save("upload", order.client, order.visit + 1, {name: report.vectors[name]})
         return report, sizes
@@ -341,8 +345,8 @@ class Worker:
                     order.visit - 1, 0
                 )  # where data change, a model is judged by those it was made for
                 client = self.client(order.client, last, orders.step)
-                message = self.message(order, orders.step, orders.version)
-                state = self.store.load("state", order.client, order.visit)
+                message = message_on(self.message(order, orders.step, orders.version), self.learner.device)
+                state = state_on(self.store.load("state", order.client, order.visit), self.learner.device)
                 scores = self.algorithm.evaluate(message, state, client, client.data.test)
                 for name, split in client.data.extra.items():
                     extra = self.algorithm.evaluate(message, state, client, split)

@@ -17,13 +17,19 @@ from mpifl.core.params import Part
 from mpifl.core.rng import Key
 from mpifl.core.types import Vector
 
+from .devices import CPU, split_on
 from .sgd import Learner, LocalConfig
 
 EVAL_BATCH = 256  # samples; fixed, so that an evaluation does not depend on where it runs
 
 
 class LocalClient(Client):
-    """Client `k` at its visit number `visit`, in server step `step`."""
+    """Client `k` at its visit number `visit`, in server step `step`.
+
+    Args:
+        home: where the vectors live that this client hands out; None: where its model is trained. The
+            server's own clients answer in the server's memory.
+    """
 
     def __init__(
         self,
@@ -33,9 +39,11 @@ class LocalClient(Client):
         config: LocalConfig,
         visit: int = 0,
         step: int = 1,
+        home: torch.device | None = None,
     ) -> None:
+        self._home = learner.device if home is None else home
         self.id, self.visit, self.step = k, visit, step
-        self.layout, self.init = learner.layout, learner.init
+        self.layout, self.init = learner.layout, learner.init.to(self._home)
         self.num_samples = int(federation.sizes[k, 0])
         self._federation, self._learner, self._config = federation, learner, config
 
@@ -46,18 +54,18 @@ class LocalClient(Client):
         if device.type == "cpu":
             return data
 
-        def moved(s: Split) -> Split:
-            return Split(s.x.to(device, non_blocking=True), s.y.to(device, non_blocking=True))
-
-        extra = {name: moved(s) for name, s in data.extra.items()}
-        return ClientData(moved(data.train), moved(data.val), moved(data.test), extra)
+        extra = {name: split_on(s, device) for name, s in data.extra.items()}
+        train, val, test = (split_on(s, device) for s in (data.train, data.val, data.test))
+        return ClientData(train, val, test, extra)
 
     @property
     def auxiliary(self) -> LocalClient:
         """The same client with the network beside the model."""
         learner = self._learner.auxiliary
         assert learner is not None, "a method that names an auxiliary network gets one"
-        twin = LocalClient(self.id, self._federation, learner, self._config, self.visit, self.step)
+        twin = LocalClient(
+            self.id, self._federation, learner, self._config, self.visit, self.step, self._home
+        )
         twin.__dict__["data"] = self.data
         return twin
 
@@ -73,9 +81,9 @@ class LocalClient(Client):
         **changes: Any,
     ) -> Trained:
         """Train on the client's training data."""
-        return self._learner.sgd(
+        trained = self._learner.sgd(
             start,
-            split or self.data.train,
+            self.data.train if split is None else split_on(split, self._learner.device),
             replace(self._config, **changes) if changes else self._config,
             key,
             step=self.step,
@@ -83,6 +91,8 @@ class LocalClient(Client):
             loss=loss,
             part=part,
         )
+        away = trained.vector.device != self._home
+        return replace(trained, vector=trained.vector.to(self._home)) if away else trained
 
     def batches(self, key: Key, **changes: Any) -> Iterator[Split]:
         """Yield the batches of a visit, as `sgd` takes them under the same key."""
@@ -92,12 +102,14 @@ class LocalClient(Client):
 
     def gradient(self, vector: Vector, split: Split | None = None) -> Vector:
         """Return the gradient [p] of the mean cross-entropy at `vector`."""
-        return self._learner.gradient(vector, split or self.data.train)
+        split = self.data.train if split is None else split_on(split, self._learner.device)
+        return self._learner.gradient(vector, split).to(self._home)
 
     def losses(self, vector: Vector, split: Split | None = None) -> torch.Tensor:
         """Return the cross-entropy of each sample [n]."""
         split = split or self.data.train
-        return F.cross_entropy(self.logits(vector, split.x), split.y, reduction="none")
+        logits = self.logits(vector, split.x)
+        return F.cross_entropy(logits, split.y.to(logits.device), reduction="none")
 
     def loss(self, vector: Vector, split: Split | None = None) -> float:
         """Return the mean cross-entropy."""
@@ -109,8 +121,9 @@ class LocalClient(Client):
         if not len(split):
             return {"accuracy": float("nan"), "loss": float("nan")}
         logits = self.logits(vector, split.x)
-        hits = int((logits.argmax(1) == split.y).sum())
-        return {"accuracy": hits / len(split), "loss": float(F.cross_entropy(logits, split.y))}
+        y = split.y.to(logits.device)
+        hits = int((logits.argmax(1) == y).sum())
+        return {"accuracy": hits / len(split), "loss": float(F.cross_entropy(logits, y))}
 
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, L] of images `x` under `vector`."""
@@ -122,10 +135,10 @@ class LocalClient(Client):
         module = self._learner.flat.load(vector, train=train_mode)
         return self._batched(module.embed, x)  # type: ignore[arg-type]  # every model has embed
 
-    @staticmethod
     @torch.no_grad()
-    def _batched(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([function(batch) for batch in x.split(EVAL_BATCH)])
+    def _batched(self, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        device = self._learner.device
+        return torch.cat([function(batch.to(device)) for batch in x.split(EVAL_BATCH)]).to(self._home)
 
 
 class _Shelf(Federation):
@@ -146,4 +159,4 @@ def public_clients(
 ) -> tuple[LocalClient, ...]:
     """Return the labelled sets the server owns, each as a client; `splits` for other sets of the server's."""
     shelf = _Shelf(federation.public() if splits is None else splits, federation)
-    return tuple(LocalClient(g, shelf, learner, config) for g in range(shelf.num_clients))
+    return tuple(LocalClient(g, shelf, learner, config, home=CPU) for g in range(shelf.num_clients))

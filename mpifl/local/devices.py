@@ -1,0 +1,41 @@
+"""What crosses from the server's memory to a client's device, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mpifl.core.federation import Split
+from mpifl.core.types import Message, Report, State
+
+CPU = torch.device("cpu")
+
+
+def tensors_on(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the mapping with its tensors on `device`; what is there already is not copied."""
+    return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+
+
+def message_on(message: Message, device: torch.device) -> Message:
+    """Return a message whose rows are on `device`."""
+    return message if device == CPU else replace(message, vectors=tensors_on(message.vectors, device))
+
+
+def state_on(state: State, device: torch.device) -> State:
+    """Return a client's state on `device`."""
+    return state if device == CPU else tensors_on(state, device)
+
+
+def split_on(split: Split, device: torch.device) -> Split:
+    """Return samples on `device`."""
+    return Split(split.x.to(device, non_blocking=True), split.y.to(device, non_blocking=True))
+
+
+def report_home(report: Report, device: torch.device) -> Report:
+    """Return a report made on `device` whose vectors and notes are in the server's kind of memory."""
+    if device == CPU:
+        return report
+    return replace(report, vectors=tensors_on(report.vectors, CPU), notes=tensors_on(report.notes, CPU))

@@ -1,0 +1,68 @@
+"""What crosses between the server's memory and a client's device; on a GPU, whole methods."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import worlds
+from cases import OPTIONS
+from torch.testing import assert_close
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.config import SystemConfig
+from mpifl.core.federation import Split
+from mpifl.core.types import Message, Report
+from mpifl.local import Learner, LocalConfig, public_clients
+from mpifl.local.devices import CPU, message_on, report_home, split_on, state_on, tensors_on
+
+META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+TOGETHER = [name for name, cls in CATALOGUE.items() if not cls.needs.one_by_one]
+
+
+def test_everything_a_client_reads_is_brought_to_its_device():
+    message = Message({"model": torch.zeros(2, 3)}, {"model": (0, 1)}, version=4, step=5)
+    there = message_on(message, META)
+    assert there["model"].device == META
+    assert (there.rows, there.version, there.step) == (message.rows, 4, 5)
+    assert state_on({"a": torch.zeros(1)}, META)["a"].device == META
+    split = split_on(Split(torch.zeros(2, 1), torch.zeros(2)), META)
+    assert (split.x.device, split.y.device) == (META, META)
+
+
+def test_on_the_cpu_nothing_is_copied():
+    rows, state = torch.zeros(2, 3), {"a": torch.zeros(1)}
+    message = Message({"model": rows}, {"model": (0, 1)})
+    report = Report(0, 1, {"model": rows}, {"loss": 1.0})
+    assert message_on(message, CPU) is message
+    assert state_on(state, CPU) is state
+    assert report_home(report, CPU) is report
+    assert tensors_on(state, CPU)["a"] is state["a"]
+
+
+def test_what_is_no_tensor_stays_what_it_is():
+    assert tensors_on({"n": 3, "name": "x"}, META) == {"n": 3, "name": "x"}
+
+
+def test_clients_of_the_server_answer_in_its_memory():
+    torch.manual_seed(0)
+    learner, federation = Learner(worlds.mlp(8).build((1, 4, 4), 3)), worlds.Tiny()
+    (client,) = public_clients(federation, learner, LocalConfig(), [federation.client(0).train])
+    assert client.init.device == client.gradient(learner.init).device == CPU
+    assert client.embed(learner.init, client.data.train.x).device == CPU
+
+
+@gpu
+@pytest.mark.parametrize("stack", [1, 4])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_method_finds_on_a_gpu_what_it_finds_on_a_cpu(name, stack, tmp_path):
+    found = []
+    for device in ("cpu", "cuda"):
+        algorithm, system = CATALOGUE[name](**OPTIONS.get(name, {})), SystemConfig(device=device, stack=stack)
+        folder = tmp_path / device
+        found.append(worlds.run(algorithm, worlds.Tiny(), folder, steps=2, system=system))
+    cpu, cuda = found
+    for table, rows in cpu.server.tables.items():
+        assert cuda.server.tables[table].device == CPU
+        scale = float(rows.abs().max()) if rows.numel() else 1.0
+        assert_close(cuda.server.tables[table], rows, rtol=0, atol=1e-2 * scale)
