@@ -10,7 +10,7 @@ import torch
 
 from .comm import Mixer, Transport
 from .comm.choose import GATHER, REDUCE
-from .comm.cost import Costs, Line
+from .comm.cost import Costs, Line, far_ranks
 from .comm.sweep import measure
 from .comm.tables import Tables
 from .core.errors import require
@@ -57,15 +57,22 @@ def _line(name: str, line: Line) -> str:
 def _point(transport: Transport, costs: Costs, k: int, m: int, d: int) -> dict[str, Any]:
     """Return what was foretold and measured of a round's communication: K rows to all, m uploads mixed."""
     seconds, foretold = {}, {}
+    owners = _owners(transport, m)
+    size = (k, m, d, transport.size, True, int(np.isin(owners, far_ranks(transport.nodes)).sum()))
     for collective in (REDUCE, GATHER):
         turns = [_round(transport, collective, k, m, d) for _ in range(REPEATS)]
         seconds[collective] = float(np.median(turns))
-        foretold[collective] = costs.sharing(k, d) + costs.mixing(collective, k, m, d, transport.size)
+        foretold[collective] = costs.sharing(k, d) + costs.mixing(collective, *size)
     faster = min(seconds, key=lambda c: seconds[c])
-    chosen = costs.choose(k, m, d, transport.size)
+    chosen = costs.choose(*size)
     error = abs(foretold[chosen] - seconds[chosen]) / seconds[chosen]
     point = {"K": k, "m": m, "d": d, "seconds": seconds, "foretold": foretold}
     return {**point, "chosen": chosen, "faster": faster, "error": error}
+
+
+def _owners(transport: Transport, m: int) -> np.ndarray:
+    """Return the rank of each upload [m]: the workers in turn."""
+    return np.resize(transport.workers, m)
 
 
 def _round(transport: Transport, collective: str, k: int, m: int, d: int) -> float:
@@ -73,7 +80,7 @@ def _round(transport: Transport, collective: str, k: int, m: int, d: int) -> flo
     tables = Tables(transport)
     if transport.is_server:
         tables.publish({"model": torch.zeros(k, d)})
-    owners = np.array([transport.workers[j % len(transport.workers)] for j in range(m)])
+    owners = _owners(transport, m)
     uploads = [torch.ones(d) for j in range(m) if owners[j] == transport.rank]
     weights = np.full((k, m), 1 / m)
     mixer = Mixer(transport, tables, collective=collective)

@@ -7,7 +7,7 @@ algorithms and the links between nodes are in them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil, log2
 from typing import Any
@@ -44,8 +44,10 @@ class Costs:
 
     Attributes:
         latency_s, bytes_s: of one message between the server and the farthest worker.
-        reduce, gather, bcast: of the collectives; bytes are the block's, for a gather all that arrives.
+        reduce, gather, bcast: of the collectives; bytes are the block's, for a gather all that arrives from
+            far ranks.
         term_s: seconds a rank needs to weigh and add one number.
+        far: share of the workers that are on other nodes than the server; 1 where all share its node.
     """
 
     latency_s: float
@@ -54,17 +56,26 @@ class Costs:
     gather: Line
     bcast: Line
     term_s: float = 0.0
+    far: float = 1.0
 
     def mixing(
-        self, collective: str, rows: int, uploads: int, width: int, ranks: int, exact: bool = True
+        self,
+        collective: str,
+        rows: int,
+        uploads: int,
+        width: int,
+        ranks: int,
+        exact: bool = True,
+        from_far: int | None = None,
     ) -> float:
         """Return the seconds of one mixing of [rows, width] numbers.
 
         Args:
-            uploads: m, on all ranks together. ranks: P.
+            uploads: m, on all ranks together. ranks: P. from_far: uploads on far ranks; None: their share.
         """
         if collective == GATHER:
-            size, terms = uploads * width * 4, rows * uploads * width
+            distant = ceil(uploads * self.far) if from_far is None else from_far
+            size, terms = distant * width * 4, rows * uploads * width
             return self.gather.seconds(blocks_of(uploads, width), size) + self.term_s * terms
         size = rows * width * (8 if exact else 4)
         terms = rows * ceil(uploads / max(1, ranks - 1)) * width
@@ -74,14 +85,28 @@ class Costs:
         """Return the seconds in which all workers get so many rows."""
         return self.bcast.seconds(rows * ceil(width / (1 << 26)), rows * width * 4)
 
-    def choose(self, rows: int, uploads: int, width: int, ranks: int, exact: bool = True) -> str:
+    def choose(
+        self,
+        rows: int,
+        uploads: int,
+        width: int,
+        ranks: int,
+        exact: bool = True,
+        from_far: int | None = None,
+    ) -> str:
         """Return the faster collective of a mixing; a tie goes to the reduction."""
-        cost = {c: self.mixing(c, rows, uploads, width, ranks, exact) for c in (REDUCE, GATHER)}
+        size = (rows, uploads, width, ranks, exact, from_far)
+        cost = {c: self.mixing(c, *size) for c in (REDUCE, GATHER)}
         return GATHER if cost[GATHER] < cost[REDUCE] else REDUCE
 
     def tree(self) -> Mapping[str, Any]:
         """Return all figures, for a file."""
         return asdict(self)
+
+
+def far_ranks(nodes: Sequence[int]) -> list[int]:
+    """Return the ranks on other nodes than the server, all workers where there are none."""
+    return [r for r, node in enumerate(nodes) if node != nodes[0]] or list(range(1, len(nodes)))
 
 
 def between(latency_s: float, bytes_s: float, ranks: int) -> Costs:

@@ -16,7 +16,7 @@ from mpifl.core.mixing import Mixing
 from mpifl.core.params import Part, take
 
 from .choose import GATHER, REDUCE, SCATTER, choose
-from .cost import BLOCK, Costs
+from .cost import BLOCK, Costs, far_ranks
 from .exact import fast_sums, finish, kept_rows, partial_sums, spacings
 from .tables import Tables
 from .transport import Transport
@@ -119,7 +119,8 @@ class Mixer:
         collective = choose(len(rows), len(owners), self.exact, spread is not None)
         if self.costs is not None and spread is None:
             width = self.tables.width(mixing.into)
-            collective = self.costs.choose(len(rows), len(owners), width, size, self.exact)
+            far = int(np.isin(owners, far_ranks(self.transport.nodes)).sum())
+            collective = self.costs.choose(len(rows), len(owners), width, size, self.exact, far)
         if self.collective in (REDUCE, GATHER) and spread is None:
             collective = self.collective
         owned: tuple[int, ...] = ()

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from .choose import GATHER, REDUCE
-from .cost import BCAST, BLOCK, Costs, Given, Line, Measured, between
+from .cost import BCAST, BLOCK, Costs, Given, Line, Measured, between, far_ranks
 from .exact import partial_sums
 from .transport import Transport
 
-SMALL, LARGE = 1 << 10, 1 << 16  # int64 numbers of a block: 8 kB and 0.5 MB
-SHAPES = ((1, SMALL), (8, SMALL), (1, LARGE), (4, LARGE))  # (calls in a row, numbers in each)
+SMALL, LARGE = 1 << 10, 1 << 17  # int64 numbers of a block: 8 kB and 1 MB
+SHAPES = ((1, SMALL), (8, SMALL), (1, LARGE), (6, LARGE))  # (calls in a row, numbers in each)
 REPEATS = 3
 PURPOSE = "sweep"
 
@@ -33,7 +33,8 @@ def measure(transport: Transport) -> Costs:
     """Return the costs of this job's ranks; every rank calls."""
     latency, rate = ping_pong(transport)
     lines = {name: _line(transport, name) for name in (REDUCE, GATHER, BCAST)}
-    costs = Costs(latency, rate, lines[REDUCE], lines[GATHER], lines[BCAST], _term())
+    far = len(far_ranks(transport.nodes)) / (transport.size - 1)
+    costs = Costs(latency, rate, lines[REDUCE], lines[GATHER], lines[BCAST], _term(), far)
     told: Costs = transport.tell(costs if transport.is_server else None, PURPOSE)
     return told
 
@@ -61,13 +62,13 @@ def _line(transport: Transport, name: str) -> Line:
     rows = []
     for calls, numbers in SHAPES:
         turns = [_timed(transport, _call(transport, name, numbers), calls) for _ in range(REPEATS)]
-        rows.append((calls, calls * numbers * 8 * _arriving(transport, name), min(turns)))
+        rows.append((calls, calls * numbers * 8 * _arriving(transport, name), float(np.median(turns))))
     return fit(rows)
 
 
 def _arriving(transport: Transport, name: str) -> int:
-    """Return how many blocks come together in one call."""
-    return transport.size - 1 if name == GATHER else 1
+    """Return how many blocks come together from far in one call."""
+    return len(far_ranks(transport.nodes)) if name == GATHER else 1
 
 
 def _call(transport: Transport, name: str, numbers: int) -> Callable[[], Any]:

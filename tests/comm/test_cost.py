@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from mpifl.comm.choose import GATHER, REDUCE, choose
-from mpifl.comm.cost import BLOCK, Costs, Given, Line, between, blocks_of, crossover
+from mpifl.comm.cost import BLOCK, Costs, Given, Line, between, blocks_of, crossover, far_ranks
 from mpifl.comm.sweep import fit
 from mpifl.core.errors import UserError
 
@@ -32,6 +32,15 @@ def test_the_servers_own_work_counts():
     costs = Costs(0, 1, Line(), Line(), Line(), term_s=1e-6)
     assert_allclose(costs.mixing(GATHER, 2, 9, 100, 5), 2 * 9 * 100 * 1e-6)
     assert_allclose(costs.mixing(REDUCE, 2, 9, 100, 5), 2 * 3 * 100 * 1e-6)
+
+
+def test_only_uploads_from_other_nodes_cross_the_link():
+    """Ranks 1 and 3 are far: of 6 uploads 4 cross, unless told how many."""
+    assert far_ranks((0, 1, 0, 1)) == [1, 3]
+    assert far_ranks((0, 0, 0)) == [1, 2], "one node: all share its memory"
+    costs = Costs(0, 1, Line(), Line(byte_s=1e-3), Line(), far=2 / 3)
+    assert_allclose(costs.mixing(GATHER, 1, 6, 10, 4), 4 * 40e-3)
+    assert_allclose(costs.mixing(GATHER, 1, 6, 10, 4, from_far=1), 40e-3)
 
 
 def test_messages_are_blocks():
