@@ -50,7 +50,7 @@ def mixed_here(
 def blended_here(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the new table float32 [K, w], summed in float32."""
     out = torch.empty(mixing.num_rows, old.shape[1])
-    for k, row in enumerate(out):
+    for k, row in enumerate(out.unbind()):
         terms = [
             (take(uploads[j], mixing.part) if mixing.part else uploads[j], w)
             for j, w in _nonzero(mixing.weights[k]).items()
@@ -67,7 +67,7 @@ def blended_here(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tens
 
 
 def _nonzero(row: np.ndarray) -> dict[int, float]:
-    return {int(j): float(row[j]) for j in np.flatnonzero(row)}
+    return {j: value for j, value in enumerate(row.tolist()) if value}
 
 
 def _sum(

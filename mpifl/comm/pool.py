@@ -143,6 +143,8 @@ class _Remote(Pool):
 
     def _send(self) -> None:
         """Top up every worker, the emptiest first, with the most urgent task it may take."""
+        if not self.shared and not any(self.queues.values()):
+            return
         for level in range(self._depth()):
             for rank in self.held:
                 heaps = [h for h in (self.queues[rank], self.shared) if h]

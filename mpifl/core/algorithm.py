@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -204,8 +204,7 @@ class Algorithm(ABC):
 
 def apply_plan(server: Server, plan: Plan, tables: Mapping[str, torch.Tensor]) -> Server:
     """Return the server after `plan`, given its new tables."""
-    return replace(
-        server,
+    return Server(
         tables=tables,
         assign=server.assign if plan.assign is None else plan.assign,
         memo=server.memo if plan.memo is None else plan.memo,

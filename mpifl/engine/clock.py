@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, nextafter
 from typing import Any
 
 import numpy as np
@@ -229,7 +230,7 @@ class WallClock(Clock):
 
     def _time(self) -> float:
         """Return the seconds since the start: later than any before, so that a trace has no ties."""
-        return max(time.perf_counter() - self.origin, float(np.nextafter(self.now, np.inf)))
+        return max(time.perf_counter() - self.origin, nextafter(self.now, inf))
 
     @property
     def counts_bytes(self) -> bool:

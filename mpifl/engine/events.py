@@ -291,7 +291,7 @@ class Events:
         uploads: dict[str, list[torch.Tensor]] = {}
         for a in arrivals:
             for name, rows in a.vectors.items():
-                uploads.setdefault(name, []).extend(rows)
+                uploads.setdefault(name, []).extend(rows.unbind())
         with self.stepper.watch("cluster"):
             notes = self.taker.compared(
                 server, self.stepper.columns(server.version + 1, lights, lag), uploads

@@ -94,10 +94,10 @@ class GrowingCsv:
                 old = [*csv.DictReader(file)]
         self.columns = columns
         with self.path.open("w" if anew else "a", newline="") as file:
-            writer = csv.DictWriter(file, columns)
+            writer = csv.writer(file)
             if anew:
-                writer.writeheader()
-            writer.writerows([*old, *rows])
+                writer.writerow(columns)
+            writer.writerows([row.get(name, "") for name in columns] for row in (*old, *rows))
 
     def take(self, content: bytes) -> None:
         """Become what it was."""
