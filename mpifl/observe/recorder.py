@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from mpifl.core.federation import Federation
 
 from .folder import GrowingCsv, write_csv, write_json
-from .metrics import accuracy_summary, ari, churn, model_distances, nmi, purity
+from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, purity
 
 
 def digest(tables: Mapping[str, torch.Tensor], assign: np.ndarray, memo: Mapping[str, np.ndarray]) -> str:
@@ -88,6 +88,7 @@ class Recorder:
     def __init__(self, folder: Path, federation: Federation) -> None:
         self.folder, self.federation, self.groups = folder, federation, federation.groups
         self.metrics, self.events = GrowingCsv(folder / "metrics.csv"), GrowingCsv(folder / "events.csv")
+        load(truth=self.groups is not None)
         self.timing: list[dict[str, Any]] = []
         self.last: dict[str, float | int] = {}
         self.clients: list[dict[str, Any]] = []
