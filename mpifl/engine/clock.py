@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from math import inf, nextafter
 from typing import Any
 
-import numpy as np
-
 from mpifl.comm import Pool
 from mpifl.comm.patience import patiently
 from mpifl.core.errors import require
