@@ -55,6 +55,8 @@ def packed(vectors: Mapping[str, torch.Tensor]) -> tuple[list[tuple[str, tuple[i
 
 def unpacked(shapes: Sequence[tuple[str, tuple[int, ...]]], block: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the named tensors, as views of the block."""
+    if len(shapes) == 1:
+        return {shapes[0][0]: block.view(shapes[0][1])}
     sizes = [int(torch.Size(shape).numel()) for _, shape in shapes]
     pieces = block.split(sizes) if sizes else []
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes, pieces, strict=True)}
@@ -130,11 +132,13 @@ class _Remote(Pool):
         self.queues: dict[int, list[tuple[float, int, Task]]] = {r: [] for r in transport.workers}
         self.shared: list[tuple[float, int, Task]] = []  # any worker may take these
         self.held = dict.fromkeys(transport.workers, 0)
+        self.under_way = 0  # submitted and not answered
         self.answers = {}
 
     def submit(self, task: Task) -> None:
         entry = (task.urgency, task.number, task)
-        if set(task.ranks) == set(self.transport.workers):
+        self.under_way += 1
+        if len(task.ranks) == len(self.held):
             heapq.heappush(self.shared, entry)
         else:
             rank = min(task.ranks, key=lambda r: (len(self.queues[r]) + self.held[r], r))
@@ -146,25 +150,28 @@ class _Remote(Pool):
         if not self.shared and not any(self.queues.values()):
             return
         for level in range(self._depth()):
-            for rank in self.held:
-                heaps = [h for h in (self.queues[rank], self.shared) if h]
-                if self.held[rank] == level and heaps:
-                    _, number, task = heapq.heappop(min(heaps, key=lambda h: h[0][:2]))
+            for rank, held in self.held.items():
+                if held == level and (heap := self._heap(rank)):
+                    _, number, task = heapq.heappop(heap)
                     shapes, block = packed(task.vectors)
                     self.transport.post(rank, ("task", number, task.header, shapes), block, "visit")
                     self.held[rank] += 1
 
     def _depth(self) -> int:
         """Return how many tasks a worker may hold: a server that is late then leaves nobody idle."""
-        waiting = len(self.shared) + sum(map(len, self.queues.values()))
-        share = (waiting + sum(self.held.values())) // len(self.held)
-        return max(AHEAD, min(MOST_AHEAD, share // SHARE))
+        return max(AHEAD, min(MOST_AHEAD, self.under_way // (SHARE * len(self.held))))
+
+    def _heap(self, rank: int) -> list[tuple[float, int, Task]]:
+        """Return where the most urgent task is that a worker may take."""
+        own, shared = self.queues[rank], self.shared
+        return own if own and (not shared or own[0][:2] < shared[0][:2]) else shared
 
     def look(self) -> None:
         while (message := self.transport.pick("report")) is not None:
             rank, (number, header, shapes), block = message
             self.answers[number] = (header, unpacked(shapes, block))
             self.held[rank] -= 1
+            self.under_way -= 1
             self._send()
 
     def result(self, number: int) -> Answer:

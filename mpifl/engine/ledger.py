@@ -187,14 +187,15 @@ class Ledger:
         Args:
             reads: client -> what it reads. A mixture of rows is one vector, for one client.
         """
-        readers: Counter[tuple[str, int]] = Counter()
+        readers: dict[tuple[str, int], int] = {}
         for client, tables in reads.items():
             self._streams[client] = _stream(tables)
             for name, which in tables.items():
                 if isinstance(which, np.ndarray):
                     self.add_down(step, name, client, widths[name])
                     continue
-                readers.update((name, row) for row in which)
+                for row in which:
+                    readers[name, row] = readers.get((name, row), 0) + 1
                 self._count(step, "down", client, self.payload.size(widths[name] * len(which), len(which)))
         for (name, row), count in readers.items():
             cast = "unicast" if count == 1 else "broadcast" if count == len(reads) else "group"
@@ -279,9 +280,12 @@ class Ledger:
 
 def _stream(tables: Reads) -> int | str:
     """Return the one row that a client reads, empty for none or several."""
-    rows = {row for which in tables.values() if not isinstance(which, np.ndarray) for row in which}
-    mixed = any(isinstance(which, np.ndarray) for which in tables.values())
-    return next(iter(rows)) if len(rows) == 1 and not mixed else ""
+    rows: set[int] = set()
+    for which in tables.values():
+        if isinstance(which, np.ndarray):
+            return ""
+        rows.update(which)
+    return next(iter(rows)) if len(rows) == 1 else ""
 
 
 def _place(e: Entry) -> tuple[int, str, str, str]:
