@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .config import Config
 from .core.errors import require
 from .core.rng import key
 from .engine.checkpointing import Checkpointer, Never
@@ -39,6 +40,12 @@ def pace_of(bench: Bench) -> Pace:
     return open_pace(config.delay, config.network, config.availability, system, n, model_bytes)
 
 
+def check_policy(config: Config) -> None:
+    """Raise `UserError` where a method cannot run under a policy."""
+    if not isinstance(config.policy, Synchronous):
+        Events.check(config.algorithm, config.policy)
+
+
 def check(bench: Bench) -> Clock | None:
     """Return the clock of an asynchronous run; raise `UserError` where method, policy and clock do not
     fit.
@@ -48,7 +55,7 @@ def check(bench: Bench) -> Clock | None:
         return None
     remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
     require(not config.network.shared, "network.cast", config.network.cast, remedy)
-    Events.check(config.algorithm, config.policy)
+    check_policy(config)
     config.policy.concurrency(n, bench.num_sampled)
     return open_clock(config.clock, config.policy, pace, n, key(config.seed.system))
 

@@ -20,6 +20,7 @@ from . import config as configuration
 from .comm import Transport
 from .config import Config
 from .core.errors import require
+from .driver import check_policy
 from .experiment import on_server, run
 from .observe import folder as folders
 from .observe.curves import Curve, draw
@@ -61,6 +62,7 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
                 one = configuration.merged(one, _nested(key, value))
         labels = dict(zip(vary, (label for label, _ in combination), strict=True))
         out.append(Case(labels, configuration.build(Config, one)))
+        check_policy(out[-1].config)
     slugs = [case.slug for case in out]
     twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
     require(twice is None, "vary", twice, "two cases have the same name; label the values")

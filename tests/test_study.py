@@ -77,6 +77,7 @@ def test_figures_over_seeds_are_means_with_standard_deviations():
         ({"rounds": []}, "vary.rounds = .*: take a list of values"),
         ({"rounds": [1, 0]}, "rounds = 0: take at least one round"),
         ({"local.epoch": [1]}, "local.epoch = 1: unknown key"),
+        ({"policy": ["rounds", "every_arrival"], "algorithm": ["fedavg", "cfl"]}, "CFL compares the uploads"),
         ({"rounds": [2, 2]}, "two cases have the same name; label the values"),
     ],
 )
