@@ -230,7 +230,9 @@ def cite(transport: Transport, args: argparse.Namespace) -> None:
     ranks="ranks of mpirun, the server included (default: 3)",
 )
 def bench(transport: Transport, args: argparse.Namespace) -> None:
-    """Measure workloads W1 to W6 (default: all) on this machine, each beside a plain PyTorch loop."""
+    """Measure workloads W1 to W6 (default: all) on this machine, each beside a plain PyTorch loop;
+    `population`: a million registered clients; `scaling W1`: one workload on 1 to n workers.
+    """
     from .bench.compare import main as measure
 
     require(transport.size == 1, "bench", transport.size, "starts mpirun itself: start it without one")

@@ -15,9 +15,9 @@ from .comm.sweep import costs_of
 from .config import Config
 from .core.mixing import Mixing
 from .core.types import Notes, Report, Server
-from .engine.ledger import count_numbers
 from .expected import Expected, empty_report, expect, first_server
 from .experiment import Bench, prepare
+from .footprint import footprint
 
 NUMBER_BYTES = 4  # float32
 
@@ -150,25 +150,15 @@ def _spreads(table: torch.Tensor, server: Server, bench: Bench) -> bool:
 
 
 def _memory_lines(bench: Bench, server: Server, report: Report) -> list[str]:
-    """Return what the arrays of a run take, beside Python, PyTorch and the mapped data."""
-    d, workers = bench.world.layout.size, max(1, ranks_of(bench) - 1)
-    tables = 2 * sum(_held(t) for t in server.tables.values())
-    uploads = sum(map(count_numbers, report.vectors.values())) * NUMBER_BYTES
-    rows = sum(_held(t) for t in server.tables.values())
-    sample = int(np.prod(bench.federation.shape)) * 4
-    data = int(bench.federation.sizes.max(0).sum()) * sample
-    worker = rows + uploads * -(-bench.num_sampled // workers) + 5 * d * NUMBER_BYTES + data
-    scratch = 64 << 20
-    memo = sum(np.asarray(v).nbytes for v in server.memo.values())
+    """Return the peak resident memory of server and workers."""
+    size = ranks_of(bench)
+    memory = footprint(bench, server, report, size)
+    if size == 1:
+        return [f"memory, alone           {_size(memory[0])} resident at its peak"]
     return [
-        f"memory, server          {_size(tables + memo + scratch)} of arrays",
-        f"memory, each worker     {_size(worker + scratch)} of arrays",
+        f"memory, server          {_size(memory[0])} resident at its peak",
+        f"memory, each worker     {_size(memory[1])} resident at its peak",
     ]
-
-
-def _held(table: torch.Tensor) -> int:
-    """Return the bytes a table takes (an expanded one takes one row)."""
-    return table.shape[1] * NUMBER_BYTES * (1 if table.stride(0) == 0 else len(table))
 
 
 def _size(count: float) -> str:

@@ -147,6 +147,11 @@ def main(
         from .population import population
 
         figures = population(ranks_, turns_, options)
+    elif "scaling" in names:
+        from .scaling import scaling
+
+        chosen = next((name for name in names if name in WORKLOADS), "W1")
+        figures = scaling(chosen, None if ranks is None else ranks_ - 1, turns_, options)
     else:
         figures = bench(names, ranks_, turns_, options)
     if path is not None:

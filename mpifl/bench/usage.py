@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from time import process_time
 from typing import Any
+
+from mpifl.core.memory import kilobytes, peak_bytes
 
 
 def usage() -> dict[str, Any]:
@@ -20,14 +21,6 @@ def usage() -> dict[str, Any]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "cpu": process_time(),
-        "peak": _kilobytes("status", "VmHWM:") * 1024,
-        "pss": _kilobytes("smaps_rollup", "Pss:") * 1024,
+        "peak": peak_bytes(),
+        "pss": kilobytes("smaps_rollup", "Pss:") * 1024,
     }
-
-
-def _kilobytes(file: str, field: str) -> int:
-    try:
-        lines = Path("/proc/self", file).read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(field)), 0)

@@ -1,12 +1,30 @@
-"""How the C library treats memory that was freed."""
+"""The memory of this process: what it takes, and how the C library treats what was freed."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+from pathlib import Path
 
 SETTINGS = {-1: 2_000_000_000, -2: 64 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
+
+
+def peak_bytes() -> int:
+    """Return the most bytes this process had resident at once (VmHWM), 0 where the kernel does not tell.
+
+    Unlike ru_maxrss it does not survive exec.
+    """
+    return kilobytes("status", "VmHWM:") * 1024
+
+
+def kilobytes(file: str, field: str) -> int:
+    """Return a field of a file below /proc/self, 0 where there is none."""
+    try:
+        lines = Path("/proc/self", file).read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(field)), 0)
 
 
 def keep_freed() -> bool:
