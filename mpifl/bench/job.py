@@ -10,62 +10,64 @@ import sys
 import traceback
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, cast
-
-import numpy as np
+from typing import Any
 
 from mpifl.comm import ClientStore, Transport, connect
 from mpifl.core.memory import keep_freed
 from mpifl.driver import engine
-from mpifl.engine.rounds import Record, Rounds
-from mpifl.engine.sampler import Sampler
-from mpifl.engine.step import Stepper
+from mpifl.engine.failures import obey, say
+from mpifl.engine.rounds import Rounds
 from mpifl.experiment import load_everywhere, prepare, stepper
 
 from .line import Line
 from .usage import usage
 
 
-class Over(Exception):
-    """The last turn is done; raised on every rank."""
-
-
 class Turns:
-    """A sampler that lets a round begin only when it is this job's turn."""
+    """Rounds of an engine that begin when it is this job's turn; every rank has one."""
 
-    def __init__(self, sampler: Sampler, taker: Stepper, path: str) -> None:
-        self.sampler, self.taker, self.transport = sampler, taker, taker.transport
-        self.line = Line.to(path) if self.transport.is_server else None
-        self.last, self.begun = 0, 0.0
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds, self.taker, self.transport = rounds, rounds.stepper, rounds.stepper.transport
+        self.used: list[Any] | None = None
 
-    def __call__(self, step: int) -> np.ndarray:
-        """Return the cohort of `step`, once it may be drawn."""
-        if step > self.last:
-            self.last += self._next(step)
-            self.begun = perf_counter()
-        return self.sampler(step)
+    def act(self, word: str) -> None:
+        """Do what rank 0 says: the engine's own words, or tell what was used so far."""
+        if word == "usage":
+            phases = self.taker.watch.take()
+            self.used = self.transport.collect((usage(), phases, self.transport.wire.bytes), "control")
+        else:
+            self.rounds._act(word)  # what a run of this engine does at that word
 
-    def _next(self, step: int) -> int:
-        """Report the turn that ended, and return how many rounds the next one has."""
-        seconds, transport = perf_counter() - self.begun, self.transport
-        used = transport.collect((usage(), self.taker.watch.take(), transport.wire.bytes), "control")
-        rounds = None
-        if used is not None and self.line is not None:
-            report: dict[str, Any] = {
-                "seconds": seconds,
-                "used": [u for u, _, _ in used],
-                "phases": [phases for _, phases, _ in used],
-                "mpi_bytes": sum(count for _, _, count in used),
+    def say(self, word: str) -> None:
+        """Say a word to every rank; on rank 0."""
+        say(self.taker, word, self.act)
+
+    def lead(self, line: Line) -> None:
+        """Take turns until there are no more; on rank 0."""
+        self.say("begin")
+        report: dict[str, Any] = {"ready": True}
+        while rounds := self._next(line, report):
+            begin = perf_counter()
+            for _ in range(rounds):
+                self.say("step")
+            report = {"seconds": perf_counter() - begin}
+        self.say("end")
+
+    def _next(self, line: Line, report: dict[str, Any]) -> int:
+        """Report the turn that ended; return how many rounds the next one has."""
+        self.say("usage")
+        assert self.used is not None
+        line.say(
+            {
+                **report,
+                "pids": [u["pid"] for u, _, _ in self.used],
+                "used": [u for u, _, _ in self.used],
+                "phases": [phases for _, phases, _ in self.used],
+                "mpi_bytes": sum(count for _, _, count in self.used),
                 "federation_bytes": [self.taker.ledger.total(way) for way in ("down", "up")],
             }
-            if step == 1:
-                report = {"ready": True, "pids": [u["pid"] for u, _, _ in used], **report}
-            self.line.say(report)
-            rounds = self.line.hear() or 0
-        rounds = transport.tell(rounds, "control")
-        if not rounds:
-            raise Over
-        return int(rounds)
+        )
+        return int(line.hear() or 0)
 
 
 def main(path: str, name: str, options: list[str]) -> int:
@@ -90,16 +92,13 @@ def _run(transport: Transport, path: str, name: str, options: list[str]) -> None
         taker = stepper(bench, store)
         rounds = engine(bench, taker, None, None)
         assert isinstance(rounds, Rounds), "only synchronous rounds are measured"
-        sampler = cast(Sampler, Turns(rounds.sampler, taker, path))
-        replace(rounds, sampler=sampler, judge_every=0).run(_nothing)
-    except Over:
-        pass
+        turns = Turns(rounds)
+        if transport.is_server:
+            turns.lead(Line.to(path))
+        else:
+            obey(taker, turns.act)
     finally:
         store.close()
-
-
-def _nothing(record: Record) -> None:
-    """A measured run keeps no record."""
 
 
 if __name__ == "__main__":
