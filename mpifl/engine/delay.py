@@ -6,6 +6,7 @@ import csv
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ class Constant(Delay):
     value_s: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.value_s >= 0, "value_s", self.value_s, "take 0 or more seconds")
+        require(0 <= self.value_s < inf, "value_s", self.value_s, "take 0 or more seconds")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Return the constant."""
@@ -56,8 +57,8 @@ class Uniform(Delay):
     high_s: float = 1.5
 
     def __post_init__(self) -> None:
-        require(self.low_s >= 0, "low_s", self.low_s, "take 0 or more seconds")
-        require(self.high_s >= self.low_s, "high_s", self.high_s, "take at least low_s")
+        require(0 <= self.low_s < inf, "low_s", self.low_s, "take 0 or more seconds")
+        require(self.low_s <= self.high_s < inf, "high_s", self.high_s, "take at least low_s")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw."""
@@ -75,7 +76,7 @@ class Exponential(Delay):
     mean_s: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.mean_s >= 0, "mean_s", self.mean_s, "take 0 or more seconds")
+        require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "take 0 or more seconds")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw."""
@@ -95,8 +96,8 @@ class ShiftedExponential(Delay):
     mean_s: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.min_s >= 0, "min_s", self.min_s, "take 0 or more seconds")
-        require(self.mean_s >= 0, "mean_s", self.mean_s, "take 0 or more seconds")
+        require(0 <= self.min_s < inf, "min_s", self.min_s, "take 0 or more seconds")
+        require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "take 0 or more seconds")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw."""
@@ -116,8 +117,8 @@ class LogNormal(Delay):
     sigma: float = 0.5
 
     def __post_init__(self) -> None:
-        require(self.median_s > 0, "median_s", self.median_s, "take a positive number of seconds")
-        require(self.sigma >= 0, "sigma", self.sigma, "take 0 or more")
+        require(0 < self.median_s < inf, "median_s", self.median_s, "take a positive number of seconds")
+        require(0 <= self.sigma < inf, "sigma", self.sigma, "take 0 or more")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw."""
@@ -137,7 +138,8 @@ class Tiers(Delay):
     shares: tuple[float, ...] = (0.5, 0.3, 0.2)
 
     def __post_init__(self) -> None:
-        require(min(self.tiers_s, default=-1) >= 0, "tiers_s", self.tiers_s, "take 0 or more seconds each")
+        good = bool(self.tiers_s) and all(0 <= s < inf for s in self.tiers_s)
+        require(good, "tiers_s", self.tiers_s, "take 0 or more seconds each")
         fits = len(self.shares) == len(self.tiers_s) and abs(sum(self.shares) - 1) < 1e-9
         require(
             fits and min(self.shares) >= 0, "shares", self.shares, "take one share per tier; they sum to 1"
@@ -185,7 +187,7 @@ def _durations(file: str) -> dict[int, list[float]]:
                 client, seconds = int(row["client"]), float(row["seconds"])
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(f"{file} line {number}", row, "needs a client and its seconds") from error
-            require(0 <= seconds < np.inf, f"{file} line {number}", seconds, "take 0 or more seconds")
+            require(0 <= seconds < inf, f"{file} line {number}", seconds, "take 0 or more seconds")
             out.setdefault(client, []).append(seconds)
     return out
 

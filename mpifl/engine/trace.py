@@ -6,6 +6,7 @@ import csv
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ class Trace:
         for row in self.rows:
             known = 0 <= row.client < num_clients
             require(known, row.place, row.client, f"unknown client; there are {num_clients}")
-            require(row.time >= last, row.place, row.time, "time goes back; rows come in order of arrival")
+            require(
+                last <= row.time < inf, row.place, row.time, "time goes back; rows come in order of arrival"
+            )
             require(row.start <= row.time, row.place, row.start, "a visit starts before it arrives")
             remedy = f"client {row.client} made {visits[row.client]} visits before this one"
             require(row.visit == visits[row.client], row.place, row.visit, remedy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -105,6 +107,11 @@ def test_a_broken_file_of_durations_is_refused(text, message, tmp_path):
     ("make", "message"),
     [
         (lambda: Constant(-1.0), "value_s = -1.0: take 0 or more seconds"),
+        (lambda: Constant(inf), "value_s = inf: take 0 or more seconds"),
+        (lambda: Exponential(nan), "mean_s = nan: take 0 or more seconds"),
+        (lambda: Uniform(0.0, inf), "high_s = inf: take at least low_s"),
+        (lambda: Tiers((1.0, nan), (0.5, 0.5)), "take 0 or more seconds each"),
+        (lambda: Tiers((), ()), "take 0 or more seconds each"),
         (lambda: Uniform(-1.0, 1.0), "low_s = -1.0"),
         (lambda: Uniform(2.0, 1.0), "high_s = 1.0: take at least low_s"),
         (lambda: Exponential(-1.0), "mean_s = -1.0"),

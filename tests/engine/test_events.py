@@ -319,6 +319,7 @@ def test_a_trace_of_another_run_is_refused(tmp_path):
     ("lines", "message"),
     [
         (["1,0,0,0,0", "0.5,1,0,0,0"], "line 3 = 0.5: time goes back"),
+        (["1,0,0,0,0", "nan,1,0,0,0"], "line 3 = nan: time goes back"),
         (["1,6,0,0,0"], "line 2 = 6: unknown client; there are 6"),
         (["1,-1,0,0,0"], "line 2 = -1: unknown client"),
         (["1,0,1,0,0"], "line 2 = 1: client 0 made 0 visits before this one"),
