@@ -23,6 +23,7 @@ from .core.algorithm import Algorithm
 from .core.errors import UserError, nearest, require
 from .data import SCENARIOS, SOURCES, DataConfig
 from .engine.checkpointing import CheckpointConfig
+from .engine.client_errors import ABORT, DROP
 from .engine.clock import CLOCKS, VirtualTime
 from .engine.compression import COMPRESSIONS
 from .engine.delay import DELAYS, Constant, Delay
@@ -161,6 +162,9 @@ class Config:
         name: first part of the run folder's name.
         rounds: server steps.
         participation: share of the clients in (0, 1], or a number of them: per round, or under way at a time.
+        on_client_error: what happens when a client raises, runs out of memory or returns numbers that are not
+            finite: `abort` ends the run; `drop` tries its visit once more, then leaves it out of the step and
+            lists it in dropped.csv.
         newcomers: clients that are not there at first.
         policy: when the server steps. delay, network, availability: how long visits take. clock: what orders
             arrivals.
@@ -173,6 +177,7 @@ class Config:
     name: str = "run"
     rounds: int = 10
     participation: float = 1.0
+    on_client_error: str = ABORT
     seed: Seeds = Seeds()
     local: LocalConfig = field(default_factory=LocalConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -190,6 +195,8 @@ class Config:
     vary: dict = field(default_factory=dict)  # any keys
 
     def __post_init__(self) -> None:
+        error = self.on_client_error
+        require(error in (DROP, ABORT), "on_client_error", error, f"take {DROP} or {ABORT}")
         require(self.rounds >= 1, "rounds", self.rounds, "take at least one round")
         require(
             self.participation > 0, "participation", self.participation, "take a share in (0, 1] or a number"

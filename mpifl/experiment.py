@@ -25,6 +25,7 @@ from .core.types import World
 from .data import CacheMissing, PoolFederation, open_federation, open_public
 from .driver import check as check_engine
 from .driver import engine, figures, stack_of
+from .engine.client_errors import DROP
 from .engine.events import Events
 from .engine.policy import Synchronous
 from .engine.rounds import Record
@@ -229,6 +230,7 @@ def stepper(bench: Bench, store: ClientStore) -> Stepper:
             payload=config.payload,
             costs=costs_of(system.cost, bench.transport),
             stack=stack_of(bench),
+            drops=config.on_client_error == DROP,
         )
     )
 

@@ -75,6 +75,9 @@ def finish(
     summary["federation_bytes_expected"] = settled(bench, taker.ledger)
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
     summary["wall_seconds"] = round(perf_counter() - start, 3)
+    if taker.dropped:
+        summary["visits_dropped"] = len(taker.dropped)
+        folders.write_csv(recorder.folder / "dropped.csv", map(asdict, taker.dropped))
     if transport.lost:
         summary["ranks_lost"] = transport.lost
     if more:

@@ -21,6 +21,7 @@ from mpifl.core.timing import now
 from mpifl.core.types import Message, Server
 
 from .checkpointing import SAVE, STOP, Checkpointer, Never, needs_workers, save
+from .client_errors import Dropped
 from .clock import Clock
 from .damping import damped
 from .event_state import events_state, take_events, take_visits
@@ -81,6 +82,7 @@ class Events:
         self.places = policy.concurrency(sampler.num_clients, sampler.num_sampled)
         self.busy: set[int] = set()
         self.number = 0
+        self.failed = 0  # visits in a row
         self.servers: dict[int, Server] = {}  # version -> the server then, as many as the policy keeps
         self.upload_bytes = 0
         self.tally, self.rows = Tally(), list[Row]()
@@ -170,7 +172,7 @@ class Events:
 
     def _visit(
         self, header: tuple[Order, int, int], vectors: Mapping[str, torch.Tensor]
-    ) -> tuple[Light, dict[str, torch.Tensor]]:
+    ) -> tuple[Light | Dropped, dict[str, torch.Tensor]]:
         order, step, version = header
         message = Message(vectors, order.reads, version, step)
         return self.stepper.worker.serve(order, message)
@@ -194,7 +196,7 @@ class Events:
             self._fill(server, pool)
         while server.version < self.num_steps:
             arrival = self._next(server, pool)
-            if self._welcome(arrival):
+            if arrival is not None and self._welcome(arrival):
                 waiting.append(arrival)
             if waiting and self.policy.ready(len(waiting), len(self.busy)):
                 server = self._step(server, waiting)
@@ -260,12 +262,23 @@ class Events:
         self.busy.add(k)
         self.number += 1
 
-    def _next(self, server: Server, pool: Lasting) -> Arrival:
-        """Return the next upload to arrive."""
+    def _drop(self, visit: Visit, failed: Dropped) -> None:
+        """A visit has failed: its client is free, and may try again later."""
+        self.failed += 1
+        self.stepper.drop([failed], nobody=self.failed > 2 * self.sampler.num_clients)
+        self.tally.passed(self.clock.now, len(self.busy))
+        self.busy.discard(visit.client)
+
+    def _next(self, server: Server, pool: Lasting) -> Arrival | None:
+        """Return the next upload to arrive; None where the visit has failed."""
         with self.stepper.watch("wait"):
             visit = self.clock.next(pool)
             light, vectors = pool.result(visit.number)
+        if isinstance(light, Dropped):
+            self._drop(visit, light)
+            return None
         self.tally.passed(self.clock.now, len(self.busy))
+        self.failed = 0
         self.busy.discard(visit.client)
         self.stepper.visits[visit.client] += 1
         self.stepper.book(server.version + 1, light)

@@ -16,6 +16,7 @@ LAST = ("end", "fail")
 
 def say(stepper: Stepper, word: str, act: Act) -> None:
     """Have every rank do something, again if a rank is lost meanwhile; on rank 0."""
+    known = len(stepper.dropped)
     while True:
         try:
             stepper.transport.tell(word, "control")
@@ -24,6 +25,7 @@ def say(stepper: Stepper, word: str, act: Act) -> None:
             return
         except RankLost:
             stepper.ledger.roll_back()
+            del stepper.dropped[known:]
             regroup(stepper)
 
 

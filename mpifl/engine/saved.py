@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from mpifl.core.types import Server
 
+from .client_errors import Dropped
 from .step import Stepper
 
 
@@ -73,6 +74,7 @@ def put_stepper(saved: Saved, stepper: Stepper) -> None:
     saved.put_arrays("ledger", stepper.ledger.state())
     saved.arrays["visits"] = stepper.visits
     saved.values["train_metrics"] = dict(stepper.train_metrics)
+    saved.values["dropped"] = [asdict(d) for d in stepper.dropped]
     saved.states = states_of(stepper)
 
 
@@ -81,3 +83,4 @@ def take_stepper(saved: Saved, stepper: Stepper) -> None:
     stepper.ledger.restore(saved.take_arrays("ledger"))
     stepper.visits = saved.arrays["visits"].copy()
     stepper.train_metrics = dict(saved.values["train_metrics"])
+    stepper.dropped = [Dropped(**d) for d in saved.values["dropped"]]

@@ -23,6 +23,7 @@ from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Notes, Reads, Server, World
 from mpifl.local import Learner, LocalConfig
 
+from .client_errors import ClientError, Dropped
 from .ledger import Ledger, count_numbers
 from .payload import Payload
 from .prints import Prints
@@ -55,6 +56,7 @@ class Setting:
     payload: Payload = field(default_factory=Payload)
     costs: Costs | None = None
     stack: int = 1
+    drops: bool = False
 
 
 class Stepper:
@@ -80,7 +82,9 @@ class Stepper:
             s.finetune_epochs,
             s.payload,
             s.stack,
+            s.drops,
         )
+        self.dropped: list[Dropped] = []  # on rank 0
         self.visits = np.zeros(len(self.sizes), np.int64)
         self.ledger = Ledger(len(self.sizes), s.payload)
         needs = s.algorithm.needs
@@ -177,12 +181,12 @@ class Stepper:
                 plan = self.algorithm.aggregate(server, notes)
         with self.watch("reduce"):
             changed = self.mixer.mix(plan.mixings if plan else None, self.cargo if plan else None, uploads)
-        if server is None or plan is None:
+        if server is None or plan is None or notes is None:
             return None, None
         new = apply_plan(server, plan, {**server.tables, **changed})
         new = replace(self.algorithm.server_update(server, new), version=new.version)
         self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.spread})
-        self.visits[cohort] += 1
+        self.visits[notes.client[notes.fresh]] += 1
         return new, notes
 
     def _train_orders(self, server: Server, cohort: np.ndarray) -> list[Orders]:
@@ -236,16 +240,31 @@ class Stepper:
     def gather(self, step: int, lights: list[Light]) -> Notes | None:
         """Return the columns of all reports on rank 0, in the order of their numbers."""
         with self.watch("wait"):
-            parts = self.transport.collect((lights, self.worker.seconds), "notes")
+            parts = self.transport.collect((lights, self.worker.seconds, self.worker.dropped), "notes")
         if parts is None:
             return None
-        for rank, (part, seconds) in enumerate(parts):
+        for rank, (part, seconds, _) in enumerate(parts):
             self.scheduler.learn(rank, sum(light.num_samples for light in part if light.fresh), seconds)
-        everyone = sorted((light for part, _ in parts for light in part), key=lambda light: light.number)
+        everyone = sorted((light for part, _, _ in parts for light in part), key=lambda light: light.number)
+        gone = sorted((d for *_, some in parts for d in some), key=lambda d: d.client)
+        self._owner = self._owner[[light.number for light in everyone]]
+        self.drop(gone, nobody=not any(light.fresh for light in everyone))
         for light in everyone:
             self.book(step, light)
         self.train_metrics = _means(everyone)
         return self.columns(step, everyone, np.zeros(len(everyone), np.int64))
+
+    def drop(self, gone: Sequence[Dropped], nobody: bool) -> None:
+        """Take note of clients that are left out, on rank 0; `nobody`: no other is in the step.
+
+        Raises:
+            ClientError: nobody else is.
+        """
+        if gone and nobody:
+            first = gone[0]
+            place = f"all clients of round {first.step} failed; client {first.client}, visit {first.visit}"
+            raise ClientError(f"{place}: {first.reason}")
+        self.dropped += gone
 
     def columns(self, step: int, everyone: Sequence[Light], staleness: np.ndarray) -> Notes:
         """Return the notes of reports in the order of their numbers; remember what mixing them needs."""

@@ -25,6 +25,7 @@ from mpifl.core.types import Message, Report, State, Vector
 from mpifl.local import Learner, LocalClient, LocalConfig, Together, public_clients, train_all
 from mpifl.local.devices import CPU, message_on, report_home, state_on, tensors_on
 
+from .client_errors import Dropped, attempt, checked
 from .coding import Coder
 from .ledger import count_numbers
 from .payload import Payload
@@ -116,10 +117,6 @@ def row_distances(upload: torch.Tensor, rows: torch.Tensor, p: int) -> np.ndarra
     return np.array([float((upload[:p] - row[:p]).double().norm()) for row in rows])
 
 
-class ClientError(RuntimeError):
-    """An exception in a client's code, with its place."""
-
-
 class _Peer(Peer):
     """A peer whose data are at hand; counts what a real exchange through the server would send."""
 
@@ -168,7 +165,9 @@ class Worker:
         finetune_epochs: int = 0,
         payload: Payload | None = None,
         stack: int = 1,
+        drops: bool = False,
     ) -> None:
+        self.drops = drops  # clients that fail
         self.stack, self.together = stack, Together(partial(train_all, learner))
         learner.together = self.together
         self.coder = Coder(payload or Payload(), store)
@@ -176,6 +175,8 @@ class Worker:
         self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch
         self.finetune_epochs = finetune_epochs  # before a client is judged a second time
         self.seconds = 0.0  # of the last run
+        self.dropped: list[Dropped] = []  # in the last run
+        self._block = -1  # the block that was last trained together
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
 
     def client(self, k: int, visit: int, step: int) -> LocalClient:
@@ -194,29 +195,39 @@ class Worker:
         """Run all visits; return the light reports and the uploads by name, components flattened."""
         lights: list[Light] = []
         uploads: dict[str, list[torch.Tensor]] = {}
-        start = perf_counter()
-        peers = self._peers(orders)
-        stacked: dict[int, Coded] = {}
+        start, self.dropped, self._block = perf_counter(), [], -1
+        peers, stacked = self._peers(orders), dict[int, Coded]()
         for order in orders.visits:
-            try:
-                if fingerprint:
-                    report, sizes = self._print(order, orders)
-                else:
-                    if self.stack > 1 and order.number not in stacked:
-                        stacked = self._stacked(order.number // self.stack, orders)
-                    done = stacked.pop(order.number, None)
-                    report, sizes = done or self._visit(order, orders)
-                notes, findings, traffic = self._look(report, order, peers, orders.step)
-                findings = {**findings, **self._distances(report, orders.compared)}
-            except Exception as error:
-                order = getattr(error, "order", order)
-                place = f"rank {self.rank}, client {order.client}, round {orders.step}, visit {order.visit}"
-                raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
-            lights.append(_light(order, report, sizes, notes, findings, traffic))
-            for name, vector in report.vectors.items():
+            visit = Dropped(orders.step, order.client, order.visit, "")
+            work = partial(self._report, order, orders, peers, None if fingerprint else stacked)
+            made = attempt(work, self.rank, visit, self.drops and not fingerprint)
+            if isinstance(made, Dropped):
+                self.dropped.append(made)
+                continue
+            light, vectors = made
+            lights.append(light)
+            for name, vector in vectors.items():
                 uploads.setdefault(name, []).extend(vector.cpu().reshape(-1, vector.shape[-1]))
         self.seconds = perf_counter() - start
         return lights, uploads
+
+    def _report(
+        self, order: Order, orders: Orders, peers: list[LocalClient], stacked: dict[int, Coded] | None
+    ) -> tuple[Light, Mapping[str, Vector]]:
+        """Return what a client reports; its statistics where `stacked` is None."""
+        if stacked is None:
+            report, sizes = self._print(order, orders)
+        else:
+            block = order.number // self.stack
+            if self.stack > 1 and block != self._block:  # where one of them fails, all train by themselves
+                self._block = block
+                stacked |= self._stacked(block, orders)
+            done = stacked.pop(order.number, None)
+            report, sizes = done or self._visit(order, orders)
+        notes, findings, traffic = self._look(report, order, peers, orders.step)
+        findings = {**findings, **self._distances(report, orders.compared)}
+        light = _light(order, report, sizes, notes, findings, traffic)
+        return self._checked(light), report.vectors
 
     def _print(self, order: Order, orders: Orders) -> Coded:
         with self.watch("train"):
@@ -235,18 +246,26 @@ class Worker:
             return Report(client.id, client.num_samples, remembered), {}
         return self._train(client, order, self.message(order, orders.step, orders.version))
 
-    def serve(self, order: Order, message: Message) -> tuple[Light, dict[str, torch.Tensor]]:
+    def serve(self, order: Order, message: Message) -> tuple[Light | Dropped, dict[str, torch.Tensor]]:
         """Run one visit with a message that came with its order; return the light report and the uploads [C,
         d].
         """
         client = self.client(order.client, order.visit, message.step)
-        try:
+
+        def work() -> tuple[Light, Report]:
             report, sizes = self._train(client, order, self.coder.down(message))
-        except Exception as error:
-            place = f"rank {self.rank}, client {order.client}, step {message.step}, visit {order.visit}"
-            raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
-        uploads = {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
-        return _light(order, report, sizes, {}, self.inspect(report), {}), uploads
+            light = _light(order, report, sizes, {}, self.inspect(report), {})
+            return self._checked(light), report
+
+        visit = Dropped(message.step, order.client, order.visit, "")
+        made = attempt(work, self.rank, visit, self.drops)
+        if isinstance(made, Dropped):
+            return made, {}
+        light, report = made
+        return light, {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
+
+    def _checked(self, light: Light) -> Light:
+        return checked(light, light.peaks) if self.drops else light
 
     def inspect(self, report: Report) -> Mapping[str, Any]:
         """Judge an upload on the server's own data, here where it is."""

@@ -17,8 +17,8 @@ from mpifl.config import SystemConfig
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
+from mpifl.engine.client_errors import ClientError
 from mpifl.engine.rounds import Rounds
-from mpifl.engine.visits import ClientError
 from mpifl.local import LocalClient
 
 

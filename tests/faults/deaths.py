@@ -1,0 +1,75 @@
+"""Runs in which ranks die, and what they must come to."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import worlds
+
+HERE = Path(__file__).parent
+CONFIG = HERE.parent / "configs" / "tiny.yaml"
+VICTIM = HERE / "victim.py"
+FEW = ["--participation", "5", "--rounds", "16", "--delay", "{name: exponential, mean_s: 2}"]
+HALF = ["--participation", "0.5", "--rounds", "8"]
+CCFL = (
+    "{name: ccfl, clusters: 2, clients: 8, smallest: 20, largest: 40, test_images: 20, public: 40, exam: 40}"
+)
+BARS = "bar_loss: -1, bar_gap: -1, bar_distance: -1, pretrain_epochs: 1"
+RUNS: dict[str, list[str]] = {
+    "fedavg": HALF,
+    "scaffold": ["--algorithm", "scaffold", *HALF],
+    "cfl": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", *HALF],
+    "ucfl": ["--algorithm", "ucfl", *HALF],
+    "fedbuff": ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3}", *FEW],
+    "scaffold-events": ["--algorithm", "scaffold", "--policy", "{name: buffer, size: 2}", *FEW],
+    "ccfl": [
+        *("--algorithm", f"{{name: ccfl, {BARS}}}", "--policy", "client_decides", "--rounds", "24"),
+        *("--data.scenario", CCFL),
+    ],
+}
+SYNCHRONOUS = ("fedavg", "scaffold", "cfl", "ucfl")
+ROUNDS_CALLS = ("deal", "collect", "meet", "share", "reduce", "train")
+EVENTS_CALLS = ("pick", "post", "train", "collect")
+ULFM = ("--with-ft", "ulfm")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def plan_of(rng: random.Random, name: str, ranks: int, victims: int) -> list[dict[str, Any]]:
+    """Return who dies, and in which call: after the start, before the end."""
+    calls, plan = ROUNDS_CALLS if name in SYNCHRONOUS else EVENTS_CALLS, []
+    for rank in rng.sample(range(1, ranks), victims):
+        call = rng.choice(calls)
+        lowest = {"deal": 14, "collect": 8, "share": 1, "pick": 4}.get(call, 1)
+        most = {"deal": 10, "collect": 6, "pick": 400, "post": 6, "share": 5}.get(call, 6)
+        plan.append({"rank": rank, "call": call, "nth": lowest + rng.randrange(most)})
+    return plan
+
+
+def arguments(folder: Path, run_id: str, name: str, cache: Path) -> list[str]:
+    """Return the command line of a run."""
+    place = ["--output.folder", str(folder), "--output.id", run_id, "--data.cache", str(cache)]
+    return ["run", str(CONFIG), "--quiet", *place, *RUNS[name]]
+
+
+def digest(folder: Path, run_id: str) -> str:
+    """Return the digest of a complete run."""
+    return str(json.loads((folder / f"tiny-{run_id}" / "summary.json").read_text())["digest"])
+
+
+def lost(folder: Path, run_id: str) -> list[str]:
+    """Return the ranks that a complete run has lost."""
+    return json.loads((folder / f"tiny-{run_id}" / "summary.json").read_text()).get("ranks_lost", [])
+
+
+def launch(
+    mpirun: Run, ranks: int | None, plan: Sequence[dict[str, Any]], *rest: str, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run mpifl with victims among its ranks."""
+    env = worlds.PYTHONPATH | options.pop("env", {})
+    return mpirun(ranks, VICTIM, json.dumps(plan), *rest, env=env, timeout=300, **options)

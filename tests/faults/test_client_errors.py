@@ -1,0 +1,97 @@
+"""Clients that fail are tried again, then left out: the same numbers for any number of ranks."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import worlds
+from faults import deaths
+
+CLUMSY = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from mpifl.algorithms.fedavg import FedAvg as Base
+from mpifl.core.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class Clumsy(Algorithm):
+    """FedAvg; client 2 raises in every visit, client 5 returns NaN, client 6 fails at the first try."""
+
+    paper = Base.paper
+    tries: ClassVar[dict] = {}
+
+    def setup(self, init, prints, key):
+        return Base().setup(init, prints, key)
+
+    def aggregate(self, server, notes):
+        return Base().aggregate(server, notes)
+
+    def local_update(self, message, state, client, key):
+        report, state = Base().local_update(message, state, client, key)
+        if client.id == 2:
+            raise MemoryError("no room")
+        if client.id == 5:
+            report.vectors["model"].fill_(torch.nan)
+        if client.id == 6:
+            self.tries[client.visit] = self.tries.get(client.visit, 0) + 1
+            if self.tries[client.visit] == 1:
+                raise OSError("a disk that hiccups")
+        return report, state
+'''
+EVENTS = ["--policy", "{name: buffer, size: 2}", *deaths.FEW]
+ROUNDS = ["--rounds", "3"]
+
+
+@pytest.fixture
+def clumsy(tmp_path) -> list[str]:
+    """Options that take the method above."""
+    (tmp_path / "clumsy.py").write_text(CLUMSY)
+    return ["--algorithm", f"{tmp_path / 'clumsy.py'}:Clumsy", "--data.cache", str(tmp_path / "cache")]
+
+
+def go(mpirun, ranks, folder: Path, run_id: str, *options: str):
+    """Run with the clumsy method."""
+    place = ["--output.folder", str(folder), "--output.id", run_id]
+    command = ["-m", "mpifl", "run", str(deaths.CONFIG), "--quiet", *place, *options]
+    return mpirun(ranks, *command, env=worlds.PYTHONPATH, timeout=300)
+
+
+@pytest.mark.parametrize("kind", [ROUNDS, EVENTS], ids=["rounds", "events"])
+def test_clients_that_fail_are_left_out_and_listed(kind, clumsy, mpirun, tmp_path):
+    for run_id, ranks in (("one", None), ("three", 3)):
+        end = go(mpirun, ranks, tmp_path, run_id, *clumsy, *kind, "--on_client_error", "drop")
+        assert end.returncode == 0, end.stderr
+    assert deaths.digest(tmp_path, "one") == deaths.digest(tmp_path, "three")
+    for run_id in ("one", "three"):
+        folder = tmp_path / f"tiny-{run_id}"
+        dropped = list(csv.DictReader((folder / "dropped.csv").open()))
+        reasons = {(row["client"], row["reason"]) for row in dropped}
+        assert reasons == {
+            ("2", "MemoryError: no room"),
+            ("5", "FloatingPointError: upload 'model' is not finite"),
+        }
+        assert json.loads((folder / "summary.json").read_text())["visits_dropped"] == len(dropped)
+        if kind is ROUNDS:
+            assert len(dropped) == 2 * 3
+    one, three = ((tmp_path / f"tiny-{r}" / "dropped.csv").read_text() for r in ("one", "three"))
+    assert one == three
+
+
+def test_by_default_the_first_failure_ends_the_run(clumsy, mpirun, tmp_path):
+    end = go(mpirun, None, tmp_path, "x", *clumsy, *ROUNDS)
+    assert end.returncode == 1
+    assert "client 2, round 1, visit 0: MemoryError: no room" in end.stderr
+
+
+def test_a_step_without_any_client_ends_the_run(clumsy, mpirun, tmp_path):
+    (tmp_path / "clumsy.py").write_text(CLUMSY.replace("client.id == 2", "client.id >= 0"))
+    end = go(mpirun, None, tmp_path, "x", *clumsy, *ROUNDS, "--on_client_error", "drop")
+    assert end.returncode == 1
+    assert "all clients of round 1 failed; client 0, visit 0: MemoryError: no room" in end.stderr
