@@ -17,8 +17,8 @@ from .core.types import Message, Notes, Report, Server, Vector
 from .engine.ledger import Ledger, count_numbers
 from .engine.pace import bytes_down, upload_bytes
 from .engine.policy import Synchronous
+from .engine.rows import read_rows
 from .engine.sampler import Sampler
-from .engine.visits import read_rows
 from .local import LocalClient
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from .delay import Delay
 from .ledger import Moved, count_numbers
 from .network import Network, Rates
 from .payload import Payload
-from .visits import Worker, read_rows
+from .rows import read_rows
+from .visits import Worker
 
 
 @dataclass(frozen=True)

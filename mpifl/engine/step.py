@@ -25,10 +25,12 @@ from mpifl.local import Learner, LocalConfig
 
 from .client_errors import ClientError, Dropped
 from .ledger import Ledger, count_numbers
+from .lights import mean_metrics, stacked_notes
 from .payload import Payload
 from .prints import Prints
+from .rows import rows_of
 from .schedule import Scheduler
-from .visits import Light, Order, Orders, Worker, rows_of
+from .visits import Light, Order, Orders, Worker
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ class Stepper:
         self.drop(gone, nobody=not any(light.fresh for light in everyone))
         for light in everyone:
             self.book(step, light)
-        self.train_metrics = _means(everyone)
+        self.train_metrics = mean_metrics(everyone)
         return self.columns(step, everyone, np.zeros(len(everyone), np.int64))
 
     def drop(self, gone: Sequence[Dropped], nobody: bool) -> None:
@@ -281,7 +283,7 @@ class Stepper:
             num_samples=np.array([light.num_samples for light in everyone]),
             staleness=staleness,
             fresh=np.array([light.fresh for light in everyone]),
-            columns=_columns(everyone),
+            columns=stacked_notes(everyone),
         )
 
     def book(self, step: int, light: Light) -> None:
@@ -349,22 +351,3 @@ class Stepper:
         everyone = {k: s for part in parts for k, s in part.items()}
         names = everyone[int(clients[0])]
         return {name: np.array([everyone[int(k)][name] for k in clients]) for name in names}
-
-
-def _columns(lights: Sequence[Light]) -> dict[str, np.ndarray]:
-    """Stack the notes and findings of all reports; a report without one gets NaN."""
-    tables = [{**light.notes, **light.findings} for light in lights]
-    out = {}
-    for name in dict.fromkeys(n for t in tables for n in t):
-        example = np.asarray(next(t[name] for t in tables if name in t))
-        blank = np.full(example.shape, np.nan)
-        out[name] = np.stack([np.asarray(t[name]) if name in t else blank for t in tables])
-    return out
-
-
-def _means(lights: Sequence[Light]) -> dict[str, float]:
-    """Return the means of the clients' metrics, weighted by samples."""
-    fresh = [light for light in lights if light.fresh]
-    n = np.array([light.num_samples for light in fresh], float)
-    names = dict.fromkeys(name for light in fresh for name in light.metrics)
-    return {name: float(np.average([light.metrics[name] for light in fresh], weights=n)) for name in names}

@@ -16,8 +16,8 @@ from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.types import Notes, Server
 
 from .policy import Policy
+from .rows import read_rows, row_distances
 from .step import Stepper
-from .visits import read_rows, row_distances
 
 Uploads = Mapping[str, list[torch.Tensor]]
 

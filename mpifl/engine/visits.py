@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from mpifl.comm import ClientStore
-from mpifl.comm.exact import kept_rows
 from mpifl.comm.tables import Tables
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client, Peer
@@ -29,6 +28,7 @@ from .client_errors import Dropped, attempt, checked
 from .coding import Coder
 from .ledger import count_numbers
 from .payload import Payload
+from .rows import read_rows, row_distances
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
 
@@ -91,30 +91,6 @@ class Light:
     bytes: Mapping[str, int] = field(default_factory=dict)
     traffic: Mapping[tuple[str, str, int], tuple[int, int]] = field(default_factory=dict)
     unsent: tuple[str, ...] = ()
-
-
-def read_rows(
-    rows: Callable[[str, list[int]], torch.Tensor], name: str, which: tuple[int, ...] | np.ndarray
-) -> torch.Tensor:
-    """Return what is downloaded of a table [r, w]: rows, or one mixture, summed in ascending order of
-    rows.
-    """
-    if not isinstance(which, np.ndarray):
-        return rows(name, list(which))
-    used = np.flatnonzero(which)
-    mixed = kept_rows(which[None, used], rows(name, used.tolist()))
-    assert mixed is not None
-    return mixed.float()
-
-
-def rows_of(which: tuple[int, ...] | np.ndarray) -> list[int]:
-    """Return the numbers of the rows a download takes part of."""
-    return np.flatnonzero(which).tolist() if isinstance(which, np.ndarray) else list(which)
-
-
-def row_distances(upload: torch.Tensor, rows: torch.Tensor, p: int) -> np.ndarray:
-    """Return the distances [K] of an upload [d] to rows [K, d], over the first `p` numbers."""
-    return np.array([float((upload[:p] - row[:p]).double().norm()) for row in rows])
 
 
 class _Peer(Peer):
