@@ -16,7 +16,7 @@ from .transport import Transport
 
 SMALL, LARGE = 1 << 10, 1 << 17  # int64 numbers of a block: 8 kB and 1 MB
 SHAPES = ((1, SMALL), (8, SMALL), (1, LARGE), (6, LARGE))  # (calls in a row, numbers in each)
-REPEATS = 3
+REPEATS = 5  # the least counts: other programs only ever add
 PURPOSE = "sweep"
 
 
@@ -62,7 +62,7 @@ def _line(transport: Transport, name: str) -> Line:
     rows = []
     for calls, numbers in SHAPES:
         turns = [_timed(transport, _call(transport, name, numbers), calls) for _ in range(REPEATS)]
-        rows.append((calls, calls * numbers * 8 * _arriving(transport, name), float(np.median(turns))))
+        rows.append((calls, calls * numbers * 8 * _arriving(transport, name), min(turns)))
     return fit(rows)
 
 
@@ -94,15 +94,18 @@ def _timed(transport: Transport, call: Callable[[], Any], times: int) -> float:
 
 
 def fit(rows: Sequence[tuple[int, int, float]]) -> Line:
-    """Return the line through (calls, bytes, seconds): least squares of relative errors, nothing negative."""
-    from scipy.optimize import nnls
+    """Return the line through (calls, bytes, seconds) of one and several small blocks, one and several large.
 
-    measured = np.array(rows, float)
-    design = np.column_stack([np.ones(len(rows)), measured[:, 0], measured[:, 1]]) / measured[:, 2:]
-    scale = np.linalg.norm(design, axis=0)
-    found, _ = nnls(design / scale, np.ones(len(rows)))
-    once, block, byte = found / scale
-    return Line(float(once), float(block), float(byte))
+    What one more block takes is the difference within each pair; nothing is negative. Large blocks settle the
+    time per byte, since a link may let small ones through at once.
+    """
+    (c0, b0, t0), (c1, b1, t1), (c2, b2, t2), (c3, b3, t3) = rows
+    small, large = (t1 - t0) / (c1 - c0), (t3 - t2) / (c3 - c2)  # seconds of one more block
+    size, most = (b1 - b0) / (c1 - c0), (b3 - b2) / (c3 - c2)
+    byte = max(0.0, (large - small) / (most - size))
+    block = max(0.0, small - byte * size)
+    byte = max(0.0, large - block) / most
+    return Line(max(0.0, t0 - c0 * block - b0 * byte), block, byte)
 
 
 def _term() -> float:
