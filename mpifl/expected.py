@@ -154,9 +154,12 @@ def settled(bench: Bench, ledger: Ledger) -> dict[str, Any]:
         if learner is not None:
             learner.idle = True
     e = Expected((0, 0), (0, 0), None, UNDER_WAY)
-    if isinstance(bench.config.policy, Synchronous):
-        server, once = first_server(bench)
-        e = expect(bench, server, once, empty_report(bench, server, 0))
+    try:
+        if isinstance(bench.config.policy, Synchronous):
+            server, once = first_server(bench)
+            e = expect(bench, server, once, empty_report(bench, server, 0))
+    except Exception as error:  # a method's own; a finished run is not lost for want of a forecast
+        return {"down": None, "up": None, "why": f"no forecast: {type(error).__name__}: {error}"}
     if e.total is None:
         return {"down": None, "up": None, "why": e.why}
     different = e.total != (ledger.total("down"), ledger.total("up"))

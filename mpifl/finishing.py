@@ -84,6 +84,7 @@ def finish(
         summary["asynchronous"] = more
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger = taker.ledger.rows()
+    folders.write_csv(recorder.folder / "traffic.csv", taker.ledger.per_client())
     folders.write_csv(recorder.folder / "visits.csv", map(asdict, taker.ledger.moved), MOVED)
     rows = files if config.output.model else None
     recorder.close(rows, ledger, wire, bench.federation.sizes, server.memo, summary)

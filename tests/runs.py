@@ -26,6 +26,11 @@ RUNS: dict[str, list[str]] = {
     "ucfl-reduced": ["--algorithm", "ucfl", *HALF, "--system.collective", "reduce"],
     "fedavg-gathered": [*HALF, "--system.collective", "gather"],
     "ucfl-4": ["--algorithm", "{name: ucfl, streams: 4}", *HALF],
+    "compressed": [
+        *HALF,
+        *("--payload", "{dtype: bfloat16, compression: {name: qsgd, bits: 4}, error_feedback: true}"),
+        *("--network.name", "wireless-slow"),
+    ],
     "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
     "ucfl-parallel": ["--algorithm", "{name: ucfl, streams: 4, parallel: true}", *HALF],
 }

@@ -9,6 +9,7 @@ from cases import OPTIONS
 from mpifl import expected
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
+from mpifl.engine.ledger import Ledger
 from mpifl.engine.payload import Payload
 
 ROUNDS = 3
@@ -54,3 +55,18 @@ def test_the_form_of_messages_is_foretold(name, tmp_path):
     payload = Payload("bfloat16", header_bytes=20)
     assert foretold(name, payload=payload).total == sent(name, tmp_path, payload=payload)
     assert foretold(name, payload=payload).total < foretold(name).total
+
+
+def test_a_finished_run_is_not_lost_for_want_of_a_forecast(tmp_path):
+    """A method whose hooks stumble where nothing was trained: its summary says so."""
+
+    class Stumbling(type(CATALOGUE["fedavg"]())):
+        """Raises when asked what it would do."""
+
+        def reads(self, server, k):
+            """Fail."""
+            raise ZeroDivisionError("no rows")
+
+    bench = worlds.bench_of(worlds.config_of(Stumbling()), worlds.Tiny(), Single())
+    said = expected.settled(bench, Ledger(6))
+    assert said == {"down": None, "up": None, "why": "no forecast: ZeroDivisionError: no rows"}

@@ -227,6 +227,11 @@ class Ledger:
         self.moved += done
         return done
 
+    def per_client(self) -> list[dict[str, int]]:
+        """Return what each client moved in the whole run, by unicast, ready for `traffic.csv`."""
+        both = zip(self.up.tolist(), self.down.tolist(), strict=True)
+        return [{"client": k, "bytes_up": u, "bytes_down": d} for k, (u, d) in enumerate(both)]
+
     def rows(self) -> list[dict[str, object]]:
         """Return one row per entry, ready for `ledger.csv`."""
         names = [f.name for f in fields(Entry)]

@@ -35,6 +35,7 @@ def test_entries_by_hand():
     ]
     assert {(row["step"], row["kind"], row["name"]) for row in (everyone, one, up)} == {(1, "model", "model")}
     assert ledger.cast_bytes(1) == 40
+    assert ledger.per_client()[1] == {"client": 1, "bytes_up": 0, "bytes_down": 40}
     assert_array_equal(ledger.up, [40, 0, 0])
     assert_array_equal(ledger.down, [20, 40, 0])
     assert (ledger.total("up"), ledger.total("down", 1), ledger.total("down", 2)) == (40, 60, 0)

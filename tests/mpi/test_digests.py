@@ -77,7 +77,7 @@ def test_only_the_collective_may_change_without_changing_the_digest(runs_at):
     assert len(set(digests.values())) == len(digests), "every other run is one of its own"
 
 
-@pytest.mark.parametrize("file", ["clients.csv", "clusters.csv", "ledger.csv"])
+@pytest.mark.parametrize("file", ["clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "traffic.csv"])
 def test_tables_do_not_depend_on_the_ranks_either(file, runs_at):
     for name in RUNS:
         assert runs_at("alone").table(name, file) == runs_at("4 ranks").table(name, file)
