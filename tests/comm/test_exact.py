@@ -160,3 +160,16 @@ def test_fast_sums_agree_up_to_float32():
     found = fast_sums(list(x), w, torch.full((3, 100), np.nan))
     assert_allclose(found, w @ x.numpy(), rtol=1e-5, atol=1e-5)
     assert_array_equal(found[1], 0)
+
+
+@pytest.mark.parametrize(("rows", "uploads", "width"), [(2, 1, 5), (3, 7, 1000), (100, 40, 4000)])
+def test_uploads_side_by_side_give_the_bits_of_one_after_the_other(rows, uploads, width):
+    rng = np.random.default_rng(rows)
+    vectors = [rng.standard_normal(width).astype(np.float32) for _ in range(uploads)]
+    weights = rng.random((rows, uploads))
+    grid = exact.spacings(weights, np.array([np.abs(v).max() for v in vectors]))
+    found = np.zeros((2, rows, width), np.int64)
+    exact._add_in_turn(found[0], vectors, weights, grid)
+    exact._add_together(found[1], vectors, weights, grid)
+    assert_array_equal(found[0], found[1])
+    assert_allclose(found[0] * grid[:, None], weights @ np.stack(vectors), atol=1e-12, rtol=1e-9)
