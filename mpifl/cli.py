@@ -161,6 +161,16 @@ def _target(args: argparse.Namespace) -> float | None:
     return value
 
 
+@command("", runs="folder whose disk is checked (default: runs)")
+def doctor(transport: Transport, args: argparse.Namespace) -> None:
+    """Check this job before an expensive run: MPI, cores, GPUs, versions, clocks, speed, data, disk."""
+    from .doctor import doctor as examine
+
+    if not examine(transport, args.runs or "runs", lambda text: print(text, flush=True)):
+        transport.part()
+        raise SystemExit(1)
+
+
 @command("CONFIG")
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Say what a run would do, without training: sizes, collectives, memory, bytes per round."""

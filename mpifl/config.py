@@ -91,6 +91,8 @@ class SystemConfig:
         collective: `auto`, `reduce` or `gather`.
         cost: what `auto` goes by: `bytes`, `given` or `measured` seconds.
         shuffle: a seed that deals clients to ranks at random; None balances them.
+        watchdog_s: seconds without any sign of life (several times the longest round) after which every rank
+            writes its stacks to `logs/` in the run folder and the job ends; 0 never.
         scratch: folder for node-local client state; None picks shared memory or the temporary folder.
         stack: so many clients of a cohort are trained at once (`docs/performance.md`): other last bits than
             one after the other, the same for any number of ranks; 0 takes what measures fastest at the start.
@@ -105,6 +107,7 @@ class SystemConfig:
     cost: Any = field(default_factory=ByBytes)
     shuffle: int | None = None
     scratch: str | None = None
+    watchdog_s: float = 0.0
     keep_mb: int = 128
     stack: int = 1
 
@@ -112,6 +115,7 @@ class SystemConfig:
         require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")
         require(self.keep_mb >= 0, "keep_mb", self.keep_mb, "take 0 or more megabytes")
         require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
+        require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "take 0 (never) or more seconds")
         require(self.threads >= 1, "threads", self.threads, "take 1 or more")
         require(self.device in ("cpu", "cuda", "auto"), "device", self.device, "take cpu, cuda or auto")
         require(self.sums in ("exact", "fast"), "sums", self.sums, "take exact or fast")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from .observe import folder as folders
 from .observe.progress import Progress
 from .observe.recorder import Recorder
 from .observe.signals import Signals
+from .observe.watchdog import Watchdog
 
 
 def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
@@ -254,13 +256,16 @@ def run(
         saved = on_server(transport, keeper.find if resumed else keeper.create, everywhere=False)
         token = on_server(transport, lambda: f"{keeper.identity}-{secrets.token_hex(4)}")
         store = ClientStore(token, config.system.scratch, keeper.clients)
+        log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
+        dog = Watchdog(config.system.watchdog_s, lambda: transport.alive, log)
         try:
             taker = stepper(bench, store)
             recorder = keeper.recorder = Recorder(folder, bench.federation) if transport.is_server else None
             if saved is not None and recorder is not None:
                 keeper.restore(recorder)
             driver = engine(bench, taker, recorder, clock, keeper)
-            server = driver.run(_observer(bench, taker, recorder, progress), saved)
+            with dog:
+                server = driver.run(_observer(bench, taker, recorder, progress), saved)
             more = driver.summary() if isinstance(driver, Events) and transport.is_server else {}
             finish(bench, taker, recorder, server, start, more)
         finally:

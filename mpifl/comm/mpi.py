@@ -42,7 +42,9 @@ def guarded(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def call(self: Mpi, *args: Any, **options: Any) -> Any:
         try:
-            return verb(self, *args, **options)
+            out = verb(self, *args, **options)
+            self.alive = time.monotonic()
+            return out
         except MPI.Exception as error:
             if error.Get_error_class() not in LOSSES:
                 raise

@@ -8,6 +8,7 @@ scattered.
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +36,7 @@ class Transport(ABC):
         names: what each rank is called in messages: its first number, host, process.
         lost: names of the ranks that died on the way.
         wire: what this rank sent.
+        alive: when a verb last came to its end (`time.monotonic`).
     """
 
     rank: int
@@ -42,6 +44,7 @@ class Transport(ABC):
     nodes: tuple[int, ...]
     names: tuple[str, ...]
     lost: list[str]
+    alive: float = 0.0
     wire: Wire
 
     @property
@@ -134,14 +137,17 @@ class Single(Transport):
     def __init__(self) -> None:
         self.rank, self.size, self.nodes, self.wire = 0, 1, (0,), Wire()
         self.names, self.lost = (f"pid {os.getpid()}",), []
+        self.alive = time.monotonic()
 
     def deal(self, parcels: Sequence[Any] | None, purpose: str) -> Any:
         """Return the only parcel."""
+        self.alive = time.monotonic()
         assert parcels is not None
         return parcels[0]
 
     def collect(self, value: Any, purpose: str) -> list[Any] | None:
         """Return the only value."""
+        self.alive = time.monotonic()
         return [value]
 
     def census(self) -> list[dict[str, Any]] | None:

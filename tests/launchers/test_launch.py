@@ -96,7 +96,7 @@ def test_slurm_gives_each_task_of_an_array_its_seed_and_folder(stubs):
 
 
 def test_slurm_hands_the_warning_on_and_queues_the_job_again(stubs, tmp_path):
-    """A stub scheduler: the launcher sleeps until SIGUSR2 and ends with 75, scontrol notes how it was called."""
+    """A stub scheduler: the launcher sleeps until SIGUSR2 and ends with 75; scontrol notes its arguments."""
     (tmp_path / "mpirun").write_text(
         "#!/bin/bash\ntrap 'exit 75' USR2\ntouch started\nfor i in $(seq 600); do sleep 0.05; done\nexit 1\n"
     )
@@ -116,7 +116,7 @@ def test_slurm_hands_the_warning_on_and_queues_the_job_again(stubs, tmp_path):
 @pytest.mark.parametrize(("codes", "ended"), [("1 137 0", 0), ("1 1 1 1", 1), ("75 0", 75), ("2 0", 2)])
 def test_again_restarts_what_was_killed_and_nothing_else(codes, ended, tmp_path):
     program = f"""set -euo pipefail; source {LAUNCH}/common.sh; codes=({codes})
-    next() {{ local n; n=$(cat count 2>/dev/null || echo 0); echo $((n + 1)) > count; return "${{codes[$n]}}"; }}
+    next() {{ local n; n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; return "${{codes[$n]}}"; }}
     again 2 next"""
     done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == ended, done.stderr

@@ -1,0 +1,210 @@
+"""`mpirun -n P mpifl doctor`: what an expensive job should not find out by itself. Every rank calls."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .comm import Transport
+
+PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn", "mpi4py", "safetensors")
+BLOCK = 1 << 20  # float32 numbers of the bandwidth check: 4 MiB
+SKEW_SECONDS, FREE_BYTES = 1.0, 1 << 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table. `advice`: what to do where it is not good."""
+
+    name: str
+    good: bool
+    found: str
+    advice: str = ""
+
+
+def facts(transport: Transport) -> dict[str, Any]:
+    """Return what a rank knows of its place."""
+    mask = sorted(os.sched_getaffinity(0))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    local = getattr(transport, "local_rank", 0)
+    return {
+        "host": socket.gethostname(),
+        "node": transport.nodes[transport.rank],
+        "local_rank": local,
+        "cpus": ranges(mask),
+        "num_cpus": len(mask),
+        "threads": torch.get_num_threads(),
+        "omp": os.environ.get("OMP_NUM_THREADS"),
+        "gpus": gpus,
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "device": f"cuda:{local % gpus}" if gpus else "cpu",
+        "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "time": time.time(),
+    }
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return `0-3,7` for [0, 1, 2, 3, 7]."""
+    out: list[list[int]] = []
+    for n in numbers:
+        if out and out[-1][1] == n - 1:
+            out[-1][1] = n
+        else:
+            out.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def bindings(places: Sequence[dict[str, Any]]) -> str:
+    """Return the binding report: a line for each rank."""
+    head = f"{'rank':>4}  {'host':16} {'node':>4} {'local':>5}  {'cpus':16} {'threads':>7}  device"
+    lines = [
+        f"{r:>4}  {p['host'][:16]:16} {p['node']:>4} {p['local_rank']:>5}  {p['cpus'][:16]:16}"
+        f" {p['threads']:>7}  {p['device']}"
+        for r, p in enumerate(places)
+    ]
+    return "\n".join([head, *lines])
+
+
+def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
+    """Judge versions, clocks, cores and devices, on rank 0."""
+    out = []
+    odd = [r for r, p in enumerate(places) if p["versions"] != places[0]["versions"]]
+    out.append(
+        Check("versions", not odd, f"ranks unlike rank 0: {odd or 'none'}", "install the same environment")
+    )
+    skew = max(p["time"] for p in places) - min(p["time"] for p in places)
+    out.append(Check("clocks", skew < SKEW_SECONDS, f"{skew:.3f} s apart", "let the nodes keep time (NTP)"))
+    crowded = []
+    for node in sorted({p["node"] for p in places}):
+        mine = [p for p in places if p["node"] == node]
+        workers = len(mine) - (places[0] in mine and len(places) > 1)  # the server sleeps
+        cores = len({c for p in mine for c in _cores(p["cpus"])})
+        if workers * max(p["threads"] for p in mine) > cores:
+            crowded.append(f"{mine[0]['host']}: {workers} workers on {cores} cores")
+    advice = "fewer ranks or threads, or wider CPU masks (--bind-to, --cpus-per-task)"
+    out.append(Check("cores", not crowded, "; ".join(crowded) or "enough for every worker's threads", advice))
+    bare = [r for r, p in enumerate(places) if p["gpus"] == 0]
+    mixed = 0 < len(bare) < len(places)
+    seen = (
+        f"ranks without one: {bare}"
+        if mixed
+        else "none"
+        if bare
+        else f"{places[0]['gpus']} on the first node"
+    )
+    out.append(Check("GPUs", not mixed, seen, "ask for GPUs on every node, or take system.device: cpu"))
+    return out
+
+
+def _cores(text: str) -> set[int]:
+    parts = [part.split("-") for part in text.split(",")]
+    return {n for p in parts for n in range(int(p[0]), int(p[-1]) + 1)}
+
+
+def _collectives(transport: Transport) -> list[Check]:
+    """Send sums and rows whose results are known; every rank calls."""
+    size, out = transport.size, []
+    total = torch.full((1000,), transport.rank + 1, dtype=torch.int64)
+    transport.reduce(total, "doctor")
+    row = torch.arange(1000.0) if transport.is_server else torch.zeros(1000)
+    transport.share(row, "doctor")
+    rows = transport.gather(torch.full((1, 8), float(transport.rank)), [1] * size, "doctor")
+    ok = transport.collect(bool((row == torch.arange(1000.0)).all()), "doctor")
+    if ok is not None and rows is not None:
+        right = all(ok) and bool((total == size * (size + 1) // 2).all())
+        right = right and rows[:, 0].tolist() == [float(r) for r in range(size)]
+        out.append(
+            Check("collectives", right, "sums and rows are right", "this MPI loses numbers: another one")
+        )
+    times = []
+    for _ in range(5):
+        transport.meet()
+        start = time.perf_counter()
+        transport.share(torch.zeros(BLOCK), "doctor")
+        transport.meet()
+        times.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    for _ in range(20):
+        transport.meet()
+    latency = (time.perf_counter() - start) / 20
+    if transport.is_server:
+        speed = 4 * BLOCK / float(np.median(times)) / 1e6
+        found = f"4 MiB to all at {speed:.0f} MB/s, a barrier in {1e6 * latency:.0f} us"
+        advice = "is the fast fabric in use? see OMPI_MCA_pml, UCX_TLS"
+        out.append(Check("speed", size == 1 or speed > 20, found, advice))
+    return out
+
+
+def _folder(path: Path, what: str) -> Check:
+    """Judge free space and write speed of a folder."""
+    while not path.exists():
+        path = path.parent
+    free = shutil.disk_usage(path).free
+    try:
+        with tempfile.NamedTemporaryFile(dir=path) as file:
+            start = time.perf_counter()
+            file.write(bytes(1 << 25))
+            file.flush()
+            os.fsync(file.fileno())
+            speed = 32 / (time.perf_counter() - start)
+    except OSError as error:
+        return Check(what, False, f"{path}: {error.strerror}", "take another folder")
+    found = f"{path}: {free / 2**30:.1f} GiB free, {speed:.0f} MiB/s"
+    return Check(what, free > FREE_BYTES, found, "make room, or take another folder")
+
+
+def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], str] | None:
+    """Return the checks and the binding report on rank 0; every rank calls."""
+    transport.meet()
+    places = transport.collect(facts(transport), "doctor")
+    reach = transport.collect(not data or os.access(data, os.R_OK), "doctor")
+    speed = _collectives(transport)
+    if places is None or reach is None:
+        return None
+    library = getattr(transport, "library", "none: one process")
+    hosts = {p["host"] for p in places}
+    found = f"{library}; {transport.size} ranks on {len(hosts)} hosts"
+    checks = [Check("MPI", True, found), *_layout(places), *speed]
+    blind = [r for r, seen in enumerate(reach) if not seen]
+    where = f"{data or 'not set'}: " + (f"ranks {blind} cannot read it" if blind else "all ranks read it")
+    checks.append(Check("data", not blind, where, "put it where every node sees it (MPIFL_DATA)"))
+    return [*checks, _folder(Path(runs), "run folder")], bindings(places)
+
+
+def table(checks: Sequence[Check]) -> str:
+    """Return the checks as text."""
+    lines = []
+    for check in checks:
+        lines.append(f"{'ok ' if check.good else 'BAD'}  {check.name:12} {check.found}")
+        if not check.good:
+            lines.append(f"{'':17} -> {check.advice}")
+    return "\n".join(lines)
+
+
+def doctor(transport: Transport, runs: str, say: Callable[[str], None]) -> bool:
+    """Examine this job and say what was found on rank 0; return whether all is well, on every rank."""
+    seen = examine(transport, os.environ.get("MPIFL_DATA", ""), runs)
+    well = True
+    if seen is not None:
+        say(f"{table(seen[0])}\n\n{seen[1]}")
+        well = all(check.good for check in seen[0])
+    return bool(transport.tell(well, "doctor"))
