@@ -58,9 +58,10 @@ def gradients(loss: torch.Tensor, params: Sequence[torch.Tensor]) -> tuple[torch
     # torch.autograd.grad is this call behind checks that cost a tenth of a small step
     one = torch.ones_like(loss)
     found = _engine_run_backward((loss,), (one,), False, False, tuple(params), True, accumulate_grad=False)
-    if any(g is None for g in found):
-        found = tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True))
-    return found
+    # the fused update walks through memory: a gradient in another memory format would be added crosswise
+    return tuple(
+        torch.zeros_like(p) if g is None else g.contiguous() for g, p in zip(found, params, strict=True)
+    )
 
 
 class Update:

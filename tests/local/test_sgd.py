@@ -90,6 +90,30 @@ def test_the_flat_loop_is_the_optimiser_of_pytorch(config):
     )
 
 
+class Turned(nn.Module):
+    """A network whose gradients come in another memory format than its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x.to(memory_format=torch.channels_last)))
+
+
+def test_gradients_in_another_memory_format_are_the_same_gradients():
+    torch.manual_seed(0)
+    learner, config = Learner(Turned()), CONFIGS["momentum"]
+    trained = learner.sgd(learner.init, SPLIT, config, KEY)
+    torch.manual_seed(0)
+    model = Turned()
+    loss = F.cross_entropy(model(SPLIT.x), SPLIT.y)
+    strides = [g.stride() for g in torch.autograd.grad(loss, list(model.parameters()))]
+    assert strides != [p.stride() for p in model.parameters()], "otherwise this says nothing"
+    assert_close(trained.vector, reference(model, config)[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_momentum_does_not_cross_visits(optimizer):
     learner = Learner(built())
