@@ -341,4 +341,5 @@ def main(argv: Sequence[str]) -> int:
         print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)
         transport.abort(1)
         return 1
+    transport.leave()
     return 0

@@ -13,6 +13,7 @@ import functools
 import os
 import pickle
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -264,6 +265,13 @@ class Mpi(Transport):
         if 0 not in left:
             raise CannotGoOn(f"{names[0]}, the server, was lost")
         return left
+
+    def leave(self) -> None:
+        """Leave without MPI_Finalize where a rank was lost: it might wait for that one."""
+        if self.lost:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
 
     def abort(self, code: int) -> None:
         """Abort the job."""

@@ -122,6 +122,10 @@ class Transport(ABC):
             CannotGoOn: rank 0 is gone.
         """
 
+    def leave(self) -> None:
+        """The work is done, well."""
+        return
+
     @abstractmethod
     def abort(self, code: int) -> None:
         """End every rank, now."""
