@@ -15,6 +15,7 @@ import torch
 from . import config as configuration
 from .comm import RankLost
 from .core.types import Server
+from .doctor import ranges
 from .engine.failures import regroup
 from .engine.ledger import Moved
 from .engine.step import Stepper
@@ -25,6 +26,7 @@ from .observe.recorder import Recorder, digest
 if TYPE_CHECKING:
     from .experiment import Bench
 
+PLACE = ("host", "node", "device", "pid", "cpus", "visible_gpus")
 MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
 
@@ -35,8 +37,9 @@ def _together(bench: Bench, taker: Stepper, server: Server | None) -> tuple[Any,
         try:
             names = transport.tell(sorted(server.tables) if server is not None else None, "end")
             tables = {name: taker.tables.whole(name) for name in names}
-            here = transport.nodes[transport.rank]
-            place = (socket.gethostname(), here, str(bench.learner.device), os.getpid())
+            here, device = transport.nodes[transport.rank], str(bench.learner.device)
+            bound = ranges(sorted(os.sched_getaffinity(0))), os.environ.get("CUDA_VISIBLE_DEVICES")
+            place = (socket.gethostname(), here, device, os.getpid(), *bound)
             places = transport.collect(place, "end")
             wire = transport.census()
             transport.meet()
@@ -68,7 +71,7 @@ def finish(
         "threads_per_rank": config.system.threads,
         "mpi": getattr(transport, "library", None),
         "mpi_costs": None if taker.mixer.costs is None else taker.mixer.costs.tree(),
-        "places": [dict(zip(("host", "node", "device", "pid"), p, strict=True)) for p in places],
+        "places": [dict(zip(PLACE, p, strict=True)) for p in places],
     }
     folders.write_json(recorder.folder / "environment.json", folders.environment(layout))
     summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.memo))
