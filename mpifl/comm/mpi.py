@@ -32,6 +32,7 @@ TAGS = 30000  # tags of paired messages cycle through this many numbers; MPI gua
 HEADER, BLOCK = 30001, 30002
 POSTED = 32  # sends under way before it is worth asking which are over
 PARTING_SECONDS = 3.0
+NOTICE_SECONDS = 2.0  # in which the loss of a rank becomes known everywhere
 LOSSES = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}  # with `mpirun --with-ft ulfm`
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -47,7 +48,7 @@ def guarded(verb: Verb) -> Verb:
             self.alive = time.monotonic()
             return out
         except MPI.Exception as error:
-            if error.Get_error_class() not in LOSSES:
+            if not self.is_loss(error):
                 raise
             self.comm.Revoke()
             raise RankLost(str(error)) from error
@@ -247,7 +248,7 @@ class Mpi(Transport):
                 self._exit = self.comm.Dup()
                 return left
             except MPI.Exception as error:
-                if error.Get_error_class() not in LOSSES:
+                if not self.is_loss(error):
                     raise
 
     def _shrink(self) -> list[int]:
@@ -265,6 +266,23 @@ class Mpi(Transport):
         if 0 not in left:
             raise CannotGoOn(f"{names[0]}, the server, was lost")
         return left
+
+    def is_loss(self, error: MPI.Exception) -> bool:
+        """Return whether a rank was lost. A collective that breaks off may name another reason, and may do so
+        before the loss is known here.
+        """
+
+        def known() -> bool:
+            return bool(self.comm.Is_revoked() or self.comm.Get_failed().size)
+
+        if error.Get_error_class() in LOSSES:
+            return True
+        end = time.perf_counter() + NOTICE_SECONDS
+        try:
+            patiently(lambda: known() or time.perf_counter() > end)
+            return known()
+        except (MPI.Exception, NotImplementedError):  # an MPI without fault tolerance
+            return False
 
     def leave(self) -> None:
         """Leave without MPI_Finalize where a rank was lost: it might wait for that one."""
