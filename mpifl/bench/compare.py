@@ -38,7 +38,8 @@ def measure(workload: Workload, ranks: int, turns: int | None, options: Sequence
     config = configuration.load(workload.config, list(options))
     prepare(config.data, config.seed.data, download=False)
     workers = str(max(1, ranks - 1))
-    loop = [sys.executable, "-m", "mpifl.bench.loop", "SOCKET", workers, workload.config]
+    script = configuration.find("bench/loop.py").resolve()
+    loop = [sys.executable, str(script), "SOCKET", workers, workload.config]
     with scratch() as place:
         folder = Path(place)
         mine = ["mpifl.bench.job", "SOCKET", workload.config, "--system.scratch", place, *options]

@@ -2,7 +2,7 @@
 
 It is written as a good researcher writes it: data in memory as float tensors, one model object, plain
 `torch.optim.SGD`, no copies beyond loading the round's model. It only trains: no server, no averaging, no
-evaluation. Started by `mpifl bench`: python -m mpifl.bench.loop SOCKET WORKERS CONFIG.
+evaluation. Started by `mpifl bench`: python loop.py SOCKET WORKERS CONFIG.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from time import perf_counter
 from typing import Any
 
-from .line import Line
-from .usage import usage
+from mpifl.bench.line import Line
+from mpifl.bench.usage import usage
 
 
 def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line | None) -> None:
