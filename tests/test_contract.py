@@ -11,7 +11,7 @@ import worlds
 from cases import CASES, named
 from numpy.testing import assert_allclose
 
-from mpifl import config, study
+from mpifl import config
 from mpifl.algorithms import CATALOGUE, citation
 
 
@@ -110,17 +110,3 @@ def test_every_method_is_configured_by_its_name(name):
     assert built.algorithm == CATALOGUE[name]()
     again = config.build(config.Config, config.to_tree(built))
     assert again == built
-
-
-CONFIGS = Path(config.__file__).parents[1] / "configs"
-SHIPPED = sorted(
-    p for p in CONFIGS.rglob("*.yaml") if not p.name.startswith("_")
-)  # _x.yaml is a base for others
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.relative_to(CONFIGS).as_posix())
-def test_every_shipped_configuration_can_be_read(path):
-    tree = config.read(str(path))
-    varied = "vary" in tree
-    for loaded in [case.config for case in study.cases(tree)] if varied else [config.load(str(path))]:
-        assert config.build(config.Config, config.to_tree(loaded)) == loaded

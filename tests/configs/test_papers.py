@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpifl import config as configuration
+from mpifl import study
 from mpifl.comm import Single
 from mpifl.planning import describe
 
@@ -33,10 +34,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_configuration_loads_and_says_itself_again(name):
-    config = configuration.load(str(FOLDER / name))
-    again = configuration.build(configuration.Config, configuration.to_tree(config))
-    assert again == config
-    assert config.name == Path(name).stem
+    tree = configuration.read(str(FOLDER / name))
+    studied = [case.config for case in study.cases(tree)] if "vary" in tree else []
+    for config in studied or [configuration.load(str(FOLDER / name))]:
+        again = configuration.build(configuration.Config, configuration.to_tree(config))
+        assert again == config
+        assert config.name == Path(name).stem
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("papers/")])
