@@ -53,8 +53,7 @@ class FedAMP(Algorithm):
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start all clients alike."""
-        N = world.num_clients
-        return Server({"model": world.init(0)[None].expand(N, -1)}, np.arange(N))
+        return Server({"model": world.init(0).repeat(world.num_clients, 1)}, np.arange(world.num_clients))
 
     def serves(self, server: Server, k: int) -> Reads:
         """Judge by the client's own model."""
