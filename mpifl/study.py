@@ -7,14 +7,15 @@ deviations over `vary.seed`.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
+
+import numpy as np
 
 from . import config as configuration
 from .comm import Transport
@@ -24,7 +25,8 @@ from .driver import check_policy
 from .experiment import on_server, run
 from .observe import folder as folders
 from .observe.curves import Curve, draw
-from .observe.runs import load
+from .observe.metrics import over_runs
+from .observe.runs import load, read_rows
 from .retime import same_training, written
 
 FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
@@ -145,7 +147,7 @@ def _write(folder: Path, rows: list[dict[str, Any]], curves: list[Curve]) -> Non
 def _row(case: Case, folder: Path) -> dict[str, Any]:
     """Return a case's labels and final figures."""
     summary = json.loads((folder / "summary.json").read_text())
-    metrics = _rows(folder / "metrics.csv")
+    metrics = read_rows(folder / "metrics.csv")
     last, late = metrics[-1], [float(row["accuracy_mean"]) for row in metrics[len(metrics) // 2 :]]
     found: dict[str, Any] = {n: float(last[n]) for n in FIGURES if last.get(n) not in (None, "", "nan")}
     if "asynchronous" in summary:
@@ -156,17 +158,11 @@ def _row(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def _curve(case: Case, folder: Path) -> Curve:
-    metrics = _rows(folder / "metrics.csv")
+    metrics = read_rows(folder / "metrics.csv")
     axis = "virtual_seconds" if "virtual_seconds" in metrics[0] else "round"
-    events = folder / "events.csv"
-    lags = [int(row["staleness"]) for row in _rows(events)] if events.exists() else []
+    lags = [int(row["staleness"]) for row in read_rows(folder / "events.csv")]
     x, y = ([float(row[name]) for row in metrics] for name in (axis, "accuracy_mean"))
     return Curve(case.labels, axis.replace("_", " "), x, y, lags)
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open() as lines:
-        return list(csv.DictReader(lines))
 
 
 def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -188,7 +184,8 @@ def _spread(values: Sequence[Any]) -> Any:
     numbers = [v for v in values if isinstance(v, (int, float))]
     if len(set(values)) == 1 or len(numbers) < 2:
         return values[0]
-    return f"{mean(numbers):.4g} ± {stdev(numbers):.2g}"
+    centre, spread = over_runs(np.array(numbers))
+    return f"{centre:.4g} ± {spread:.2g}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

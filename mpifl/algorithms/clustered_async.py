@@ -18,7 +18,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, in_turn
 
-from .fedasync import STALENESS, weight_of
+from .fedasync import check_blending, train_near, weight_of
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,7 @@ class ClusteredAsync(Algorithm):
     needs = Needs(asynchronous=True)
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha <= 1, "alpha", self.alpha, "take a rate in (0, 1]")
-        known = ", ".join(STALENESS)
-        require(self.staleness in STALENESS, "staleness", self.staleness, f"take one of {known}")
-        require(self.a >= 0, "a", self.a, "take 0 or more")
-        require(self.b >= 0, "b", self.b, "take 0 or more")
-        require(self.rho >= 0, "rho", self.rho, "take 0 or more; 0 is no proximal term")
+        check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)
 
     def check(self, world: World) -> None:
         """The labels must be there, one for each client."""
@@ -60,11 +55,7 @@ class ClusteredAsync(Algorithm):
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train near the cluster's model."""
-        x = message["model"][0]
-        start = x[: client.layout.num_parameters]
-        pull = (lambda g, w: g + self.rho * (w - start)) if self.rho else None
-        w = client.sgd(x, key, direction=pull)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+        return train_near(message["model"][0], self.rho, client, key), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Blend each upload into its cluster, one after the other."""

@@ -15,6 +15,8 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, in_turn
+from mpifl.core.types import Vector
+from mpifl.local.directions import proximal
 
 STALENESS = ("constant", "polynomial", "hinge")
 
@@ -39,25 +41,30 @@ class FedAsync(Algorithm):
     needs = Needs(asynchronous=True)
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha <= 1, "alpha", self.alpha, "take a rate in (0, 1]")
-        require(
-            self.staleness in STALENESS, "staleness", self.staleness, f"take one of {', '.join(STALENESS)}"
-        )
-        require(self.a >= 0, "a", self.a, "take 0 or more")
-        require(self.b >= 0, "b", self.b, "take 0 or more")
-        require(self.rho >= 0, "rho", self.rho, "take 0 or more; 0 is no proximal term")
+        check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train near the model that was read."""
-        x = message["model"][0]
-        start = x[: client.layout.num_parameters]
-        pull = (lambda g, w: g + self.rho * (w - start)) if self.rho else None
-        w = client.sgd(x, key, direction=pull)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+        return train_near(message["model"][0], self.rho, client, key), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Blend each upload in, one after the other."""
         return Plan([in_turn(self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b))])
+
+
+def check_blending(alpha: float, staleness: str, a: float, b: float, rho: float) -> None:
+    """Raise `UserError` for what no blending can do."""
+    require(0 < alpha <= 1, "alpha", alpha, "take a rate in (0, 1]")
+    require(staleness in STALENESS, "staleness", staleness, f"take one of {', '.join(STALENESS)}")
+    require(a >= 0, "a", a, "take 0 or more")
+    require(b >= 0, "b", b, "take 0 or more")
+    require(rho >= 0, "rho", rho, "take 0 or more; 0 is no proximal term")
+
+
+def train_near(x: Vector, rho: float, client: Client, key: Key) -> Report:
+    """Train from `x` [d] with the proximal term rho/2 ||w - x||^2."""
+    w = client.sgd(x, key, direction=proximal(rho, x) if rho else None)
+    return client.report(model=w.vector, metrics={"train_loss": w.loss})
 
 
 def weight_of(staleness: str, lag: np.ndarray, a: float, b: float) -> np.ndarray:

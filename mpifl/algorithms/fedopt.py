@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import Algorithm, Key, Needs, Notes, Server, World
 from mpifl.core.mixing import Plan, average
 
 Second = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (v, Delta^2) -> the next v
@@ -46,10 +46,6 @@ class FedAdam(Algorithm):
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start with m = 0 and v = tau^2."""
         return _start(world, self.tau)
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the global model."""
-        return _train(message, client, key), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""
@@ -89,10 +85,6 @@ class FedYogi(Algorithm):
         """Start with m = 0 and v = tau^2."""
         return _start(world, self.tau)
 
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the global model."""
-        return _train(message, client, key), {}
-
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""
         return Plan([average(notes)])
@@ -117,11 +109,6 @@ def _start(world: World, tau: float) -> Server:
     m = torch.zeros(1, world.layout.num_parameters)
     tables = {"model": world.init(0)[None], "first": m, "second": torch.full_like(m, tau**2)}
     return Server(tables, np.zeros(world.num_clients, np.int64))
-
-
-def _train(message: Message, client: Client, key: Key) -> Report:
-    w = client.sgd(message["model"][0], key)
-    return client.report(model=w.vector, metrics={"train_loss": w.loss})
 
 
 def _adapted(old: Server, new: Server, eta: float, beta1: float, tau: float, second: Second) -> Server:
