@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
-from pathlib import Path
 
 import numpy as np
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.core.rng import Key
+
+from . import per_client
 
 
 class Delay(ABC):
@@ -163,12 +164,7 @@ class Measured(Delay):
 
     def check(self, num_clients: int) -> None:
         """Every client must have a row, and no other may."""
-        known = set(_durations(self.file))
-        unknown, missing = known - set(range(num_clients)), set(range(num_clients)) - known
-        remedy = f"{self.file} has rows of client {min(unknown, default=0)}; there are {num_clients} clients"
-        require(not unknown, "delay.file", self.file, remedy)
-        remedy = f"{self.file} has no row of client {min(missing, default=0)}; give every client one"
-        require(not missing, "delay.file", self.file, remedy)
+        per_client.check(_durations(self.file), num_clients, self.file, "delay.file")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Look up."""
@@ -179,17 +175,13 @@ class Measured(Delay):
 @lru_cache(maxsize=4)
 def _durations(file: str) -> dict[int, list[float]]:
     """Return client -> its durations, in the order of the file."""
-    require(Path(file).is_file(), "delay.file", file, "there is no such file; give a CSV of client, seconds")
-    out: dict[int, list[float]] = {}
-    with Path(file).open() as lines:
-        for number, row in enumerate(csv.DictReader(lines), 2):
-            try:
-                client, seconds = int(row["client"]), float(row["seconds"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(f"{file} line {number}", row, "needs a client and its seconds") from error
-            require(0 <= seconds < inf, f"{file} line {number}", seconds, "take 0 or more seconds")
-            out.setdefault(client, []).append(seconds)
-    return out
+
+    def parse(row: Mapping[str, str], place: str) -> float:
+        seconds = float(row["seconds"])
+        require(0 <= seconds < inf, place, seconds, "take 0 or more seconds")
+        return seconds
+
+    return per_client.read(file, "delay.file", "client, seconds", "a client and its seconds", parse)
 
 
 DELAYS: dict[str, type[Delay]] = {

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
-from pathlib import Path
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
+from . import per_client
 from .delay import Delay, ShiftedExponential
 
 MEGABIT = 125_000  # bytes
@@ -240,12 +240,7 @@ class NetworkTrace(Network):
 
     def check(self, num_clients: int) -> None:
         """Every client must have a row, and no other may."""
-        known = set(_links(self.file))
-        unknown, missing = known - set(range(num_clients)), set(range(num_clients)) - known
-        remedy = f"{self.file} has rows of client {min(unknown, default=0)}; there are {num_clients} clients"
-        require(not unknown, "network.file", self.file, remedy)
-        remedy = f"{self.file} has no row of client {min(missing, default=0)}; give every client one"
-        require(not missing, "network.file", self.file, remedy)
+        per_client.check(_links(self.file), num_clients, self.file, "network.file")
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
         """Look up."""
@@ -256,21 +251,16 @@ class NetworkTrace(Network):
 @lru_cache(maxsize=4)
 def _links(file: str) -> dict[int, list[Rates]]:
     """Return client -> its links, in the order of the file."""
-    require(Path(file).is_file(), "network.file", file, "there is no such file; give a CSV of links")
-    out: dict[int, list[Rates]] = {}
-    with Path(file).open() as lines:
-        for number, row in enumerate(csv.DictReader(lines), 2):
-            try:
-                client = int(row["client"])
-                down, up = float(row["downlink_bytes_s"]), float(row["uplink_bytes_s"])
-                latency = float(row.get("latency_s") or 0.0)
-            except (KeyError, TypeError, ValueError) as error:
-                remedy = "needs a client, downlink_bytes_s and uplink_bytes_s"
-                raise UserError(f"{file} line {number}", row, remedy) from error
-            require(down > 0 and up > 0, f"{file} line {number}", [down, up], "take positive rates")
-            require(0 <= latency < inf, f"{file} line {number}", latency, "take 0 or more seconds")
-            out.setdefault(client, []).append(Rates(down, up, latency))
-    return out
+
+    def parse(row: Mapping[str, str], place: str) -> Rates:
+        down, up = float(row["downlink_bytes_s"]), float(row["uplink_bytes_s"])
+        latency = float(row.get("latency_s") or 0.0)
+        require(down > 0 and up > 0, place, [down, up], "take positive rates")
+        require(0 <= latency < inf, place, latency, "take 0 or more seconds")
+        return Rates(down, up, latency)
+
+    needs = "a client, downlink_bytes_s and uplink_bytes_s"
+    return per_client.read(file, "network.file", "links", needs, parse)
 
 
 NETWORKS: dict[str, type[Network]] = {
