@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from mpifl.core import native
+
 MAGIC = 1.5 * 2.0**52
 SCRATCH = 1 << 14  # float64 numbers of scratch: 128 kB stay within a core's second cache
 
@@ -41,19 +43,15 @@ def partial_sums(
         grid: spacing of each row [K].
     """
     out.zero_()
-    sums, vectors = out.numpy(), [u.numpy() for u in uploads]
-    # the same bits either way: many full rows are quicker with all uploads side by side
-    if len(weights) > 1 and vectors and np.count_nonzero(weights) == weights.size:
-        _add_together(sums, vectors, weights, grid)
+    if native.AVAILABLE:
+        native.add_exactly(out, uploads, weights, MAGIC * grid)
     else:
-        _add_in_turn(sums, vectors, weights, grid)
+        _add(out.numpy(), [u.numpy() for u in uploads], weights, MAGIC * grid)
     return out
 
 
-def _add_in_turn(
-    sums: np.ndarray, vectors: Sequence[np.ndarray], weights: np.ndarray, grid: np.ndarray
-) -> None:
-    """Add one upload after the other to each row that it enters."""
+def _add(sums: np.ndarray, vectors: Sequence[np.ndarray], weights: np.ndarray, magics: np.ndarray) -> None:
+    """Do what `native.add_exactly` does."""
     width = sums.shape[1]
     scratch = np.empty(min(SCRATCH, width))
     for lo in range(0, width, SCRATCH):
@@ -61,34 +59,13 @@ def _add_in_turn(
         terms = scratch[: columns.stop - lo]
         bits = terms.view(np.int64)
         for k, row in enumerate(weights):
-            chosen, row_sum, magic = np.flatnonzero(row), sums[k, columns], MAGIC * float(grid[k])
+            chosen, row_sum, magic = np.flatnonzero(row), sums[k, columns], float(magics[k])
             for j in chosen.tolist():
                 np.multiply(vectors[j][columns], row[j], out=terms, dtype=np.float64)
                 np.add(terms, magic, out=terms)
                 np.add(row_sum, bits, out=row_sum)  # wraps around; so does what is taken off
             if len(chosen):
                 row_sum -= _bits(magic, len(chosen))
-
-
-def _add_together(
-    sums: np.ndarray, vectors: Sequence[np.ndarray], weights: np.ndarray, grid: np.ndarray
-) -> None:
-    """Weigh all uploads for one row after the other."""
-    m, width = len(vectors), sums.shape[1]
-    step = max(64, 8 * SCRATCH // m)
-    wide = np.empty((m, min(step, width)))
-    scratch = np.empty_like(wide)
-    for lo in range(0, width, step):
-        columns = slice(lo, min(lo + step, width))
-        block, terms = wide[:, : columns.stop - lo], scratch[:, : columns.stop - lo]
-        for j, vector in enumerate(vectors):
-            block[j] = vector[columns]
-        for k, row in enumerate(weights):
-            magic = MAGIC * float(grid[k])
-            np.multiply(block, row[:, None], out=terms)
-            np.add(terms, magic, out=terms)
-            np.add.reduce(terms.view(np.int64), axis=0, out=sums[k, columns])
-            sums[k, columns] -= _bits(magic, m)
 
 
 def _bits(magic: float, times: int) -> np.int64:

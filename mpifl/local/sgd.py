@@ -22,6 +22,7 @@ from mpifl.core.params import FlatModel, Part
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
+from .pooling import quicken
 from .stacked import Request
 from .together import Together
 from .update import Moving, Update
@@ -90,7 +91,7 @@ class Learner:
 
     def __init__(self, model: nn.Module, device: str | torch.device = "cpu") -> None:
         self.device = torch.device(device)
-        self.flat = FlatModel(model, self.device)
+        self.flat = FlatModel(quicken(model), self.device)
         self.layout = self.flat.layout
         self.init = self.flat.vector.clone()  # the vector the model came with
         self.auxiliary: Learner | None = None  # of the network beside the model

@@ -1,0 +1,117 @@
+/* Inner loops that neither NumPy nor PyTorch has: exact sums, and pooling of 2x2 windows. Called through ctypes by
+ * native.py. Every function gives the same bits as what it replaces, whatever the processor: products and sums are
+ * rounded one by one (-ffp-contract=off), and nothing is added in another order. */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+enum { BLOCK = 2048 }; /* columns at a time: their sums (16 kB) stay in a core's first cache */
+
+/* sums[k][i] += sum over j of the multiple of the grid that weights[k][j] * uploads[j][i] is rounded to; see comm/exact.py.
+ * sums: [rows, width]; uploads: num pointers to [width]; weights: [rows, num]; magic: 1.5 * 2^52 * grid spacing, [rows]. */
+FOR_EACH_PROCESSOR
+void add_exactly(uint64_t *restrict sums, const float *const *restrict uploads, const double *restrict weights,
+                 const double *restrict magic, ptrdiff_t rows, ptrdiff_t num, ptrdiff_t width)
+{
+    for (ptrdiff_t start = 0; start < width; start += BLOCK) {
+        const ptrdiff_t count = width - start < BLOCK ? width - start : BLOCK;
+        for (ptrdiff_t k = 0; k < rows; k++) {
+            uint64_t *restrict sum = sums + k * width + start, zero, terms = 0;
+            const double base = magic[k];
+            memcpy(&zero, &base, sizeof zero);
+            for (ptrdiff_t j = 0; j < num; j++) {
+                const double weight = weights[k * num + j];
+                const float *restrict upload = uploads[j] + start;
+                if (weight == 0)
+                    continue;
+                terms++;
+                for (ptrdiff_t i = 0; i < count; i++) {
+                    const double term = (double)upload[i] * weight + base;
+                    uint64_t bits;
+                    memcpy(&bits, &term, sizeof bits);
+                    sum[i] += bits; /* wraps around; so does what is taken off */
+                }
+            }
+            for (ptrdiff_t i = 0; i < count; i++)
+                sum[i] -= terms * zero;
+        }
+    }
+}
+
+/* The larger of a and b as PyTorch's pooling sees it: the first one on a tie, and a NaN before anything. */
+#define TAKES_OVER(b, a) ((b) > (a) || (b) != (b))
+
+/* Largest value of each 2x2 window, and where in its window it lies (0 to 3, row by row).
+ * x: [lines, 2, 2 * width]; out, where: [lines, width]. */
+FOR_EACH_PROCESSOR
+void max_pool(const float *restrict x, float *restrict out, uint8_t *restrict where, ptrdiff_t lines, ptrdiff_t width)
+{
+    for (ptrdiff_t line = 0; line < lines; line++) {
+        const float *restrict top = x + line * 4 * width, *restrict bottom = top + 2 * width;
+        float *restrict best = out + line * width;
+        uint8_t *restrict place = where + line * width;
+        for (ptrdiff_t i = 0; i < width; i++) {
+            const float a = top[2 * i], b = top[2 * i + 1], c = bottom[2 * i], d = bottom[2 * i + 1];
+            float value = a;
+            int32_t at = 0;
+            at = TAKES_OVER(b, value) ? 1 : at;
+            value = TAKES_OVER(b, value) ? b : value;
+            at = TAKES_OVER(c, value) ? 2 : at;
+            value = TAKES_OVER(c, value) ? c : value;
+            at = TAKES_OVER(d, value) ? 3 : at;
+            value = TAKES_OVER(d, value) ? d : value;
+            best[i] = value;
+            place[i] = (uint8_t)at;
+        }
+    }
+}
+
+/* Hands each window's gradient to where its largest value lay. grad, where: [lines, width]; out: [lines, 2, 2 * width]. */
+FOR_EACH_PROCESSOR
+void max_pool_backward(const float *restrict grad, const uint8_t *restrict where, float *restrict out, ptrdiff_t lines,
+                       ptrdiff_t width)
+{
+    for (ptrdiff_t line = 0; line < lines; line++) {
+        const float *restrict g = grad + line * width;
+        const uint8_t *restrict place = where + line * width;
+        float *restrict top = out + line * 4 * width, *restrict bottom = top + 2 * width;
+        for (ptrdiff_t i = 0; i < width; i++) {
+            const int32_t at = place[i];
+            const float value = g[i];
+            top[2 * i] = at == 0 ? value : 0.0f;
+            top[2 * i + 1] = at == 1 ? value : 0.0f;
+            bottom[2 * i] = at == 2 ? value : 0.0f;
+            bottom[2 * i + 1] = at == 3 ? value : 0.0f;
+        }
+    }
+}
+
+/* Mean of each 2x2 window, added row by row. x: [lines, 2, 2 * width]; out: [lines, width]. */
+FOR_EACH_PROCESSOR
+void mean_pool(const float *restrict x, float *restrict out, ptrdiff_t lines, ptrdiff_t width)
+{
+    for (ptrdiff_t line = 0; line < lines; line++) {
+        const float *restrict top = x + line * 4 * width, *restrict bottom = top + 2 * width;
+        float *restrict mean = out + line * width;
+        for (ptrdiff_t i = 0; i < width; i++)
+            mean[i] = (((top[2 * i] + top[2 * i + 1]) + bottom[2 * i]) + bottom[2 * i + 1]) * 0.25f;
+    }
+}
+
+/* Hands a quarter of each window's gradient to its four pixels. grad: [lines, width]; out: [lines, 2, 2 * width]. */
+FOR_EACH_PROCESSOR
+void mean_pool_backward(const float *restrict grad, float *restrict out, ptrdiff_t lines, ptrdiff_t width)
+{
+    for (ptrdiff_t line = 0; line < lines; line++) {
+        const float *restrict g = grad + line * width;
+        float *restrict top = out + line * 4 * width, *restrict bottom = top + 2 * width;
+        for (ptrdiff_t i = 0; i < width; i++)
+            top[2 * i] = top[2 * i + 1] = bottom[2 * i] = bottom[2 * i + 1] = g[i] * 0.25f;
+    }
+}

@@ -1,0 +1,93 @@
+"""Our loops for pooling against PyTorch's layers: the same bits, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mpifl.core import native
+from mpifl.local import Learner
+from mpifl.local.pooling import LEAST, MaxPool, MeanPool, quicken
+from mpifl.models import MODELS
+
+pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason="the loops in C were not built")
+PAIRS = {"max": (nn.MaxPool2d(2), MaxPool(2)), "mean": (nn.AvgPool2d(2), MeanPool(2))}
+
+
+def images(*shape: int) -> torch.Tensor:
+    """Return rectified noise with ties, infinities and NaN in it."""
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(1)).relu()
+    x.view(-1)[:: x.numel() // 7] = torch.inf
+    x.view(-1)[3 :: x.numel() // 5] = torch.nan
+    return x
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize(
+    "shape", [(32, 6, 24, 24), (1, 1, 128, 130), (3, 7, 30, 34), (4, 2, 3, 5), (20, 8, 25, 25)], ids=str
+)
+def test_value_and_gradient_have_the_bits_of_pytorch(kind, shape):
+    found = []
+    for layer in PAIRS[kind]:
+        x = images(*shape).requires_grad_()
+        out = layer(x)
+        torch.manual_seed(0)
+        out.backward(torch.randn_like(out))
+        found.append((out.detach(), x.grad))
+    for theirs, ours in zip(*found, strict=True):
+        assert torch.equal(theirs.nan_to_num(-7), ours.nan_to_num(-7))
+    assert found[0][0].isnan().any()
+    assert found[0][1].any()
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_what_is_not_contiguous_goes_to_pytorch(kind):
+    theirs, ours = PAIRS[kind]
+    x = torch.randn(16, 8, 24, 24).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(theirs(x), ours(x))
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_gradient_has_a_gradient(kind):
+    """d/dx of the squared gradient of the sum of squares, as PyTorch's layer has it."""
+    found = []
+    for layer in PAIRS[kind]:
+        x = torch.randn(1, 1, 128, 128, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        assert x.numel() >= LEAST
+        (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(grad.square().sum(), x)[0])
+    assert torch.allclose(*found)
+    assert found[0].any()
+
+
+def test_only_plain_windows_of_two_are_replaced():
+    plain = [nn.MaxPool2d(2), nn.AvgPool2d((2, 2)), nn.MaxPool2d(2, 2)]
+    other = [
+        nn.MaxPool2d(3),
+        nn.MaxPool2d(2, stride=1),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.AvgPool2d(2, padding=1),
+        nn.AvgPool2d(3),
+    ]
+    found = quicken(nn.Sequential(*plain, nn.Sequential(*other)))
+    assert [type(layer) for layer in found[:3]] == [MaxPool, MeanPool, MaxPool]
+    assert list(found[3]) == other
+
+
+def test_windows_rounded_up_stay_pytorchs():
+    layers = quicken(nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)))
+    x = torch.randn(64, 4, 15, 15)
+    assert layers(x).shape == (64, 4, 8, 8)
+
+
+def test_a_learner_pools_with_our_loops(monkeypatch):
+    module = Learner(MODELS["lenet5"]().build((1, 28, 28), 10)).flat.module
+    calls = []
+    true = native.mean_pool
+    monkeypatch.setattr(native, "mean_pool", lambda x: calls.append(x.shape) or true(x))
+    module(torch.zeros(32, 1, 28, 28))
+    assert calls == [(32, 6, 24, 24), (32, 16, 8, 8)]
