@@ -30,7 +30,8 @@ from .engine.delay import DELAYS, Constant, Delay
 from .engine.network import NETWORKS, Links, Network
 from .engine.pace import Availability
 from .engine.payload import Payload
-from .engine.policy import POLICIES, Synchronous
+from .engine.policy import POLICIES, ClientDecides, Synchronous
+from .engine.uploads import UPLOADS
 from .local import LocalConfig
 from .models import MODELS
 
@@ -214,6 +215,7 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (Config, "delay"): DELAYS,
     (Config, "clock"): CLOCKS,
     (Config, "network"): NETWORKS,
+    (ClientDecides, "uploads"): UPLOADS,
     (Payload, "compression"): COMPRESSIONS,
     (SystemConfig, "cost"): COSTS,
     (DataConfig, "source"): SOURCES,

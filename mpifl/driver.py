@@ -8,6 +8,7 @@ import numpy as np
 
 from .config import Config
 from .core.errors import require
+from .core.federation import Federation
 from .core.rng import key
 from .engine.checkpointing import Checkpointer, Never
 from .engine.clock import Clock
@@ -40,6 +41,12 @@ def pace_of(bench: Bench) -> Pace:
     return open_pace(config.delay, config.network, config.availability, system, n, model_bytes)
 
 
+def begin(config: Config, federation: Federation) -> None:
+    """Prepare the clients' data as the policy wants them; every rank calls."""
+    if not isinstance(config.policy, Synchronous):
+        config.policy.begin(federation)
+
+
 def check_policy(config: Config) -> None:
     """Raise `UserError` where a method cannot run under a policy."""
     if not isinstance(config.policy, Synchronous):
@@ -57,6 +64,7 @@ def check(bench: Bench) -> Clock | None:
     require(not config.network.shared, "network.cast", config.network.cast, remedy)
     check_policy(config)
     config.policy.concurrency(n, bench.num_sampled)
+    pace = config.policy.paced(pace, bench.federation)
     return open_clock(config.clock, config.policy, pace, n, key(config.seed.system))
 
 

@@ -24,8 +24,8 @@ from .core.params import Layout, flatten
 from .core.rng import key
 from .core.types import World
 from .data import CacheMissing, PoolFederation, open_federation, open_public
+from .driver import begin, engine, figures, stack_of
 from .driver import check as check_engine
-from .driver import engine, figures, stack_of
 from .engine.client_errors import DROP
 from .engine.events import Events
 from .engine.policy import Synchronous
@@ -167,6 +167,7 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
         federation = _open(config)
     if isinstance(federation, PoolFederation):
         federation.keep(config.system.keep_mb)
+    begin(config, federation)
     init = initial_vectors(config, federation.shape, federation.num_classes)
 
     def built() -> None:

@@ -151,6 +151,7 @@ def config_of(algorithm: Algorithm, **changes: Any) -> Config:
 
 def bench_of(config: Config, federation: Federation, transport: Transport) -> experiment.Bench:
     """Return what `experiment.prepare` would, for a federation that is already there."""
+    driver.begin(config, federation)
     init = experiment.initial_vectors(config, federation.shape, federation.num_classes)
     model = config.model.build(federation.shape, federation.num_classes)
     groups = federation.groups if config.algorithm.needs.groups else None

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from .errors import UserError
+
 
 @dataclass(frozen=True)
 class Split:
@@ -80,3 +82,20 @@ class Federation(ABC):
         if self.groups is None:
             return None
         return np.asarray(np.eye(int(self.groups.max()) + 1)[self.groups[k]])
+
+    def cycle(self, k: int, visit: int) -> int:
+        """Return the number of the data of client `k` at a visit: the visit's, unless it awaits drift."""
+        return visit
+
+    def await_drift(self, threshold: float, longest: int) -> None:
+        """Let a visit meet the first data that differ enough from those of the visit before.
+
+        Args:
+            threshold: total variation distance between the shares of the groups. longest: visits wait for at
+                most so many data.
+
+        Raises:
+            UserError: the data never change.
+        """
+        remedy = "the data of these clients do not change from visit to visit; take data.scenario ccfl"
+        raise UserError("policy.uploads", "drift", remedy)

@@ -11,6 +11,7 @@ import torch
 
 from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData, Federation, Split
+from mpifl.data.drifted import Drifted
 from mpifl.data.pool import Pool
 from mpifl.data.recent import Recent
 from mpifl.data.transforms import Finish, Op
@@ -60,7 +61,7 @@ class PoolFederation(Federation):
     def __init__(self, pool: Pool, world: World, allotment: Allotment, finish: Finish) -> None:
         self.pool = pool
         self._recent, self._static = Recent(0), world.drift is None
-        self.allotment = allotment
+        self.allotment: Allotment = allotment
         self.finish = finish
         self.sizes = allotment.sizes
         self.num_clients = len(self.sizes)
@@ -109,6 +110,16 @@ class PoolFederation(Federation):
         """Return the true share [groups] of each group in client `k`'s training data."""
         share = self.allotment.mixture(k, visit)
         return super().mixture(k, visit) if share is None else share
+
+    def cycle(self, k: int, visit: int) -> int:
+        """Return the number of the data that client `k` meets at a visit."""
+        return self.allotment.cycle(k, visit)
+
+    def await_drift(self, threshold: float, longest: int) -> None:
+        """Let a visit meet the first data that differ enough from those of the visit before."""
+        if self._static or not self.changes or self.allotment.mixture(0, 0) is None:
+            super().await_drift(threshold, longest)
+        self.allotment = Drifted(self.allotment, threshold, longest)
 
     def samples(self, k: int, split: str = "train", visit: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return client `k`'s images as uint8 [n, C, H, W], not yet normalised, and its labels int64 [n]."""

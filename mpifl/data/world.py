@@ -43,6 +43,10 @@ class Allotment(ABC):
         """Return the true share [groups] of each group in client `k`'s data, None if `groups` says it all."""
         return None
 
+    def cycle(self, k: int, visit: int) -> int:
+        """Return the number of the data that client `k` meets at a visit."""
+        return visit
+
     @property
     def test_pool(self) -> int:
         """Return the number of different test samples of all clients together."""

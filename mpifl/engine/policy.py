@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 
 from .clock import Clock, DrawnClock, Replay, ReplayClock, VirtualClock, WallClock, WallTime
 from .flight import Flight, Start
 from .pace import Pace
 from .trace import Trace
+from .uploads import OneEachStep, Uploads, always_there
 
 RATE = "take a rate in (0, 1]; 1 takes a step in full"
 
@@ -79,6 +81,14 @@ class Policy(ABC):
         cohort: list[int] = flight.sampler(1).tolist()
         return cohort
 
+    def begin(self, federation: Federation) -> None:
+        """Prepare the clients' data; every rank calls."""
+        return
+
+    def paced(self, pace: Pace, federation: Federation) -> Pace:
+        """Return the pace of visits, `pace` being that of devices and links."""
+        return pace
+
     def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
         """Return the clock of a run in virtual time. Default: the pace decides."""
         return VirtualClock(pace)
@@ -90,6 +100,19 @@ class Policy(ABC):
     def rates(self, lag: np.ndarray) -> np.ndarray:
         """Return how far a step goes for uploads that lag so many steps [m]."""
         return np.asarray(self.rate * (1.0 + lag) ** -self.staleness_a)
+
+
+class OneByOne(Policy):
+    """The server steps at every upload."""
+
+    @property
+    def singly(self) -> bool:
+        """One upload a step."""
+        return True
+
+    def ready(self, waiting: int, in_flight: int) -> bool:
+        """Step at once."""
+        return waiting >= 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +151,7 @@ class Barrier(Policy):
 
 
 @dataclass(frozen=True)
-class EveryArrival(Policy):
+class EveryArrival(OneByOne):
     """Fully asynchronous: the server steps at every arrival, `participation` visits are under way.
 
     Attributes:
@@ -139,18 +162,9 @@ class EveryArrival(Policy):
     rate: float = 0.6
     staleness_a: float = 0.5
 
-    @property
-    def singly(self) -> bool:
-        """One upload a step."""
-        return True
-
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """Return the configured number of visits."""
         return num_sampled
-
-    def ready(self, waiting: int, in_flight: int) -> bool:
-        """Step at once."""
-        return waiting >= 1
 
 
 @dataclass(frozen=True)
@@ -183,41 +197,46 @@ class Buffer(Policy):
 
 
 @dataclass(frozen=True)
-class ClientDecides(Policy):
-    """Client-centred (CCFL): all clients train all the time and each uploads when it chooses.
+class ClientDecides(OneByOne):
+    """Client-centred (CCFL): all clients are under way all the time and each uploads when it chooses.
 
-    In every server step one client, drawn uniformly, uploads; virtual time is the number of steps.
+    Attributes:
+        uploads: when a client uploads: one drawn for each step, at rates of their own, or when data drift.
+        max_staleness, rate, staleness_a: see `Policy`.
     """
 
+    uploads: Uploads = field(default_factory=OneEachStep)
     max_staleness: int | None = None
     rate: float = 0.6
     staleness_a: float = 0.5
-
-    @property
-    def singly(self) -> bool:
-        """One upload a step."""
-        return True
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
         """All clients are always under way."""
         return num_clients
 
-    def ready(self, waiting: int, in_flight: int) -> bool:
-        """Step at once."""
-        return waiting >= 1
-
     def first(self, flight: Flight) -> list[int]:
         """Start everyone."""
         return list(range(flight.sampler.num_clients))
 
+    def begin(self, federation: Federation) -> None:
+        """As the reason for uploads has it."""
+        self.uploads.begin(federation)
+
+    def paced(self, pace: Pace, federation: Federation) -> Pace:
+        """As the reason for uploads has it."""
+        return self.uploads.paced(pace, federation)
+
     def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
-        """Draw a client for each step."""
-        always_there(pace, "client_decides")
-        return DrawnClock(num_clients, key.of("uploads"))
+        """As the reason for uploads has it."""
+        return self.uploads.virtual_clock(pace, num_clients, key)
+
+    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+        """As the reason for uploads has it."""
+        return self.uploads.wall_clock(pace, scale)
 
 
 @dataclass(frozen=True)
-class DrawnStaleness(Policy):
+class DrawnStaleness(OneByOne):
     """Staleness by decree, as the original FedAsync simulates it: the upload of each step was trained on rows
     that are s steps old, s drawn uniformly from 0..most; virtual time is the number of steps.
 
@@ -235,11 +254,6 @@ class DrawnStaleness(Policy):
         require(self.most >= 0, "most", self.most, "take 0 (always fresh) or more steps")
 
     @property
-    def singly(self) -> bool:
-        """One upload a step."""
-        return True
-
-    @property
     def versions(self) -> int:
         """As many as may be asked for."""
         return self.most + 1
@@ -249,10 +263,6 @@ class DrawnStaleness(Policy):
         remedy = f"up to {self.most + 1} visits are under way, and there are {num_clients} clients"
         require(self.most < num_clients, "policy.most", self.most, remedy)
         return self.most + 1
-
-    def ready(self, waiting: int, in_flight: int) -> bool:
-        """Step at once."""
-        return waiting >= 1
 
     def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
         """Visits arrive in the order they start."""
@@ -274,12 +284,6 @@ class DrawnStaleness(Policy):
                 break
             out.append((client, version))
         return out
-
-
-def always_there(pace: Pace, name: str) -> None:
-    """Raise `UserError` where clients drop out under a policy that draws who uploads."""
-    remedy = f"policy {name} draws who uploads in each step; take another policy, or off_s: 0"
-    require(not pace.presence.model.off_s, "availability.off_s", pace.presence.model.off_s, remedy)
 
 
 def open_clock(kind: object, policy: Policy, pace: Pace, num_clients: int, key: Key) -> Clock:

@@ -26,6 +26,14 @@ RUNS: dict[str, list[str]] = {
     "ccfl": ["--algorithm", f"{{name: ccfl, {BARS}}}", *CCFL],
     "fedsoft": ["--algorithm", "{name: fedsoft_async, pretrain_epochs: 1}", *CCFL],
     "local": ["--algorithm", "local", *CCFL],
+    "drift": [
+        *("--algorithm", "fedasync", *CCFL, "--delay", "{name: exponential, mean_s: 2}"),
+        *("--policy", "{name: client_decides, uploads: {name: drift, threshold: 0.15}}"),
+    ],
+    "rates": [
+        *("--algorithm", "fedasync", "--rounds", "12", "--availability", "{on_s: 20, off_s: 5}"),
+        *("--policy", "{name: client_decides, uploads: {name: rates, mean_s: 3}}"),
+    ],
     "scaffold": ["--algorithm", "scaffold", "--policy", "{name: buffer, size: 2}", *FEW],
     "drawn": ["--algorithm", "fedasync", "--policy", "{name: drawn_staleness, most: 3}", "--rounds", "12"],
     "linked": [
@@ -39,7 +47,8 @@ RUNS: dict[str, list[str]] = {
     ],
 }
 REAL = {  # on the wall clock, slow clients held back
-    name: [*RUNS[name], "--clock", "{name: wall, scale: 0.004}"] for name in ("fedasync", "fedbuff", "ccfl")
+    name: [*RUNS[name], "--clock", "{name: wall, scale: 0.004}"]
+    for name in ("fedasync", "fedbuff", "ccfl", "drift")
 }
 
 

@@ -1,0 +1,175 @@
+"""When the clients of policy `client_decides` upload: one a step, at rates of their own, or after drift.
+
+The last two say how long a client lets pass between two uploads, as a model of delays: in virtual time the
+order of uploads is known before anything is trained, and the same on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.federation import Federation
+from mpifl.core.rng import Key
+
+from . import per_client
+from .clock import Clock, DrawnClock, VirtualClock, WallClock
+from .delay import Delay
+from .pace import Pace
+
+Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data it meets then
+
+
+class Uploads(ABC):
+    """Why a client uploads."""
+
+    def begin(self, federation: Federation) -> None:
+        """Prepare the clients' data; every rank calls."""
+        return
+
+    @abstractmethod
+    def paced(self, pace: Pace, federation: Federation) -> Pace:
+        """Return the pace at which clients upload, `pace` being that of their devices and links."""
+
+    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
+        """Return the clock of a run in virtual time."""
+        return VirtualClock(pace)
+
+    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+        """Return the clock of a run in real time."""
+        return WallClock(pace, scale)
+
+
+@dataclass(frozen=True)
+class OneEachStep(Uploads):
+    """In every server step one client, drawn uniformly, uploads; virtual time is the number of steps."""
+
+    def paced(self, pace: Pace, federation: Federation) -> Pace:
+        """Devices and links make no difference."""
+        return pace
+
+    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
+        """Draw a client for each step."""
+        always_there(pace, "client_decides")
+        return DrawnClock(num_clients, key.of("uploads"))
+
+
+@dataclass(frozen=True)
+class Rates(Uploads):
+    """Every client uploads at random times, at a rate of its own: a Poisson process for each.
+
+    A visit lasts until its client's next time, and at least as long as the delay model says.
+
+    Attributes:
+        mean_s: seconds between two uploads of a client in the mean; the median over clients.
+        sigma: of the logarithm of the clients' means; 0: all upload at one rate.
+        file: a CSV file with the columns `client` and `mean_s`, one row for each client, instead of drawing.
+    """
+
+    mean_s: float = 10.0
+    sigma: float = 1.0
+    file: str = ""
+
+    def __post_init__(self) -> None:
+        require(0 < self.mean_s < inf, "mean_s", self.mean_s, "take a positive number of seconds")
+        require(0 <= self.sigma < inf, "sigma", self.sigma, "take 0 (equal rates) or more")
+
+    def mean(self, client: int, key: Key) -> float:
+        """Return the mean seconds between two uploads of a client."""
+        if self.file:
+            return _means(self.file)[client][0]
+        return float(self.mean_s * np.exp(self.sigma * key.of("rate", client).numpy().standard_normal()))
+
+    def paced(self, pace: Pace, federation: Federation) -> Pace:
+        """Let every visit wait for its client's next time."""
+        if self.file:
+            per_client.check(_means(self.file), federation.num_clients, self.file, "policy.uploads.file")
+        return replace(pace, delay=_AtRates(self, pace.delay))
+
+    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+        """Rates are per simulated second."""
+        remedy = "rates need simulated seconds; take a scale above 0, or clock virtual"
+        require(scale > 0, "clock.scale", scale, remedy)
+        return super().wall_clock(pace, scale)
+
+
+@lru_cache(maxsize=4)
+def _means(file: str) -> dict[int, list[float]]:
+    def parse(row: Mapping[str, str], place: str) -> float:
+        seconds = float(row["mean_s"])
+        require(0 < seconds < inf, place, seconds, "take a positive number of seconds")
+        return seconds
+
+    needs = "a client and the mean seconds between its uploads"
+    return per_client.read(file, "policy.uploads.file", "client, mean_s", needs, parse)
+
+
+@dataclass(frozen=True)
+class _AtRates(Delay):
+    rates: Rates
+    work: Delay
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Return the longer of the time to the client's next upload and that of its work."""
+        mean = self.rates.mean(client, key)
+        gap = float(key.of("gap", client, visit).numpy().exponential(mean))
+        return max(gap, self.work.seconds(client, visit, key))
+
+
+@dataclass(frozen=True)
+class Drift(Uploads):
+    """A client trains and uploads when its data have drifted since its last upload.
+
+    It gets new data in cycles that last as long as the delay model says. Where they differ by less than
+    `threshold` from those of its last upload it keeps the model that it has, and nothing is sent. Local
+    detection of drift in place of a schedule: FedConD (Chen et al., IEEE Big Data 2021) goes by losses,
+    Fielding (arXiv:2411.01580) by label distributions; here by the true shares of the groups, which stand for
+    a detector that does not err.
+
+    Attributes:
+        threshold: total variation distance in [0, 1] between the shares of the groups in the data; with 0 a
+            client uploads in every cycle.
+        longest: cycles after which a client uploads in any case.
+    """
+
+    threshold: float = 0.1
+    longest: int = 100
+
+    def __post_init__(self) -> None:
+        require(0 <= self.threshold <= 1, "threshold", self.threshold, "take a distance of shares in [0, 1]")
+        require(self.longest >= 1, "longest", self.longest, "take 1 (every cycle) or more cycles")
+
+    def begin(self, federation: Federation) -> None:
+        """Visits meet drifted data only."""
+        federation.await_drift(self.threshold, self.longest)
+
+    def paced(self, pace: Pace, federation: Federation) -> Pace:
+        """Let every visit wait for its data."""
+        return replace(pace, delay=_AfterDrift(federation.cycle, pace.delay))
+
+
+@dataclass(frozen=True)
+class _AfterDrift(Delay):
+    cycle: Cycle
+    work: Delay
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        """Return the seconds of all cycles since the client's last visit."""
+        last = self.cycle(client, visit - 1) if visit else -1
+        cycles = range(last + 1, self.cycle(client, visit) + 1)
+        return sum(self.work.seconds(client, c, key) for c in cycles)
+
+
+def always_there(pace: Pace, name: str) -> None:
+    """Raise `UserError` where clients drop out under a policy that draws who uploads."""
+    remedy = f"policy {name} draws who uploads in each step; take another policy, or off_s: 0"
+    require(not pace.presence.model.off_s, "availability.off_s", pace.presence.model.off_s, remedy)
+
+
+UPLOADS: dict[str, type[Uploads]] = {"one_each_step": OneEachStep, "rates": Rates, "drift": Drift}
