@@ -98,6 +98,7 @@ class SystemConfig:
         stack: so many clients of a cohort are trained at once (`docs/performance.md`): other last bits than
             one after the other, the same for any number of ranks; 0 takes what measures fastest at the start.
         keep_mb: megabytes of clients' finished samples that each rank keeps at hand; 0 for none.
+        graphs: replay steps of SGD as CUDA graphs (GPUs only; `docs/performance.md`).
     """
 
     ranks: int | None = None
@@ -111,6 +112,7 @@ class SystemConfig:
     watchdog_s: float = 0.0
     keep_mb: int = 128
     stack: int = 1
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")

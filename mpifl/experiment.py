@@ -96,6 +96,8 @@ def initial_vectors(
 def device_of(config: Config, local_rank: int) -> str:
     """Return the device of a rank: GPUs of a node in turn by local rank."""
     if config.system.device == "cpu" or (config.system.device == "auto" and not torch.cuda.is_available()):
+        remedy = "CUDA graphs need a GPU, and this run trains on the CPU; leave them out"
+        require(not config.system.graphs, "system.graphs", True, remedy)
         return "cpu"
     remedy = "no GPU is visible to PyTorch here; take cpu or auto"
     require(torch.cuda.is_available(), "system.device", config.system.device, remedy)
@@ -188,7 +190,7 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     )
     num_sampled = on_server(transport, lambda: check(config, federation, world))
     learner = Learner(model, device_of(config, getattr(transport, "local_rank", 0)))
-    learner.init = start.to(learner.device)
+    learner.init, learner.graphs = start.to(learner.device), config.system.graphs
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
         on_server(transport, lambda: furnish(config, federation, world, learner) and None)
     world = furnish(config, federation, world, learner, transport.is_server)

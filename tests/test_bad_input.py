@@ -106,6 +106,10 @@ OPTIONS = {
     "output where nobody may": (["--output.folder", "/proc/runs"], ["output.folder", "cannot be written"]),
     "more ranks than there are": (["--system.ranks", "2"], ["system.ranks = 2", "mpirun -n 2"]),
     "unknown device": (["--system.device", "tpu"], ["system.device = 'tpu'"]),
+    "CUDA graphs on the CPU": (
+        ["--system.device", "cpu", "--system.graphs", "true"],
+        ["system.graphs = True", "need a GPU"],
+    ),
     "an option without value": (["--rounds"], ["--rounds", "needs a value"]),
     "a value without option": (["rounds", "3"], ["rounds", "--key.path"]),
     "a value that is not YAML": (["--model", "{name: mlp"], ["--model", "YAML"]),

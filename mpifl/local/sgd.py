@@ -22,8 +22,9 @@ from mpifl.core.params import FlatModel, Part
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
+from .graphs import Replay
 from .pooling import quicken
-from .stacked import Request
+from .stacked import RANDOM, Request
 from .together import Together
 from .update import Moving, Update
 
@@ -97,8 +98,10 @@ class Learner:
         self.auxiliary: Learner | None = None  # of the network beside the model
         self.together: Together | None = None  # where visits wait for each other, to be trained in a stack
         self.idle = False  # a plan: no batch is ever handed out
+        self.graphs = False  # replay captured steps where nothing but the batch changes
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)
+        self._replays: dict[tuple[object, ...], Replay] = {}
         self._moving: dict[tuple[tuple[int, int], ...] | None, Moving] = {}
         self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
@@ -126,22 +129,54 @@ class Learner:
             trained: Trained = self.together.ask(Request(start, split, config, key, step, direction, part))
             return trained
         module = self.flat.load(start, train=True)
+        plain = loss is None and direction is None
         loss, lr = loss or cross_entropy, config.lr_at(step)
         update = Update(self, config, lr, part, direction)
         total, augmented = torch.zeros((), device=self.device), config.augment != "none"
-        torch.default_generator.manual_seed(key.of("dropout").entropy >> 65)
+        self._seed(key.of("dropout"))
         with nullcontext() if part is None else _only(module, self.flat, part):
+            replay = self._replay(start, split, config, part, lr) if plain and self.graphs else None
             for index in self.batches(split, config, key):
+                if replay is not None and len(index) == config.batch_size:
+                    replay(split, index)
+                    update.steps += 1
+                    continue
                 x, y = split.x.index_select(0, index), split.y.index_select(0, index)
                 if augmented:
                     x = AUGMENTATIONS[config.augment](x, key.of("augment", update.steps))
                 value = loss(module, x, y, index)
                 update(value)
                 total += value.detach()
+        if replay is not None:
+            total += replay.total
         steps = update.steps
         mean = float(total) / steps if steps else 0.0
         momentum = config.momentum if config.optimizer == "sgd" else 0.0
         return Trained(self.flat.vector.clone(), steps, mean, lr, momentum)
+
+    def _seed(self, key: Key) -> None:
+        """Let what a model draws begin at `key`."""
+        generator = torch.default_generator
+        if self.device.type == "cuda":
+            generator = torch.cuda.default_generators[self.device.index or 0]
+        generator.manual_seed(key.entropy >> 65)
+
+    def _replay(
+        self, start: torch.Tensor, split: Split, config: LocalConfig, part: Part | None, lr: float
+    ) -> Replay | None:
+        """Return the captured step for these batches, made where it is new; None where no batch is full, or
+        where more than the batch changes from step to step.
+        """
+        fits = config.optimizer == "sgd" and config.augment == "none" and len(split) >= config.batch_size
+        if not fits or any(isinstance(m, RANDOM) for m in self.flat.module.modules()):
+            return None
+        where = None if part is None else tuple((s.start, s.stop) for s in part)
+        address = config.momentum, config.weight_decay, config.batch_size, where, tuple(split.x.shape[1:])
+        if address not in self._replays:
+            self._replays[address] = Replay(self, config, part, split)
+            self.flat.load(start)
+        self._replays[address].begin(lr)
+        return self._replays[address]
 
     def batches(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
         """Yield the index of each batch; a lone last sample is left out where batch norm could not take

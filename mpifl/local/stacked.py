@@ -23,6 +23,7 @@ from mpifl.core.params import Part
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
+from .update import fused_sgd
 
 if TYPE_CHECKING:
     from .sgd import Learner, LocalConfig
@@ -159,18 +160,7 @@ class _Stack:
         if self.config.optimizer == "adam":
             _adam(weights, grads, first, second, self.config, self.lr, step + 1)
             return
-        torch._fused_sgd_(
-            weights,
-            [g.contiguous() for g in grads],
-            first if self.config.momentum else [],
-            weight_decay=self.config.weight_decay,
-            momentum=self.config.momentum,
-            lr=self.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=step == 0,
-        )
+        fused_sgd(weights, [g.contiguous() for g in grads], first, self.config, self.lr, step == 0)
 
     def _directed(self, active: int, grads: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the gradients as each client's method changes them, given flat [p] as it expects them."""

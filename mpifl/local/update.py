@@ -64,16 +64,49 @@ def gradients(loss: torch.Tensor, params: Sequence[torch.Tensor]) -> tuple[torch
     )
 
 
+def fused_sgd(
+    weights: list[torch.Tensor],
+    grads: list[torch.Tensor] | tuple[torch.Tensor, ...],
+    momenta: list[torch.Tensor],
+    config: LocalConfig,
+    lr: float | torch.Tensor,
+    first: bool,
+) -> None:
+    """Take a step of SGD on all tensors at once.
+
+    Args:
+        first: the momentum becomes the gradient, whatever was there.
+    """
+    torch._fused_sgd_(
+        weights,
+        grads,
+        momenta if config.momentum else [],
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=first,
+    )
+
+
 class Update:
     """Moves the weights of a learner's model against the gradient of a loss.
 
     Args:
         part: the slices that move; None for all parameters.
+        lr: learning rate; a tensor is read at every step (SGD only).
         direction: changes the flat gradient before each step.
     """
 
     def __init__(
-        self, learner: Learner, config: LocalConfig, lr: float, part: Part | None, direction: Direction | None
+        self,
+        learner: Learner,
+        config: LocalConfig,
+        lr: float | torch.Tensor,
+        part: Part | None,
+        direction: Direction | None,
     ) -> None:
         self.config, self.lr, self.direction, self.steps = config, lr, direction, 0
         moving = learner.moving(part)
@@ -110,18 +143,7 @@ class Update:
     def _sgd(
         self, w: list[torch.Tensor], g: list[torch.Tensor] | tuple[torch.Tensor, ...], m: list[torch.Tensor]
     ) -> None:
-        torch._fused_sgd_(
-            w,
-            g,
-            m if self.config.momentum else [],
-            weight_decay=self.config.weight_decay,
-            momentum=self.config.momentum,
-            lr=self.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=self.steps == 1,  # then the momentum is the gradient, whatever was there
-        )
+        fused_sgd(w, g, m, self.config, self.lr, self.steps == 1)
 
     def _adam(
         self, w: list[torch.Tensor], g: list[torch.Tensor], m: list[torch.Tensor], v: list[torch.Tensor]
@@ -133,4 +155,4 @@ class Update:
             mi.mul_(b1).add_(gi, alpha=1 - b1)
             vi.mul_(b2).addcmul_(gi, gi, value=1 - b2)
             scale = (vi / (1 - b2**t)).sqrt_().add_(1e-8)
-            wi.addcdiv_(mi, scale, value=-self.lr / (1 - b1**t))
+            wi.addcdiv_(mi, scale, value=-float(self.lr) / (1 - b1**t))
