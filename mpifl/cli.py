@@ -17,6 +17,8 @@ from .core.memory import keep_freed
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: try again
 
+FLAGS = ("witness",)  # options without a value
+
 Command = Callable[[Transport, argparse.Namespace], None]
 COMMANDS: dict[str, tuple[Command, str, dict[str, str]]] = {}
 
@@ -161,12 +163,22 @@ def _target(args: argparse.Namespace) -> float | None:
     return value
 
 
-@command("", runs="folder whose disk is checked (default: runs)")
+@command(
+    "",
+    runs="folder whose disk is checked (default: runs)",
+    witness="instead, hold mpifl's counts of MPI bytes against Open MPI's own monitoring",
+)
 def doctor(transport: Transport, args: argparse.Namespace) -> None:
     """Check this job before an expensive run: MPI, cores, GPUs, versions, clocks, speed, data, disk."""
     from .doctor import doctor as examine
+    from .witness import witness
 
-    if not examine(transport, args.runs or "runs", lambda text: print(text, flush=True)):
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    none_left(args)
+    well = witness(transport, say) if args.witness else examine(transport, args.runs or "runs", say)
+    if not well:
         transport.part()
         raise SystemExit(1)
 
@@ -305,7 +317,10 @@ def parser() -> argparse.ArgumentParser:
         if usage:
             sub.add_argument(usage.rstrip("."), nargs="*" if several else None)
         for option, text in options.items():
-            sub.add_argument(f"--{option}", metavar="VALUE" if several else "PATH", help=text)
+            if option in FLAGS:
+                sub.add_argument(f"--{option}", action="store_true", help=text)
+            else:
+                sub.add_argument(f"--{option}", metavar="VALUE" if several else "PATH", help=text)
         sub.add_argument("-q", "--quiet", action="store_true", help="no progress")
     return out
 
@@ -317,7 +332,7 @@ def main(argv: Sequence[str]) -> int:
     args, rest = parser().parse_known_args(argv)
     args.options = rest
     keep_freed()
-    transport = connect()
+    transport = connect(monitored=getattr(args, "witness", False))
     try:
         COMMANDS[args.command][0](transport, args)
         sys.stdout.flush()

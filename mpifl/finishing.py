@@ -43,6 +43,7 @@ def _together(bench: Bench, taker: Stepper, server: Server | None) -> tuple[Any,
             places = transport.collect(place, "end")
             wire = transport.census()
             transport.meet()
+            transport.wire.clear()  # of a study, each case counts its own
             return tables, places, wire
         except RankLost:
             regroup(taker)

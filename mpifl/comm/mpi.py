@@ -85,7 +85,7 @@ class Mpi(Transport):
         local = parent.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank = local.rank
         first = MPI.Group.Translate_ranks(local.group, [0], self.comm.group)[0]
-        local.Free()
+        self._local = local  # never freed: Open MPI's monitoring would read it all the same
         name = f"rank {self.rank} on {socket.gethostname()}, pid {os.getpid()}"
         self.names, leaders = zip(*self.tell(self.collect((name, first), "layout"), "layout"), strict=True)
         order = {leader: number for number, leader in enumerate(sorted(set(leaders)))}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .monitoring import prepare
 from .wire import Wire
 
 LAUNCHERS = (
@@ -201,10 +202,16 @@ def launched() -> bool:
     return any(name in os.environ for name in LAUNCHERS)
 
 
-def connect() -> Transport:
-    """Return the transport of this process: MPI when started by an MPI launcher, otherwise `Single`."""
+def connect(monitored: bool = False) -> Transport:
+    """Return the transport of this process: MPI when started by an MPI launcher, otherwise `Single`.
+
+    Args:
+        monitored: ask Open MPI to count what it sends; works only before MPI has started.
+    """
     if not launched():
         return Single()
+    if monitored:
+        prepare()
     from .mpi import Mpi
 
     transport = Mpi()

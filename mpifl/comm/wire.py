@@ -45,6 +45,10 @@ class Wire:
         count.bytes += sent
         return _Call(count)
 
+    def clear(self) -> None:
+        """Count from nothing."""
+        self.counts.clear()
+
     @property
     def bytes(self) -> int:
         """All bytes sent by this rank."""

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import worlds
-from launchers.monitoring import parse_monitoring
 from numpy.testing import assert_allclose
 from runs import CONFIG, RUNS, SCRIPT, Runs
+
+from mpifl.comm.monitoring import parse_monitoring
 
 PLACES = {  # name -> ranks (None: no mpirun), options of all runs
     "alone": (None, []),

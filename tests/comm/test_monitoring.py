@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from launchers.monitoring import Count, parse_monitoring
+
+from mpifl.comm.monitoring import Count, parse_monitoring
 
 PROGRAM = """
 import numpy as np
