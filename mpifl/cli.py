@@ -53,11 +53,18 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
 
 @command("RUN")
 def resume(transport: Transport, args: argparse.Namespace) -> None:
-    """Go on with a run from its last checkpoint, at any number of ranks; options are --key.path value."""
+    """Go on with a run from its last checkpoint, at any number of ranks; options are --key.path value. A
+    study's folder: run what is left of it.
+    """
     from .experiment import load_everywhere, on_server
     from .experiment import run as run_experiment
+    from .study import STUDY, go_on
 
     folder = Path(args.RUN)
+    if on_server(transport, (folder / STUDY).is_file):
+        none_left(args)
+        go_on(folder, transport, args.quiet)
+        return
     complete = on_server(transport, lambda: is_complete(folder))
     if complete:
         if transport.is_server:

@@ -8,6 +8,7 @@ deviations over `vary.seed`.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,6 +17,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+import yaml
 
 from . import config as configuration
 from .comm import Transport
@@ -29,6 +31,7 @@ from .observe.metrics import over_runs
 from .observe.runs import load, read_rows
 from .retime import same_training, written
 
+STUDY = "study.yaml"  # in the study's folder: what it was begun with
 FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
 
@@ -96,16 +99,29 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 def study(name: str, options: Sequence[str], transport: Transport, quiet: bool = False) -> Path | None:
     """Run all cases of a configuration over all ranks; return the study's folder on rank 0."""
 
-    def begin() -> tuple[dict[str, Any], str]:
+    def begin() -> tuple[dict[str, Any], Path]:
         tree = configuration.merged(configuration.read(name), configuration.overrides(options))
         first = cases(tree)[0].config  # all of them must be right before the first begins
-        return tree, str(folders.create(first.output.folder, first.name, first.output.id))
+        folder = folders.create(first.output.folder, first.name, first.output.id)
+        (folder / STUDY).write_text(yaml.safe_dump(tree, sort_keys=False))
+        return tree, folder
 
     tree, folder = on_server(transport, begin)
+    return _run_all(tree, folder, transport, quiet)
+
+
+def go_on(folder: Path, transport: Transport, quiet: bool = False) -> Path | None:
+    """Run what is left of a study; a case that had begun goes on from its last checkpoint."""
+    tree = yaml.safe_load(on_server(transport, (folder / STUDY).read_text))
+    return _run_all(tree, folder, transport, quiet)
+
+
+def _run_all(tree: dict[str, Any], folder: Path, transport: Transport, quiet: bool) -> Path | None:
+    """Run what is not done yet."""
     rows, curves, all_cases = [], [], cases(tree)
     quiet = quiet or not transport.is_server
     for number, case in enumerate(all_cases, 1):
-        output = replace(case.config.output, folder=folder, id=case.slug, model=False)
+        output = replace(case.config.output, folder=str(folder), id=case.slug, model=False)
         if not quiet:
             what = ", ".join(f"{key} {label}" for key, label in case.labels.items())
             print(f"case {number}/{len(all_cases)}: {what}", flush=True)
@@ -116,25 +132,40 @@ def study(name: str, options: Sequence[str], transport: Transport, quiet: bool =
             quiet,
         )
         if transport.is_server:
-            done = Path(folder) / f"{case.config.name}-{case.slug}"
+            done = folder / f"{case.config.name}-{case.slug}"
             rows.append(_row(case, done))
             curves.append(_curve(case, done))
-            _write(Path(folder), rows, curves)
+            _write(folder, rows, curves)
     if not transport.is_server:
         return None
     if not quiet:
         print(f"{table(over_seeds(rows))}\nresults: {folder}: study.md, study.csv, study.png", flush=True)
-    return Path(folder)
+    return folder
 
 
 def _take(case: Case, before: Sequence[Case], transport: Transport, quiet: bool) -> None:
-    """Run a case, or re-time one that is done and differs only in network and delays."""
-    done = next((c for c in before if same_training(c.config, case.config)), None)
-    if done is None:
-        run(case.config, transport, quiet)
+    """Run a case unless it is done, or re-time one that is done and differs only in network and delays."""
+    parent, name = Path(case.config.output.folder), case.config.name
+    here = parent / f"{name}-{case.slug}"
+    twin = next((c for c in before if same_training(c.config, case.config)), None)
+    state = on_server(transport, lambda: _state(here, twin is None))
+    if state == "done":
         return
-    there = Path(case.config.output.folder) / f"{done.config.name}-{done.slug}"
-    on_server(transport, lambda: written(load(there), case.config))
+    if twin is None:
+        run(case.config, transport, quiet, here if state == "begun" else None)
+        return
+    on_server(transport, lambda: written(load(parent / f"{name}-{twin.slug}"), case.config))
+
+
+def _state(folder: Path, trains: bool) -> str:
+    """Return whether a case is done, begun or new; remove what cannot be gone on with."""
+    if (folder / "summary.json").is_file():
+        return "done"
+    if trains and (folder / "run.json").is_file():
+        return "begun"
+    if folder.exists():  # stopped while it was made
+        shutil.rmtree(folder)
+    return "new"
 
 
 def _write(folder: Path, rows: list[dict[str, Any]], curves: list[Curve]) -> None:

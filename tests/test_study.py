@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
 
+from mpifl import experiment
 from mpifl.cli import main
 from mpifl.comm import Single
-from mpifl.core.errors import UserError
+from mpifl.core.errors import Stopped, UserError
 from mpifl.observe.curves import Curve
 from mpifl.study import cases, over_seeds, study, table
 
@@ -44,6 +46,54 @@ def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path
     assert {p.name for p in folder.iterdir()} >= {"tiny-0.3-even", "tiny-0.6-uneven", "study.md", "study.png"}
     assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "study.md").read_text().count("\n") == 6
+
+
+def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    vary = "{seed: [0, 1, 2], network: [wired, wireless-slow]}"
+    options = [
+        "--vary",
+        vary,
+        "--output.folder",
+        str(tmp_path),
+        "--checkpoint.every",
+        "1",
+        "--delay",
+        "constant",
+    ]
+    whole = study(TINY, [*options, "--output.id", "whole"], Single(), quiet=True)
+    real, calls = experiment.run, []
+
+    def stopped(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise Stopped(0, "here")
+        return real(*args)
+
+    monkeypatch.setattr("mpifl.study.run", stopped)
+    with pytest.raises(Stopped):
+        study(TINY, [*options, "--output.id", "x"], Single(), quiet=True)
+    folder = tmp_path / "tiny-x"
+    first = (folder / "tiny-0-wired" / "metrics.csv").stat().st_mtime_ns
+    (folder / "tiny-1-wired").mkdir()  # killed between making the folder and its first file
+    half = folder / "tiny-2-wired"
+    shutil.copytree(whole / "tiny-2-wired", half)
+    (half / "summary.json").unlink()  # killed before the last file: there is a checkpoint
+    assert main(["resume", str(folder), "-q"]) == 0
+    assert (folder / "tiny-0-wired" / "metrics.csv").stat().st_mtime_ns == first
+    assert [c[3] for c in calls] == [None, None, None, half]
+
+    def found(parent):
+        rows = list(csv.DictReader((parent / "study.csv").open()))
+        return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in rows]
+
+    assert len(found(folder)) == 6
+    assert found(folder) == found(whole)
+
+
+def test_a_study_takes_no_options_when_it_goes_on(tmp_path, capsys):
+    (tmp_path / "study.yaml").write_text("vary: {seed: [0]}")
+    assert main(["resume", str(tmp_path), "--rounds", "3"]) == 2
+    assert "option = '--rounds'" in capsys.readouterr().err
 
 
 def test_a_study_of_rounds_has_no_staleness(tmp_path):
