@@ -4,10 +4,8 @@ environment=$repository/.venv
 
 fail() { echo "${0##*/}: $*" >&2; exit 2; }
 
-# One thread per rank: more would change sums and, with several ranks on a machine, lose time. glibc keeps freed memory
-# instead of returning it to the system after every large tensor (LeNet-5 trains 25 % faster).
+# One thread per rank: more would change sums and, with several ranks on a machine, lose time.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-export MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TOP_PAD_=67108864
 
 # Open MPI on one machine; MPICH ignores all of it. Root is allowed (containers); more ranks than cores are allowed, are not
 # bound to cores, and yield while they wait; the BTL "ofi", of no use here, would sleep a second at every start.
