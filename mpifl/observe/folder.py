@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mpifl.core import native
 from mpifl.core.errors import UserError
 
 FORMAT = 2  # of run folders; 1 had no visits.csv and another ledger.csv
@@ -133,6 +134,7 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "processor": processor(),
+        "loops_in_c": native.AVAILABLE,
         "packages": {name: v for name in PACKAGES if (v := _version(name))},
         "git_commit": _commit(),
         "command": sys.argv,
