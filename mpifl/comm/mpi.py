@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from mpi4py import MPI
 
 from .failures import CannotGoOn, RankLost
 from .patience import patiently
+from .process import Process
 from .transport import Transport
 from .wire import Count, Wire
 
@@ -72,6 +72,7 @@ class Mpi(Transport):
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size, self.wire = self.comm.rank, self.comm.size, Wire()
         self.lost: list[str] = []
+        self._out_of_reach = False  # whether a lost rank may live on, on a node that nobody is left on
         self._sequence = 0
         self._received = 0  # bytes of the last paired message
         self._posted: list[tuple[MPI.Request, Any]] = []  # sends under way, and what they read from
@@ -86,8 +87,9 @@ class Mpi(Transport):
         self.local_rank = local.rank
         first = MPI.Group.Translate_ranks(local.group, [0], self.comm.group)[0]
         self._local = local  # never freed: Open MPI's monitoring would read it all the same
-        name = f"rank {self.rank} on {socket.gethostname()}, pid {os.getpid()}"
-        self.names, leaders = zip(*self.tell(self.collect((name, first), "layout"), "layout"), strict=True)
+        here = self.collect((Process.this(), first), "layout")
+        self.processes, leaders = zip(*self.tell(here, "layout"), strict=True)
+        self.names = tuple(f"rank {r} on {p.host}, pid {p.pid}" for r, p in enumerate(self.processes))
         order = {leader: number for number, leader in enumerate(sorted(set(leaders)))}
         return tuple(order[leader] for leader in leaders)
 
@@ -253,7 +255,7 @@ class Mpi(Transport):
 
     def _shrink(self) -> list[int]:
         """Return the old numbers of the ranks that are left."""
-        old, nodes, names = self.comm, self.nodes, self.names
+        old, nodes, names, processes = self.comm, self.nodes, self.names, self.processes
         old.Revoke()
         self.comm = old.Shrink()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -261,8 +263,13 @@ class Mpi(Transport):
         left = MPI.Group.Translate_ranks(self.comm.group, [*range(self.comm.size)], old.group)
         self.rank, self.size = self.comm.rank, self.comm.size
         self.nodes, self.names = tuple(nodes[r] for r in left), tuple(names[r] for r in left)
+        self.processes = tuple(processes[r] for r in left)
         self._sequence, self._posted, self._coming = 0, [], []
-        self.lost += [name for r, name in enumerate(names) if r not in left]
+        for r in sorted({*range(len(names))} - {*left}):
+            self.lost.append(names[r])
+            if nodes[r] == self.nodes[self.rank]:
+                processes[r].kill()  # it may be stopped, and mpirun would wait for it
+            self._out_of_reach |= nodes[r] not in self.nodes
         if 0 not in left:
             raise CannotGoOn(f"{names[0]}, the server, was lost")
         return left
@@ -289,6 +296,8 @@ class Mpi(Transport):
         if self.lost:
             sys.stdout.flush()
             sys.stderr.flush()
+            if self._out_of_reach and not self.rank:
+                self.comm.Abort(0)
             os._exit(0)
 
     def abort(self, code: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .monitoring import prepare
+from .starting import starting
 from .wire import Wire
 
 LAUNCHERS = (
@@ -212,7 +213,8 @@ def connect(monitored: bool = False) -> Transport:
         return Single()
     if monitored:
         prepare()
-    from .mpi import Mpi
+    with starting():
+        from .mpi import Mpi
 
-    transport = Mpi()
+        transport = Mpi()
     return transport if transport.size > 1 else Single()

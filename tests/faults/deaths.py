@@ -47,7 +47,8 @@ def plan_of(rng: random.Random, name: str, ranks: int, victims: int) -> list[dic
         call = rng.choice(calls)
         lowest = {"deal": 14, "collect": 8, "share": 1, "pick": 4}.get(call, 1)
         most = {"deal": 10, "collect": 6, "pick": 400, "post": 6, "share": 5}.get(call, 6)
-        plan.append({"rank": rank, "call": call, "nth": lowest + rng.randrange(most)})
+        nth, number = lowest + rng.randrange(most), rng.choice((9, 9, 19))  # killed or stopped
+        plan.append({"rank": rank, "call": call, "nth": nth, "signal": number})
     return plan
 
 
@@ -70,6 +71,6 @@ def lost(folder: Path, run_id: str) -> list[str]:
 def launch(
     mpirun: Run, ranks: int | None, plan: Sequence[dict[str, Any]], *rest: str, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run mpifl with victims among its ranks."""
-    env = worlds.PYTHONPATH | options.pop("env", {})
+    """Run mpifl with victims among its ranks; one that stops counts as lost after ten seconds."""
+    env = worlds.PYTHONPATH | {"MPIFL_HANG_S": "10"} | options.pop("env", {})
     return mpirun(ranks, VICTIM, json.dumps(plan), *rest, env=env, timeout=300, **options)

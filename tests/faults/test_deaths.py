@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,20 @@ def test_a_run_outlives_its_workers(name, plan, whole, mpirun, tmp_path):
     assert len(deaths.lost(tmp_path, "x")) == len(plan)
     assert deaths.digest(tmp_path, "x") == expected
     assert "ranks go on" in end.stderr
+
+
+def test_a_stopped_worker_is_taken_for_dead_and_ended(whole, mpirun, tmp_path):
+    expected, cache = whole("scaffold")
+    asked = deaths.arguments(tmp_path, "x", "scaffold", cache)
+    plan = [{"rank": 2, "call": "train", "nth": 4, "signal": signal.SIGSTOP}]
+    end = deaths.launch(mpirun, 4, plan, *asked, launcher=deaths.ULFM)  # its time limit is the limit
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 0, end.stderr
+    (lost,) = deaths.lost(tmp_path, "x")
+    assert lost.startswith("rank 2 ")
+    assert not Path("/proc", lost.split()[-1]).exists()
+    assert deaths.digest(tmp_path, "x") == expected
 
 
 def test_a_job_that_is_killed_goes_on_at_another_number_of_ranks(whole, mpirun, tmp_path):

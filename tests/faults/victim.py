@@ -13,8 +13,11 @@ import sys
 from typing import Any
 
 from mpifl.cli import main
-from mpifl.comm.mpi import Mpi
+from mpifl.comm.starting import starting
 from mpifl.engine.visits import Worker
+
+with starting():
+    from mpifl.comm.mpi import Mpi
 
 CALLS = ("deal", "collect", "meet", "share", "reduce", "gather", "post", "pick", "train")
 

@@ -1,0 +1,93 @@
+"""Before MPI is up: what it is told, and what ends a start that never comes to its end.
+
+With fault tolerance (`mpirun --with-ft ulfm`) a rank that dies before it has joined MPI leaves the others
+waiting for it inside MPI_Init, where no Python code runs any more: hence a child process that watches.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mpifl.core.errors import require
+
+HANG_S, START_S = "MPIFL_HANG_S", "MPIFL_START_S"  # environment variables: MPI starts before a configuration
+DEFAULTS = {HANG_S: 30.0, START_S: 600.0}
+TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
+LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "prte")
+
+
+def seconds(name: str) -> float:
+    """Return one of the two limits; 0 for none."""
+    text = os.environ.get(name, str(DEFAULTS[name]))
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    require(value >= 0, name, text, "take seconds, or 0 for no limit")
+    return value
+
+
+def is_tolerant() -> bool:
+    """Return whether this job goes on without a rank that died."""
+    return os.environ.get(TOLERANT) == "1"
+
+
+def find_hangs() -> None:
+    """Have Open MPI find ranks that do not answer: a thread in each tells a neighbour that it lives."""
+    if limit := seconds(HANG_S):
+        options = {"": "1", "_thread": "1", "_period": f"{limit / 6}", "_timeout": f"{limit}"}
+        for name, value in options.items():
+            os.environ.setdefault(f"OMPI_MCA_mpi_ft_detector{name}", value)
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Within it MPI comes up, in time or never: past the limit the job ends with a message."""
+    limit = seconds(START_S)
+    if not is_tolerant():
+        yield
+        return
+    find_hangs()
+    if not limit:
+        yield
+        return
+    heard, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(said)
+        _watch(heard, limit)
+    os.close(heard)
+    try:
+        yield
+    finally:
+        os.close(said)
+        os.waitpid(child, 0)
+
+
+def _watch(heard: int, limit: float) -> None:
+    """Wait, in the child, until the parent is up or gone; past the limit end the job."""
+    parent = os.getppid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    ready, _, _ = select.select([heard], [], [], limit)
+    if not ready and os.getppid() == parent:
+        if os.environ.get("OMPI_COMM_WORLD_RANK") == "0":
+            text = f"MPI did not come up within {limit:.0f} s ({START_S}): a rank died or stands still"
+            print(f"mpifl: {text}; start the job again", file=sys.stderr, flush=True)
+        _end_launcher(parent)
+        os.kill(parent, signal.SIGKILL)
+    os._exit(0)
+
+
+def _end_launcher(pid: int) -> None:
+    """End what started a process, if that is an MPI launcher; it ends all ranks, stopped ones too."""
+    with suppress(OSError, ValueError, IndexError):
+        above = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        if Path(f"/proc/{above}/comm").read_text().strip() in LAUNCHERS:
+            os.kill(above, signal.SIGTERM)
