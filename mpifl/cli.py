@@ -7,11 +7,12 @@ import dataclasses
 import inspect
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .comm import Transport, connect
+from .comm import RankLost, Transport, connect
 from .core.errors import Stopped, UserError, nearest, require
 from .core.memory import keep_freed
 
@@ -332,6 +333,16 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
+def broken_off(transport: Transport, error: RankLost) -> int:
+    """End a job that has lost a rank where nobody can go on without it: before the first step of a run."""
+    if not transport.is_server:
+        time.sleep(2.0)  # rank 0 speaks first, if it is left
+    gone = "; ".join(transport.missing()) or f"a rank ({error})"
+    print(f"mpifl: lost {gone} before the first step; start the job again", file=sys.stderr, flush=True)
+    transport.abort(1)
+    return 1
+
+
 def main(argv: Sequence[str]) -> int:
     """Run one command on every rank and return the exit code: 0; 2 for bad input; 75 for a run that was
     stopped and can go on; 1 for anything else.
@@ -358,6 +369,8 @@ def main(argv: Sequence[str]) -> int:
             print(f"mpifl: {end}", file=sys.stderr, flush=True)
         transport.part()
         return STOPPED
+    except RankLost as error:
+        return broken_off(transport, error)
     except Exception:
         trace = traceback.format_exc()
         print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)

@@ -24,6 +24,7 @@ from mpi4py import MPI
 from .failures import CannotGoOn, RankLost
 from .patience import patiently
 from .process import Process
+from .starting import is_tolerant
 from .transport import Transport
 from .wire import Count, Wire
 
@@ -59,6 +60,21 @@ def guarded(verb: Verb) -> Verb:
 def _buffer(block: torch.Tensor) -> list[Any]:
     """Return a contiguous CPU tensor as an MPI buffer; no copy."""
     return [block.numpy(), block.numel(), TYPES[block.dtype]]
+
+
+def join() -> Mpi:
+    """Return the transport over all ranks; the job ends with a message where one is lost meanwhile."""
+    try:
+        return Mpi()
+    except (MPI.Exception, RankLost) as error:
+        if not is_tolerant():
+            raise
+        if MPI.COMM_WORLD.rank:
+            time.sleep(NOTICE_SECONDS)  # rank 0 speaks first
+        text = f"a rank was lost while the job came up ({error}); start the job again"
+        print(f"mpifl: {text}", file=sys.stderr, flush=True)
+        MPI.COMM_WORLD.Abort(1)
+        raise
 
 
 class Mpi(Transport):
@@ -290,6 +306,15 @@ class Mpi(Transport):
             return known()
         except (MPI.Exception, NotImplementedError):  # an MPI without fault tolerance
             return False
+
+    def missing(self) -> list[str]:
+        """Return the names of the ranks that are known to be lost, and with which this one has not parted."""
+        if not is_tolerant():
+            return []
+        known = self.comm.Get_failed()
+        return [
+            self.names[r] for r in MPI.Group.Translate_ranks(known, [*range(known.size)], self.comm.group)
+        ]
 
     def leave(self) -> None:
         """Leave without MPI_Finalize where a rank was lost: it might wait for that one."""

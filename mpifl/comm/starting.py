@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,11 +76,12 @@ def _watch(heard: int, limit: float) -> None:
     parent = os.getppid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    ready, _, _ = select.select([heard], [], [], limit)
+    turn = min(int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)), 50) / 5  # one speaks, the others are ended
+    ready, _, _ = select.select([heard], [], [], limit + turn)
     if not ready and os.getppid() == parent:
-        if os.environ.get("OMPI_COMM_WORLD_RANK") == "0":
-            text = f"MPI did not come up within {limit:.0f} s ({START_S}): a rank died or stands still"
-            print(f"mpifl: {text}; start the job again", file=sys.stderr, flush=True)
+        text = f"MPI did not come up within {limit:.0f} s ({START_S}): a rank died or stands still"
+        print(f"mpifl: {text}; start the job again", file=sys.stderr, flush=True)
+        time.sleep(0.5)  # so that the launcher has read it
         _end_launcher(parent)
         os.kill(parent, signal.SIGKILL)
     os._exit(0)

@@ -124,6 +124,10 @@ class Transport(ABC):
             CannotGoOn: rank 0 is gone.
         """
 
+    def missing(self) -> list[str]:
+        """Return the names of ranks that are lost."""
+        return []
+
     def leave(self) -> None:
         """The work is done, well."""
         return
@@ -214,7 +218,7 @@ def connect(monitored: bool = False) -> Transport:
     if monitored:
         prepare()
     with starting():
-        from .mpi import Mpi
+        from .mpi import join
 
-        transport = Mpi()
+        transport = join()
     return transport if transport.size > 1 else Single()

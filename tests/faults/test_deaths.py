@@ -67,6 +67,22 @@ def test_a_stopped_worker_is_taken_for_dead_and_ended(whole, mpirun, tmp_path):
     assert deaths.digest(tmp_path, "x") == expected
 
 
+@pytest.mark.parametrize("call", ["start", "deal", "open_federation"])
+def test_the_loss_of_a_rank_during_start_up_is_overcome_or_told(call, whole, mpirun, tmp_path):
+    expected, cache = whole("fedavg")
+    asked = deaths.arguments(tmp_path, "x", "fedavg", cache)
+    plan, limit = [{"rank": 1, "call": call, "nth": 1}], {"MPIFL_START_S": "5"}
+    end = deaths.launch(mpirun, 3, plan, *asked, launcher=deaths.ULFM, env=limit)
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    if end.returncode == 0:  # it was missed after the first step began
+        assert deaths.digest(tmp_path, "x") == expected
+    else:
+        assert "start the job again" in end.stderr
+        assert "Traceback" not in end.stderr
+        assert not (tmp_path / "tiny-x" / "summary.json").exists()
+
+
 def test_a_job_that_is_killed_goes_on_at_another_number_of_ranks(whole, mpirun, tmp_path):
     expected, cache = whole("scaffold")
     asked = [*deaths.arguments(tmp_path, "x", "scaffold", cache), "--checkpoint.every", "2"]

@@ -1,7 +1,8 @@
 """A rank that dies, or stops, at a given call: `mpirun -n P python victim.py PLAN [mpifl arguments]`.
 
 PLAN is JSON: a list of {"rank": r, "call": name, "nth": n, "signal": number}. Calls are the verbs of the
-transport and `train`. A moment named this way comes back in every run, whatever the machine is doing.
+transport, `train`, `open_federation`, and `start` for the moment before MPI is up. A moment named this way
+comes back in every run, whatever the machine is doing.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ import os
 import sys
 from typing import Any
 
+from mpifl import experiment
 from mpifl.cli import main
 from mpifl.comm.starting import starting
 from mpifl.engine.visits import Worker
 
-with starting():
-    from mpifl.comm.mpi import Mpi
-
-CALLS = ("deal", "collect", "meet", "share", "reduce", "gather", "post", "pick", "train")
+ELSEWHERE = {"train": (Worker, "_train"), "open_federation": (experiment, "open_federation")}
 
 
 def doomed(plan: dict[str, Any]) -> None:
     """Replace a call by one that ends this process the n-th time."""
-    owner, name = (Worker, "_train") if plan["call"] == "train" else (Mpi, plan["call"])
+    if plan["call"] == "start":
+        os.kill(os.getpid(), plan.get("signal", 9))
+    with starting():
+        from mpifl.comm.mpi import Mpi
+    owner: Any
+    owner, name = ELSEWHERE.get(plan["call"]) or (Mpi, plan["call"])
     verb, left = getattr(owner, name), [plan["nth"]]
 
     @functools.wraps(verb)
