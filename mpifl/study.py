@@ -7,6 +7,7 @@ deviations over `vary.seed`.
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -153,6 +154,7 @@ def _take(case: Case, before: Sequence[Case], transport: Transport, quiet: bool)
         return
     if twin is None:
         run(case.config, transport, quiet, here if state == "begun" else None)
+        gc.collect()  # the cycles of a run hold models and samples, and seldom meet a collection by themselves
         return
     on_server(transport, lambda: written(load(parent / f"{name}-{twin.slug}"), case.config))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,21 @@ def test_a_study_takes_no_options_when_it_goes_on(tmp_path, capsys):
     (tmp_path / "study.yaml").write_text("vary: {seed: [0]}")
     assert main(["resume", str(tmp_path), "--rounds", "3"]) == 2
     assert "option = '--rounds'" in capsys.readouterr().err
+
+
+def test_a_study_keeps_nothing_of_the_cases_before(tmp_path, monkeypatch):
+    real, alive, held = experiment.prepare, [], []
+
+    def prepare(*args):
+        held.append(sum(ref() is not None for ref in alive))
+        bench = real(*args)
+        alive.append(weakref.ref(bench.learner))
+        return bench
+
+    monkeypatch.setattr(experiment, "prepare", prepare)
+    options = ["--vary", "{seed: [0, 1, 2]}", "--output.folder", str(tmp_path)]
+    study(TINY, options, Single(), quiet=True)
+    assert held == [0, 0, 0]
 
 
 def test_a_study_of_rounds_has_no_staleness(tmp_path):
