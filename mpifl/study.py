@@ -154,7 +154,7 @@ def _take(case: Case, before: Sequence[Case], transport: Transport, quiet: bool)
         return
     if twin is None:
         run(case.config, transport, quiet, here if state == "begun" else None)
-        gc.collect()  # the cycles of a run hold models and samples, and seldom meet a collection by themselves
+        gc.collect()  # a run leaves cycles that hold its model and samples
         return
     on_server(transport, lambda: written(load(parent / f"{name}-{twin.slug}"), case.config))
 
