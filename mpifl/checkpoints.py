@@ -47,7 +47,7 @@ def same_numbers(config: Config) -> str:
 def surroundings(config: Config, device: str) -> dict[str, Any]:
     """Return what equal bits need to be equal."""
     versions = {"torch": torch.__version__, "numpy": np.__version__, "processor": processor()}
-    return versions | {"threads": config.system.threads, "device": device.split(":")[0]}
+    return versions | {"threads": torch.get_num_threads(), "device": device.split(":")[0]}
 
 
 def aloud(text: str) -> None:

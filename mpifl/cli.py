@@ -18,7 +18,7 @@ from .core.memory import keep_freed
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: try again
 
-FLAGS = ("witness",)  # options without a value
+FLAGS = ("witness", "bind-report")  # options without a value
 
 Command = Callable[[Transport, argparse.Namespace], None]
 COMMANDS: dict[str, tuple[Command, str, dict[str, str]]] = {}
@@ -34,7 +34,10 @@ def command(usage: str, **options: str) -> Callable[[Command], Command]:
     return register
 
 
-@command("CONFIG")
+BINDING = {"bind-report": "print host, device, CPU mask and threads of every rank"}
+
+
+@command("CONFIG", **BINDING)
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration; options are --key.path value. --resume goes on with that output.id, if begun."""
     from .experiment import load_everywhere, on_server
@@ -49,10 +52,10 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
         args.RUN = str(folder)
         resume(transport, args)
     else:
-        run_experiment(config, transport, args.quiet)
+        run_experiment(config, transport, args.quiet, bind_report=args.bind_report)
 
 
-@command("RUN")
+@command("RUN", **BINDING)
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Go on with a run from its last checkpoint, at any number of ranks; options are --key.path value. A
     study's folder: run what is left of it.
@@ -72,7 +75,7 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
             print(f"{folder} is complete: {folder / 'summary.json'}")
         return
     config = load_everywhere(transport, str(folder / "config.yaml"), args.options)
-    run_experiment(config, transport, args.quiet, folder)
+    run_experiment(config, transport, args.quiet, folder, args.bind_report)
 
 
 def is_complete(folder: Path) -> bool:

@@ -86,7 +86,7 @@ class SystemConfig:
 
     Attributes:
         ranks: demand this many MPI ranks; None takes what the launcher gives.
-        threads: threads per rank.
+        threads: threads per rank; 0 takes what the CPU masks give every worker, the same for all.
         device: `cpu`, `cuda` or `auto`.
         sums: `exact` (same bits for any number of ranks) or `fast` (float32, half the bytes).
         collective: `auto`, `reduce` or `gather`.
@@ -119,8 +119,9 @@ class SystemConfig:
         require(self.keep_mb >= 0, "keep_mb", self.keep_mb, "take 0 or more megabytes")
         require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
         require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "take 0 (never) or more seconds")
-        require(self.threads >= 1, "threads", self.threads, "take 1 or more")
-        require(self.device in ("cpu", "cuda", "auto"), "device", self.device, "take cpu, cuda or auto")
+        require(self.threads >= 0, "threads", self.threads, "take 1 or more, or 0 for the CPU mask")
+        remedy = "take cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"
+        require(self.device in ("cpu", "cuda", "auto"), "device", self.device, remedy)
         require(self.sums in ("exact", "fast"), "sums", self.sums, "take exact or fast")
         known = ("auto", "reduce", "gather")
         require(self.collective in known, "collective", self.collective, f"take one of {', '.join(known)}")

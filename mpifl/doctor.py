@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +17,13 @@ import numpy as np
 import torch
 
 from .comm import Transport
+from .placement import crowded, place
+from .placement import table as bindings
 
 PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn", "mpi4py", "safetensors")
 BLOCK = 1 << 20  # float32 numbers of the bandwidth check: 4 MiB
-SKEW_SECONDS, FREE_BYTES = 1.0, 1 << 30
+SKEW_SECONDS, START_SECONDS, FREE_BYTES = 1.0, 60.0, 1 << 30
+START_ADVICE = "many ranks read one environment at once: keep it in an image or on each node's own disk"
 
 
 @dataclass(frozen=True)
@@ -35,35 +37,11 @@ class Check:
 
 
 def facts(transport: Transport) -> dict[str, Any]:
-    """Return what a rank knows of its place."""
-    mask = sorted(os.sched_getaffinity(0))
+    """Return what a rank knows of its place, its versions and the time."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    local = getattr(transport, "local_rank", 0)
-    return {
-        "host": socket.gethostname(),
-        "node": transport.nodes[transport.rank],
-        "local_rank": local,
-        "cpus": ranges(mask),
-        "num_cpus": len(mask),
-        "threads": torch.get_num_threads(),
-        "omp": os.environ.get("OMP_NUM_THREADS"),
-        "gpus": gpus,
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "device": f"cuda:{local % gpus}" if gpus else "cpu",
-        "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "time": time.time(),
-    }
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return `0-3,7` for [0, 1, 2, 3, 7]."""
-    out: list[list[int]] = []
-    for n in numbers:
-        if out and out[-1][1] == n - 1:
-            out[-1][1] = n
-        else:
-            out.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+    device = f"cuda:{getattr(transport, 'local_rank', 0) % gpus}" if gpus else "cpu"
+    versions = {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()}
+    return {**place(transport, device), "versions": versions, "time": time.time()}
 
 
 def _version(package: str) -> str | None:
@@ -71,17 +49,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def bindings(places: Sequence[dict[str, Any]]) -> str:
-    """Return the binding report: a line for each rank."""
-    head = f"{'rank':>4}  {'host':16} {'node':>4} {'local':>5}  {'cpus':16} {'threads':>7}  device"
-    lines = [
-        f"{r:>4}  {p['host'][:16]:16} {p['node']:>4} {p['local_rank']:>5}  {p['cpus'][:16]:16}"
-        f" {p['threads']:>7}  {p['device']}"
-        for r, p in enumerate(places)
-    ]
-    return "\n".join([head, *lines])
 
 
 def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
@@ -93,31 +60,25 @@ def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
     )
     skew = max(p["time"] for p in places) - min(p["time"] for p in places)
     out.append(Check("clocks", skew < SKEW_SECONDS, f"{skew:.3f} s apart", "let the nodes keep time (NTP)"))
-    crowded = []
-    for node in sorted({p["node"] for p in places}):
-        mine = [p for p in places if p["node"] == node]
-        workers = len(mine) - (places[0] in mine and len(places) > 1)  # the server sleeps
-        cores = len({c for p in mine for c in _cores(p["cpus"])})
-        if workers * max(p["threads"] for p in mine) > cores:
-            crowded.append(f"{mine[0]['host']}: {workers} workers on {cores} cores")
+    slow = max(range(len(places)), key=lambda r: places[r]["start_s"].get("mpi", 0.0))
+    stages = places[slow]["start_s"]
+    found = f"the slowest is rank {slow}: programs loaded after {stages.get('imports', 0):.1f} s, MPI after "
+    found += f"{stages.get('mpi', 0):.1f} s"
+    out.append(Check("start", stages.get("mpi", 0) < START_SECONDS, found, START_ADVICE))
+    full = crowded(places)
     advice = "fewer ranks or threads, or wider CPU masks (--bind-to, --cpus-per-task)"
-    out.append(Check("cores", not crowded, "; ".join(crowded) or "enough for every worker's threads", advice))
-    bare = [r for r, p in enumerate(places) if p["gpus"] == 0]
+    out.append(Check("cores", not full, "; ".join(full) or "enough for every worker's threads", advice))
+    bare = [r for r, p in enumerate(places) if not p["gpus"]]
     mixed = 0 < len(bare) < len(places)
     seen = (
         f"ranks without one: {bare}"
         if mixed
         else "none"
         if bare
-        else f"{places[0]['gpus']} on the first node"
+        else f"{len(places[0]['gpus'])} on the first node"
     )
     out.append(Check("GPUs", not mixed, seen, "ask for GPUs on every node, or take system.device: cpu"))
     return out
-
-
-def _cores(text: str) -> set[int]:
-    parts = [part.split("-") for part in text.split(",")]
-    return {n for p in parts for n in range(int(p[0]), int(p[-1]) + 1)}
 
 
 def _collectives(transport: Transport) -> list[Check]:

@@ -18,6 +18,7 @@ from .checkpoints import Checkpoints
 from .comm import ClientStore, Transport
 from .comm.sweep import costs_of
 from .config import Config
+from .core.age import age
 from .core.errors import UserError, require
 from .core.federation import Federation
 from .core.params import Layout, flatten
@@ -40,6 +41,7 @@ from .observe.progress import Progress
 from .observe.recorder import Recorder
 from .observe.signals import Signals
 from .observe.watchdog import Watchdog
+from .placement import Place, check_gpus, place, table, threads_of
 
 
 def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
@@ -70,6 +72,7 @@ class Bench:
     world: World
     learner: Learner
     num_sampled: int
+    places: tuple[Place, ...] = ()  # of all ranks; on rank 0
 
     @property
     def late(self) -> tuple[int, ...]:
@@ -152,13 +155,26 @@ def furnish(
     return world
 
 
-def prepare(config: Config, transport: Transport, say: Callable[[str], None]) -> Bench:
-    """Open data, build the model, check that everything fits; every rank calls."""
-    torch.set_num_threads(config.system.threads)
+def _settle(config: Config, transport: Transport) -> None:
+    """Take the threads asked for; refuse another number of ranks than is asked for."""
+    torch.set_num_threads(threads_of(transport, config.system.threads))
     wanted = config.system.ranks
     if wanted not in (None, transport.size):
         remedy = f"this job has {transport.size}; start it with mpirun -n {wanted}, or leave the key out"
         raise UserError("system.ranks", wanted, remedy)
+
+
+def _seats(transport: Transport, device: str) -> tuple[Place, ...]:
+    """Return the places of all ranks on rank 0, none elsewhere; refuse a rank several GPUs of its own."""
+    transport.started = {**transport.started, "ready": round(age(), 2)}
+    places = transport.collect(place(transport, device), "start")
+    on_server(transport, lambda: check_gpus(places or ()))
+    return tuple(places or ())
+
+
+def prepare(config: Config, transport: Transport, say: Callable[[str], None]) -> Bench:
+    """Open data, build the model, check that everything fits; every rank calls."""
+    _settle(config, transport)
     federation = None
     if transport.is_server:
         federation = _open_or_error(config, say)
@@ -191,10 +207,11 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     num_sampled = on_server(transport, lambda: check(config, federation, world))
     learner = Learner(model, device_of(config, getattr(transport, "local_rank", 0)))
     learner.init, learner.graphs = start.to(learner.device), config.system.graphs
+    places = _seats(transport, str(learner.device))
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
         on_server(transport, lambda: furnish(config, federation, world, learner) and None)
     world = furnish(config, federation, world, learner, transport.is_server)
-    return Bench(config, transport, federation, world, learner, num_sampled)
+    return Bench(config, transport, federation, world, learner, num_sampled, places)
 
 
 def _open_or_error(config: Config, say: Callable[[str], None]) -> Federation | UserError:
@@ -241,18 +258,24 @@ def stepper(bench: Bench, store: ClientStore) -> Stepper:
 
 
 def run(
-    config: Config, transport: Transport, quiet: bool = False, resumed: Path | None = None
+    config: Config,
+    transport: Transport,
+    quiet: bool = False,
+    resumed: Path | None = None,
+    bind_report: bool = False,
 ) -> Path | None:
     """Run a configuration over all ranks; return the run folder on rank 0.
 
     Args:
-        resumed: the folder of a run to go on with.
+        resumed: the folder of a run to go on with. bind_report: print where every rank is.
     """
     start = perf_counter()
     quiet = quiet or not transport.is_server
     bar = Progress(config.rounds, config.name, quiet, bar=transport.size == 1)
     with bar as progress, Signals() as signals:
         bench = prepare(config, transport, progress.say)
+        if bind_report and bench.places:
+            print(table(bench.places), flush=True)
         clock = on_server(transport, lambda: check_engine(bench))
         folder = on_server(transport, lambda: resumed or _new_folder(bench))
         keeper = Checkpoints(folder, config, str(bench.learner.device), signals, progress.say)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from time import perf_counter
@@ -15,18 +13,17 @@ import torch
 from . import config as configuration
 from .comm import RankLost
 from .core.types import Server
-from .doctor import ranges
 from .engine.failures import regroup
 from .engine.ledger import Moved
 from .engine.step import Stepper
 from .expected import settled
 from .observe import folder as folders
 from .observe.recorder import Recorder, digest
+from .placement import place
 
 if TYPE_CHECKING:
     from .experiment import Bench
 
-PLACE = ("host", "node", "device", "pid", "cpus", "visible_gpus")
 MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
 
@@ -37,10 +34,7 @@ def _together(bench: Bench, taker: Stepper, server: Server | None) -> tuple[Any,
         try:
             names = transport.tell(sorted(server.tables) if server is not None else None, "end")
             tables = {name: taker.tables.whole(name) for name in names}
-            here, device = transport.nodes[transport.rank], str(bench.learner.device)
-            bound = ranges(sorted(os.sched_getaffinity(0))), os.environ.get("CUDA_VISIBLE_DEVICES")
-            place = (socket.gethostname(), here, device, os.getpid(), *bound)
-            places = transport.collect(place, "end")
+            places = transport.collect(place(transport, str(bench.learner.device)), "end")
             wire = transport.census()
             transport.meet()
             transport.wire.clear()  # of a study, each case counts its own
@@ -69,10 +63,10 @@ def finish(
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
     layout = {
         "ranks": transport.size,
-        "threads_per_rank": config.system.threads,
+        "threads_per_rank": torch.get_num_threads(),
         "mpi": getattr(transport, "library", None),
         "mpi_costs": None if taker.mixer.costs is None else taker.mixer.costs.tree(),
-        "places": [dict(zip(PLACE, p, strict=True)) for p in places],
+        "places": places,
     }
     folders.write_json(recorder.folder / "environment.json", folders.environment(layout))
     summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.memo))

@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
+
+from mpifl.core.age import age
 
 from .monitoring import prepare
 from .starting import starting
@@ -38,6 +41,7 @@ class Transport(ABC):
         names: what each rank is called in messages: its first number, host, process.
         lost: names of the ranks that died on the way.
         wire: what this rank sent.
+        started: stage -> seconds from the start of the process to its end.
         alive: when a verb last came to its end (`time.monotonic`).
     """
 
@@ -46,6 +50,7 @@ class Transport(ABC):
     nodes: tuple[int, ...]
     names: tuple[str, ...]
     lost: list[str]
+    started: Mapping[str, float] = MappingProxyType({})
     alive: float = 0.0
     wire: Wire
 
@@ -213,6 +218,13 @@ def connect(monitored: bool = False) -> Transport:
     Args:
         monitored: ask Open MPI to count what it sends; works only before MPI has started.
     """
+    loaded = age()
+    transport = _connected(monitored)
+    transport.started = {"imports": round(loaded, 2), "mpi": round(age(), 2)}
+    return transport
+
+
+def _connected(monitored: bool) -> Transport:
     if not launched():
         return Single()
     if monitored:

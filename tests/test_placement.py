@@ -1,0 +1,85 @@
+"""What is said of where ranks are, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import worlds
+from runs import CONFIG
+
+from mpifl import placement
+from mpifl.comm import Single
+from mpifl.core.errors import UserError
+
+
+def rank(node: int = 0, cpus: str = "0-7", threads: int = 1, gpus=(), gpu=None, mps: bool = False):
+    """Return a rank's place."""
+    return {
+        **{"host": f"host{node}", "node": node, "local_rank": 0, "device": "cpu", "visible_gpus": "0,1"},
+        **{"cpus": cpus, "threads": threads, "gpus": [*gpus], "gpu": gpu, "mps": mps, "start_s": {}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("masks", "threads"),
+    [
+        ([(0, "0-7")], 8),  # a process alone
+        ([(0, "0-7"), (0, "0-7"), (0, "0-7")], 4),  # not bound: two workers share eight cores
+        ([(0, "0"), (0, "2-5"), (0, "6-7")], 2),  # bound: the least, the same for all
+        ([(0, "0-3"), (1, "0-3"), (1, "4-7")], 4),  # on two nodes
+        ([(0, "0-1"), (0, "0-1"), (0, "0-1"), (0, "0-1")], 1),  # more workers than cores
+    ],
+)
+def test_threads_are_what_every_worker_can_have_for_itself(masks, threads):
+    assert placement.threads_for(masks) == threads
+
+
+def test_as_many_threads_as_asked_for():
+    assert placement.threads_of(Single(), 3) == 3
+    assert placement.threads_of(Single(), 0) == len(placement.os.sched_getaffinity(0))
+
+
+def test_workers_that_share_a_gpu_are_told_of_mps():
+    shared = [rank(gpus="a", gpu="a") for _ in range(3)]
+    assert "CUDA MPS" in placement.table(shared)
+    assert "CUDA MPS" not in placement.table([p | {"mps": True} for p in shared])
+    assert placement.hints([*shared[:2], rank(1, gpus="a", gpu="a")]) == [], "the server computes nothing"
+
+
+def test_a_gpu_without_a_worker_is_seen():
+    places = [rank(gpus="ab", gpu="a"), rank(gpus="ab", gpu="b")]
+    assert placement.hints(places) == ["host0: 1 GPU without a worker; start more ranks there"]
+    assert placement.hints([*places, rank(gpus="ab", gpu="a")]) == []
+
+
+def test_several_gpus_of_ones_own_are_refused_with_the_reason():
+    with pytest.raises(
+        UserError, match=r"rank 0 on host0 was given 2 GPUs of its own, and a rank drives one"
+    ):
+        placement.check_gpus([rank(gpus="ab", gpu="a"), rank(gpus="cd", gpu="c")])
+    placement.check_gpus([rank(gpus="ab", gpu="a"), rank(gpus="ab", gpu="b")])  # shared in turn
+    placement.check_gpus([rank(gpus="ab", gpu="a")])  # alone on a workstation
+    placement.check_gpus([rank(gpus="a", gpu="a"), rank(gpus="b", gpu="b")])  # one each
+
+
+def test_core_masks_are_written_and_read():
+    assert placement.ranges([0, 1, 2, 3, 7]) == "0-3,7"
+    assert placement.cores("0-3,7") == {0, 1, 2, 3, 7}
+
+
+def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
+    output = ["--output.folder", tmp_path, "--output.id", "a", "--system.threads", "0"]
+    program = ("-m", "mpifl", "run", CONFIG, "--quiet", "--bind-report", *output)
+    done = mpirun(3, *program, env=worlds.PYTHONPATH, timeout=300)
+    assert done.returncode == 0, done.stderr
+    heads, *lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("hint")]
+    assert heads == ["rank", "host", "node", "local", "device", "cpus", "threads", "start", "s"]
+    places = json.loads((tmp_path / "tiny-a" / "environment.json").read_text())["places"]
+    assert [line[0] for line in lines] == ["0", "1", "2"]
+    for line, there in zip(lines, places, strict=True):
+        assert line[4:7] == [there["device"], there["cpus"], str(there["threads"])]
+        stages = there["start_s"]
+        assert 0 < stages["imports"] <= stages["mpi"] <= stages["ready"] == float(line[7])
+    masks = [(there["node"], there["cpus"]) for there in places]
+    assert {there["threads"] for there in places} == {placement.threads_for(masks)}
