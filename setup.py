@@ -2,7 +2,7 @@
 
 from setuptools import Extension, setup
 
-FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 setup(
     ext_modules=[
         Extension("mpifl.core.kernels", ["mpifl/core/kernels.c"], extra_compile_args=FLAGS, optional=True)

@@ -11,7 +11,10 @@
 #define FOR_EACH_PROCESSOR
 #endif
 
-enum { BLOCK = 2048 }; /* columns at a time: their sums (16 kB) stay in a core's first cache */
+enum {
+    BLOCK = 2048, /* columns at a time: their sums (16 kB) stay in a core's first cache */
+    WIDEST = 1024 /* windows in a line */
+};
 
 /* sums[k][i] += sum over j of the multiple of the grid that weights[k][j] * uploads[j][i] is rounded to; see comm/exact.py.
  * sums: [rows, width]; uploads: num pointers to [width]; weights: [rows, num]; magic: 1.5 * 2^52 * grid spacing, [rows]. */
@@ -44,51 +47,52 @@ void add_exactly(uint64_t *restrict sums, const float *const *restrict uploads, 
     }
 }
 
-/* The larger of a and b as PyTorch's pooling sees it: the first one on a tie, and a NaN before anything. */
-#define TAKES_OVER(b, a) ((b) > (a) || (b) != (b))
-
-/* Largest value of each 2x2 window, and where in its window it lies (0 to 3, row by row).
- * x: [lines, 2, 2 * width]; out, where: [lines, width]. */
+/* Largest value of each 2x2 window, and where in its window it lies (0 to 3, row by row): the first one on a tie, the
+ * last NaN before anything, as in PyTorch. Pixels are compared with those below them first, so that both loops are long.
+ * x: [lines, 2, 2 * width], width <= WIDEST; out, where: [lines, width]. */
 FOR_EACH_PROCESSOR
 void max_pool(const float *restrict x, float *restrict out, uint8_t *restrict where, ptrdiff_t lines, ptrdiff_t width)
 {
-    for (ptrdiff_t line = 0; line < lines; line++) {
-        const float *restrict top = x + line * 4 * width, *restrict bottom = top + 2 * width;
-        float *restrict best = out + line * width;
-        uint8_t *restrict place = where + line * width;
-        for (ptrdiff_t i = 0; i < width; i++) {
-            const float a = top[2 * i], b = top[2 * i + 1], c = bottom[2 * i], d = bottom[2 * i + 1];
-            float value = a;
-            int32_t at = 0;
-            at = TAKES_OVER(b, value) ? 1 : at;
-            value = TAKES_OVER(b, value) ? b : value;
-            at = TAKES_OVER(c, value) ? 2 : at;
-            value = TAKES_OVER(c, value) ? c : value;
-            at = TAKES_OVER(d, value) ? 3 : at;
-            value = TAKES_OVER(d, value) ? d : value;
-            best[i] = value;
-            place[i] = (uint8_t)at;
+    float larger[2 * WIDEST];
+    int32_t lower[2 * WIDEST]; /* whether that is the pixel below */
+    const ptrdiff_t most = WIDEST / width;
+    for (ptrdiff_t first = 0; first < lines; first += most) {
+        const ptrdiff_t count = lines - first < most ? lines - first : most;
+        for (ptrdiff_t line = 0; line < count; line++) {
+            const float *restrict top = x + (first + line) * 4 * width, *restrict bottom = top + 2 * width;
+            float *restrict value = larger + line * 2 * width;
+            int32_t *restrict row = lower + line * 2 * width;
+            for (ptrdiff_t i = 0; i < 2 * width; i++) {
+                const int32_t over = (bottom[i] > top[i]) | (bottom[i] != bottom[i]);
+                value[i] = over ? bottom[i] : top[i];
+                row[i] = over;
+            }
+        }
+        float *restrict best = out + first * width;
+        uint8_t *restrict place = where + first * width;
+        for (ptrdiff_t i = 0; i < count * width; i++) {
+            const float left = larger[2 * i], right = larger[2 * i + 1];
+            const int32_t row = lower[2 * i], other = lower[2 * i + 1];
+            const int32_t earlier = row > other; /* the right one comes before the left one */
+            const int32_t nan = (right != right) & ((left == left) | !earlier);
+            const int32_t over = (right > left) | ((right == left) & earlier) | nan;
+            best[i] = over ? right : left;
+            place[i] = (uint8_t)(over ? 2 * other + 1 : 2 * row);
         }
     }
 }
 
 /* Hands each window's gradient to where its largest value lay. grad, where: [lines, width]; out: [lines, 2, 2 * width]. */
-FOR_EACH_PROCESSOR
 void max_pool_backward(const float *restrict grad, const uint8_t *restrict where, float *restrict out, ptrdiff_t lines,
                        ptrdiff_t width)
 {
     for (ptrdiff_t line = 0; line < lines; line++) {
         const float *restrict g = grad + line * width;
         const uint8_t *restrict place = where + line * width;
-        float *restrict top = out + line * 4 * width, *restrict bottom = top + 2 * width;
-        for (ptrdiff_t i = 0; i < width; i++) {
-            const int32_t at = place[i];
-            const float value = g[i];
-            top[2 * i] = at == 0 ? value : 0.0f;
-            top[2 * i + 1] = at == 1 ? value : 0.0f;
-            bottom[2 * i] = at == 2 ? value : 0.0f;
-            bottom[2 * i + 1] = at == 3 ? value : 0.0f;
-        }
+        float *restrict pixels = out + line * 4 * width;
+        memset(pixels, 0, 4 * width * sizeof *pixels);
+        for (ptrdiff_t i = 0; i < width; i++)
+            pixels[(place[i] >> 1) * 2 * width + 2 * i + (place[i] & 1)] = g[i];
     }
 }
 

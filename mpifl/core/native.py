@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+WIDEST = 2048  # pixels in a line
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
 SIGNATURES: dict[str, tuple[int, int]] = {  # name -> pointers, counts
     "add_exactly": (4, 3),
@@ -63,7 +64,7 @@ def max_pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest value of each 2x2 window and where in it that lies, both [n, c, H/2, W/2].
 
     Args:
-        x: float32 [n, c, H, W], contiguous, both sides even.
+        x: float32 [n, c, H, W], contiguous, both sides even, W at most `WIDEST`.
     """
     n, c, h, w = x.shape
     out = x.new_empty(n, c, h // 2, w // 2)

@@ -59,6 +59,7 @@ def _fits(x: torch.Tensor) -> bool:
         and x.device.type == "cpu"
         and x.dim() == 4
         and x.shape[2] % 2 == x.shape[3] % 2 == 0
+        and 0 < x.shape[3] <= native.WIDEST
         and x.is_contiguous()
     )
 

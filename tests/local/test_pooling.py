@@ -25,7 +25,17 @@ def images(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize(
-    "shape", [(32, 6, 24, 24), (1, 1, 128, 130), (3, 7, 30, 34), (4, 2, 3, 5), (20, 8, 25, 25)], ids=str
+    "shape",
+    [
+        (32, 6, 24, 24),
+        (1, 1, 128, 130),
+        (3, 7, 30, 34),
+        (1, 1, 8, 2048),
+        (1, 1, 8, 2050),
+        (4, 2, 3, 5),
+        (20, 8, 25, 25),
+    ],
+    ids=str,
 )
 def test_value_and_gradient_have_the_bits_of_pytorch(kind, shape):
     found = []
