@@ -17,12 +17,15 @@ import numpy as np
 import torch
 
 from .comm import Transport
+from .comm.pairs import Link
+from .comm.pairs import measure as measure_pairs
 from .placement import crowded, place
 from .placement import table as bindings
 
 PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn", "mpi4py", "safetensors")
 BLOCK = 1 << 20  # float32 numbers of the bandwidth check: 4 MiB
 SKEW_SECONDS, START_SECONDS, FREE_BYTES = 1.0, 60.0, 1 << 30
+SLOW, LATE_SECONDS, PAIRS_SHOWN = 4.0, 1e-3, 6  # times slower than the median pair; what is no delay yet
 START_ADVICE = "many ranks read one environment at once: keep it in an image or on each node's own disk"
 
 
@@ -115,6 +118,31 @@ def _collectives(transport: Transport) -> list[Check]:
     return out
 
 
+def judge_pairs(links: Sequence[Link], hosts: Sequence[str]) -> Check:
+    """Judge the links between nodes: right sums, and none far slower than the others.
+
+    Args:
+        hosts: of each rank.
+    """
+    if not links:
+        return Check("pairs", True, "one node, no links between nodes")
+    typical, late = (float(np.median([getattr(x, name) for x in links])) for name in ("bytes_s", "latency_s"))
+    wrong = [x for x in links if not x.right]
+    slow = [x for x in links if typical > SLOW * x.bytes_s or x.latency_s > SLOW * late + LATE_SECONDS]
+
+    def named(some: Sequence[Link]) -> str:
+        names = ", ".join(f"{hosts[x.ranks[0]]} - {hosts[x.ranks[1]]}" for x in some[:PAIRS_SHOWN])
+        return names + (f" and {len(some) - PAIRS_SHOWN} more" if len(some) > PAIRS_SHOWN else "")
+
+    rates, delays = sorted(x.bytes_s / 1e6 for x in links), sorted(1e6 * x.latency_s for x in links)
+    found = f"{len(links)} pair{'s' * (len(links) > 1)} of nodes, {rates[0]:.0f} to {rates[-1]:.0f} MB/s, "
+    found += f"{delays[0]:.0f} to {delays[-1]:.0f} us"
+    if wrong:
+        return Check("pairs", False, f"{found}; wrong sums: {named(wrong)}", "leave these nodes out")
+    advice = "a link or adapter has fallen back; leave these nodes out"
+    return Check("pairs", not slow, found + (f"; slow: {named(slow)}" if slow else ""), advice)
+
+
 def _folder(path: Path, what: str) -> Check:
     """Judge free space and write speed of a folder."""
     while not path.exists():
@@ -138,13 +166,14 @@ def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], st
     transport.meet()
     places = transport.collect(facts(transport), "doctor")
     reach = transport.collect(not data or os.access(data, os.R_OK), "doctor")
-    speed = _collectives(transport)
-    if places is None or reach is None:
+    speed, links = _collectives(transport), measure_pairs(transport)
+    if places is None or reach is None or links is None:
         return None
     library = getattr(transport, "library", "none: one process")
     hosts = {p["host"] for p in places}
     found = f"{library}; {transport.size} ranks on {len(hosts)} hosts"
     checks = [Check("MPI", True, found), *_layout(places), *speed]
+    checks.append(judge_pairs(links, [p["host"] for p in places]))
     blind = [r for r, seen in enumerate(reach) if not seen]
     where = f"{data or 'not set'}: " + (f"ranks {blind} cannot read it" if blind else "all ranks read it")
     checks.append(Check("data", not blind, where, "put it where every node sees it (MPIFL_DATA)"))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
+import pytest
 import worlds
 
 from mpifl import doctor
 from mpifl.comm import Single
+from mpifl.comm.pairs import Link, turns
 
 
 def place(**changes):
@@ -27,6 +31,32 @@ def test_each_fault_of_a_layout_is_found_and_no_other():
     assert bad([place(), place(threads=4)]) == {"cores"}
     assert bad([place(), place(cpus="0"), place(cpus="0", node=1), place(cpus="0", node=1)]) == {"cores"}
     assert bad([place(), place(gpus=["a"])]) == {"GPUs"}
+
+
+def link(a: int, b: int, rate: float = 1e9, latency: float = 1e-5, right: bool = True) -> Link:
+    """Return a measured link."""
+    return Link((a, b), latency, rate, right)
+
+
+def test_a_link_that_is_slow_or_adds_wrongly_is_named():
+    hosts, fine = ["a", "b", "c"], [link(0, 1), link(0, 2, 8e8), link(1, 2)]
+    assert doctor.judge_pairs([], hosts[:1]).good
+    assert doctor.judge_pairs(fine, hosts).good
+    slow = doctor.judge_pairs([*fine[:2], link(1, 2, 1e8)], hosts)
+    assert not slow.good
+    assert slow.found.endswith("3 pairs of nodes, 100 to 1000 MB/s, 10 to 10 us; slow: b - c")
+    assert doctor.judge_pairs([*fine[:2], link(1, 2, latency=2e-3)], hosts).found.endswith("slow: b - c")
+    wrong = doctor.judge_pairs([link(0, 1, right=False), *fine[1:]], hosts)
+    assert not wrong.good
+    assert wrong.found.endswith("wrong sums: a - b")
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 16])
+def test_every_pair_of_nodes_meets_once_and_none_twice_at_a_time(nodes):
+    rounds = list(turns(nodes))
+    assert sorted(pair for pairs in rounds for pair in pairs) == [*combinations(range(nodes), 2)]
+    assert all(len({n for pair in pairs for n in pair}) == 2 * len(pairs) for pairs in rounds)
+    assert len(rounds) == (nodes - 1 if nodes % 2 == 0 else nodes if nodes > 1 else 1)
 
 
 def test_one_process_is_examined(tmp_path, monkeypatch):

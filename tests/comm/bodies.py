@@ -19,7 +19,7 @@ import torch
 from mpi4py import MPI
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mpifl.comm import Mixer, Single, mix
+from mpifl.comm import Mixer, Single, mix, pairs
 from mpifl.comm.choose import GATHER, REDUCE
 from mpifl.comm.mpi import Mpi
 from mpifl.comm.tables import Tables
@@ -277,6 +277,21 @@ def ranks_know_their_place(t: Mpi, folder: Path) -> None:
     assert t.workers == ((0,) if t.size == 1 else tuple(range(1, t.size)))
     assert t.is_worker == (t.rank > 0 or t.size == 1)
     assert t.comm.Get_name() == "mpifl"
+
+
+@body
+def links_between_nodes_add_rightly(t: Mpi, folder: Path) -> None:
+    """Every rank counts as a node of its own, then all as one."""
+    real = t.nodes
+    t.nodes = tuple(range(t.size))
+    links = pairs.measure(t)
+    t.nodes = (0,) * t.size
+    alone = pairs.measure(t)
+    t.nodes = real
+    if links is not None:
+        assert [link.ranks for link in links] == [*itertools.combinations(range(t.size), 2)]
+        assert all(link.right and link.latency_s > 0 < link.bytes_s for link in links)
+        assert alone == []
 
 
 @body

@@ -1,0 +1,77 @@
+"""Collectives between one rank of each pair of nodes: does every link carry them, and how fast?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .transport import Transport
+
+SMALL, LARGE = 1, 1 << 20  # float32 numbers: 4 bytes for the latency, 4 MiB for the bandwidth
+REPEATS = 5  # the least counts: other programs only ever add
+
+
+class Link(NamedTuple):
+    """What was measured between two ranks: seconds of a short message, bytes a second, right sums."""
+
+    ranks: tuple[int, int]
+    latency_s: float
+    bytes_s: float
+    right: bool
+
+
+def turns(number: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield the pairs of so many players, turn by turn: each pair once, each player at most once in a turn.
+
+    The circle method: one player stays, the others go round; n - 1 turns, or n where n is odd.
+    """
+    ring: list[int | None] = [*range(number), *([None] if number % 2 else [])]
+    for _ in range(len(ring) - 1):
+        meeting = zip(ring[: len(ring) // 2], reversed(ring[len(ring) // 2 :]), strict=True)
+        yield [(min(a, b), max(a, b)) for a, b in meeting if a is not None and b is not None]
+        ring.insert(1, ring.pop())
+
+
+def leaders(nodes: tuple[int, ...]) -> list[int]:
+    """Return the first rank of each node."""
+    return [nodes.index(node) for node in sorted(set(nodes))]
+
+
+def measure(transport: Transport) -> list[Link] | None:
+    """Return the link of every pair of nodes on rank 0; every rank calls. Pairs of a turn go together."""
+    first, found = leaders(transport.nodes), []
+    for turn in turns(len(first)):
+        for pair in [(first[a], first[b]) for a, b in turn]:
+            if transport.rank in pair:
+                found.append(_link(transport, pair))
+        transport.meet()
+    rows = transport.collect([link for link in found if link.ranks[0] == transport.rank], "doctor")
+    return None if rows is None else sorted(link for links in rows for link in links)
+
+
+def _link(transport: Any, ranks: tuple[int, int]) -> Link:
+    """Return the link between this rank and another; both call."""
+    group = transport.comm.group.Incl([*ranks])
+    comm = transport.comm.Create_group(group)
+    there, total = np.arange(LARGE, dtype=np.float32), np.zeros(LARGE, np.float32)
+    row = there.copy() if comm.rank == 0 else np.zeros(LARGE, np.float32)
+    least = {}
+    for size in (SMALL, LARGE):
+        seconds = []
+        for _ in range(REPEATS):
+            comm.Barrier()
+            start = perf_counter()
+            comm.Bcast(row[:size])
+            comm.Reduce(row[:size], total[:size])
+            comm.Bcast(total[:SMALL])  # the root of a reduction may be through before the other is
+            seconds.append(perf_counter() - start)
+        least[size] = min(seconds)
+    right = bool((row == there).all()) and (comm.rank > 0 or bool((total == 2 * there).all()))
+    right = comm.allreduce(int(right)) == 2
+    comm.Free()
+    group.Free()
+    latency, carried = least[SMALL] / 3, 2 * 4 * (LARGE - SMALL)
+    return Link(ranks, latency, carried / max(least[LARGE] - least[SMALL], 1e-9), right)
