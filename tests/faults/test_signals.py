@@ -1,0 +1,103 @@
+"""A run that is asked to stop writes its state after the step and ends; nothing of it is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import worlds
+from conftest import mpi_environment
+from faults import deaths
+
+LIMIT = 240.0  # seconds in which things must have happened; they take a few
+LONG = ["--rounds", "100000", "--checkpoint.keep", "2"]
+COMMON = deaths.HERE.parents[1] / "launch" / "common.sh"
+GENTLY = 'set -euo pipefail; source "$0"; gently "$@"'
+
+
+def eventually(what: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + LIMIT
+    while not what():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that one has started."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def ranks(pid: int) -> list[int]:
+    """Return the ranks that a launcher started, itself or through others."""
+    below = [c for child in children(pid) for c in ranks(child) or [child]]
+    return [p for p in below if b"mpifl" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
+@pytest.fixture
+def training(tmp_path):
+    """Return a function launcher -> a process in which three ranks are past their first steps."""
+    mpirun = Path(sys.executable).parent / "mpirun"
+    if not (mpirun.parent / "prterun").exists():
+        pytest.skip("signals of Open MPI 5's mpirun, beside the interpreter")
+    started = []
+
+    def start(*launcher: str | Path) -> subprocess.Popen[str]:
+        asked = deaths.arguments(tmp_path, "x", "scaffold", tmp_path / "cache")
+        command = [*launcher, mpirun, "-n", "3", sys.executable, "-m", "mpifl", *asked, *LONG]
+        process = subprocess.Popen(
+            [*map(str, command)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=mpi_environment(worlds.PYTHONPATH),
+        )
+        started.append(process)
+        metrics = tmp_path / "tiny-x" / "run.json"
+        eventually(lambda: metrics.exists() or process.poll() is not None)
+        assert process.poll() is None, process.communicate()[1]
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=60)
+
+
+def stops(process: subprocess.Popen[str]) -> str:
+    """Wait for a process that was asked to stop; return what it said."""
+    _, said = process.communicate(timeout=LIMIT)
+    assert process.returncode == 75, said
+    assert "state written" in said
+    return said
+
+
+def test_a_run_whose_ranks_get_sigterm_goes_on_later_as_if_nothing_had_been(training, mpirun, tmp_path):
+    process, checkpoints = training(), tmp_path / "tiny-x" / "checkpoints"
+    process.send_signal(signal.SIGUSR1)
+    eventually(lambda: [*checkpoints.glob("step-*")])
+    assert process.poll() is None
+    for pid in ranks(process.pid):
+        os.kill(pid, signal.SIGTERM)
+    step = int(stops(process).split("after step ")[1].split(",")[0])
+    rounds = ["--rounds", str(step + 2)]
+    end = deaths.launch(mpirun, None, [], "resume", str(tmp_path / "tiny-x"), *rounds)
+    assert end.returncode == 0, end.stderr
+    asked = deaths.arguments(tmp_path, "whole", "scaffold", tmp_path / "cache")
+    end = deaths.launch(mpirun, None, [], *asked, *rounds)
+    assert end.returncode == 0, end.stderr
+    assert deaths.digest(tmp_path, "x") == deaths.digest(tmp_path, "whole")
+
+
+def test_launch_scripts_turn_sigterm_into_a_stop_that_mpirun_hands_on(training, tmp_path):
+    process = training("bash", "-c", GENTLY, COMMON)
+    process.send_signal(signal.SIGTERM)
+    stops(process)
+    assert [*(tmp_path / "tiny-x" / "checkpoints").glob("step-*/manifest.sha256")]
