@@ -67,3 +67,36 @@ def test_exit_code_is_the_program_s():
 def test_missing_command_is_told():
     done = cluster("-H", "2", "-n", "2")
     assert (done.returncode, "COMMAND... is missing" in done.stderr) == (2, True)
+
+
+PING = """
+from time import perf_counter
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+for _ in range(3):
+    start = perf_counter()
+    if world.rank == 0:
+        world.send(b"x", 1)
+        world.recv(source=1)
+    else:
+        world.send(world.recv(source=0), 0)
+if world.rank == 0:
+    print(perf_counter() - start)
+"""
+
+
+def test_a_delay_is_added_on_the_way_there_and_on_the_way_back():
+    if not os.access("/dev/net/tun", os.W_OK):
+        pytest.skip("slow links need /dev/net/tun")
+    before = namespaces()
+    done = cluster("-H", "2", "-n", "2", "--delay", "30ms", "--", sys.executable, "-c", PING)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) >= 0.06
+    assert namespaces() == before
+
+
+def test_a_delay_that_is_none_is_refused():
+    before = namespaces()
+    done = cluster("-H", "2", "-n", "2", "--delay", "soon", "--", "true")
+    assert (done.returncode, "--delay soon" in done.stderr) == (2, True)
+    assert namespaces() == before
