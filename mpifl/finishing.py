@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ def finish(
     summary["wall_seconds"] = round(perf_counter() - start, 3)
     if taker.dropped:
         summary["visits_dropped"] = len(taker.dropped)
-        folders.write_csv(recorder.folder / "dropped.csv", map(asdict, taker.dropped))
+        folders.write_csv(recorder.folder / "dropped.csv", map(vars, taker.dropped))
     if transport.lost:
         summary["ranks_lost"] = transport.lost
     if more:
@@ -83,7 +83,7 @@ def finish(
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger = taker.ledger.rows()
     folders.write_csv(recorder.folder / "traffic.csv", taker.ledger.per_client())
-    folders.write_csv(recorder.folder / "visits.csv", map(asdict, taker.ledger.moved), MOVED)
+    folders.write_csv(recorder.folder / "visits.csv", map(vars, taker.ledger.moved), MOVED)
     rows = files if config.output.model else None
     recorder.close(rows, ledger, wire, bench.federation.sizes, server.memo, summary)
 
