@@ -99,6 +99,7 @@ class SystemConfig:
             one after the other, the same for any number of ranks; 0 takes what measures fastest at the start.
         keep_mb: megabytes of clients' finished samples that each rank keeps at hand; 0 for none.
         graphs: replay steps of SGD as CUDA graphs (GPUs only; `docs/performance.md`).
+        deterministic: have a GPU give the same bits each time, which costs some speed.
     """
 
     ranks: int | None = None
@@ -113,6 +114,7 @@ class SystemConfig:
     keep_mb: int = 128
     stack: int = 1
     graphs: bool = False
+    deterministic: bool = True
 
     def __post_init__(self) -> None:
         require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")

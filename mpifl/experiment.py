@@ -34,7 +34,7 @@ from .engine.rounds import Record
 from .engine.sampler import cohort_size, newcomers
 from .engine.step import Setting, Stepper
 from .finishing import finish
-from .local import Learner, public_clients
+from .local import Learner, public_clients, settle
 from .models import AUTOENCODERS
 from .observe import folder as folders
 from .observe.progress import Progress
@@ -205,9 +205,12 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
         groups=federation.groups if config.algorithm.needs.groups else None,
     )
     num_sampled = on_server(transport, lambda: check(config, federation, world))
-    learner = Learner(model, device_of(config, getattr(transport, "local_rank", 0)))
+    device = device_of(config, getattr(transport, "local_rank", 0))
+    if config.system.deterministic:
+        settle(torch.device(device))
+    learner = Learner(model, device)
     learner.init, learner.graphs = start.to(learner.device), config.system.graphs
-    places = _seats(transport, str(learner.device))
+    places = _seats(transport, device)
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
         on_server(transport, lambda: furnish(config, federation, world, learner) and None)
     world = furnish(config, federation, world, learner, transport.is_server)

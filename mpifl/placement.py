@@ -34,6 +34,7 @@ def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
         "device": device,
         "gpu": gpus[int(device.split(":")[1])] if cuda else None,
         "gpus": gpus,
+        "gpu_peak_bytes": torch.cuda.max_memory_allocated(device) if cuda else 0,
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "mps": cuda and (MPS[0] in os.environ or os.path.exists(MPS[1])),
         "cpus": ranges(mask),

@@ -1,6 +1,7 @@
 """What happens on a device: the one training loop, losses, embeddings, evaluation."""
 
 from .client import LocalClient, public_clients
+from .devices import settle
 from .pick import pick_stack
 from .sgd import Learner, LocalConfig
 from .stacked import stackable, train_all
@@ -13,6 +14,7 @@ __all__ = [
     "Together",
     "pick_stack",
     "public_clients",
+    "settle",
     "stackable",
     "train_all",
 ]

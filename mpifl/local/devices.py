@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,17 @@ from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report, State
 
 CPU = torch.device("cpu")
+
+
+def settle(device: torch.device) -> None:
+    """Have a GPU give the same bits each time; before anything is computed on it.
+
+    Operations that have no such form give a warning, and bits that may differ.
+    """
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
 
 
 def tensors_on(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

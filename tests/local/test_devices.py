@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import worlds
@@ -13,7 +15,7 @@ from mpifl.config import SystemConfig
 from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report
 from mpifl.local import Learner, LocalConfig, public_clients
-from mpifl.local.devices import CPU, message_on, report_home, split_on, state_on, tensors_on
+from mpifl.local.devices import CPU, message_on, report_home, settle, split_on, state_on, tensors_on
 
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -50,6 +52,20 @@ def test_clients_of_the_server_answer_in_its_memory():
     (client,) = public_clients(federation, learner, LocalConfig(), [federation.client(0).train])
     assert client.init.device == client.gradient(learner.init).device == CPU
     assert client.embed(learner.init, client.data.train.x).device == CPU
+
+
+def test_a_gpu_is_asked_for_the_same_bits_each_time_and_a_cpu_is_left_alone(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    settle(CPU)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    try:
+        settle(torch.device("cuda:3"))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @gpu

@@ -1,0 +1,64 @@
+"""On a GPU: where ranks are bound, and the same digest for any number of them. Skipped without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from runs import CONFIG, HALF, SCRIPT, Runs
+
+RUNS = {
+    "fedavg": HALF,
+    "scaffold": ["--algorithm", "scaffold", *HALF],
+    "ucfl": ["--algorithm", "ucfl", *HALF],
+    "graphs": ["--system.graphs", "true", *HALF],
+    "lenet": ["--model", "lenet5", "--data.source", "{name: synthetic, train: 400, test: 100}", *HALF],
+    "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
+}
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@pytest.fixture(scope="module")
+def folders(mpirun, tmp_path_factory) -> dict[int, Path]:
+    """Return the folder of all runs for each number of ranks."""
+    found, cache = {}, tmp_path_factory.mktemp("cache")
+    for ranks in (1, 2, 4):
+        found[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
+        options = ["--system.device", "cuda", "--data.cache", cache]
+        end = mpirun(
+            ranks,
+            SCRIPT,
+            CONFIG,
+            found[ranks],
+            json.dumps(RUNS),
+            *options,
+            timeout=600,
+            env=worlds.PYTHONPATH,
+        )
+        assert end.returncode == 0, end.stderr
+    return found
+
+
+def places(folder: Path, name: str) -> list[dict]:
+    """Return where the ranks of a run were."""
+    return json.loads((folder / f"tiny-{name}" / "environment.json").read_text())["places"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_digest_is_the_same_for_any_number_of_ranks(folders, name):
+    digests = {ranks: Runs(folder).summary(name)["digest"] for ranks, folder in folders.items()}
+    assert len(set(digests.values())) == 1, digests
+
+
+def test_four_ranks_share_the_gpus_in_turn(folders):
+    found = [place["device"] for place in places(folders[4], "fedavg")]
+    assert found == [f"cuda:{r % torch.cuda.device_count()}" for r in range(4)]
+
+
+def test_idle_clients_hold_no_gpu_memory(folders):
+    """The peak is a model's and a batch's, not that of all clients: 8 clients of digits fit in a megabyte."""
+    for place in places(folders[2], "fedavg")[1:]:
+        assert 0 < place["gpu_peak_bytes"] < 64 << 20
