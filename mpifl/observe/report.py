@@ -54,6 +54,8 @@ def _section(name: str, groups: Sequence[Group], folder: Path) -> str | None:
         figure = draw(groups)
         if figure is None:
             return None
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once, not anew for each form
         held: dict[str, bytes] = {}
         for form in FORMATS:
             buffer = io.BytesIO()

@@ -19,6 +19,7 @@ from mpifl.core.errors import UserError, require
 from .folder import FORMAT
 
 FRESH_SECONDS = 120  # a file written this lately may still grow
+YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built with it
 Rows = list[dict[str, str]]
 
 
@@ -95,7 +96,7 @@ def load(folder: str | Path) -> Run:
         raise UserError("RUN", str(folder), remedy)
     try:
         summary = json.loads((path / "summary.json").read_text())
-        config = yaml.safe_load((path / "config.yaml").read_text())
+        config = yaml.load((path / "config.yaml").read_text(), YAML)
     except (ValueError, yaml.YAMLError) as error:
         remedy = f"cannot be read: {' '.join(str(error).split())}"
         raise UserError("RUN", str(folder), remedy) from error
