@@ -16,6 +16,13 @@ single_machine() {
     export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1} OMPI_MCA_btl=${OMPI_MCA_btl:-^ofi}
 }
 
+# A host that cannot be reached any more is given up by mpirun after 40 seconds, not 8 minutes.
+several_hosts() {
+    export PRTE_MCA_oob_tcp_keepalive_time=${PRTE_MCA_oob_tcp_keepalive_time:-20}
+    export PRTE_MCA_oob_tcp_keepalive_intvl=${PRTE_MCA_oob_tcp_keepalive_intvl:-5}
+    export PRTE_MCA_oob_tcp_keepalive_probes=${PRTE_MCA_oob_tcp_keepalive_probes:-4}
+}
+
 # The active environment, else .venv: its own mpirun, because a system MPI would not fit its mpi4py.
 use_environment() {
     local bin=${VIRTUAL_ENV:-$environment}/bin

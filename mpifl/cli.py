@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .comm import RankLost, Transport, connect
+from .comm import CannotGoOn, RankLost, Transport, connect
 from .core.errors import Stopped, UserError, nearest, require
 from .core.memory import keep_freed
 
@@ -336,12 +336,13 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def broken_off(transport: Transport, error: RankLost) -> int:
-    """End a job that has lost a rank where nobody can go on without it: before the first step of a run."""
+def broken_off(transport: Transport, error: RankLost | CannotGoOn) -> int:
+    """End a job that has lost a rank where the others cannot go on without it."""
     if not transport.is_server:
         time.sleep(2.0)  # rank 0 speaks first, if it is left
-    gone = "; ".join(transport.missing()) or f"a rank ({error})"
-    print(f"mpifl: lost {gone} before the first step; start the job again", file=sys.stderr, flush=True)
+    gone = "; ".join([*transport.lost, *transport.missing()]) or f"a rank ({error})"
+    remedy = "before the first step; start the job again" if isinstance(error, RankLost) else f"and {error}"
+    print(f"mpifl: lost {gone} {remedy}", file=sys.stderr, flush=True)
     transport.abort(1)
     return 1
 
@@ -372,7 +373,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"mpifl: {end}", file=sys.stderr, flush=True)
         transport.part()
         return STOPPED
-    except RankLost as error:
+    except (RankLost, CannotGoOn) as error:
         return broken_off(transport, error)
     except Exception:
         trace = traceback.format_exc()

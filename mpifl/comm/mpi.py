@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from mpi4py import MPI
 from .failures import CannotGoOn, RankLost
 from .patience import patiently
 from .process import Process
-from .starting import is_tolerant
+from .starting import end_launcher_after, is_tolerant
 from .transport import Transport
 from .wire import Count, Wire
 
@@ -103,7 +104,7 @@ class Mpi(Transport):
         self.local_rank = local.rank
         first = MPI.Group.Translate_ranks(local.group, [0], self.comm.group)[0]
         self._local = local  # never freed: Open MPI's monitoring would read it all the same
-        here = self.collect((Process.this(), first), "layout")
+        here = self.collect((Process.of(os.getpid()), first), "layout")
         self.processes, leaders = zip(*self.tell(here, "layout"), strict=True)
         self.names = tuple(f"rank {r} on {p.host}, pid {p.pid}" for r, p in enumerate(self.processes))
         order = {leader: number for number, leader in enumerate(sorted(set(leaders)))}
@@ -284,7 +285,7 @@ class Mpi(Transport):
         for r in sorted({*range(len(names))} - {*left}):
             self.lost.append(names[r])
             if nodes[r] == self.nodes[self.rank]:
-                processes[r].kill()  # it may be stopped, and mpirun would wait for it
+                processes[r].send(signal.SIGKILL)  # it may be stopped, and mpirun would wait for it
             self._out_of_reach |= nodes[r] not in self.nodes
         if 0 not in left:
             raise CannotGoOn(f"{names[0]}, the server, was lost")
@@ -322,9 +323,11 @@ class Mpi(Transport):
             sys.stdout.flush()
             sys.stderr.flush()
             if self._out_of_reach and not self.rank:
-                self.comm.Abort(0)
+                self.abort(0)
             os._exit(0)
 
     def abort(self, code: int) -> None:
         """Abort the job."""
+        if self._out_of_reach and not self.rank:
+            end_launcher_after(PARTING_SECONDS)
         self.comm.Abort(code)

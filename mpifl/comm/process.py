@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,15 +23,22 @@ class Process:
     born: int
 
     @classmethod
-    def this(cls) -> Process:
-        """Return the calling process."""
-        return cls(socket.gethostname(), os.getpid(), born(os.getpid()))
+    def of(cls, pid: int) -> Process:
+        """Return a process of this host."""
+        return cls(socket.gethostname(), pid, born(pid))
 
-    def kill(self) -> None:
-        """Send SIGKILL, which also ends a stopped process, unless it is gone; only on its own host."""
+    @property
+    def program(self) -> str:
+        """The first 15 letters of what it runs; empty where that is unknown. Only on its own host."""
+        with suppress(OSError):
+            return Path(f"/proc/{self.pid}/comm").read_text().strip()
+        return ""
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless it is gone; only on its own host. SIGKILL ends a stopped process too."""
         if self.born >= 0 and born(self.pid) == self.born:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
 
 
 def born(pid: int) -> int:

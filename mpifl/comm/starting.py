@@ -12,10 +12,11 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 from mpifl.core.errors import require
+
+from .process import Process
 
 HANG_S, START_S = "MPIFL_HANG_S", "MPIFL_START_S"  # environment variables: MPI starts before a configuration
 DEFAULTS = {HANG_S: 30.0, START_S: 600.0}
@@ -40,11 +41,14 @@ def is_tolerant() -> bool:
 
 
 def find_hangs() -> None:
-    """Have Open MPI find ranks that do not answer: a thread in each tells a neighbour that it lives."""
+    """Have Open MPI find ranks that do not answer: a thread in each tells a neighbour that it lives. Who
+    finds one out tells the others by itself: the launcher may not know of it.
+    """
     if limit := seconds(HANG_S):
-        options = {"": "1", "_thread": "1", "_period": f"{limit / 6}", "_timeout": f"{limit}"}
+        options = {"detector": "1", "detector_thread": "1", "propagator_with_rbcast": "1"}
+        options |= {"detector_period": f"{limit / 6}", "detector_timeout": f"{limit}"}
         for name, value in options.items():
-            os.environ.setdefault(f"OMPI_MCA_mpi_ft_detector{name}", value)
+            os.environ.setdefault(f"OMPI_MCA_mpi_ft_{name}", value)
 
 
 @contextmanager
@@ -58,11 +62,12 @@ def starting() -> Iterator[None]:
     if not limit:
         yield
         return
+    launcher = _launcher()
     heard, said = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(said)
-        _watch(heard, limit)
+        _watch(heard, limit, launcher)
     os.close(heard)
     try:
         yield
@@ -71,7 +76,7 @@ def starting() -> Iterator[None]:
         os.waitpid(child, 0)
 
 
-def _watch(heard: int, limit: float) -> None:
+def _watch(heard: int, limit: float, launcher: Process | None) -> None:
     """Wait, in the child, until the parent is up or gone; past the limit end the job."""
     parent = os.getppid()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,14 +87,25 @@ def _watch(heard: int, limit: float) -> None:
         text = f"MPI did not come up within {limit:.0f} s ({START_S}): a rank died or stands still"
         print(f"mpifl: {text}; start the job again", file=sys.stderr, flush=True)
         time.sleep(0.5)  # so that the launcher has read it
-        _end_launcher(parent)
+        if launcher is not None:
+            launcher.send(signal.SIGTERM)  # it ends all ranks, stopped ones too
         os.kill(parent, signal.SIGKILL)
     os._exit(0)
 
 
-def _end_launcher(pid: int) -> None:
-    """End what started a process, if that is an MPI launcher; it ends all ranks, stopped ones too."""
-    with suppress(OSError, ValueError, IndexError):
-        above = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        if Path(f"/proc/{above}/comm").read_text().strip() in LAUNCHERS:
-            os.kill(above, signal.SIGTERM)
+def _launcher() -> Process | None:
+    """Return the MPI launcher that started this process."""
+    above = Process.of(os.getppid())
+    return above if above.program in LAUNCHERS else None
+
+
+def end_launcher_after(limit: float) -> None:
+    """Force the launcher to end if it is there after so many seconds: it may wait for hosts that are gone."""
+    launcher = _launcher()
+    if launcher is not None and os.fork() == 0:
+        os.setsid()  # the launcher ends the sessions of ranks
+        time.sleep(limit)
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the third forces it
+            launcher.send(number)
+            time.sleep(1.0)
+        os._exit(0)
