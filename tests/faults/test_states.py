@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import worlds
@@ -9,7 +11,7 @@ from cases import CASES, named
 from faults import halted
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.engine.clock import Replay
+from mpifl.engine.clock import Replay, WallTime
 from mpifl.engine.delay import Exponential
 from mpifl.engine.network import Links
 from mpifl.engine.pace import Availability
@@ -66,13 +68,43 @@ def test_events_go_on_from_a_saved_state(name, at, tmp_path):
     halted.compare(one, first, then)
 
 
+def as_trace(rows: list[dict], path: Path) -> Replay:
+    """Write arrivals as a run folder has them; return the clock that follows them."""
+    lines = [",".join(map(str, row.values())) for row in rows]
+    path.write_text("\n".join([",".join(rows[0]), *lines]) + "\n")
+    return Replay(str(path))
+
+
+@pytest.mark.parametrize(
+    ("method", "policy"), [("fedasync", EveryArrival()), ("scaffold", Buffer(size=2))], ids=["each", "two"]
+)
+def test_a_run_on_the_wall_clock_goes_on_and_loses_nothing(method, policy, tmp_path):
+    """The order of arrivals is never the same twice; but what came before and after the halt is one run: its
+    times go up, each client's visits are counted through, and the replay of all has the same rows.
+    """
+    common = {"algorithm": CATALOGUE[method](), "federation": worlds.Tiny(), "policy": policy, "steps": 8}
+    real = {"delay": SLOW, "clock": WallTime(scale=0.005)}
+    first = halted.run(folder=tmp_path / "two", at=3, **common, **real)
+    saved = halted.read(tmp_path / "two", 3)
+    assert saved.values["visits"]
+    then = halted.run(folder=tmp_path / "two", saved=saved, at=-1, **common, **real)
+    rows = first.arrivals + then.arrivals
+    times = [row["time"] for row in rows]
+    assert times == sorted(times)
+    for k in {row["client"] for row in rows}:
+        own = [row["visit"] for row in rows if row["client"] == k]
+        assert own == [*range(len(own))]
+    clock = as_trace(rows, tmp_path / "events.csv")
+    again = halted.run(folder=tmp_path / "again", at=-1, **common, clock=clock)
+    assert again.arrivals == rows
+    worlds.same(worlds.state_of(again.server), worlds.state_of(then.server))
+
+
 def test_a_replay_goes_on_from_a_saved_state(tmp_path):
     common = {"algorithm": CATALOGUE["fedasync"](), "federation": worlds.Tiny(), "steps": 8}
     done = halted.run(folder=tmp_path / "one", at=-1, policy=EveryArrival(), delay=SLOW, **common)
-    trace = tmp_path / "events.csv"
-    rows = [",".join(map(str, row.values())) for row in done.arrivals]
-    trace.write_text("\n".join([",".join(done.arrivals[0]), *rows]) + "\n")
-    common |= {"clock": Replay(str(trace)), "policy": EveryArrival(), "steps": 6}
+    clock = as_trace(done.arrivals, tmp_path / "events.csv")
+    common |= {"clock": clock, "policy": EveryArrival(), "steps": 6}
     one = halted.run(folder=tmp_path / "r", at=-1, **common)
     first = halted.run(folder=tmp_path / "two", at=3, **common)
     then = halted.run(folder=tmp_path / "two", saved=halted.read(tmp_path / "two", 3), at=-1, **common)
