@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from .comm import Transport
+from .comm.cuda import cuda_aware
 from .comm.pairs import Link
 from .comm.pairs import measure as measure_pairs
 from .placement import crowded, place
@@ -172,6 +173,8 @@ def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], st
     library = getattr(transport, "library", "none: one process")
     hosts = {p["host"] for p in places}
     found = f"{library}; {transport.size} ranks on {len(hosts)} hosts"
+    if transport.size > 1 and any(p["gpus"] for p in places):
+        found += f"; {'' if cuda_aware() else 'not '}CUDA-aware"
     checks = [Check("MPI", True, found), *_layout(places), *speed]
     checks.append(judge_pairs(links, [p["host"] for p in places]))
     blind = [r for r, seen in enumerate(reach) if not seen]

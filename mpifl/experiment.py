@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -166,7 +166,8 @@ def _settle(config: Config, transport: Transport) -> None:
 
 def _seats(transport: Transport, device: str) -> tuple[Place, ...]:
     """Return the places of all ranks on rank 0, none elsewhere; refuse a rank several GPUs of its own."""
-    transport.started = {**transport.started, "ready": round(age(), 2)}
+    now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
+    transport.started = {**now, **transport.started}  # of a study, the first case's
     places = transport.collect(place(transport, device), "start")
     on_server(transport, lambda: check_gpus(places or ()))
     return tuple(places or ())

@@ -12,6 +12,7 @@ import torch
 
 from . import config as configuration
 from .comm import RankLost
+from .comm.cuda import cuda_aware
 from .core.types import Server
 from .engine.failures import regroup
 from .engine.ledger import Moved
@@ -65,6 +66,7 @@ def finish(
         "ranks": transport.size,
         "threads_per_rank": torch.get_num_threads(),
         "mpi": getattr(transport, "library", None),
+        "mpi_cuda_aware": cuda_aware() if transport.size > 1 else None,
         "mpi_costs": None if taker.mixer.costs is None else taker.mixer.costs.tree(),
         "places": places,
     }

@@ -75,11 +75,14 @@ def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
     assert done.returncode == 0, done.stderr
     heads, *lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("hint")]
     assert heads == ["rank", "host", "node", "local", "device", "cpus", "threads", "start", "s"]
-    places = json.loads((tmp_path / "tiny-a" / "environment.json").read_text())["places"]
+    environment = json.loads((tmp_path / "tiny-a" / "environment.json").read_text())
+    places = environment["places"]
+    assert environment["mpi_cuda_aware"] in (True, False)
     assert [line[0] for line in lines] == ["0", "1", "2"]
     for line, there in zip(lines, places, strict=True):
         assert line[4:7] == [there["device"], there["cpus"], str(there["threads"])]
         stages = there["start_s"]
         assert 0 < stages["imports"] <= stages["mpi"] <= stages["ready"] == float(line[7])
+        assert stages["cpu"] > 0
     masks = [(there["node"], there["cpus"]) for there in places]
     assert {there["threads"] for there in places} == {placement.threads_for(masks)}

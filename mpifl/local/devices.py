@@ -50,4 +50,20 @@ def report_home(report: Report, device: torch.device) -> Report:
     """Return a report made on `device` whose vectors and notes are in the server's kind of memory."""
     if device == CPU:
         return report
-    return replace(report, vectors=tensors_on(report.vectors, CPU), notes=tensors_on(report.notes, CPU))
+    home = replace(report, vectors=_staged(report.vectors), notes=_staged(report.notes))
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    return home
+
+
+def _staged(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with its tensors in main memory; from a GPU they come one behind the other into
+    page-locked memory, and are there once its stream is through.
+    """
+    return {name: _copied(v) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+
+
+def _copied(value: torch.Tensor) -> torch.Tensor:
+    if not value.is_cuda:
+        return value.to(CPU)
+    return torch.empty_like(value, device=CPU, pin_memory=True).copy_(value, non_blocking=True)

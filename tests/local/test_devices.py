@@ -69,6 +69,17 @@ def test_a_gpu_is_asked_for_the_same_bits_each_time_and_a_cpu_is_left_alone(monk
 
 
 @gpu
+def test_reports_come_home_through_page_locked_memory():
+    there = {"model": torch.arange(1e6, device="cuda"), "loss": torch.ones(2, 3, device="cuda").T}
+    report = Report(0, 1, {"model": there["model"]}, {"loss": there["loss"], "n": 4})
+    home = report_home(report, torch.device("cuda", 0))
+    assert home.vectors["model"].is_pinned()
+    assert_close(home.vectors["model"], torch.arange(1e6), rtol=0, atol=0)
+    assert_close(home.notes["loss"], torch.ones(3, 2), rtol=0, atol=0)
+    assert home.notes["n"] == 4
+
+
+@gpu
 @pytest.mark.parametrize("stack", [1, 4])
 @pytest.mark.parametrize("name", TOGETHER)
 def test_a_method_finds_on_a_gpu_what_it_finds_on_a_cpu(name, stack, tmp_path):
