@@ -12,6 +12,9 @@ from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
 
+LATELY = 0.3  # weight of the last round in a worker's mean speed
+
+
 def balance(costs: np.ndarray, workers: Sequence[int], speeds: Sequence[float] | None = None) -> np.ndarray:
     """Return the worker [m] of each task: longest processing time first, ties to the lowest rank.
 
@@ -120,11 +123,10 @@ class Scheduler:
         return out
 
     def learn(self, rank: int, work: float, seconds: float) -> None:
-        """Remember how fast a worker was; only a factor of 1.5 from the median counts (machines are
-        noisy).
-        """
+        """Remember how fast a worker was lately."""
         if work > 0 and seconds > 0 and rank in self.speed:
-            self._measured[rank] = work / seconds
+            before = self._measured.get(rank, work / seconds)
+            self._measured[rank] = before + LATELY * (work / seconds - before)
             middle = float(np.median(list(self._measured.values())))
             for r, s in self._measured.items():
-                self.speed[r] = s / middle if not 1 / 1.5 < s / middle < 1.5 else 1.0
+                self.speed[r] = s / middle

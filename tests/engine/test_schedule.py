@@ -82,17 +82,23 @@ def test_a_shuffled_schedule_is_random_reproducible_and_different_each_time():
     assert {1, 2, 3} == set(first[0])
 
 
-def test_measured_speed_counts_beyond_noise():
-    """1.4 times the median is noise; a worker at a third of the others' speed gets less."""
+def test_a_worker_that_was_slow_lately_gets_less():
+    """Speeds 10, 10, 10; then 10/3 for rank 3: 10 - 0.3 * (10 - 10/3) = 8, and in the end 10/3."""
     scheduler = Scheduler((0,) * 4, (1, 2, 3), np.ones(12))
-    for rank, seconds in ((1, 1.0), (2, 1.0), (3, 1.4)):
-        scheduler.learn(rank, 10.0, seconds)
+    for rank in (1, 2, 3):
+        scheduler.learn(rank, 10.0, 1.0)
     assert_array_equal(np.bincount(scheduler(np.arange(12), np.ones(12)))[1:], [4, 4, 4])
     scheduler.learn(3, 10.0, 3.0)
+    assert scheduler.speed == pytest.approx({1: 1.0, 2: 1.0, 3: 0.8})
+    for _ in range(40):
+        scheduler.learn(3, 10.0, 3.0)
+    assert scheduler.speed[3] == pytest.approx(1 / 3, rel=1e-4)
     assert_array_equal(np.bincount(scheduler(np.arange(14), np.ones(14)))[1:], [6, 6, 2])
     scheduler.learn(0, 10.0, 1.0)  # rank 0 hosts nobody
     scheduler.learn(3, 0.0, 1.0)  # nothing done, nothing learnt
-    assert scheduler.speed[3] == pytest.approx(1 / 3)
+    assert scheduler.speed[3] == pytest.approx(1 / 3, rel=1e-4)
+    scheduler.speed[3] = 1e-6  # however slow, a worker is tried again
+    assert np.bincount(scheduler(np.arange(3), np.ones(3)), minlength=4)[3] == 1
 
 
 # -- who takes part ------------------------------------------------------------------------------------------
