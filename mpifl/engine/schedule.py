@@ -11,7 +11,6 @@ from mpifl.comm import CannotGoOn
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
-
 LATELY = 0.3  # weight of the last round in a worker's mean speed
 
 
