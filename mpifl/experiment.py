@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -37,6 +38,7 @@ from .finishing import finish
 from .local import Learner, public_clients, settle
 from .models import AUTOENCODERS
 from .observe import folder as folders
+from .observe.logs import RankLog
 from .observe.progress import Progress
 from .observe.recorder import Recorder
 from .observe.signals import Signals
@@ -288,7 +290,7 @@ def run(
         store = ClientStore(token, config.system.scratch, keeper.clients)
         log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
         dog = Watchdog(config.system.watchdog_s, lambda: transport.alive, log)
-        try:
+        with closing(store), RankLog(log, transport.is_server):
             taker = stepper(bench, store)
             recorder = keeper.recorder = Recorder(folder, bench.federation) if transport.is_server else None
             if saved is not None and recorder is not None:
@@ -298,8 +300,6 @@ def run(
                 server = driver.run(_observer(bench, taker, recorder, progress), saved)
             more = driver.summary() if isinstance(driver, Events) and transport.is_server else {}
             finish(bench, taker, recorder, server, start, more)
-        finally:
-            store.close()
         if recorder is not None:
             keeper.done()
             progress.say(f"results: {folder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 DROP, ABORT = "drop", "abort"
+LOG = logging.getLogger("mpifl.clients")
 Made = TypeVar("Made")
 
 
@@ -47,13 +49,15 @@ def attempt(work: Callable[[], Made], rank: int, visit: Dropped, drops: bool) ->
     try:
         return work()
     except Exception as error:
+        where = getattr(error, "order", visit)
+        place = f"rank {rank}, client {where.client}, round {visit.step}, visit {where.visit}"
         if not drops:
-            where = getattr(error, "order", visit)
-            place = f"rank {rank}, client {where.client}, round {visit.step}, visit {where.visit}"
             raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
+        LOG.warning("%s failed, is tried again", place, exc_info=error)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
         return work()
     except Exception as error:
+        LOG.warning("%s failed again, is left out", place, exc_info=error)
         return Dropped(visit.step, visit.client, visit.visit, f"{type(error).__name__}: {error}")

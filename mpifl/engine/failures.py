@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from time import perf_counter
@@ -11,6 +12,7 @@ from mpifl.comm import RankLost
 from .step import Stepper
 
 Act = Callable[[str], None]
+LOG = logging.getLogger("mpifl.failures")
 LAST = ("end", "fail")
 
 
@@ -51,7 +53,8 @@ def regroup(stepper: Stepper) -> None:
             break
         except RankLost:
             continue
+    gone = "; ".join(transport.lost[known:])
+    text = f"lost {gone}. {transport.size} ranks go on, after {perf_counter() - start:.2f} s"
+    LOG.warning(text)
     if transport.is_server:
-        gone = "; ".join(transport.lost[known:])
-        text = f"lost {gone}. {transport.size} ranks go on, after {perf_counter() - start:.2f} s"
         print(f"mpifl: {text}; what it held is done again", file=sys.stderr, flush=True)

@@ -80,6 +80,9 @@ def test_clients_that_fail_are_left_out_and_listed(kind, clumsy, mpirun, tmp_pat
         assert json.loads((folder / "summary.json").read_text())["visits_dropped"] == len(dropped)
         if kind is ROUNDS:
             assert len(dropped) == 2 * 3
+    logs = "".join(path.read_text() for path in (tmp_path / "tiny-three" / "logs").glob("*-[12].log"))
+    assert "client 2, round 1, visit 0 failed again, is left out\nTraceback" in logs
+    assert "in local_update" in logs
     one, three = ((tmp_path / f"tiny-{r}" / "dropped.csv").read_text() for r in ("one", "three"))
     assert one == three
 
