@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import weakref
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from mpifl import experiment
 from mpifl.cli import main
 from mpifl.comm import Single
+from mpifl.config import load
 from mpifl.core.errors import Stopped, UserError
 from mpifl.observe.curves import Curve
 from mpifl.study import cases, over_seeds, study, table
@@ -20,6 +22,16 @@ TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
 ASYNC = ["--algorithm", "fedasync", "--policy", "every_arrival", "--participation", "4", "--rounds", "6"]
 ASYNC += ["--evaluation.every", "1"]
+
+
+def test_each_run_of_a_job_counts_its_own_bytes(tmp_path):
+    transport, counted = Single(), []
+    for name in ("a", "b"):
+        transport.wire("send", "test", sent=5, messages=1)
+        config = load(TINY, ["--output.folder", str(tmp_path), "--output.id", name])
+        folder = experiment.run(config, transport, quiet=True)
+        counted.append(json.loads((folder / "summary.json").read_text())["mpi_bytes"])
+    assert counted == [5, 5]
 
 
 def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path, capsys):
