@@ -168,8 +168,9 @@ def _settle(config: Config, transport: Transport) -> None:
 
 def _seats(transport: Transport, device: str) -> tuple[Place, ...]:
     """Return the places of all ranks on rank 0, none elsewhere; refuse a rank several GPUs of its own."""
-    now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
-    transport.started = {**now, **transport.started}  # of a study, the first case's
+    if "ready" not in transport.started:  # of a study, only the first case starts anything
+        now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
+        transport.started = {**transport.started, **now}
     places = transport.collect(place(transport, device), "start")
     on_server(transport, lambda: check_gpus(places or ()))
     return tuple(places or ())
