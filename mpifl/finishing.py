@@ -74,6 +74,7 @@ def finish(
     summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.memo))
     summary["federation_bytes_expected"] = settled(bench, taker.ledger)
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
+    summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
     summary["wall_seconds"] = round(perf_counter() - start, 3)
     if taker.dropped:
         summary["visits_dropped"] = len(taker.dropped)

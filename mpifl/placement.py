@@ -11,6 +11,7 @@ import torch
 
 from .comm import Transport
 from .core.errors import require
+from .core.memory import peak_bytes
 
 Place = Mapping[str, Any]
 CPU = "cpu"
@@ -34,6 +35,7 @@ def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
         "device": device,
         "gpu": gpus[int(device.split(":")[1])] if cuda else None,
         "gpus": gpus,
+        "peak_bytes": peak_bytes(),
         "gpu_peak_bytes": torch.cuda.max_memory_allocated(device) if cuda else 0,
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "mps": cuda and (MPS[0] in os.environ or os.path.exists(MPS[1])),

@@ -24,7 +24,7 @@ from mpifl.cluster.grouping import kmeans, kmeans_by_silhouette
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
-from mpifl.core.mixing import Plan, rows
+from mpifl.core.mixing import Plan, own_rows, rows
 from mpifl.core.types import Reads, Vector
 
 KMEANS_SEED = 1  # the repository's
@@ -77,8 +77,10 @@ class UCFL(Algorithm):
         delta = squared_distances(prints["gram"])
         sigma2 = prints["variance"].astype(np.float64)  # [N]
         band = sigma2[:, None] if self.kernel == "paper" else np.sqrt(np.outer(sigma2, sigma2))
-        logits = np.log(prints.num_samples)[None] - delta / (2 * np.maximum(band, 1e-300))
-        W = np.exp(logits - logits.max(1, keepdims=True))
+        delta /= 2 * np.maximum(band, 1e-300)
+        logits = np.subtract(np.log(prints.num_samples)[None], delta, out=delta)  # in place: N x N
+        logits -= logits.max(1, keepdims=True)
+        W = np.exp(logits, out=logits)
         W /= W.sum(1, keepdims=True)
         memo = {"collaboration": W, "weights": W}
         assign = np.arange(world.num_clients)
@@ -110,9 +112,10 @@ class UCFL(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """theta_s <- sum_j w_sj theta_j over those who took part."""
-        W = server.memo["weights"][:, notes.client]  # [K, m]
+        W, k = server.memo["weights"], notes.client  # [K, N], [m]
         if len(W) == len(server.assign) and not self.parallel:
-            W = np.where(np.isin(np.arange(len(W)), notes.client)[:, None], W, 0.0)
+            return Plan([own_rows(W[np.ix_(k, k)], notes, len(W))])
+        W = W[:, k]  # [K, m]
         if self.parallel:  # row s mixes component s of each upload: [K, m, C]
             W = (W[:, :, None] * np.eye(len(W))[:, None, :]).reshape(len(W), -1)
         return Plan([rows(W)])

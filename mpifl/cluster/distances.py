@@ -34,7 +34,10 @@ def squared_distances(gram: np.ndarray) -> np.ndarray:
     about 1e-16 times the squared norms.
     """
     squares = np.diag(gram).astype(np.float64)
-    out = np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0)
+    out = squares[:, None] + squares[None, :]  # in place from here on: n may be ten thousand
+    for row, products in zip(out, gram, strict=True):
+        row -= 2 * products
+    np.maximum(out, 0.0, out=out)
     np.fill_diagonal(out, 0.0)
     return out
 

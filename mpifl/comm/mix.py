@@ -22,6 +22,7 @@ from .tables import Tables
 from .transport import Transport
 
 GRAM_BLOCK = 8192  # columns per block of a Gram matrix; fixed, since it shapes the sums
+GRAM_ROWS = 2048  # of it at a time; fixed for the same reason
 
 
 def _stacked(block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
@@ -125,8 +126,10 @@ class Mixer:
             collective = self.collective
         owned: tuple[int, ...] = ()
         if spread is not None:
-            rows = np.lexsort((np.arange(mixing.num_rows), spread.owner))
-            owned = tuple(np.bincount(spread.owner, minlength=size))
+            stays = np.zeros(mixing.num_rows, bool) if mixing.keep is None else mixing.keep == 1
+            moving = np.flatnonzero(mixing.weights.any(1) | ~stays)
+            rows = moving[np.lexsort((moving, spread.owner[moving]))]
+            owned = tuple(np.bincount(spread.owner[rows], minlength=size))
         weights = mixing.weights[rows]
         everyone = in_rank_order(owners)
         grid = spacings(weights, peaks)
@@ -206,17 +209,17 @@ class Mixer:
         spread = self.tables.spread[s.into]
         start = sum(s.owned[: self.transport.rank])
         here = slice(start, start + s.owned[self.transport.rank])
-        rows = torch.from_numpy(s.rows[here])
+        rows = s.rows[here]
         self.transport.meet()
-        for columns in self._blocks(s, len(s.rows)):
+        for columns in self._blocks(s, len(s.rows)) if len(s.rows) else ():
             block = [u[columns] for u in mine]
             sums = self._sums(s, block, columns.stop - columns.start)
             sums = self.transport.scatter_sum(sums, s.owned, f"mix:{s.into}")
             keep = None if s.keep is None else s.keep[here]
-            kept = kept_rows(keep, spread.now[:, columns][rows])
-            spread.next[rows, columns] = self._finish(sums, s.grid[here], kept)
+            kept = None if keep is None else kept_rows(keep, spread.read(rows, columns))
+            spread.write(rows, columns, self._finish(sums, s.grid[here], kept))
         self.transport.meet()
-        spread.flip()
+        spread.commit(s.rows)
 
     def _blocks(self, s: Shipment, height: int) -> Iterator[slice]:
         step = max(1024, BLOCK // max(height, 1))
@@ -247,5 +250,6 @@ class Mixer:
             everything = self.transport.gather(block, counts, "gram")
             if out is not None and everything is not None:
                 x = everything[order].double()
-                out += x @ x.T
+                for top in range(0, len(out), GRAM_ROWS):  # no second matrix of all pairs
+                    out[top : top + GRAM_ROWS] += x[top : top + GRAM_ROWS] @ x.T
         return None if out is None else out.numpy()

@@ -13,50 +13,55 @@ import torch
 from .failures import CannotGoOn
 from .transport import Transport
 
+SHARED = 1 << 22  # numbers of a table that are shared at a time while it is spread
+
 
 class Spread:
-    """A table whose rows live in a file that all ranks of a node map; only the owner writes a row.
+    """A table whose rows live in files that all ranks of a node map; only the owner writes a row.
 
-    Two files take turns: `now` is the committed one, `next` is being written.
+    A row has a place in each of two files: one holds what is committed, the other what is being written. Only
+    rows that are written change places, so that a step costs what its rows cost.
+
+    Attributes:
+        owner: rank of each row [K].
+        turn: which of the files holds the committed row, uint8 [K].
     """
 
     def __init__(self, path: Path, shape: tuple[int, int], owner: np.ndarray, first: bool) -> None:
-        self.owner = owner
-        self._files = []
-        for turn in "ab":
-            name = f"{path}-{turn}"
-            if first:
-                np.lib.format.open_memmap(name, "w+", np.float32, shape)
-            self._files.append(name)
-        self._turn = 0
+        self.owner, self.width = owner, shape[1]
+        self.turn = np.zeros(shape[0], np.uint8)
+        self._files = [f"{path}-{which}" for which in "ab"]
+        for name in self._files if first else ():
+            np.lib.format.open_memmap(name, "w+", np.float32, shape)
         self._maps: list[torch.Tensor] = []
 
     def open(self) -> None:
         """Map the files; every rank of the node, once they exist."""
         self._maps = [torch.from_numpy(np.lib.format.open_memmap(f, "r+")) for f in self._files]
 
-    @property
-    def now(self) -> torch.Tensor:
-        """The committed rows [K, w]."""
-        return self._maps[self._turn]
+    def read(self, rows: Sequence[int] | np.ndarray, columns: slice = slice(None)) -> torch.Tensor:
+        """Return committed rows [r, w]; a single one is no copy."""
+        numbers = np.asarray(rows, np.int64)
+        turns = self.turn[numbers]
+        if len(rows) == 1:
+            file, row = self._maps[int(turns[0])], int(numbers[0])
+            return file[row : row + 1, columns]
+        width = len(range(*columns.indices(self.width)))
+        out = torch.empty(len(numbers), width)
+        for turn, file in enumerate(self._maps):
+            here = np.flatnonzero(turns == turn)
+            out[torch.from_numpy(here)] = file[:, columns][torch.from_numpy(numbers[here])]
+        return out
 
-    @property
-    def next(self) -> torch.Tensor:
-        """The rows being written [K, w]."""
-        return self._maps[1 - self._turn]
+    def write(self, rows: np.ndarray, columns: slice, values: torch.Tensor) -> None:
+        """Write rows [r, w] of this rank beside the committed ones."""
+        for turn, file in enumerate(self._maps):
+            here = np.flatnonzero(self.turn[rows] == 1 - turn)
+            file[torch.from_numpy(rows[here]), columns] = values[torch.from_numpy(here)]
 
-    @property
-    def turn(self) -> int:
-        """Which of the files is the committed one."""
-        return self._turn
-
-    def go_on(self, turn: int, owner: np.ndarray) -> None:
-        """Take the file `turn` for the committed one, and other ranks [K] as owners."""
-        self._turn, self.owner = turn, owner
-
-    def flip(self) -> None:
-        """Commit what was written."""
-        self._turn = 1 - self._turn
+    def commit(self, rows: np.ndarray) -> None:
+        """Take what was written for these rows, by whichever rank; every rank calls."""
+        self.turn[rows] ^= 1
 
 
 def heir(ranks: Sequence[int], k: int) -> int:
@@ -87,7 +92,7 @@ class Tables:
 
     def width(self, name: str) -> int:
         """Return the width of a table; on rank 0."""
-        return self.spread[name].now.shape[1] if name in self.spread else self.central[name].shape[1]
+        return self.spread[name].width if name in self.spread else self.central[name].shape[1]
 
     def publish(self, tables: Mapping[str, torch.Tensor]) -> None:
         """Take new tables on rank 0; copies of rows whose bits changed are out of date."""
@@ -125,25 +130,36 @@ class Tables:
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """Return rows [r, w] at a worker."""
-        if name in self.spread or self.transport.size == 1:
-            table = self.spread[name].now if name in self.spread else self.central[name]
+        if name in self.spread:
+            return self.spread[name].read(numbers)
+        if self.transport.size == 1:
+            table = self.central[name]
             return table[numbers[0]][None] if len(numbers) == 1 else table[list(numbers)]
         held = self._held[name]
         return held[numbers[0]][None] if len(numbers) == 1 else torch.stack([held[k] for k in numbers])
 
-    def spread_out(self, name: str, owner: np.ndarray, shape: tuple[int, int], folder: Path) -> None:
-        """Move a table from rank 0 to the ranks `owner` [K]; every rank calls with the same arguments."""
+    def spread_out(
+        self, name: str, owner: np.ndarray, shape: tuple[int, int], folder: Path, alike: bool = False
+    ) -> None:
+        """Move a table from rank 0 to the ranks `owner` [K]; every rank calls with the same arguments.
+
+        Args:
+            alike: whether all rows are the same one.
+        """
         transport = self.transport
         first = transport.nodes.index(transport.nodes[transport.rank]) == transport.rank
         spread = Spread(folder / f"table-{name}", shape, owner, first)
         transport.meet()
         spread.open()
-        mine = torch.from_numpy(np.flatnonzero(owner == transport.rank))
-        for k in range(shape[0]):
-            row = self.central[name][k].contiguous() if transport.is_server else torch.empty(shape[1])
-            transport.share(row, f"rows:{name}")
-            if len(mine) and owner[k] == transport.rank:
-                spread.now[k] = row
+        mine, step = np.flatnonzero(owner == transport.rank), max(1, SHARED // shape[1])
+        for lo in range(0, 1 if alike else shape[0], step):
+            hi = 1 if alike else min(lo + step, shape[0])
+            rows = self.central[name][lo:hi].contiguous() if transport.is_server else None
+            rows = torch.empty(hi - lo, shape[1]) if rows is None else rows
+            transport.share(rows, f"rows:{name}")
+            chosen = mine if alike else mine[(mine >= lo) & (mine < hi)]
+            spread.write(chosen, slice(None), rows.expand(len(chosen), -1) if alike else rows[chosen - lo])
+        spread.commit(np.arange(shape[0]))
         transport.meet()
         self.spread[name] = spread
         self.central.pop(name, None)
@@ -164,19 +180,19 @@ class Tables:
                 number[r] if r in number else heir(heirs[nodes[r]], k)
                 for k, r in enumerate(spread.owner.tolist())
             ]
-            spread.go_on(turns[name], np.array(owner, np.int64))
+            spread.turn, spread.owner = turns[name], np.array(owner, np.int64)
 
     def whole(self, name: str, block_rows: int = 64) -> torch.Tensor | None:
         """Return a table [K, w] on rank 0, wherever its rows live; every rank calls."""
         if name not in self.spread:
             return self.central.get(name)
         spread, transport = self.spread[name], self.transport
-        out = torch.empty(spread.now.shape) if transport.is_server else None
+        out = torch.empty(len(spread.owner), spread.width) if transport.is_server else None
         for lo in range(0, len(spread.owner), block_rows):
             owner = spread.owner[lo : lo + block_rows]
             counts = [int((owner == r).sum()) for r in range(transport.size)]
             mine = lo + np.flatnonzero(owner == transport.rank)
-            rows = transport.gather(spread.now[torch.from_numpy(mine)], counts, f"rows:{name}")
+            rows = transport.gather(spread.read(mine).contiguous(), counts, f"rows:{name}")
             if out is not None and rows is not None:
                 order = np.concatenate([lo + np.flatnonzero(owner == r) for r in range(transport.size)])
                 out[torch.from_numpy(order)] = rows

@@ -128,15 +128,16 @@ class Stepper:
         """Take the rows of a server; spread tables out whose rows are each read by one client."""
         if server is not None:
             self.tables.publish(server.tables)
-        where: dict[str, tuple[np.ndarray, tuple[int, int]]] = {}
+        where: dict[str, tuple[np.ndarray, tuple[int, int], bool]] = {}
         if server is not None:
             for name, table in server.tables.items():
                 owner = self._owners_of_rows(server, name)
                 if owner is not None:
-                    where[name] = (owner, tuple(table.shape))  # type: ignore[assignment]
-        for name, (owner, shape) in self.transport.tell(where, "layout").items():
+                    k, width = table.shape
+                    where[name] = (owner, (k, width), table.stride(0) == 0)
+        for name, (owner, shape, alike) in self.transport.tell(where, "layout").items():
             self.scheduler.pinned = True
-            self.tables.spread_out(name, owner, shape, self.store.folder)
+            self.tables.spread_out(name, owner, shape, self.store.folder, alike)
 
     def _owners_of_rows(self, server: Server, name: str) -> np.ndarray | None:
         """Return the rank [K] that owns each row of a table to be spread, None for a central one."""

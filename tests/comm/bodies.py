@@ -160,6 +160,42 @@ def rows_spread_over_their_readers_agree_with_one_process_bit_for_bit(t: Mpi, fo
 
 
 @body
+def rows_that_nothing_enters_stay_where_they_are_and_cost_nothing(t: Mpi, folder: Path) -> None:
+    """Two of nine rows receive uploads, other two the next time: a third of them has changed in the end."""
+    case = Case(t, rows=9, width=40, keep="diagonal")
+    tables = case.spread(t, folder / "few")
+    mixer, weights = Mixer(t, tables), case.mixing.weights
+    for active in ([0, 7], [7, 2]):
+        mask = np.isin(np.arange(9), active)
+        case.mixing = Mixing(weights * mask[:, None], keep=np.where(mask, case.mixing.keep, 1.0))
+        before = t.wire.counts["reduce_scatter", "mix:model"].bytes
+        mixer.mix(*(([case.mixing], case.cargo) if t.is_server else (None, None)), case.mine(t.rank))
+        spent = sum(t.collect(t.wire.counts["reduce_scatter", "mix:model"].bytes - before, "test") or [])
+        found = tables.whole("model")
+        if found is not None:
+            assert torch.equal(found, case.alone())
+            assert not torch.equal(found[7], case.old[7])
+            assert torch.equal(found[3:7], case.old[3:7])
+            assert spent == 2 * 40 * 8 * (t.size - 1)
+        case.old = torch.from_numpy(t.tell(found.numpy() if found is not None else None, "test"))
+
+
+@body
+def equal_rows_are_sent_once_where_they_are_spread(t: Mpi, folder: Path) -> None:
+    tables, row = Tables(t), torch.arange(30.0)[None]
+    if t.is_server:
+        tables.publish({"model": row.expand(7, -1)})
+    before = t.wire.counts["bcast", "rows:model"].bytes
+    folder.mkdir(parents=True, exist_ok=True)
+    owner = np.resize(t.workers, 7).astype(np.int64)
+    tables.spread_out("model", owner, (7, 30), folder, alike=True)
+    found = tables.whole("model")
+    if found is not None:
+        assert t.wire.counts["bcast", "rows:model"].bytes - before == 30 * 4 * (t.size - 1)
+        assert torch.equal(found, row.expand(7, -1))
+
+
+@body
 def column_blocks_do_not_change_the_bits(t: Mpi, folder: Path) -> None:
     """Width 5000 in blocks of 1024 columns: five messages instead of one."""
     case = Case(t, rows=4, width=5000, keep="diagonal")

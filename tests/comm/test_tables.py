@@ -73,11 +73,14 @@ def test_a_spread_table_is_written_beside_the_committed_one(tmp_path):
     tables.spread_out("model", np.zeros(2, np.int64), (2, 1), tmp_path)
     spread = tables.spread["model"]
     assert "model" not in tables.central
-    spread.next[0] = 9.0
+    spread.write(np.array([0]), slice(0, 1), torch.tensor([[9.0]]))
     assert_array_equal(tables.rows("model", (0, 1)), [[1.0], [2.0]])
-    spread.next[1] = 8.0
-    spread.flip()
-    assert_array_equal(tables.whole("model"), [[9.0], [8.0]])
+    spread.commit(np.array([0]))
+    assert_array_equal(tables.rows("model", (1, 0)), [[2.0], [9.0]])
+    spread.write(np.array([1, 0]), slice(0, 1), torch.tensor([[8.0], [7.0]]))
+    assert_array_equal(tables.rows("model", (1, 0)), [[2.0], [9.0]])
+    spread.commit(np.array([0, 1]))
+    assert_array_equal(tables.whole("model"), [[7.0], [8.0]])
     assert tables.width("model") == 1
 
 
