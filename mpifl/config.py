@@ -97,9 +97,10 @@ class SystemConfig:
         scratch: folder for node-local client state; None picks shared memory or the temporary folder.
         stack: so many clients of a cohort are trained at once (`docs/performance.md`): other last bits than
             one after the other, the same for any number of ranks; 0 takes what measures fastest at the start.
-        keep_mb: megabytes of clients' finished samples that each rank keeps at hand; 0 for none.
         graphs: replay steps of SGD as CUDA graphs (GPUs only; `docs/performance.md`).
         deterministic: have a GPU give the same bits each time, which costs some speed.
+        keep_mb: megabytes of clients' finished samples that each rank keeps at hand; 0 for none. Nothing is
+            kept where all clients' samples are more than eight times that.
     """
 
     ranks: int | None = None

@@ -13,11 +13,11 @@ from .comm.choose import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_spre
 from .comm.cost import Costs, Given, between, crossover
 from .comm.sweep import costs_of
 from .config import Config
-from .core.mixing import Mixing
+from .core.mixing import Mixing, Plan
 from .core.types import Notes, Report, Server
 from .expected import Expected, empty_report, expect, first_server
 from .experiment import Bench, prepare
-from .footprint import footprint
+from .footprint import Base, Held, footprint
 
 NUMBER_BYTES = 4  # float32
 
@@ -27,11 +27,12 @@ def describe(config: Config, transport: Transport) -> str:
     asked = config.system.ranks
     here = replace(config, system=replace(config.system, ranks=None))
     bench = replace(prepare(here, transport, lambda text: None), config=config)
+    base = Base.measured(bench) if transport.is_server else None
     for learner in (bench.learner, bench.learner.auxiliary):
         if learner is not None:
             learner.idle = True
     costs = _costs(bench)
-    if not transport.is_server:
+    if base is None:
         return ""
     server, print_bytes = first_server(bench)
     report = empty_report(bench, server, 0)
@@ -54,7 +55,7 @@ def describe(config: Config, transport: Transport) -> str:
         *_crossover_lines(d, bench, costs),
         "",
         *_traffic_lines(expect(bench, server, print_bytes, report)),
-        *_memory_lines(bench, server, report),
+        *_memory_lines(base, _held(bench, server, report, plan, print_bytes[1]), bench),
     ]
     return "\n".join(lines)
 
@@ -149,10 +150,16 @@ def _spreads(table: torch.Tensor, server: Server, bench: Bench) -> bool:
     return alone and is_spread(k, 1, ranks_of(bench))
 
 
-def _memory_lines(bench: Bench, server: Server, report: Report) -> list[str]:
+def _held(bench: Bench, server: Server, report: Report, plan: Plan, prints: int) -> Held:
+    mixed = {m.into for m in plan.mixings}
+    spread = {name for name, table in server.tables.items() if _spreads(table, server, bench)}
+    return Held.by(bench.config.algorithm, server, report, prints, mixed, spread)
+
+
+def _memory_lines(base: Base, held: Held, bench: Bench) -> list[str]:
     """Return the peak resident memory of server and workers."""
     size = ranks_of(bench)
-    memory = footprint(bench, server, report, size)
+    memory = footprint(base, held, bench, size)
     if size == 1:
         return [f"memory, alone           {_size(memory[0])} resident at its peak"]
     return [

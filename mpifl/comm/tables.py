@@ -182,11 +182,12 @@ class Tables:
             ]
             spread.turn, spread.owner = turns[name], np.array(owner, np.int64)
 
-    def whole(self, name: str, block_rows: int = 64) -> torch.Tensor | None:
+    def whole(self, name: str, block_rows: int = 0) -> torch.Tensor | None:
         """Return a table [K, w] on rank 0, wherever its rows live; every rank calls."""
         if name not in self.spread:
             return self.central.get(name)
         spread, transport = self.spread[name], self.transport
+        block_rows = block_rows or max(1, SHARED // spread.width)
         out = torch.empty(len(spread.owner), spread.width) if transport.is_server else None
         for lo in range(0, len(spread.owner), block_rows):
             owner = spread.owner[lo : lo + block_rows]

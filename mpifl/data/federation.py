@@ -17,6 +17,8 @@ from mpifl.data.recent import Recent
 from mpifl.data.transforms import Finish, Op
 from mpifl.data.world import SPLITS, Allotment, Draw, World
 
+SELDOM = 8  # see `keep`
+
 
 class LazyClient(ClientData):
     """A client whose splits are read when first looked at: training does not pay for test images."""
@@ -80,8 +82,22 @@ class PoolFederation(Federation):
         return LazyClient.reading(lambda split: self._split(k, split, visit), self.extra)
 
     def keep(self, megabytes: int) -> None:
-        """Keep so much of finished samples at hand for their next use; whoever reads must not change them."""
-        self._recent = Recent(megabytes * 10**6)
+        """Keep so much of finished samples at hand for their next use; whoever reads must not change them.
+
+        Nothing is kept where that would hold less than one in `SELDOM` of all training samples: they would
+        mostly be gone before their client comes back.
+        """
+        self._static = self._static or not self.changes
+        self._recent = Recent(megabytes * 10**6 * self.keeps(megabytes * 10**6))
+
+    def keeps(self, limit: int) -> bool:
+        """Return whether it keeps samples at hand within a limit of so many bytes."""
+        return self.finished_bytes <= SELDOM * limit
+
+    @property
+    def finished_bytes(self) -> int:
+        """Return the bytes of the finished training samples of all clients."""
+        return 4 * int(self.sizes[:, 0].sum()) * int(np.prod(self.shape))
 
     @property
     def changes(self) -> bool:

@@ -72,7 +72,7 @@ class Entry:
         self.numbers += numbers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Moved:
     """What one client downloaded and uploaded in a step, in bytes, by unicast.
 

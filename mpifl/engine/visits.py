@@ -29,6 +29,7 @@ from .coding import Coder
 from .ledger import count_numbers
 from .payload import Payload
 from .rows import read_rows, row_distances
+from .shelf import Shelf
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
 
@@ -150,6 +151,7 @@ class Worker:
         self.rank, self.algorithm, self.federation, self.learner = rank, algorithm, federation, learner
         self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch
         self.finetune_epochs = finetune_epochs  # before a client is judged a second time
+        self.shelf = Shelf()
         self.seconds = 0.0  # of the last run
         self.dropped: list[Dropped] = []  # in the last run
         self._block = -1  # the block that was last trained together
@@ -168,11 +170,14 @@ class Worker:
     def run(
         self, orders: Orders, fingerprint: bool = False
     ) -> tuple[list[Light], dict[str, list[torch.Tensor]]]:
-        """Run all visits; return the light reports and the uploads by name, components flattened."""
+        """Run all visits; return the light reports and the uploads by name, components flattened, which last
+        until the next run.
+        """
         lights: list[Light] = []
         uploads: dict[str, list[torch.Tensor]] = {}
         start, self.dropped, self._block = perf_counter(), [], -1
         peers, stacked = self._peers(orders), dict[int, Coded]()
+        self.shelf.clear()
         for order in orders.visits:
             visit = Dropped(orders.step, order.client, order.visit, "")
             work = partial(self._report, order, orders, peers, None if fingerprint else stacked)
@@ -183,7 +188,7 @@ class Worker:
             light, vectors = made
             lights.append(light)
             for name, vector in vectors.items():
-                uploads.setdefault(name, []).extend(vector.cpu().reshape(-1, vector.shape[-1]))
+                uploads.setdefault(name, []).extend(self.shelf.put(vector, len(orders.visits)))
         self.seconds = perf_counter() - start
         return lights, uploads
 

@@ -1,0 +1,41 @@
+"""Uploads on the shelf are what was put there, until the next run takes their place."""
+
+from __future__ import annotations
+
+import torch
+import worlds
+from numpy.testing import assert_array_equal
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.engine import shelf
+from mpifl.engine.shelf import Shelf
+
+
+def test_rows_are_used_again_after_clear_and_not_before(monkeypatch):
+    monkeypatch.setattr(shelf, "LEAST", 0)
+    monkeypatch.setattr(shelf, "CHUNK", 6)
+    place, a, b = Shelf(), torch.arange(3.0), torch.arange(6.0).reshape(2, 3)
+    (first,), second, other = place.put(a, 2), place.put(b, 2), place.put(torch.ones(2), 2)
+    a += 9
+    assert_array_equal(first, [0, 1, 2])
+    assert_array_equal(torch.stack(second), b)
+    assert_array_equal(other[0], [1, 1])
+    place.clear()
+    assert place.put(torch.zeros(3), 2)[0].data_ptr() == first.data_ptr()
+
+
+def test_small_uploads_are_not_copied():
+    vector = torch.zeros(10)
+    assert Shelf().put(vector, 5)[0].data_ptr() == vector.data_ptr()
+
+
+def test_runs_do_not_depend_on_the_shelf(monkeypatch, tmp_path):
+    """Several uploads of several widths: control variates, and the statistics before training."""
+    for name in ("scaffold", "ucfl", "fedem"):
+        options = {"noise_batch": 4.0} if name == "ucfl" else {}
+        runs = []
+        for least in (1 << 40, 0):
+            monkeypatch.setattr(shelf, "LEAST", least)
+            method = CATALOGUE[name](**options)
+            runs.append(worlds.run(method, worlds.Tiny(), tmp_path / f"{name}-{least}", participation=0.5))
+        worlds.same(worlds.state_of(runs[0].server), worlds.state_of(runs[1].server))

@@ -1,0 +1,52 @@
+"""The peak memory that `mpifl plan` foretells, against that of real runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import worlds
+
+CONFIG = Path(__file__).parent / "configs" / "tiny.yaml"
+UNITS = {"MB": 1e6, "GB": 1e9}
+MANY = ["--model.hidden", "[10000]", "--data.scenario", "{name: iid, clients: 60}"]  # 3 MB a model
+
+
+def planned(text: str) -> list[float]:
+    """Return the bytes of each line about memory."""
+    found = re.findall(r"^memory, .*? ([\d.]+) (MB|GB) resident", text, re.MULTILINE)
+    return [float(number) * UNITS[unit] for number, unit in found]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "least"),
+    [
+        (None, [], 450e6),  # 60 uploads of 3 MB
+        (3, ["--algorithm", "{name: ifca, num_clusters: 16}", "--participation", "20"], 400e6),  # 16 rows
+    ],
+)
+def test_the_plan_foretells_the_peak_memory(ranks, options, least, mpirun, tmp_path):
+    """Within 15 %, where the federation takes as much as Python and PyTorch do."""
+    common = [*MANY, *options, "--data.cache", str(tmp_path / "cache")]
+    plan = mpirun(
+        None,
+        "-m",
+        "mpifl",
+        "plan",
+        CONFIG,
+        *common,
+        "--system.ranks",
+        ranks or 1,
+        timeout=120,
+        env=worlds.PYTHONPATH,
+    )
+    place = ["--output.folder", str(tmp_path), "--output.id", "run", "--quiet"]
+    run = mpirun(ranks, "-m", "mpifl", "run", CONFIG, *common, *place, timeout=120, env=worlds.PYTHONPATH)
+    assert run.returncode == 0, run.stderr
+    peaks = json.loads((tmp_path / "tiny-run" / "summary.json").read_text())["peak_bytes"]
+    assert len(peaks) == (ranks or 1)
+    assert min(peaks) > least
+    busiest = [peaks[0], max(peaks[1:])] if ranks else peaks
+    assert planned(plan.stdout) == pytest.approx(busiest, rel=0.15)
