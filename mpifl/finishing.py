@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from .experiment import Bench
 
 MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
+
+
+def _rows(moved: Sequence[Moved]) -> Iterator[dict[str, Any]]:
+    read = attrgetter(*MOVED)
+    return (dict(zip(MOVED, read(m), strict=True)) for m in moved)
 
 
 def _together(bench: Bench, taker: Stepper, server: Server | None) -> tuple[Any, ...]:
@@ -86,7 +92,7 @@ def finish(
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger = taker.ledger.rows()
     folders.write_csv(recorder.folder / "traffic.csv", taker.ledger.per_client())
-    folders.write_csv(recorder.folder / "visits.csv", map(vars, taker.ledger.moved), MOVED)
+    folders.write_csv(recorder.folder / "visits.csv", _rows(taker.ledger.moved), MOVED)
     rows = files if config.output.model else None
     recorder.close(rows, ledger, wire, bench.federation.sizes, server.memo, summary)
 
