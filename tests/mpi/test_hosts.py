@@ -35,6 +35,21 @@ def allowed() -> None:
     subprocess.run(["ip", "netns", "delete", "mpifl-ask"], check=True)
 
 
+def on_hosts(ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program on two virtual hosts, ranks in turn."""
+    environment = os.environ | worlds.PYTHONPATH | {"VIRTUAL_ENV": sys.prefix, "OMPI_MCA_btl": "^ofi"}
+    command = [CLUSTER, "-H", "2", "-n", str(ranks), "--map-by", "node", "--", *program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+
+
+@pytest.mark.usefixtures("allowed")
+def test_between_two_hosts_every_byte_is_witnessed_too():
+    """The library's own exchanges, to learn which ranks are near, are none of mpifl's."""
+    done = on_hosts(4, sys.executable, "-m", "mpifl", "doctor", "--witness")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split()[-1] == "0"
+
+
 @pytest.mark.usefixtures("allowed")
 def test_two_hosts_give_the_digests_of_one_process(mpirun, tmp_path):
     some = json.dumps({name: RUNS[name] for name in NAMES})
@@ -42,9 +57,7 @@ def test_two_hosts_give_the_digests_of_one_process(mpirun, tmp_path):
     end = mpirun(None, SCRIPT, CONFIG, tmp_path / "alone", some, *options, timeout=600, env=worlds.PYTHONPATH)
     assert end.returncode == 0, end.stderr
     program = [sys.executable, str(SCRIPT), str(CONFIG), str(tmp_path / "hosts"), some, *options]
-    environment = os.environ | worlds.PYTHONPATH | {"VIRTUAL_ENV": sys.prefix, "OMPI_MCA_btl": "^ofi"}
-    command = [CLUSTER, "-H", "2", "-n", "5", "--map-by", "node", "--", *program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = on_hosts(5, *program)
     assert done.returncode == 0, done.stderr
     alone, hosts = Runs(tmp_path / "alone"), Runs(tmp_path / "hosts")
     for name in NAMES:
