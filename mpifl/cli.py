@@ -356,6 +356,16 @@ def main(argv: Sequence[str]) -> int:
     keep_freed()
     transport = connect(monitored=getattr(args, "witness", False))
     try:
+        code = _outcome(transport, args)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    transport.leave(code)
+    return code
+
+
+def _outcome(transport: Transport, args: argparse.Namespace) -> int:
+    """Run the command; say what went wrong, and return the exit code."""
+    try:
         COMMANDS[args.command][0](transport, args)
         sys.stdout.flush()
     except UserError as error:
@@ -380,5 +390,4 @@ def main(argv: Sequence[str]) -> int:
         print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)
         transport.abort(1)
         return 1
-    transport.leave()
     return 0

@@ -317,14 +317,18 @@ class Mpi(Transport):
             self.names[r] for r in MPI.Group.Translate_ranks(known, [*range(known.size)], self.comm.group)
         ]
 
-    def leave(self) -> None:
-        """Leave without MPI_Finalize where a rank was lost: it might wait for that one."""
-        if self.lost:
+    def leave(self, code: int) -> None:
+        """Leave without MPI_Finalize where ranks may be lost: it would wait for those, and for Open MPI's
+        thread that finds hangs.
+        """
+        if is_tolerant():
+            if not code:
+                self.part()
             sys.stdout.flush()
             sys.stderr.flush()
             if self._out_of_reach and not self.rank:
-                self.abort(0)
-            os._exit(0)
+                self.abort(code)
+            os._exit(code)
 
     def abort(self, code: int) -> None:
         """Abort the job."""

@@ -133,8 +133,8 @@ class Transport(ABC):
         """Return the names of ranks that are lost."""
         return []
 
-    def leave(self) -> None:
-        """The work is done, well."""
+    def leave(self, code: int) -> None:
+        """The work is done; the process may end here, with this exit code."""
         return
 
     @abstractmethod

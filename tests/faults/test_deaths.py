@@ -67,6 +67,17 @@ def test_a_stopped_worker_is_taken_for_dead_and_ended(whole, mpirun, tmp_path):
     assert deaths.digest(tmp_path, "x") == expected
 
 
+def test_a_tolerant_run_in_which_nobody_dies_ends(whole, mpirun, tmp_path):
+    expected, cache = whole("fedavg")
+    end = deaths.launch(
+        mpirun, 3, [], *deaths.arguments(tmp_path, "x", "fedavg", cache), launcher=deaths.ULFM
+    )
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 0, end.stderr
+    assert deaths.digest(tmp_path, "x") == expected
+
+
 @pytest.mark.parametrize("call", ["start", "deal", "open_federation"])
 def test_the_loss_of_a_rank_during_start_up_is_overcome_or_told(call, whole, mpirun, tmp_path):
     expected, cache = whole("fedavg")
