@@ -3,8 +3,9 @@
 Strong scaling keeps the cohort, weak scaling keeps the visits per worker. The extrapolation is a sum of three
 terms, so that it can say which of them binds first:
 
-    training   visit_s * ceil(m / w)         visits are whole: the busiest of w workers has ceil(m / w)
-    server     once_s + rank_s * w           fitted to what is left of a round beside training, w = 1..n here
+    training   visit_s * ceil(m / w)         visits are whole: the busiest of w workers has ceil(m / w); data
+                                             and the sum of the upload included
+    server     once_s + rank_s * w           fitted to what is left of a round beside that, w = 1..n here
     network    trees of ceil(log2 P) levels  a broadcast of the model and a reduction of int64 sums
 """
 
@@ -31,6 +32,7 @@ from .turns import Job, mpirun, scratch
 from .workloads import WORKLOADS
 
 MANY = (16, 64, 256, 1024)
+BUSY = ("train", "load", "reduce")  # phases of a worker that its visits fill
 LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network that is assumed for the extrapolation
 
 
@@ -70,15 +72,16 @@ class Model:
 
 
 def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
-    """Return the model that fits rounds of `m` visits, measured as workers -> {seconds, train}."""
+    """Return the model that fits rounds of `m` visits, measured as workers -> {seconds, train, ...}."""
+    busy = {w: sum(f.get(phase, 0.0) for phase in BUSY) for w, f in measured.items()}
     workers = np.array(sorted(measured), float)
-    rest = np.array([max(0.0, measured[int(w)]["seconds"] - measured[int(w)]["train"]) for w in workers])
+    rest = np.array([max(0.0, measured[int(w)]["seconds"] - busy[int(w)]) for w in workers])
     rank_s = 0.0
     if len(workers) > 1:
         rank_s = max(0.0, float(np.polyfit(workers, rest, 1)[0]))
     once_s = max(0.0, float(np.mean(rest - rank_s * workers)))
     least = int(workers[0])
-    return Model(measured[least]["train"] * least / m, once_s, rank_s, m, d)
+    return Model(busy[least] * least / m, once_s, rank_s, m, d)
 
 
 def scaling(name: str, most: int | None, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
