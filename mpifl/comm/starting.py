@@ -19,7 +19,7 @@ from mpifl.core.errors import require
 from .process import Process
 
 HANG_S, START_S = "MPIFL_HANG_S", "MPIFL_START_S"  # environment variables: MPI starts before a configuration
-DEFAULTS = {HANG_S: 30.0, START_S: 600.0}
+DEFAULTS = {HANG_S: 0.0, START_S: 600.0}
 TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "prte")
 
@@ -42,7 +42,8 @@ def is_tolerant() -> bool:
 
 def find_hangs() -> None:
     """Have Open MPI find ranks that do not answer: a thread in each tells a neighbour that it lives. Who
-    finds one out tells the others by itself: the launcher may not know of it.
+    finds one out tells the others by itself: the launcher may not know of it. Off unless it is asked for: in
+    Open MPI 5.0.11 a rank crashed in 3 of 128 starts with it.
     """
     if limit := seconds(HANG_S):
         options = {"detector": "1", "detector_thread": "1", "propagator_with_rbcast": "1"}

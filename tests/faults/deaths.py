@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,6 +72,8 @@ def lost(folder: Path, run_id: str) -> list[str]:
 def launch(
     mpirun: Run, ranks: int | None, plan: Sequence[dict[str, Any]], *rest: str, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run mpifl with victims among its ranks; one that stops counts as lost after ten seconds."""
-    env = worlds.PYTHONPATH | {"MPIFL_HANG_S": "10"} | options.pop("env", {})
+    """Run mpifl with victims among its ranks; if some stop, they count as lost after ten seconds."""
+    stops = any(p.get("signal") == signal.SIGSTOP for p in plan)
+    limit = {"MPIFL_HANG_S": "10"} if stops else {}
+    env = worlds.PYTHONPATH | limit | options.pop("env", {})
     return mpirun(ranks, VICTIM, json.dumps(plan), *rest, env=env, timeout=300, **options)
