@@ -117,6 +117,8 @@ def churn(old: np.ndarray, new: np.ndarray) -> float:
     """Return the share of clients [n] that changed cluster, after the best matching of the labels."""
     from scipy.optimize import linear_sum_assignment
 
+    if np.array_equal(old, new):  # without a table [clusters, clusters]: there may be one for each client
+        return 0.0
     table = _table(old, new)
     return 1.0 - float(table[linear_sum_assignment(table, maximize=True)].sum()) / len(old)
 

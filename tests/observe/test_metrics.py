@@ -103,3 +103,8 @@ def test_distances_of_the_models_clients_use_by_hand():
     assign = np.array([0, 1, 2])
     assert_allclose(M.model_distances(rows, assign, np.array([0, 0, 1])), (5.0, 6.0))
     assert all(np.isnan(M.model_distances(torch.zeros(300, 2), np.arange(300), np.zeros(300, int))))
+
+
+def test_nobody_changed_is_found_without_a_table_of_all_pairs_of_clusters():
+    everyone_alone = np.arange(1_000_000)
+    assert churn(everyone_alone, everyone_alone.copy()) == 0.0
