@@ -107,4 +107,4 @@ def test_distances_of_the_models_clients_use_by_hand():
 
 def test_nobody_changed_is_found_without_a_table_of_all_pairs_of_clusters():
     everyone_alone = np.arange(1_000_000)
-    assert churn(everyone_alone, everyone_alone.copy()) == 0.0
+    assert M.churn(everyone_alone, everyone_alone.copy()) == 0.0
