@@ -26,7 +26,7 @@ NAMES = (
 @pytest.fixture(scope="module")
 def allowed() -> None:
     """Skip where hosts cannot be made."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("unshare")):
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "unshare"))):
         pytest.skip("virtual hosts need root, iproute2 and util-linux")
     if not (Path(sys.executable).parent / "prterun").exists():
         pytest.skip("virtual hosts need Open MPI 5 beside the interpreter")
