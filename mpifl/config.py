@@ -12,6 +12,7 @@ import dataclasses
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -242,7 +243,10 @@ def find(name: str) -> Path:
             if path.is_file():
                 return path
     shipped = sorted({p.relative_to(r).as_posix() for r in roots[1:] for p in r.rglob("*.yaml")})
-    raise UserError("CONFIG", name, f"no such file; shipped with mpifl: {', '.join(shipped) or 'none'}")
+    near = get_close_matches(name, shipped, n=3, cutoff=0.5)
+    places = sorted({f"{folder}/" if (folder := p.rpartition("/")[0]) else p for p in shipped})
+    also = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(places) or 'none'}"
+    raise UserError("CONFIG", name, f"no such file; {also}")
 
 
 def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
