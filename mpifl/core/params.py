@@ -22,6 +22,11 @@ def width(part: Part) -> int:
     return sum(s.stop - s.start for s in part)
 
 
+def bounds(part: Part | None) -> tuple[tuple[int, int], ...] | None:
+    """Return the ends of a part's slices, which can be a key of a mapping; None for all."""
+    return None if part is None else tuple((s.start, s.stop) for s in part)
+
+
 def take(vector: torch.Tensor, part: Part) -> torch.Tensor:
     """Return the numbers of `vector` [..., d] that lie in `part` [..., width]; a view when the part is one
     slice.

@@ -18,7 +18,7 @@ from torch import nn
 from mpifl.core.client import Direction, Loss, Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.params import FlatModel, Part
+from mpifl.core.params import FlatModel, Part, bounds
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
@@ -107,7 +107,7 @@ class Learner:
 
     def moving(self, part: Part | None) -> Moving:
         """Return what moves when `part` is trained."""
-        address = None if part is None else tuple((s.start, s.stop) for s in part)
+        address = bounds(part)
         if address not in self._moving:
             self._moving[address] = Moving.of(self, part)
         return self._moving[address]
@@ -170,8 +170,8 @@ class Learner:
         fits = config.optimizer == "sgd" and config.augment == "none" and len(split) >= config.batch_size
         if not fits or any(isinstance(m, RANDOM) for m in self.flat.module.modules()):
             return None
-        where = None if part is None else tuple((s.start, s.stop) for s in part)
-        address = config.momentum, config.weight_decay, config.batch_size, where, tuple(split.x.shape[1:])
+        shape = config.batch_size, *split.x.shape[1:]
+        address = config.momentum, config.weight_decay, bounds(part), shape
         if address not in self._replays:
             self._replays[address] = Replay(self, config, part, split)
             self.flat.load(start)

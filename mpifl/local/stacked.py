@@ -19,7 +19,7 @@ from torch import nn
 
 from mpifl.core.client import Direction, Trained
 from mpifl.core.federation import Split
-from mpifl.core.params import Part
+from mpifl.core.params import Part, bounds
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
@@ -47,8 +47,7 @@ class Request:
     @property
     def kind(self) -> tuple[object, ...]:
         """Requests of one kind can be stacked."""
-        part = None if self.part is None else tuple((s.start, s.stop) for s in self.part)
-        return self.config, self.step, part, tuple(self.split.x.shape[1:])
+        return self.config, self.step, bounds(self.part), tuple(self.split.x.shape[1:])
 
 
 def stackable(module: nn.Module) -> bool:
