@@ -340,9 +340,12 @@ def broken_off(transport: Transport, error: RankLost | CannotGoOn) -> int:
     """End a job that has lost a rank where the others cannot go on without it."""
     if not transport.is_server:
         time.sleep(2.0)  # rank 0 speaks first, if it is left
-    gone = "; ".join([*transport.lost, *transport.missing()]) or f"a rank ({error})"
-    remedy = "before the first step; start the job again" if isinstance(error, RankLost) else f"and {error}"
-    print(f"mpifl: lost {gone} {remedy}", file=sys.stderr, flush=True)
+    gone = [name for name in (*transport.lost, *transport.missing()) if name not in str(error)]
+    names = "; ".join(gone) or f"a rank ({error})"
+    text = f"lost {names} before the first step; start the job again"
+    if isinstance(error, CannotGoOn):
+        text = f"lost {names}; {error}" if gone else str(error)
+    print(f"mpifl: {text}", file=sys.stderr, flush=True)
     transport.abort(1)
     return 1
 

@@ -93,6 +93,8 @@ class SystemConfig:
         collective: `auto`, `reduce` or `gather`.
         cost: what `auto` goes by: `bytes`, `given` or `measured` seconds.
         shuffle: a seed that deals clients to ranks at random; None balances them.
+        stopped_s: seconds after which a rank that is stopped (SIGSTOP) is ended, so that the others do not
+            wait for it; 0 never.
         watchdog_s: seconds without any sign of life (several times the longest round) after which every rank
             writes its stacks to `logs/` in the run folder and the job ends; 0 never.
         scratch: folder for node-local client state; None picks shared memory or the temporary folder.
@@ -112,6 +114,7 @@ class SystemConfig:
     cost: Any = field(default_factory=ByBytes)
     shuffle: int | None = None
     scratch: str | None = None
+    stopped_s: float = 30.0
     watchdog_s: float = 0.0
     keep_mb: int = 128
     stack: int = 1
@@ -122,6 +125,7 @@ class SystemConfig:
         require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")
         require(self.keep_mb >= 0, "keep_mb", self.keep_mb, "take 0 or more megabytes")
         require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
+        require(self.stopped_s >= 0, "stopped_s", self.stopped_s, "take 0 (never) or more seconds")
         require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "take 0 (never) or more seconds")
         require(self.threads >= 0, "threads", self.threads, "take 1 or more, or 0 for the CPU mask")
         remedy = "take cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"

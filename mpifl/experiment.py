@@ -279,6 +279,7 @@ def run(
     start = perf_counter()
     quiet = quiet or not transport.is_server
     bar = Progress(config.rounds, config.name, quiet, bar=transport.size == 1)
+    transport.watch(config.system.stopped_s)
     with bar as progress, Signals() as signals:
         bench = prepare(config, transport, progress.say)
         if bind_report and bench.places:

@@ -27,6 +27,7 @@ from .patience import patiently
 from .process import Process
 from .starting import end_launcher_after, is_tolerant
 from .transport import Transport
+from .watcher import STOPPED_S, Watcher
 from .wire import Count, Wire
 
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
@@ -66,7 +67,9 @@ def _buffer(block: torch.Tensor) -> list[Any]:
 def join() -> Mpi:
     """Return the transport over all ranks; the job ends with a message where one is lost meanwhile."""
     try:
-        return Mpi()
+        transport = Mpi()
+        transport.watch(STOPPED_S)
+        return transport
     except (MPI.Exception, RankLost) as error:
         if not is_tolerant():
             raise
@@ -94,6 +97,8 @@ class Mpi(Transport):
         self._received = 0  # bytes of the last paired message
         self._posted: list[tuple[MPI.Request, Any]] = []  # sends under way, and what they read from
         self._coming: list[tuple[MPI.Request, int, Any, torch.Tensor]] = []  # blocks under way
+        self._stopped_s = 0.0
+        self._watcher: Watcher | None = None
         self.nodes = self._find_nodes(comm or MPI.COMM_WORLD)
 
     def _find_nodes(self, parent: MPI.Comm) -> tuple[int, ...]:
@@ -258,6 +263,20 @@ class Mpi(Transport):
         self._coming.append((request, source, header, block))
         return None
 
+    def watch(self, limit: float) -> None:
+        """Have the node's first rank see to it."""
+        if limit != self._stopped_s:
+            self._stopped_s = limit
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+        near = [r for r in range(self.size) if self.nodes[r] == self.nodes[self.rank]]
+        if self._stopped_s and self.rank == near[0]:
+            self._watcher = Watcher(self._stopped_s, [(self.processes[r], self.names[r]) for r in near])
+
     def regroup(self) -> tuple[int, ...]:
         """Shrink the communicator to the ranks that are left; their numbers close up."""
         left = tuple(range(self.size))
@@ -289,6 +308,7 @@ class Mpi(Transport):
             self._out_of_reach |= nodes[r] not in self.nodes
         if 0 not in left:
             raise CannotGoOn(f"{names[0]}, the server, was lost")
+        self._watch()
         return left
 
     def is_loss(self, error: MPI.Exception) -> bool:
@@ -321,6 +341,7 @@ class Mpi(Transport):
         """Leave without MPI_Finalize where ranks may be lost: it would wait for those, and for Open MPI's
         thread that finds hangs.
         """
+        self.watch(0.0)
         if is_tolerant():
             if not code:
                 self.part()

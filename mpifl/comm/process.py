@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .stopped import status
+
 
 @dataclass(frozen=True)
 class Process:
@@ -43,7 +45,4 @@ class Process:
 
 def born(pid: int) -> int:
     """Return when a process of this host began; -1 where there is none, or no way to know."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return -1
+    return status(pid)[2]

@@ -133,6 +133,10 @@ class Transport(ABC):
         """Return the names of ranks that are lost."""
         return []
 
+    def watch(self, limit: float) -> None:
+        """From now on, end ranks that are stopped (SIGSTOP) for so many seconds; 0 for none."""
+        return
+
     def leave(self, code: int) -> None:
         """The work is done; the process may end here, with this exit code."""
         return

@@ -72,8 +72,8 @@ def lost(folder: Path, run_id: str) -> list[str]:
 def launch(
     mpirun: Run, ranks: int | None, plan: Sequence[dict[str, Any]], *rest: str, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run mpifl with victims among its ranks; if some stop, they count as lost after ten seconds."""
+    """Run mpifl with victims among its ranks; if some stop, they are ended after two seconds."""
     stops = any(p.get("signal") == signal.SIGSTOP for p in plan)
-    limit = {"MPIFL_HANG_S": "10"} if stops else {}
-    env = worlds.PYTHONPATH | limit | options.pop("env", {})
-    return mpirun(ranks, VICTIM, json.dumps(plan), *rest, env=env, timeout=300, **options)
+    limit = ["--system.stopped_s", "2"] if stops else []
+    env = worlds.PYTHONPATH | options.pop("env", {})
+    return mpirun(ranks, VICTIM, json.dumps(plan), *rest, *limit, env=env, timeout=300, **options)

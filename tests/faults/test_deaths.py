@@ -53,22 +53,32 @@ def test_a_run_outlives_its_workers(name, plan, whole, mpirun, tmp_path):
     assert "ranks go on" in end.stderr
 
 
-def test_a_stopped_worker_is_taken_for_dead_and_ended(whole, mpirun, tmp_path):
+def test_a_stopped_worker_is_ended_and_the_others_go_on(whole, mpirun, tmp_path):
     expected, cache = whole("scaffold")
     plan = [{"rank": 2, "call": "train", "nth": 4, "signal": signal.SIGSTOP}]
-    for run_id in ("a", "b", "x"):  # Open MPI's detector crashes in a few of a hundred starts
-        asked = deaths.arguments(tmp_path, run_id, "scaffold", cache)
-        options = {"launcher": deaths.ULFM, "env": {"MPIFL_START_S": "60"}}
-        end = deaths.launch(mpirun, 4, plan, *asked, **options)  # its time limit is the limit
-        if "start the job again" not in end.stderr:
-            break
+    asked = deaths.arguments(tmp_path, "x", "scaffold", cache)
+    end = deaths.launch(mpirun, 4, plan, *asked, launcher=deaths.ULFM)  # its time limit is the limit
     if not has_ulfm(end.stderr):
         pytest.skip("this MPI has no fault tolerance (Open MPI has)")
     assert end.returncode == 0, end.stderr
-    (lost,) = deaths.lost(tmp_path, run_id)
+    (lost,) = deaths.lost(tmp_path, "x")
     assert lost.startswith("rank 2 ")
-    assert not Path("/proc", lost.split()[-1]).exists()
-    assert deaths.digest(tmp_path, run_id) == expected
+    assert f"{lost}, was stopped for 2 s" in end.stderr
+    assert deaths.digest(tmp_path, "x") == expected
+
+
+@pytest.mark.parametrize(("rank", "launcher"), [(2, ()), (0, deaths.ULFM)], ids=["2", "0"])
+def test_a_stopped_rank_without_which_the_job_cannot_go_on_ends_it(rank, launcher, whole, mpirun, tmp_path):
+    _, cache = whole("scaffold")
+    plan = [{"rank": rank, "call": "reduce", "nth": 4, "signal": signal.SIGSTOP}]
+    asked = deaths.arguments(tmp_path, "x", "scaffold", cache)
+    end = deaths.launch(mpirun, 3, plan, *asked, launcher=launcher)
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode not in (0, 2, 75)
+    (said,) = [line for line in end.stderr.splitlines() if "was stopped for 2 s" in line]
+    assert f"rank {rank} on " in said
+    assert "Traceback" not in end.stderr
 
 
 def test_a_tolerant_run_in_which_nobody_dies_ends(whole, mpirun, tmp_path):
