@@ -83,7 +83,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class SystemConfig:
-    """How the program runs; nothing here changes a number, except `sums: fast` and `stack`.
+    """How the program runs; nothing here changes a number, except `sums: fast`, `stack` and `compiled`.
 
     Attributes:
         ranks: demand this many MPI ranks; None takes what the launcher gives.
@@ -100,6 +100,8 @@ class SystemConfig:
         scratch: folder for node-local client state; None picks shared memory or the temporary folder.
         stack: so many clients of a cohort are trained at once (`docs/performance.md`): other last bits than
             one after the other, the same for any number of ranks; 0 takes what measures fastest at the start.
+        compiled: train networks of dense layers, small convolutions, ReLU and 2x2 pooling by loops in C (CPU
+            only): several times faster than PyTorch's steps, other last bits (`docs/performance.md`).
         graphs: replay steps of SGD as CUDA graphs (GPUs only; `docs/performance.md`).
         deterministic: have a GPU give the same bits each time, which costs some speed.
         keep_mb: megabytes of clients' finished samples that each rank keeps at hand; 0 for none. Nothing is
@@ -118,6 +120,7 @@ class SystemConfig:
     watchdog_s: float = 0.0
     keep_mb: int = 128
     stack: int = 1
+    compiled: bool = True
     graphs: bool = False
     deterministic: bool = True
 

@@ -43,7 +43,7 @@ from .observe.progress import Progress
 from .observe.recorder import Recorder
 from .observe.signals import Signals
 from .observe.watchdog import Watchdog
-from .placement import Place, check_gpus, place, table, threads_of
+from .placement import Place, check_places, place, table, threads_of
 
 
 def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
@@ -166,13 +166,13 @@ def _settle(config: Config, transport: Transport) -> None:
         raise UserError("system.ranks", wanted, remedy)
 
 
-def _seats(transport: Transport, device: str) -> tuple[Place, ...]:
+def _seats(transport: Transport, device: str, compiled: bool) -> tuple[Place, ...]:
     """Return the places of all ranks on rank 0, none elsewhere; refuse a rank several GPUs of its own."""
     if "ready" not in transport.started:  # of a study, only the first case starts anything
         now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
         transport.started = {**transport.started, **now}
     places = transport.collect(place(transport, device), "start")
-    on_server(transport, lambda: check_gpus(places or ()))
+    on_server(transport, lambda: check_places(places or (), compiled))
     return tuple(places or ())
 
 
@@ -212,9 +212,9 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     device = device_of(config, getattr(transport, "local_rank", 0))
     if config.system.deterministic:
         settle(torch.device(device))
-    learner = Learner(model, device)
+    learner = Learner(model, device, config.system.compiled)
     learner.init, learner.graphs = start.to(learner.device), config.system.graphs
-    places = _seats(transport, device)
+    places = _seats(transport, device, config.system.compiled)
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
         on_server(transport, lambda: furnish(config, federation, world, learner) and None)
     world = furnish(config, federation, world, learner, transport.is_server)

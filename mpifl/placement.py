@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .comm import Transport
+from .core import native
 from .core.errors import require
 from .core.memory import peak_bytes
 
@@ -41,6 +42,7 @@ def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
         "mps": cuda and (MPS[0] in os.environ or os.path.exists(MPS[1])),
         "cpus": ranges(mask),
         "threads": torch.get_num_threads(),
+        "networks_in_c": native.NETWORKS,
         "start_s": transport.started,
     }
 
@@ -109,8 +111,17 @@ def crowded(places: Sequence[Place]) -> list[str]:
     return out
 
 
-def check_gpus(places: Sequence[Place]) -> None:
-    """Raise `UserError` where a rank was given several GPUs that no other rank of its node can use."""
+def check_places(places: Sequence[Place], compiled: bool = True) -> None:
+    """Raise `UserError` where a rank was given several GPUs that no other rank of its node can use, or where
+    only some workers have the loops that small networks are trained by.
+    """
+    lacking = [f"{p['host']} (process {p['pid']})" for p in workers_of(places) if not p["networks_in_c"]]
+    remedy = (
+        f"{'; '.join(lacking)}: mpifl was installed there without its loops in C, and PyTorch gives other "
+        "last bits; install it with a compiler on every node, or set it to false"
+    )
+    equal = len(lacking) in (0, len(workers_of(places)))
+    require(equal or not compiled, "system.compiled", compiled, remedy)
     for rank, one in enumerate(places):
         others = [set(p["gpus"]) for p in places if p["node"] == one["node"] and p is not one]
         alone = others and set(one["gpus"]).isdisjoint(set().union(*others))

@@ -13,11 +13,12 @@ from mpifl.comm import Single
 from mpifl.core.errors import UserError
 
 
-def rank(node: int = 0, cpus: str = "0-7", threads: int = 1, gpus=(), gpu=None, mps: bool = False):
+def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, networks=True):
     """Return a rank's place."""
     return {
         **{"host": f"host{node}", "node": node, "local_rank": 0, "device": "cpu", "visible_gpus": "0,1"},
         **{"cpus": cpus, "threads": threads, "gpus": [*gpus], "gpu": gpu, "mps": mps, "start_s": {}},
+        **{"pid": 1, "networks_in_c": networks},
     }
 
 
@@ -57,10 +58,10 @@ def test_several_gpus_of_ones_own_are_refused_with_the_reason():
     with pytest.raises(
         UserError, match=r"rank 0 on host0 was given 2 GPUs of its own, and a rank drives one"
     ):
-        placement.check_gpus([rank(gpus="ab", gpu="a"), rank(gpus="cd", gpu="c")])
-    placement.check_gpus([rank(gpus="ab", gpu="a"), rank(gpus="ab", gpu="b")])  # shared in turn
-    placement.check_gpus([rank(gpus="ab", gpu="a")])  # alone on a workstation
-    placement.check_gpus([rank(gpus="a", gpu="a"), rank(gpus="b", gpu="b")])  # one each
+        placement.check_places([rank(gpus="ab", gpu="a"), rank(gpus="cd", gpu="c")])
+    placement.check_places([rank(gpus="ab", gpu="a"), rank(gpus="ab", gpu="b")])  # shared in turn
+    placement.check_places([rank(gpus="ab", gpu="a")])  # alone on a workstation
+    placement.check_places([rank(gpus="a", gpu="a"), rank(gpus="b", gpu="b")])  # one each
 
 
 def test_core_masks_are_written_and_read():
@@ -86,3 +87,11 @@ def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
         assert stages["cpu"] > 0
     masks = [(there["node"], there["cpus"]) for there in places]
     assert {there["threads"] for there in places} == {placement.threads_for(masks)}
+
+
+def test_loops_in_c_on_some_nodes_only_are_refused():
+    mixed = [rank(), rank(), rank(networks=False)]
+    with pytest.raises(UserError, match=r"host0 \(process 1\).*PyTorch gives other last bits"):
+        placement.check_places(mixed)
+    placement.check_places(mixed, compiled=False)
+    placement.check_places([rank(networks=False), rank(), rank()])  # the server trains nothing

@@ -1,45 +1,60 @@
-"""Inner loops in C (kernels.c), built when mpifl is installed where there is a compiler.
+"""Loops in C, built when mpifl is installed where there is a compiler: exact sums and pooling (kernels.c),
+and the training of small networks (layers.c).
 
-What they replace gives the same bits and stays in place for machines without one: ask `AVAILABLE` first.
+What kernels.c replaces gives the same bits and stays in place for machines without a compiler: ask
+`AVAILABLE` first. The networks of layers.c have last bits of their own: ask `NETWORKS` first.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 WIDEST = 2048  # pixels in a line
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
-SIGNATURES: dict[str, tuple[int, int]] = {  # name -> pointers, counts
-    "add_exactly": (4, 3),
-    "max_pool": (3, 2),
-    "max_pool_backward": (3, 2),
-    "mean_pool": (2, 2),
-    "mean_pool_backward": (2, 2),
+SIGNATURES: dict[str, tuple[list[Any], Any]] = {  # name -> arguments, result
+    "add_exactly": ([POINTER] * 4 + [COUNT] * 3, None),
+    "max_pool": ([POINTER] * 3 + [COUNT] * 2, None),
+    "max_pool_backward": ([POINTER] * 3 + [COUNT] * 2, None),
+    "mean_pool": ([POINTER] * 2 + [COUNT] * 2, None),
+    "mean_pool_backward": ([POINTER] * 2 + [COUNT] * 2, None),
+}
+LAYER_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "layers_run_here": ([], ctypes.c_int),
+    "layers_narrow": ([ctypes.c_int], None),
+    "layers_room": ([POINTER, COUNT, COUNT], COUNT),
+    "layers_train": (
+        [POINTER, COUNT, *[POINTER] * 6, COUNT, COUNT, POINTER, COUNT, POINTER],
+        ctypes.c_double,
+    ),
+    "layers_move": ([POINTER] * 3 + [COUNT, POINTER, COUNT], None),
 }
 
 
-def _open() -> ctypes.CDLL | None:
-    """Return the library with its signatures; None where it was not built, or from older sources."""
+def _open(name: str, signatures: Mapping[str, tuple[list[Any], Any]]) -> ctypes.CDLL | None:
+    """Return a library with its signatures; None where it was not built, or from older sources."""
     here = Path(__file__).parent
-    found = next((p for s in EXTENSION_SUFFIXES if (p := here / f"kernels{s}").is_file()), None)
+    found = next((p for s in EXTENSION_SUFFIXES if (p := here / f"{name}{s}").is_file()), None)
     try:
         library = ctypes.CDLL(str(found)) if found else None
-        for name, (pointers, counts) in SIGNATURES.items() if library else ():
-            function = getattr(library, name)
-            function.argtypes, function.restype = [POINTER] * pointers + [COUNT] * counts, None
+        for function, (arguments, result) in signatures.items() if library else ():
+            entry = getattr(library, function)
+            entry.argtypes, entry.restype = arguments, result
     except (OSError, AttributeError):
         return None
     return library
 
 
-_LIBRARY = _open()
+_LIBRARY = _open("kernels", SIGNATURES)
+_LAYERS = _open("layers", LAYER_SIGNATURES)
 AVAILABLE = _LIBRARY is not None
+NETWORKS = _LAYERS is not None and bool(_LAYERS.layers_run_here())
 
 
 def add_exactly(
@@ -100,3 +115,66 @@ def mean_pool_backward(grad: torch.Tensor) -> torch.Tensor:
 def _call(name: str, *arguments: object) -> None:
     assert _LIBRARY is not None, "the caller asked AVAILABLE"
     getattr(_LIBRARY, name)(*arguments)
+
+
+def room(table: np.ndarray, batch: int) -> int:
+    """Return how many floats `train` needs to work in.
+
+    Args:
+        table: int64 [layers, 9], the fields of `struct layer` in layers.c.
+    """
+    assert _LAYERS is not None, "the caller asked NETWORKS"
+    return int(_LAYERS.layers_room(table.ctypes.data, len(table), batch))
+
+
+def train(
+    table: np.ndarray,
+    weights: torch.Tensor,
+    momentum: torch.Tensor,
+    gradient: torch.Tensor | None,
+    samples: tuple[torch.Tensor, torch.Tensor],
+    order: np.ndarray,
+    batch: int,
+    rates: np.ndarray,
+    done: int,
+    scratch: torch.Tensor,
+) -> float:
+    """Take steps of SGD on the samples in `order`; return the sum of the mean losses of the batches.
+
+    Args:
+        weights, momentum: float32 [p]; changed.
+        gradient: None, or float32 [p], where the gradient of one batch goes while nothing else changes.
+        samples: float32 [N, ...] and int64 [N], contiguous.
+        order: int64 [n].
+        rates: float32 learning rate, momentum, weight decay.
+        done: steps taken before.
+        scratch: float32 [`room`].
+
+    Raises:
+        IndexError: a label is no class.
+    """
+    assert _LAYERS is not None, "the caller asked NETWORKS"
+    pointers = weights.data_ptr(), momentum.data_ptr(), None if gradient is None else gradient.data_ptr()
+    x, y = samples
+    data = x.data_ptr(), y.data_ptr(), order.ctypes.data, len(order)
+    total = _LAYERS.layers_train(
+        table.ctypes.data, len(table), *pointers, *data, batch, rates.ctypes.data, done, scratch.data_ptr()
+    )
+    if total == -1:
+        raise IndexError("a label is no class of the model")
+    return float(total)
+
+
+def narrow(on: bool) -> None:
+    """Use a processor's narrower registers from now on, or the widest again: the bits are the same."""
+    assert _LAYERS is not None, "the caller asked NETWORKS"
+    _LAYERS.layers_narrow(on)
+
+
+def move(
+    weights: torch.Tensor, momentum: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray, done: int
+) -> None:
+    """Take a step of SGD with a gradient [p]; arguments as in `train`."""
+    assert _LAYERS is not None, "the caller asked NETWORKS"
+    pointers = weights.data_ptr(), momentum.data_ptr(), gradient.data_ptr()
+    _LAYERS.layers_move(*pointers, gradient.numel(), rates.ctypes.data, done)

@@ -85,16 +85,20 @@ def quicken(module: nn.Module) -> nn.Module:
     if native.AVAILABLE:
         for owner in list(module.modules()):
             for name, layer in list(owner.named_children()):
-                if type(layer) is nn.MaxPool2d and _plain(layer) and not layer.return_indices:
+                if type(layer) is nn.MaxPool2d and plain(layer):
                     setattr(owner, name, MaxPool(2))
-                elif type(layer) is nn.AvgPool2d and _plain(layer) and layer.divisor_override is None:
+                elif type(layer) is nn.AvgPool2d and plain(layer):
                     setattr(owner, name, MeanPool(2))
     return module
 
 
-def _plain(layer: nn.MaxPool2d | nn.AvgPool2d) -> bool:
-    """Return whether windows are 2x2, side by side, without margin."""
-    sides = (layer.kernel_size, layer.stride)
-    dilated = isinstance(layer, nn.MaxPool2d) and layer.dilation not in (1, (1, 1))
-    plain = all(s in (2, (2, 2)) for s in sides) and layer.padding in (0, (0, 0))
-    return plain and not dilated and not layer.ceil_mode
+def plain(layer: nn.Module) -> bool:
+    """Return whether windows of a pooling layer are 2x2, side by side, without margin, and only pooled."""
+    assert isinstance(layer, nn.MaxPool2d | nn.AvgPool2d)
+    if any(s not in (2, (2, 2)) for s in (layer.kernel_size, layer.stride)):
+        return False
+    if layer.padding not in (0, (0, 0)) or layer.ceil_mode:
+        return False
+    if isinstance(layer, nn.MaxPool2d):
+        return layer.dilation in (1, (1, 1)) and not layer.return_indices
+    return layer.divisor_override is None

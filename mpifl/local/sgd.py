@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, count, islice
+from math import ceil
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mpifl.core import native
 from mpifl.core.client import Direction, Loss, Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
@@ -22,6 +25,7 @@ from mpifl.core.params import FlatModel, Part, bounds
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
+from .compiled import Network, takes
 from .graphs import Replay
 from .pooling import quicken
 from .stacked import RANDOM, Request
@@ -88,9 +92,13 @@ def cross_entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: to
 
 
 class Learner:
-    """A model on a device, ready to train any client; one per rank."""
+    """A model on a device, ready to train any client; one per rank.
 
-    def __init__(self, model: nn.Module, device: str | torch.device = "cpu") -> None:
+    Args:
+        compiled: train by loops in C what they know, where they were built.
+    """
+
+    def __init__(self, model: nn.Module, device: str | torch.device = "cpu", compiled: bool = True) -> None:
         self.device = torch.device(device)
         self.flat = FlatModel(quicken(model), self.device)
         self.layout = self.flat.layout
@@ -98,9 +106,11 @@ class Learner:
         self.auxiliary: Learner | None = None  # of the network beside the model
         self.together: Together | None = None  # where visits wait for each other, to be trained in a stack
         self.idle = False  # a plan: no batch is ever handed out
+        self.compiled = compiled
         self.graphs = False  # replay captured steps where nothing but the batch changes
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)
+        self._networks: dict[tuple[int, ...], Network | None] = {}  # by shape of images
         self._replays: dict[tuple[object, ...], Replay] = {}
         self._moving: dict[tuple[tuple[int, int], ...] | None, Moving] = {}
         self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -128,6 +138,26 @@ class Learner:
         if loss is None and self.together is not None and self.together.listening:
             trained: Trained = self.together.ask(Request(start, split, config, key, step, direction, part))
             return trained
+        network = self._network(split, config) if loss is None and part is None else None
+        if network is not None:
+            lr, batch = config.lr_at(step), config.batch_size
+            rates = lr, config.momentum, config.weight_decay
+            made = network.train(start, split, self._orders(split, config, key), batch, rates, direction)
+            return Trained(*made, lr, config.momentum)
+        return self._interpreted(start, split, config, key, step, direction, loss, part)
+
+    def _interpreted(
+        self,
+        start: torch.Tensor,
+        split: Split,
+        config: LocalConfig,
+        key: Key,
+        step: int,
+        direction: Direction | None,
+        loss: Loss | None,
+        part: Part | None,
+    ) -> Trained:
+        """Train by PyTorch; arguments as in `sgd`."""
         module = self.flat.load(start, train=True)
         plain = loss is None and direction is None
         loss, lr = loss or cross_entropy, config.lr_at(step)
@@ -153,6 +183,17 @@ class Learner:
         mean = float(total) / steps if steps else 0.0
         momentum = config.momentum if config.optimizer == "sgd" else 0.0
         return Trained(self.flat.vector.clone(), steps, mean, lr, momentum)
+
+    def _network(self, split: Split, config: LocalConfig | None = None) -> Network | None:
+        """Return the model as compiled loops take it; None where PyTorch trains."""
+        fits = config is None or (config.optimizer == "sgd" and config.augment == "none")
+        here = self.device.type == "cpu" and not self.idle and not self.graphs
+        if not (fits and here and self.compiled and native.NETWORKS and takes(split)):
+            return None
+        shape = tuple(split.x.shape[1:])
+        if shape not in self._networks:
+            self._networks[shape] = Network.of(self.flat.module, self.layout, shape)
+        return self._networks[shape]
 
     def _seed(self, key: Key) -> None:
         """Let what a model draws begin at `key`."""
@@ -188,6 +229,19 @@ class Learner:
         passes = (self._epoch(split, config, key.of("epoch", epoch)) for epoch in epochs)
         yield from islice(chain.from_iterable(passes), config.steps)
 
+    @staticmethod
+    def _orders(split: Split, config: LocalConfig, key: Key) -> Iterator[np.ndarray]:
+        """Yield the samples of each pass in the order of `batches`; the last pass may be cut."""
+        left = config.epochs * ceil(len(split) / config.batch_size)  # steps
+        if config.steps is not None:
+            left = config.steps if len(split) else 0
+        for epoch in count():
+            if left <= 0:
+                return
+            order = key.of("epoch", epoch).numpy().permutation(len(split))[: left * config.batch_size]
+            left -= ceil(len(order) / config.batch_size)
+            yield order
+
     def _epoch(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
         """Yield the batches of one pass."""
         order = torch.from_numpy(key.numpy().permutation(len(split))).to(self.device)
@@ -197,6 +251,9 @@ class Learner:
 
     def gradient(self, vector: torch.Tensor, split: Split, batch_size: int = 256) -> torch.Tensor:
         """Return the gradient [p] of the mean cross-entropy over `split`, in evaluation mode."""
+        network = self._network(split)
+        if network is not None:
+            return network.mean_gradient(vector, split, batch_size)
         module = self.flat.load(vector, train=False)
         self.flat.grad.zero_()
         for index in torch.arange(len(split), device=self.device).split(batch_size):

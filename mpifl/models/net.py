@@ -30,6 +30,11 @@ class Net(nn.Module):
         self.head = head
         self.blocks = (*(f"body.{name}" for name in stage), "head")
 
+    @property
+    def sequence(self) -> tuple[nn.Module, ...]:
+        """The modules that `forward` applies one after the other."""
+        return self.body, self.head
+
     def embed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [n, e] of images [n, C, H, W]: the input of the last layer."""
         return self.body(x)

@@ -33,7 +33,7 @@ def trained(
     """Return what clients make in two rounds with one learner, and the learner."""
     torch.manual_seed(3)
     learner = Learner(MODELS[name]().build((1, 4, 4), 3), device)
-    learner.graphs = graphs
+    learner.graphs, learner.compiled = graphs, False
     if part:
         more["part"] = learner.layout.part(part)
     found = [
@@ -84,7 +84,7 @@ def test_graphs_on_a_gpu_give_what_ordinary_steps_give(name):
     for graphs in (False, True):
         torch.manual_seed(3)
         learner = Learner(MODELS[name]().build((3, 32, 32), 3), "cuda")
-        learner.graphs = graphs
+        learner.graphs, learner.compiled = graphs, False
         split = worlds.draw("train", 0, 23, 0)
         x = torch.randn(23, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
         found.append(learner.sgd(learner.init, type(split)(x, split.y.cuda()), config, key(1)).vector)

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose
 from torch import nn
 from torch.testing import assert_close
 
+from mpifl.core import native
 from mpifl.core.errors import UserError
 from mpifl.core.federation import Split
 from mpifl.core.params import Layout, flatten
@@ -18,6 +19,16 @@ from mpifl.local import Learner, LocalConfig
 from mpifl.models import MODELS
 
 KEY = key(3, "visit", 0, 0)
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "interpreted"], autouse=True)
+def compiled(request, monkeypatch):
+    """Test both kinds of loops, where both are there."""
+    if not native.NETWORKS and request.param:
+        pytest.skip("the loops in C were not built")
+    monkeypatch.setattr(native, "NETWORKS", request.param)
+
+
 SPLIT = worlds.draw("train", 0, 23, 0)
 
 

@@ -152,6 +152,7 @@ def test_an_error_of_one_visit_ends_the_others_and_says_whose_it_was():
 
 def test_a_learner_in_a_stack_trains_alone_what_brings_its_own_loss():
     one = learner()
+    one.compiled = False
     one.together = Together(lambda asked: train_all(one, asked))
     config = CONFIGS["plain"]
 

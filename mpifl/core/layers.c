@@ -1,0 +1,407 @@
+/* Training of small feed-forward networks: forward, gradient and a step of SGD for batch after batch, without a call in
+ * between. Called through ctypes by networks.py.
+ *
+ * Convolutions hold a lane for each sample, so that few channels and odd sizes cost nothing; dense layers hold samples row
+ * by row, and their weights move while the gradient is in registers. The loops (layers.h) are compiled once for each
+ * instruction set and give the same bits on all of them. */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { LANES = 16, MOST = 12, DEEPEST = 64 };
+enum { CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE }; /* in the order of networks.KINDS */
+
+#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+
+/* One layer: what it is, the shape of its input (channels x 1 x 1 for rows), its outputs (channels or units), kernel side
+ * and margin, and where weights and bias begin in the flat vector. */
+struct layer {
+    int64_t kind, channels, height, width, outputs, kernel, padding, weight, bias;
+};
+
+struct rates {
+    float lr, momentum, decay;
+    int first; /* the momentum becomes the gradient, whatever was there */
+};
+
+/* Weights and momentum that move, or where their gradient goes instead. */
+struct place {
+    float *w, *m, *grad;
+};
+
+static inline struct place shifted(struct place p, ptrdiff_t by)
+{
+    return (struct place){p.w + by, p.m ? p.m + by : 0, p.grad ? p.grad + by : 0};
+}
+
+/* A convolution of planes [channels, height, width] to [outputs, out_height, out_width]; rows begin `above` higher. */
+struct sides {
+    ptrdiff_t channels, height, width, outputs, kernel, above, out_height, out_width;
+};
+
+struct loops {
+    void (*move)(const float *, struct place, ptrdiff_t, const struct rates *);
+    void (*dots)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
+    void (*weights)(const float *, const float *, struct place, ptrdiff_t, ptrdiff_t, ptrdiff_t, const struct rates *);
+    void (*inputs)(const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
+    void (*bias)(const float *, struct place, ptrdiff_t, ptrdiff_t, const struct rates *);
+    void (*slide)(const float *, const float *, const float *, float *, const struct sides *);
+    void (*slide_weights)(const float *, const float *, float *, const struct sides *);
+    void (*slide_bias)(const float *, float *, ptrdiff_t, ptrdiff_t);
+    void (*totals)(const float *, float *, ptrdiff_t);
+    void (*relu)(float *, ptrdiff_t);
+    void (*relu_back)(const float *, float *, ptrdiff_t);
+    void (*pool)(const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
+    void (*pool_back)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
+};
+
+static int narrow;
+
+/* From now on, use the narrower registers of a processor that has two kinds; for tests. */
+void layers_narrow(int on) { narrow = on; }
+
+#ifdef __x86_64__
+#define TARGET __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")))
+#define NAME(f) f##_512
+#define WIDTH 16
+#define SAMPLES 5
+#define OUTPUTS 4
+#define ROWS 8
+#define COLUMNS 2
+#define TALL 6
+#define LONG 4
+#define DEEP 4
+#include "layers.h"
+
+#define TARGET __attribute__((target("avx2,fma")))
+#define NAME(f) f##_256
+#define WIDTH 8
+#define SAMPLES 2
+#define OUTPUTS 2
+#define ROWS 4
+#define COLUMNS 2
+#define TALL 3
+#define LONG 4
+#define DEEP 2
+#include "layers.h"
+
+static const struct loops *loops(void)
+{
+    if (!narrow && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
+        return &loops_512;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &loops_256 : 0;
+}
+#elif defined(__aarch64__)
+#define TARGET
+#define NAME(f) f##_128
+#define WIDTH 4
+#define SAMPLES 2
+#define OUTPUTS 2
+#define ROWS 4
+#define COLUMNS 4
+#define TALL 3
+#define LONG 4
+#define DEEP 2
+#include "layers.h"
+
+static const struct loops *loops(void) { return &loops_128; }
+#else
+static const struct loops *loops(void) { return 0; }
+#endif
+
+/* Whether this processor adds products without rounding them: without that, the bits would be others. */
+int layers_run_here(void) { return loops() != 0; }
+
+static ptrdiff_t inputs_of(const struct layer *l) { return l->channels * l->height * l->width; }
+
+static struct sides forwards(const struct layer *l)
+{
+    const ptrdiff_t margin = 2 * l->padding - l->kernel + 1;
+    return (struct sides){l->channels, l->height,  l->width + 2 * l->padding, l->outputs,
+                          l->kernel,   l->padding, l->height + margin,        l->width + margin};
+}
+
+/* The convolution that carries gradients back: the other way round, with turned kernels and the other margin. */
+static struct sides backwards(const struct layer *l)
+{
+    const struct sides d = forwards(l);
+    const ptrdiff_t margin = l->kernel - 1 - l->padding;
+    return (struct sides){l->outputs, d.out_height, d.out_width + 2 * margin, l->channels,
+                          l->kernel,  margin,       l->height,                l->width};
+}
+
+static ptrdiff_t outputs_of(const struct layer *l)
+{
+    const struct sides d = forwards(l);
+    switch (l->kind) {
+    case CONV:
+        return d.outputs * d.out_height * d.out_width;
+    case MAX_POOL:
+    case MEAN_POOL:
+        return l->channels * (l->height / 2) * (l->width / 2);
+    case DENSE:
+        return l->outputs;
+    default:
+        return inputs_of(l);
+    }
+}
+
+/* A network at work on batches of up to `most` samples. */
+struct network {
+    const struct layer *layers;
+    ptrdiff_t num, most;
+    float *x[DEEPEST + 1]; /* the input of each layer, and the output of the last */
+    float *g, *h;          /* gradients by two neighbouring activations */
+    float *wide;           /* planes of a group of samples between margins */
+    float *turned;         /* weights of a convolution, outputs last */
+    float *lanes, *flat;   /* their gradient, lane by lane and summed */
+};
+
+static ptrdiff_t most_of(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+
+static float *taken(float **room, ptrdiff_t count)
+{
+    float *here = *room;
+    *room += (count + LANES - 1) / LANES * LANES;
+    return here;
+}
+
+/* Lays a network out in `room`; returns where the room ends. */
+static float *laid_out(struct network *net, const struct layer *layers, ptrdiff_t num, ptrdiff_t most, float *room)
+{
+    const ptrdiff_t padded = (most + LANES - 1) / LANES * LANES;
+    ptrdiff_t widest = 0, wide = 0, weights = 0;
+    int grouped = layers[0].kind != DENSE;
+    net->layers = layers, net->num = num, net->most = most;
+    net->x[0] = taken(&room, (grouped ? padded : most) * inputs_of(layers));
+    for (ptrdiff_t i = 0; i < num; i++) {
+        const struct layer *l = layers + i;
+        grouped = grouped && l->kind != FLATTEN;
+        const ptrdiff_t size = (grouped ? padded : most) * outputs_of(l);
+        net->x[i + 1] = l->kind == RELU ? net->x[i] : taken(&room, size);
+        widest = most_of(widest, most_of(size, padded * inputs_of(l)));
+        if (l->kind == CONV) {
+            const struct sides f = forwards(l), b = backwards(l);
+            wide = most_of(wide, most_of(f.channels * f.height * f.width, b.channels * b.height * b.width));
+            weights = most_of(weights, (l->channels * l->kernel * l->kernel + 1) * l->outputs);
+        }
+    }
+    net->g = taken(&room, widest), net->h = taken(&room, widest);
+    net->wide = taken(&room, wide * LANES);
+    net->turned = taken(&room, weights), net->flat = taken(&room, weights);
+    net->lanes = taken(&room, weights * LANES);
+    return room;
+}
+
+/* Floats of room that `layers_train` needs. */
+ptrdiff_t layers_room(const struct layer *layers, ptrdiff_t num, ptrdiff_t most)
+{
+    struct network net;
+    float *room = 0;
+    return laid_out(&net, layers, num, most, room) - room;
+}
+
+/* Puts `margin` columns of zeros on both sides of planes [count, width, LANES]. */
+static const float *between_margins(const float *x, float *wide, ptrdiff_t count, ptrdiff_t width, ptrdiff_t margin)
+{
+    if (!margin)
+        return x;
+    const size_t side = (size_t)(margin * LANES) * sizeof *x, line = (size_t)(width * LANES) * sizeof *x;
+    char *to = (char *)wide;
+    for (ptrdiff_t i = 0; i < count; i++, to += line + 2 * side) {
+        memset(to, 0, side);
+        memcpy(to + side, x + i * width * LANES, line);
+        memset(to + side + line, 0, side);
+    }
+    return wide;
+}
+
+/* Writes weights [o][c][i][j] as [c][i][j][o], or, to go back, as [o][i][j][c] with both kernel axes turned round. */
+static void turn(const float *w, float *to, const struct layer *l, int back)
+{
+    const ptrdiff_t k = l->kernel, c_all = l->channels, o_all = l->outputs;
+    for (ptrdiff_t o = 0; o < o_all; o++)
+        for (ptrdiff_t c = 0; c < c_all; c++)
+            for (ptrdiff_t i = 0; i < k; i++)
+                for (ptrdiff_t j = 0; j < k; j++, w++)
+                    to[back ? ((o * k + k - 1 - i) * k + k - 1 - j) * c_all + c : ((c * k + i) * k + j) * o_all + o] = *w;
+}
+
+static void convolve(const struct network *net, const struct layer *l, const float *w, const float *x, float *y,
+                     ptrdiff_t groups, const struct loops *go)
+{
+    const struct sides d = forwards(l);
+    turn(w + l->weight, net->turned, l, 0);
+    for (ptrdiff_t k = 0; k < groups; k++) {
+        const float *planes = x + k * inputs_of(l) * LANES;
+        planes = between_margins(planes, net->wide, l->channels * l->height, l->width, l->padding);
+        go->slide(planes, net->turned, w + l->bias, y + k * outputs_of(l) * LANES, &d);
+    }
+}
+
+/* Moves a convolution's weights by the gradient g of its output, and writes that of its input to gx unless null. */
+static void convolve_back(const struct network *net, const struct layer *l, struct place at, const float *x, const float *g,
+                          float *gx, ptrdiff_t groups, const struct rates *r, const struct loops *go)
+{
+    const struct sides d = forwards(l), b = backwards(l);
+    const ptrdiff_t num = l->outputs * l->channels * l->kernel * l->kernel, size = outputs_of(l) * LANES;
+    float *bias = net->lanes + num * LANES;
+    memset(net->lanes, 0, (size_t)((num + l->outputs) * LANES) * sizeof *bias);
+    if (gx)
+        turn(at.w + l->weight, net->turned, l, 1);
+    for (ptrdiff_t k = 0; k < groups; k++) {
+        const float *planes = x + k * inputs_of(l) * LANES;
+        planes = between_margins(planes, net->wide, l->channels * l->height, l->width, l->padding);
+        go->slide_weights(planes, g + k * size, net->lanes, &d);
+        go->slide_bias(g + k * size, bias, l->outputs, d.out_height * d.out_width);
+        if (gx) {
+            planes = between_margins(g + k * size, net->wide, d.outputs * d.out_height, d.out_width, b.above);
+            go->slide(planes, net->turned, 0, gx + k * inputs_of(l) * LANES, &b);
+        }
+    }
+    go->totals(net->lanes, net->flat, num + l->outputs);
+    go->move(net->flat, shifted(at, l->weight), num, r);
+    go->move(net->flat + num, shifted(at, l->bias), l->outputs, r);
+}
+
+/* Rows [n, size] to groups [groups, size, LANES], empty lanes zero; row s is where `order` says unless that is null. */
+static void into_lanes(const float *rows, const int64_t *order, float *to, ptrdiff_t n, ptrdiff_t size)
+{
+    for (ptrdiff_t s = 0; s < (n + LANES - 1) / LANES * LANES; s++) {
+        float *lane = to + s / LANES * size * LANES + s % LANES;
+        const float *row = s < n ? rows + (order ? order[s] : s) * size : 0;
+        for (ptrdiff_t i = 0; i < size; i++)
+            lane[i * LANES] = row ? row[i] : 0;
+    }
+}
+
+static void out_of_lanes(const float *x, float *rows, ptrdiff_t n, ptrdiff_t size)
+{
+    for (ptrdiff_t s = 0; s < n; s++) {
+        const float *lane = x + s / LANES * size * LANES + s % LANES;
+        for (ptrdiff_t i = 0; i < size; i++)
+            rows[s * size + i] = lane[i * LANES];
+    }
+}
+
+static void forward(const struct network *net, const float *w, ptrdiff_t n, const struct loops *go)
+{
+    const ptrdiff_t groups = (n + LANES - 1) / LANES;
+    int grouped = net->layers[0].kind != DENSE;
+    for (ptrdiff_t i = 0; i < net->num; i++) {
+        const struct layer *l = net->layers + i;
+        float *x = net->x[i], *y = net->x[i + 1];
+        switch (l->kind) {
+        case CONV:
+            convolve(net, l, w, x, y, groups, go);
+            break;
+        case RELU:
+            go->relu(x, (grouped ? groups * LANES : n) * inputs_of(l));
+            break;
+        case MAX_POOL:
+        case MEAN_POOL:
+            go->pool(x, y, groups * l->channels, l->height, l->width, l->kind == MAX_POOL);
+            break;
+        case FLATTEN:
+            out_of_lanes(x, y, n, inputs_of(l));
+            grouped = 0;
+            break;
+        case DENSE:
+            go->dots(x, w + l->weight, w + l->bias, y, n, l->channels, l->outputs);
+        }
+    }
+}
+
+/* Carries the gradient net->g of the output back; every layer moves as soon as nothing needs its old weights. */
+static void backward(struct network *net, struct place at, ptrdiff_t n, const struct rates *r, const struct loops *go)
+{
+    const ptrdiff_t groups = (n + LANES - 1) / LANES;
+    int grouped = 0;
+    for (ptrdiff_t i = net->num; i-- > 0;) {
+        const struct layer *l = net->layers + i;
+        const float *x = net->x[i], *y = net->x[i + 1];
+        float *g = net->g, *gx = net->h;
+        switch (l->kind) {
+        case CONV:
+            convolve_back(net, l, at, x, g, i ? gx : 0, groups, r, go);
+            break;
+        case RELU:
+            go->relu_back(y, g, (grouped ? groups * LANES : n) * inputs_of(l));
+            continue;
+        case MAX_POOL:
+        case MEAN_POOL:
+            go->pool_back(x, y, g, gx, groups * l->channels, l->height, l->width, l->kind == MAX_POOL);
+            break;
+        case FLATTEN:
+            into_lanes(g, 0, gx, n, inputs_of(l));
+            grouped = 1;
+            break;
+        case DENSE:
+            if (i)
+                go->inputs(g, at.w + l->weight, gx, n, l->channels, l->outputs);
+            go->weights(x, g, shifted(at, l->weight), n, l->channels, l->outputs, r);
+            go->bias(g, shifted(at, l->bias), n, l->outputs, r);
+        }
+        net->g = gx, net->h = g;
+    }
+}
+
+/* Returns the mean cross-entropy of logits [n, classes] and writes its gradient; -1 for a label that is no class. */
+static double cross_entropy(const float *logits, float *g, const int64_t *y, const int64_t *order, ptrdiff_t n,
+                            ptrdiff_t classes)
+{
+    double loss = 0;
+    for (ptrdiff_t s = 0; s < n; s++, logits += classes, g += classes) {
+        const int64_t label = y[order[s]];
+        double top = logits[0], sum = 0;
+        if (label < 0 || label >= classes)
+            return -1;
+        for (ptrdiff_t c = 1; c < classes; c++)
+            top = logits[c] > top ? logits[c] : top;
+        for (ptrdiff_t c = 0; c < classes; c++)
+            sum += exp(logits[c] - top);
+        for (ptrdiff_t c = 0; c < classes; c++)
+            g[c] = (float)((exp(logits[c] - top) / sum - (c == label)) / (double)n);
+        loss += log(sum) + top - logits[label];
+    }
+    return loss / (double)n;
+}
+
+/* Trains on the samples order[0 .. count), `batch` at a time; returns the sum of the batches' mean losses, or -1 for a label
+ * that is no class. x: [N, pixels]; y: [N]; rates: learning rate, momentum, weight decay; done: steps before these.
+ * grad: null, or where the gradient of one batch goes while nothing moves. */
+double layers_train(const struct layer *layers, ptrdiff_t num, float *w, float *m, float *grad, const float *x,
+                    const int64_t *y, const int64_t *order, ptrdiff_t count, ptrdiff_t batch, const float *rates,
+                    ptrdiff_t done, float *room)
+{
+    const struct loops *go = loops();
+    const struct place at = {w, m, grad};
+    const ptrdiff_t size = inputs_of(layers), classes = outputs_of(layers + num - 1);
+    struct rates r = {rates[0], rates[1], rates[2], done == 0};
+    struct network net;
+    double total = 0;
+    laid_out(&net, layers, num, batch, room);
+    for (ptrdiff_t start = 0; start < count; start += batch, order += batch, r.first = 0) {
+        const ptrdiff_t n = count - start < batch ? count - start : batch;
+        if (layers[0].kind == DENSE)
+            for (ptrdiff_t s = 0; s < n; s++)
+                memcpy(net.x[0] + s * size, x + order[s] * size, (size_t)size * sizeof *x);
+        else
+            into_lanes(x, order, net.x[0], n, size);
+        forward(&net, w, n, go);
+        const double loss = cross_entropy(net.x[num], net.g, y, order, n, classes);
+        if (loss == -1)
+            return -1;
+        backward(&net, at, n, &r, go);
+        total += loss;
+    }
+    return total;
+}
+
+/* Takes a step of SGD with a gradient [count]. */
+void layers_move(float *w, float *m, const float *g, ptrdiff_t count, const float *rates, ptrdiff_t done)
+{
+    const struct rates r = {rates[0], rates[1], rates[2], done == 0};
+    loops()->move(g, (struct place){w, m, 0}, count, &r);
+}

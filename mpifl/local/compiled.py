@@ -1,0 +1,199 @@
+"""Small feed-forward networks, trained by loops in C without a call in between (core/layers.c).
+
+A step of PyTorch on a network of some ten thousand weights is mostly calls; here a whole epoch is one. The
+arithmetic is float32 like PyTorch's, summed in another order: last bits differ, but they are the same on
+every processor that has these loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+
+import numpy as np
+import torch
+from torch import nn
+
+from mpifl.core import native
+from mpifl.core.client import Direction
+from mpifl.core.federation import Split
+from mpifl.core.params import Layout
+
+from .pooling import MaxPool, MeanPool, plain
+
+CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE = range(6)  # as in layers.c
+POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: MEAN_POOL, MeanPool: MEAN_POOL}
+MOST_LAYERS, WIDEST_KERNEL = 64, 12
+LARGE = 2048  # input times output channels of a convolution from which PyTorch is quicker
+Shape = tuple[int, ...]
+
+
+def _in_order(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers that are applied one after the other; whatever is no such sequence, as it is."""
+    parts = module.children() if type(module) is nn.Sequential else getattr(module, "sequence", None)
+    if parts is None:
+        yield module
+    else:
+        for part in parts:
+            yield from _in_order(part)
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    return any(getattr(m, name) for m in module.modules() for name in hooks)
+
+
+class Network:
+    """A network as the loops take it.
+
+    Args:
+        table: its layers, int64 [layers, 9].
+        num_weights: p.
+    """
+
+    def __init__(self, table: np.ndarray, num_weights: int) -> None:
+        self.table, self.num_weights = table, num_weights
+        self.momentum, self.gradient = torch.zeros(num_weights), torch.zeros(num_weights)
+        self._scratch: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def of(cls, module: nn.Module, layout: Layout, shape: Shape) -> Network | None:
+        """Return a module that maps images of `shape` as a network; None where it is not made of dense
+        layers, small convolutions, ReLU and pooling of 2x2 windows.
+        """
+        tensors = dict(module.named_parameters())
+        whole = layout.size == layout.num_parameters == sum(p.numel() for p in tensors.values())
+        if not whole or _hooked(module) or not all(p.requires_grad for p in tensors.values()):
+            return None
+        table = _table(list(_in_order(module)), _places(module, layout), shape)
+        return None if table is None else cls(table, layout.num_parameters)
+
+    def train(
+        self,
+        start: torch.Tensor,
+        split: Split,
+        orders: Iterable[np.ndarray],
+        batch: int,
+        rates: tuple[float, float, float],
+        direction: Direction | None,
+    ) -> tuple[torch.Tensor, int, float]:
+        """Return what SGD makes of `start` [p], the steps taken, and the mean loss.
+
+        Args:
+            orders: the samples of each epoch in their order, int64 [n].
+            batch: samples per step.
+            rates: learning rate, momentum, weight decay.
+            direction: changes the gradient before each step.
+
+        Raises:
+            IndexError: a label is no class.
+        """
+        weights, steps, total = start.clone(), 0, 0.0
+        samples, numbers = (split.x, split.y), np.array(rates, np.float32)
+        batch = min(batch, max(len(split), 1))
+        scratch = self._room(batch)
+        given = None if direction is None else self.gradient
+        for index in orders if direction is None else _batches(orders, batch):
+            total += native.train(
+                self.table, weights, self.momentum, given, samples, index, batch, numbers, steps, scratch
+            )
+            if direction is not None:
+                native.move(weights, self.momentum, direction(self.gradient, weights), numbers, steps)
+            steps += -(-len(index) // batch)
+        return weights, steps, total / steps if steps else 0.0
+
+    def mean_gradient(self, vector: torch.Tensor, split: Split, batch: int) -> torch.Tensor:
+        """Return the gradient [p] of the mean cross-entropy over `split`, taken `batch` samples at a time."""
+        total, nothing = torch.zeros(self.num_weights), np.zeros(3, np.float32)
+        for index in _batches([np.arange(len(split))], batch):
+            found = self.gradient, (split.x, split.y), index, len(index), nothing, 0, self._room(len(index))
+            native.train(self.table, vector.contiguous(), self.momentum, *found)
+            total.add_(self.gradient, alpha=len(index) / len(split))
+        return total
+
+    def _room(self, batch: int) -> torch.Tensor:
+        if batch not in self._scratch:
+            self._scratch[batch] = torch.empty(native.room(self.table, batch))
+        return self._scratch[batch]
+
+
+def _batches(orders: Iterable[np.ndarray], batch: int) -> Iterator[np.ndarray]:
+    """Yield the samples of each step."""
+    for order in orders:
+        yield from (order[i : i + batch] for i in range(0, len(order), batch))
+
+
+def takes(split: Split) -> bool:
+    """Return whether samples lie as the loops read them."""
+    x, y = split.x, split.y
+    kinds = x.dtype == torch.float32 and y.dtype == torch.int64 and x.device.type == y.device.type == "cpu"
+    return kinds and x.is_contiguous() and y.is_contiguous()
+
+
+def _places(module: nn.Module, layout: Layout) -> dict[nn.Module, tuple[int, int]]:
+    """Return where weight and bias of each layer begin in the flat vector."""
+    slices, found = layout.slices, {}
+    for prefix, owner in module.named_modules():
+        names = [f"{prefix}.{n}" if prefix else n for n in ("weight", "bias")]
+        if all(n in slices for n in names):
+            found[owner] = slices[names[0]].start, slices[names[1]].start
+    return found
+
+
+def _table(
+    layers: list[nn.Module], places: Mapping[nn.Module, tuple[int, int]], shape: Shape
+) -> np.ndarray | None:
+    """Return the layers, one a row; None where one of them is not known here."""
+    rows: list[tuple[int, ...]] = []
+    for layer in layers:
+        row = _row(layer, places.get(layer), shape)
+        if row is None or (layer in layers[: len(rows)] and layer in places):
+            return None
+        rows.append(row)
+        shape = _shape_after(row, shape)
+    if any(r[0] == CONV for r in rows):
+        fits = rows[0][0] in (CONV, MAX_POOL, MEAN_POOL)
+    else:
+        rows = [(*r[:1], prod(r[1:4]), 1, 1, *r[4:]) for r in rows if r[0] != FLATTEN]
+        fits = bool(rows) and rows[0][0] == DENSE
+    known = fits and rows[-1][0] == DENSE and len(rows) <= MOST_LAYERS
+    return np.array(rows, np.int64) if known else None
+
+
+def _row(layer: nn.Module, place: tuple[int, int] | None, shape: Shape) -> tuple[int, ...] | None:
+    """Return kind, input shape, outputs, kernel, margin and places of a layer; None where it is unknown."""
+    image = (*shape, 1, 1)[:3]
+    if type(layer) is nn.ReLU:
+        return (RELU, *image, 0, 1, 0, 0, 0)
+    if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+        return (FLATTEN, *image, 0, 1, 0, 0, 0)
+    if type(layer) in POOLS and len(shape) == 3 and min(shape[1:]) > 1 and plain(layer):
+        return (POOLS[type(layer)], *image, 0, 1, 0, 0, 0)
+    if type(layer) is nn.Linear and place and shape == (layer.in_features,):
+        return (DENSE, *image, layer.out_features, 1, 0, *place)
+    if type(layer) is nn.Conv2d and place and len(shape) == 3 and _small(layer, shape):
+        side, margin = layer.kernel_size[0], int(layer.padding[0])
+        return (CONV, *image, layer.out_channels, side, margin, *place)
+    return None
+
+
+def _small(layer: nn.Conv2d, shape: Shape) -> bool:
+    """Return whether the loops take a convolution, and are quicker at it than PyTorch."""
+    side, margin = layer.kernel_size[0], layer.padding[0]
+    square = layer.kernel_size[1] == side and layer.padding in ((margin, margin),)
+    usual = layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
+    if not (square and usual and isinstance(margin, int) and margin < side <= WIDEST_KERNEL):
+        return False
+    fits = shape[0] == layer.in_channels and min(shape[1:]) + 2 * margin >= side
+    return fits and layer.in_channels * layer.out_channels <= LARGE
+
+
+def _shape_after(row: tuple[int, ...], shape: Shape) -> Shape:
+    kind, channels, height, width, outputs, side, margin = row[:7]
+    if kind == CONV:
+        return outputs, height + 2 * margin - side + 1, width + 2 * margin - side + 1
+    if kind in (MAX_POOL, MEAN_POOL):
+        return channels, height // 2, width // 2
+    if kind == FLATTEN:
+        return (channels * height * width,)
+    return (outputs,) if kind == DENSE else shape
