@@ -18,6 +18,7 @@ import torch
 
 from .comm import Transport
 from .comm.cuda import cuda_aware
+from .comm.deadline import within
 from .comm.pairs import Link
 from .comm.pairs import measure as measure_pairs
 from .placement import crowded, place
@@ -27,6 +28,7 @@ PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn", "mpi4py", "safet
 BLOCK = 1 << 20  # float32 numbers of the bandwidth check: 4 MiB
 SKEW_SECONDS, START_SECONDS, FREE_BYTES = 1.0, 60.0, 1 << 30
 SLOW, LATE_SECONDS, PAIRS_SHOWN = 4.0, 1e-3, 6  # times slower than the median pair; what is no delay yet
+LIMIT_S = 60.0  # for each exchange
 START_ADVICE = "many ranks read one environment at once: keep it in an image or on each node's own disk"
 
 
@@ -164,10 +166,14 @@ def _folder(path: Path, what: str) -> Check:
 
 def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], str] | None:
     """Return the checks and the binding report on rank 0; every rank calls."""
-    transport.meet()
-    places = transport.collect(facts(transport), "doctor")
-    reach = transport.collect(not data or os.access(data, os.R_OK), "doctor")
-    speed, links = _collectives(transport), measure_pairs(transport)
+    with within(transport, LIMIT_S, "the first message to rank 0"):
+        transport.collect(None, "doctor")
+    links = measure_pairs(transport, LIMIT_S)  # before what all take part in: it tells which link is broken
+    with within(transport, LIMIT_S, "what all ranks exchange"):
+        transport.meet()
+        places = transport.collect(facts(transport), "doctor")
+        reach = transport.collect(not data or os.access(data, os.R_OK), "doctor")
+        speed = _collectives(transport)
     if places is None or reach is None or links is None:
         return None
     library = getattr(transport, "library", "none: one process")

@@ -74,3 +74,38 @@ def test_three_ranks_are_examined(mpirun, tmp_path):
     assert "ok   collectives  sums and rows are right" in done.stdout, done.stderr
     assert "3 ranks on 1 hosts" in done.stdout
     assert done.returncode == (1 if "BAD" in done.stdout else 0)
+
+
+STANDS_STILL = """
+import os, signal, sys
+from mpifl import cli, doctor
+from mpifl.comm import pairs
+from mpifl.comm.mpi import Mpi
+doctor.LIMIT_S = 2.0
+find, link = Mpi._find_nodes, pairs._link
+
+def apart(self, parent):
+    find(self, parent)
+    return tuple(range(self.size))  # each rank counts as a node
+
+def stops(transport, ranks):
+    if transport.rank == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return link(transport, ranks)
+
+Mpi._find_nodes, pairs._link = apart, stops
+sys.exit(cli.main(["doctor"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"), [(2, "the exchange between rank 0 on "), (3, "no word from rank 1 on ")]
+)
+def test_a_rank_that_does_not_answer_is_named_in_time(ranks, told, mpirun):
+    """The last rank stops in its first exchange: with rank 0, or with rank 1 while rank 0 waits for both."""
+    done = mpirun(ranks, "-c", STANDS_STILL, str(ranks - 1), env=worlds.PYTHONPATH, timeout=300)
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("mpifl: ")]
+    assert "did not end within 2 s" in said
+    assert told in said
+    assert f"rank {ranks - 1} on " in said
+    assert done.returncode not in (0, 2)

@@ -94,6 +94,7 @@ class Mpi(Transport):
         self.lost: list[str] = []
         self._out_of_reach = False  # whether a lost rank may live on, on a node that nobody is left on
         self._sequence = 0
+        self._awaited = 0, self.size  # tag of what rank 0 collects, first rank whose word it does not have
         self._received = 0  # bytes of the last paired message
         self._posted: list[tuple[MPI.Request, Any]] = []  # sends under way, and what they read from
         self._coming: list[tuple[MPI.Request, int, Any, torch.Tensor]] = []  # blocks under way
@@ -140,12 +141,22 @@ class Mpi(Transport):
         """Send this rank's value to rank 0."""
         tag = self._tag()
         if not self.rank:
-            return [value, *(self._recv(r, tag, purpose) for r in range(1, self.size))]
+            out = [value]
+            for r in range(1, self.size):
+                self._awaited = tag, r
+                out.append(self._recv(r, tag, purpose))
+            self._awaited = tag, self.size
+            return out
         blob = pickle.dumps(value, protocol=5)
         with self.wire("send", purpose, sent=len(blob), messages=1):
             request = self.comm.Isend([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
             patiently(request.Test)
         return None
+
+    def awaited(self) -> list[str]:
+        """Ask the library which messages are there."""
+        tag, first = self._awaited
+        return [self.names[r] for r in range(first, self.size) if not self.comm.Iprobe(r, tag)]
 
     def _recv(self, source: int, tag: int, purpose: str) -> Any:
         with self.wire("receive", purpose):
@@ -169,6 +180,11 @@ class Mpi(Transport):
             count = Count(calls=1, messages=1, bytes=self._received)
             rows.append({"rank": source, "call": "send", "purpose": "census", **vars(count)})
         return rows
+
+    @guarded
+    def guard(self, work: Callable[[], Any]) -> Any:
+        """Return what `work` returns; a rank that is lost in it is lost as in any verb."""
+        return work()
 
     @guarded
     def meet(self) -> None:
@@ -350,6 +366,11 @@ class Mpi(Transport):
             if self._out_of_reach and not self.rank:
                 self.abort(code)
             os._exit(code)
+
+    def give_up(self, code: int) -> None:
+        """Abort the job by force."""
+        self._out_of_reach = True
+        self.abort(code)
 
     def abort(self, code: int) -> None:
         """Abort the job."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .transport import Transport
+from .deadline import within
 
 SMALL, LARGE = 1, 1 << 20  # float32 numbers: 4 bytes for the latency, 4 MiB for the bandwidth
 REPEATS = 5  # the least counts: other programs only ever add
@@ -40,14 +41,19 @@ def leaders(nodes: tuple[int, ...]) -> list[int]:
     return [nodes.index(node) for node in sorted(set(nodes))]
 
 
-def measure(transport: Transport) -> list[Link] | None:
-    """Return the link of every pair of nodes on rank 0; every rank calls. Pairs of a turn go together."""
+def measure(transport: Any, limit: float) -> list[Link] | None:
+    """Return the link of every pair of nodes on rank 0; every rank calls. Pairs of a turn go together; the job
+    ends with a message where one takes more than `limit` seconds.
+    """
     first, found = leaders(transport.nodes), []
     for turn in turns(len(first)):
         for pair in [(first[a], first[b]) for a, b in turn]:
             if transport.rank in pair:
-                found.append(_link(transport, pair))
-        transport.meet()
+                names = " and ".join(transport.names[r] for r in pair)
+                with within(transport, limit, f"the exchange between {names}"):
+                    found.append(transport.guard(partial(_link, transport, pair)))
+        with within(transport, limit, "a turn of exchanges between pairs of nodes"):
+            transport.collect(None, "doctor")
     rows = transport.collect([link for link in found if link.ranks[0] == transport.rank], "doctor")
     return None if rows is None else sorted(link for links in rows for link in links)
 

@@ -137,6 +137,16 @@ class Transport(ABC):
         """From now on, end ranks that are stopped (SIGSTOP) for so many seconds; 0 for none."""
         return
 
+    def awaited(self) -> list[str]:
+        """Return the names of the ranks whose word rank 0 has waited for, in `collect`, and does not have yet;
+        from any thread.
+        """
+        return []
+
+    def give_up(self, code: int) -> None:
+        """End every rank, and the launcher, though hosts may be out of reach; from any thread."""
+        self.abort(code)
+
     def leave(self, code: int) -> None:
         """The work is done; the process may end here, with this exit code."""
         return
