@@ -42,8 +42,8 @@ def leaders(nodes: tuple[int, ...]) -> list[int]:
 
 
 def measure(transport: Any, limit: float) -> list[Link] | None:
-    """Return the link of every pair of nodes on rank 0; every rank calls. Pairs of a turn go together; the job
-    ends with a message where one takes more than `limit` seconds.
+    """Return the link of every pair of nodes on rank 0; every rank calls. Pairs of a turn go together; the
+    job ends with a message where one takes more than `limit` seconds.
     """
     first, found = leaders(transport.nodes), []
     for turn in turns(len(first)):

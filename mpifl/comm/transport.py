@@ -138,9 +138,7 @@ class Transport(ABC):
         return
 
     def awaited(self) -> list[str]:
-        """Return the names of the ranks whose word rank 0 has waited for, in `collect`, and does not have yet;
-        from any thread.
-        """
+        """Return the names of the ranks whose word rank 0 waits for, in `collect`; from any thread."""
         return []
 
     def give_up(self, code: int) -> None:

@@ -320,9 +320,9 @@ def links_between_nodes_add_rightly(t: Mpi, folder: Path) -> None:
     """Every rank counts as a node of its own, then all as one."""
     real = t.nodes
     t.nodes = tuple(range(t.size))
-    links = pairs.measure(t)
+    links = pairs.measure(t, 60.0)
     t.nodes = (0,) * t.size
-    alone = pairs.measure(t)
+    alone = pairs.measure(t, 60.0)
     t.nodes = real
     if links is not None:
         assert [link.ranks for link in links] == [*itertools.combinations(range(t.size), 2)]
