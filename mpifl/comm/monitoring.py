@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from mpifl.core.errors import require
 
-ENABLE = "OMPI_MCA_pml_monitoring_enable"
+ENABLE, LEVELS = "OMPI_MCA_pml_monitoring_enable", "OMPI_MCA_coll"
 FLUSH, GENERIC = b"pml_monitoring_flush", 9  # a performance variable, and MPI_T_PVAR_CLASS_GENERIC
 PEER_TAGS = {"E": "point", "I": "internal", "C": "collective"}
 KINDS = ("O2A", "A2O", "A2A")
@@ -42,8 +42,11 @@ class Count(NamedTuple):
 
 
 def prepare() -> None:
-    """Ask Open MPI for monitoring that tells the program's messages from the library's."""
+    """Ask Open MPI for monitoring that tells the program's messages from the library's, and not for
+    collectives in two levels: over several nodes, Open MPI 5.0.11 may crash in MPI_Finalize with both.
+    """
     os.environ[ENABLE] = "2"
+    os.environ.setdefault(LEVELS, "^han")
 
 
 class Monitor:

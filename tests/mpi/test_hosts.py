@@ -1,4 +1,4 @@
-"""Two virtual hosts with their own shared memory domains give the digests of one process."""
+"""Virtual hosts, two and four, with their own shared memory domains give the digests of one process."""
 
 from __future__ import annotations
 
@@ -35,32 +35,41 @@ def allowed() -> None:
     subprocess.run(["ip", "netns", "delete", "mpifl-ask"], check=True)
 
 
-def on_hosts(ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program on two virtual hosts, ranks in turn."""
+def on_hosts(hosts: int, ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program on virtual hosts, ranks in turn."""
     environment = os.environ | worlds.PYTHONPATH | {"VIRTUAL_ENV": sys.prefix, "OMPI_MCA_btl": "^ofi"}
-    command = [CLUSTER, "-H", "2", "-n", str(ranks), "--map-by", "node", "--", *program]
+    command = [CLUSTER, "-H", str(hosts), "-n", str(ranks), "--map-by", "node", "--", *program]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
 
 
 @pytest.mark.usefixtures("allowed")
 def test_between_two_hosts_every_byte_is_witnessed_too():
     """The library's own exchanges, to learn which ranks are near, are none of mpifl's."""
-    done = on_hosts(4, sys.executable, "-m", "mpifl", "doctor", "--witness")
+    done = on_hosts(2, 4, sys.executable, "-m", "mpifl", "doctor", "--witness")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split()[-1] == "0"
 
 
-@pytest.mark.usefixtures("allowed")
-def test_two_hosts_give_the_digests_of_one_process(mpirun, tmp_path):
-    some = json.dumps({name: RUNS[name] for name in NAMES})
-    options = ["--data.cache", str(tmp_path / "cache")]
-    end = mpirun(None, SCRIPT, CONFIG, tmp_path / "alone", some, *options, timeout=600, env=worlds.PYTHONPATH)
+@pytest.fixture(scope="module")
+def alone(mpirun, tmp_path_factory) -> Runs:
+    """The runs in one process."""
+    folder, some = tmp_path_factory.mktemp("alone"), json.dumps({name: RUNS[name] for name in NAMES})
+    end = mpirun(None, SCRIPT, CONFIG, folder, some, timeout=600, env=worlds.PYTHONPATH)
     assert end.returncode == 0, end.stderr
-    program = [sys.executable, str(SCRIPT), str(CONFIG), str(tmp_path / "hosts"), some, *options]
-    done = on_hosts(5, *program)
+    return Runs(folder)
+
+
+@pytest.mark.usefixtures("allowed")
+@pytest.mark.parametrize(
+    ("number", "nodes"), [(2, [0, 1, 0, 1, 0]), (4, [0, 1, 2, 3, 0])], ids=["two hosts", "four hosts"]
+)
+def test_hosts_give_the_digests_of_one_process(number, nodes, alone, tmp_path):
+    program = [sys.executable, str(SCRIPT), str(CONFIG), str(tmp_path)]
+    done = on_hosts(number, 5, *program, json.dumps({name: RUNS[name] for name in NAMES}))
     assert done.returncode == 0, done.stderr
-    alone, hosts = Runs(tmp_path / "alone"), Runs(tmp_path / "hosts")
+    hosts = Runs(tmp_path)
     for name in NAMES:
         assert hosts.summary(name)["digest"] == alone.summary(name)["digest"], name
-        environment = json.loads((tmp_path / "hosts" / f"tiny-{name}" / "environment.json").read_text())
-        assert [place["node"] for place in environment["places"]] == [0, 1, 0, 1, 0]
+        places = json.loads((tmp_path / f"tiny-{name}" / "environment.json").read_text())["places"]
+        assert [place["node"] for place in places] == nodes
+        assert [place["host"] for place in places] == [f"vh{node}" for node in nodes]
