@@ -20,6 +20,14 @@ MAGIC = 1.5 * 2.0**52
 SCRATCH = 1 << 14  # float64 numbers of scratch: 128 kB stay within a core's second cache
 
 
+def peak(upload: torch.Tensor) -> float:
+    """Return the largest absolute value of an upload [b]; a NaN where there is one."""
+    if native.AVAILABLE and upload.device.type == "cpu" and upload.dtype == torch.float32:
+        return native.peak(upload.contiguous())
+    low, high = torch.aminmax(upload)
+    return max(-float(low), float(high))
+
+
 def spacings(weights: np.ndarray, peaks: np.ndarray) -> np.ndarray:
     """Return the grid spacing g [K] of each row: a power of two with sum_j |w_kj| max|x_j| <= 2^50 g.
 

@@ -1,6 +1,6 @@
-/* Inner loops that neither NumPy nor PyTorch has: exact sums, and pooling of 2x2 windows. Called through ctypes by
- * native.py. Every function gives the same bits as what it replaces, whatever the processor: products and sums are
- * rounded one by one (-ffp-contract=off), and nothing is added in another order. */
+/* Inner loops that neither NumPy nor PyTorch has, or has slower: exact sums, largest values, pooling of 2x2 windows.
+ * Called through ctypes by native.py. Every function gives the same bits as what it replaces, whatever the processor:
+ * products and sums are rounded one by one (-ffp-contract=off), and nothing is added in another order. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -12,9 +12,20 @@
 #endif
 
 enum {
-    BLOCK = 2048, /* columns at a time: their sums (16 kB) stay in a core's first cache */
+    BLOCK = 8192, /* columns at a time: their sums (64 kB) stay in a core's second cache */
+    TOGETHER = 8, /* uploads added in one pass over these sums */
     WIDEST = 1024 /* windows in a line */
 };
+
+/* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
+int version(void) { return 1; }
+
+static inline uint64_t bits_of(double number)
+{
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
 
 /* sums[k][i] += sum over j of the multiple of the grid that weights[k][j] * uploads[j][i] is rounded to; see comm/exact.py.
  * sums: [rows, width]; uploads: num pointers to [width]; weights: [rows, num]; magic: 1.5 * 2^52 * grid spacing, [rows]. */
@@ -25,26 +36,47 @@ void add_exactly(uint64_t *restrict sums, const float *const *restrict uploads, 
     for (ptrdiff_t start = 0; start < width; start += BLOCK) {
         const ptrdiff_t count = width - start < BLOCK ? width - start : BLOCK;
         for (ptrdiff_t k = 0; k < rows; k++) {
-            uint64_t *restrict sum = sums + k * width + start, zero, terms = 0;
+            uint64_t *restrict sum = sums + k * width + start, terms = 0;
             const double base = magic[k];
-            memcpy(&zero, &base, sizeof zero);
-            for (ptrdiff_t j = 0; j < num; j++) {
-                const double weight = weights[k * num + j];
-                const float *restrict upload = uploads[j] + start;
-                if (weight == 0)
-                    continue;
-                terms++;
-                for (ptrdiff_t i = 0; i < count; i++) {
-                    const double term = (double)upload[i] * weight + base;
-                    uint64_t bits;
-                    memcpy(&bits, &term, sizeof bits);
-                    sum[i] += bits; /* wraps around; so does what is taken off */
-                }
+            for (ptrdiff_t j = 0; j < num;) {
+                const float *x[TOGETHER];
+                double by[TOGETHER];
+                int found = 0;
+                for (; j < num && found < TOGETHER; j++)
+                    if (weights[k * num + j] != 0) {
+                        x[found] = uploads[j] + start;
+                        by[found++] = weights[k * num + j];
+                    }
+                terms += (uint64_t)found;
+                if (found == TOGETHER)
+                    for (ptrdiff_t i = 0; i < count; i++)
+                        for (int t = 0; t < TOGETHER; t++)
+                            sum[i] += bits_of(x[t][i] * by[t] + base); /* wraps around; so does what is taken off */
+                else
+                    for (int t = 0; t < found; t++)
+                        for (ptrdiff_t i = 0; i < count; i++)
+                            sum[i] += bits_of(x[t][i] * by[t] + base);
             }
             for (ptrdiff_t i = 0; i < count; i++)
-                sum[i] -= terms * zero;
+                sum[i] -= terms * bits_of(base);
         }
     }
+}
+
+/* Largest absolute value of x [count]; a NaN where there is one. Without the sign, order of bits is order of numbers. */
+FOR_EACH_PROCESSOR
+float peak(const float *restrict x, ptrdiff_t count)
+{
+    int32_t most = 0;
+    float found;
+    for (ptrdiff_t i = 0; i < count; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    memcpy(&found, &most, sizeof found);
+    return found;
 }
 
 /* Largest value of each 2x2 window, and where in its window it lies (0 to 3, row by row): the first one on a tie, the

@@ -22,8 +22,13 @@ struct layer {
 
 struct rates {
     float lr, momentum, decay;
-    int first; /* the momentum becomes the gradient, whatever was there */
+    int remembers, keeps; /* whether the momentum is read, and whether it is written: nobody needs it after the last step */
 };
+
+static struct rates rates_of(const float *r, int first, int last)
+{
+    return (struct rates){r[0], r[1], r[2], r[1] != 0 && !first, r[1] != 0 && !last};
+}
 
 /* Weights and momentum that move, or where their gradient goes instead. */
 struct place {
@@ -109,6 +114,9 @@ static const struct loops *loops(void) { return &loops_128; }
 #else
 static const struct loops *loops(void) { return 0; }
 #endif
+
+/* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
+int version(void) { return 1; }
 
 /* Whether this processor adds products without rounding them: without that, the bits would be others. */
 int layers_run_here(void) { return loops() != 0; }
@@ -369,21 +377,22 @@ static double cross_entropy(const float *logits, float *g, const int64_t *y, con
 }
 
 /* Trains on the samples order[0 .. count), `batch` at a time; returns the sum of the batches' mean losses, or -1 for a label
- * that is no class. x: [N, pixels]; y: [N]; rates: learning rate, momentum, weight decay; done: steps before these.
+ * that is no class. x: [N, pixels]; y: [N]; rates: learning rate, momentum, weight decay; done: steps before these; last:
+ * whether no step comes after them.
  * grad: null, or where the gradient of one batch goes while nothing moves. */
 double layers_train(const struct layer *layers, ptrdiff_t num, float *w, float *m, float *grad, const float *x,
                     const int64_t *y, const int64_t *order, ptrdiff_t count, ptrdiff_t batch, const float *rates,
-                    ptrdiff_t done, float *room)
+                    ptrdiff_t done, int last, float *room)
 {
     const struct loops *go = loops();
     const struct place at = {w, m, grad};
     const ptrdiff_t size = inputs_of(layers), classes = outputs_of(layers + num - 1);
-    struct rates r = {rates[0], rates[1], rates[2], done == 0};
     struct network net;
     double total = 0;
     laid_out(&net, layers, num, batch, room);
-    for (ptrdiff_t start = 0; start < count; start += batch, order += batch, r.first = 0) {
+    for (ptrdiff_t start = 0; start < count; start += batch, order += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
+        const struct rates r = rates_of(rates, done + start == 0, last && start + batch >= count);
         if (layers[0].kind == DENSE)
             for (ptrdiff_t s = 0; s < n; s++)
                 memcpy(net.x[0] + s * size, x + order[s] * size, (size_t)size * sizeof *x);
@@ -402,6 +411,6 @@ double layers_train(const struct layer *layers, ptrdiff_t num, float *w, float *
 /* Takes a step of SGD with a gradient [count]. */
 void layers_move(float *w, float *m, const float *g, ptrdiff_t count, const float *rates, ptrdiff_t done)
 {
-    const struct rates r = {rates[0], rates[1], rates[2], done == 0};
+    const struct rates r = rates_of(rates, done == 0, 0);
     loops()->move(g, (struct place){w, m, 0}, count, &r);
 }

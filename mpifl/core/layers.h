@@ -42,15 +42,8 @@ INLINE float NAME(total)(vec *parts)
 
 /* ---- Steps ---- */
 
-/* What weights become in a step of SGD (momentum as in PyTorch: its first value is the gradient); `m` is changed. */
-INLINE vec NAME(moved)(vec w, vec g, vec *m, const struct rates *r)
-{
-    g += r->decay * w;
-    *m = r->first ? g : r->momentum * *m + g;
-    return w - r->lr * *m;
-}
-
-/* Moves `count` weights, or writes their gradient where that is asked for; `count` is WIDTH or less. */
+/* Moves `count` weights by a step of SGD (momentum as in PyTorch: its first value is the gradient), or writes their
+ * gradient where that is asked for; `count` is WIDTH or less. */
 INLINE void NAME(use)(vec g, struct place at, ptrdiff_t j, ptrdiff_t count, const struct rates *r)
 {
     const size_t bytes = (size_t)count * sizeof(float);
@@ -60,10 +53,15 @@ INLINE void NAME(use)(vec g, struct place at, ptrdiff_t j, ptrdiff_t count, cons
     }
     vec w = {0}, m = {0};
     memcpy(&w, at.w + j, bytes);
-    memcpy(&m, at.m + j, bytes);
-    w = NAME(moved)(w, g, &m, r);
+    g += r->decay * w;
+    if (r->remembers) {
+        memcpy(&m, at.m + j, bytes);
+        g = r->momentum * m + g;
+    }
+    w -= r->lr * g;
     memcpy(at.w + j, &w, bytes);
-    memcpy(at.m + j, &m, bytes);
+    if (r->keeps)
+        memcpy(at.m + j, &g, bytes);
 }
 
 TARGET static void NAME(move)(const float *g, struct place at, ptrdiff_t count, const struct rates *r)

@@ -20,17 +20,19 @@ WIDEST = 2048  # pixels in a line
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
 SIGNATURES: dict[str, tuple[list[Any], Any]] = {  # name -> arguments, result
     "add_exactly": ([POINTER] * 4 + [COUNT] * 3, None),
+    "peak": ([POINTER, COUNT], ctypes.c_float),
     "max_pool": ([POINTER] * 3 + [COUNT] * 2, None),
     "max_pool_backward": ([POINTER] * 3 + [COUNT] * 2, None),
     "mean_pool": ([POINTER] * 2 + [COUNT] * 2, None),
     "mean_pool_backward": ([POINTER] * 2 + [COUNT] * 2, None),
 }
+VERSION = 1  # of the functions' arguments; as in both files
 LAYER_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "layers_run_here": ([], ctypes.c_int),
     "layers_narrow": ([ctypes.c_int], None),
     "layers_room": ([POINTER, COUNT, COUNT], COUNT),
     "layers_train": (
-        [POINTER, COUNT, *[POINTER] * 6, COUNT, COUNT, POINTER, COUNT, POINTER],
+        [POINTER, COUNT, *[POINTER] * 6, COUNT, COUNT, POINTER, COUNT, ctypes.c_int, POINTER],
         ctypes.c_double,
     ),
     "layers_move": ([POINTER] * 3 + [COUNT, POINTER, COUNT], None),
@@ -46,6 +48,8 @@ def _open(name: str, signatures: Mapping[str, tuple[list[Any], Any]]) -> ctypes.
         for function, (arguments, result) in signatures.items() if library else ():
             entry = getattr(library, function)
             entry.argtypes, entry.restype = arguments, result
+        if library and library.version() != VERSION:
+            return None
     except (OSError, AttributeError):
         return None
     return library
@@ -73,6 +77,12 @@ def add_exactly(
     starts = (POINTER * len(uploads))(*(u.data_ptr() for u in uploads))
     pointers = sums.data_ptr(), starts, weights.ctypes.data, magic.ctypes.data
     _call("add_exactly", *pointers, len(weights), len(uploads), sums.shape[1])
+
+
+def peak(x: torch.Tensor) -> float:
+    """Return the largest absolute value of a contiguous float32 vector; a NaN where there is one."""
+    assert _LIBRARY is not None, "the caller asked AVAILABLE"
+    return float(_LIBRARY.peak(x.data_ptr(), x.numel()))
 
 
 def max_pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,6 +147,7 @@ def train(
     batch: int,
     rates: np.ndarray,
     done: int,
+    last: bool,
     scratch: torch.Tensor,
 ) -> float:
     """Take steps of SGD on the samples in `order`; return the sum of the mean losses of the batches.
@@ -147,7 +158,7 @@ def train(
         samples: float32 [N, ...] and int64 [N], contiguous.
         order: int64 [n].
         rates: float32 learning rate, momentum, weight decay.
-        done: steps taken before.
+        done: steps taken before. last: whether none comes after these; the momentum is not written then.
         scratch: float32 [`room`].
 
     Raises:
@@ -157,9 +168,8 @@ def train(
     pointers = weights.data_ptr(), momentum.data_ptr(), None if gradient is None else gradient.data_ptr()
     x, y = samples
     data = x.data_ptr(), y.data_ptr(), order.ctypes.data, len(order)
-    total = _LAYERS.layers_train(
-        table.ctypes.data, len(table), *pointers, *data, batch, rates.ctypes.data, done, scratch.data_ptr()
-    )
+    steps = batch, rates.ctypes.data, done, last
+    total = _LAYERS.layers_train(table.ctypes.data, len(table), *pointers, *data, *steps, scratch.data_ptr())
     if total == -1:
         raise IndexError("a label is no class of the model")
     return float(total)

@@ -1,15 +1,23 @@
-"""The finished samples that were asked for last, within a limit of memory."""
+"""The finished samples that were read last, within a limit of memory."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Hashable
+
+import torch
 
 from mpifl.core.federation import Split
 
+SHARE = 8  # blocks that the limit is divided into
+ALIGNED = 64  # bytes
+
 
 class Recent:
-    """Keeps what `read` returned, until more recent splits need the room.
+    """Keeps what `read` returned, until what was read later needs the room.
+
+    Splits lie side by side in a few large blocks, and the oldest block goes as a whole. One by one, they
+    would leave gaps between the large tensors that come and go, too small for the next of these.
 
     Args:
         limit: bytes, 0 to keep nothing.
@@ -17,22 +25,43 @@ class Recent:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.held = limit, 0
-        self._splits: OrderedDict[Hashable, Split] = OrderedDict()
+        self._splits: dict[Hashable, Split] = {}
+        self._blocks: deque[tuple[torch.Tensor, list[Hashable]]] = deque()
+        self._filled = 0  # bytes of the last block
 
     def get(self, address: Hashable, read: Callable[[], Split]) -> Split:
         """Return the split at `address`, read anew if it is not at hand."""
-        if address in self._splits:
-            self._splits.move_to_end(address)
-            return self._splits[address]
-        split = read()
-        if (size := _bytes(split)) <= self.limit:
-            self._splits[address] = split
-            self.held += size
-            while self.held > self.limit:
-                _, oldest = self._splits.popitem(last=False)
-                self.held -= _bytes(oldest)
+        split = self._splits.get(address)
+        if split is None:
+            split = read()
+            if (size := _room(split.x) + _room(split.y)) <= self.limit:
+                block, inside = self._block(size)
+                split = Split(self._placed(split.x, block), self._placed(split.y, block))
+                self._splits[address] = split
+                inside.append(address)
         return split
 
+    def _block(self, size: int) -> tuple[torch.Tensor, list[Hashable]]:
+        """Return a block with room for so many bytes."""
+        if not self._blocks or self._filled + size > len(self._blocks[-1][0]):
+            total = max(size, self.limit // SHARE)
+            while self._blocks and self.held + total > self.limit:
+                oldest, inside = self._blocks.popleft()
+                self.held -= len(oldest)
+                for address in inside:
+                    del self._splits[address]
+            self._blocks.append((torch.empty(total, dtype=torch.uint8), []))
+            self.held += total
+            self._filled = 0
+        return self._blocks[-1]
 
-def _bytes(split: Split) -> int:
-    return split.x.nbytes + split.y.nbytes
+    def _placed(self, values: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+        """Return a copy in the block's next free place."""
+        start = self._filled
+        self._filled += _room(values)
+        place = block[start : start + values.nbytes].view(values.dtype).view(values.shape)
+        return place.copy_(values)
+
+
+def _room(values: torch.Tensor) -> int:
+    return -(-values.nbytes // ALIGNED) * ALIGNED

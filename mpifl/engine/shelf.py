@@ -1,16 +1,17 @@
 """Rows for the uploads of a round, allocated once and used again in the next.
 
-Large tensors that are kept between small ones that come and go keep the C library from joining what was
-freed: a worker's memory grew by half as much again as its uploads.
+Large tensors that are kept between others that come and go keep the C library from joining what was freed: a
+worker's memory grew by half as much again as its uploads, and new memory costs more than the copy.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
 
 import torch
 
-LEAST = 64 << 20  # bytes of a round's uploads from which on a copy is worth it
+LEAST = 1 << 20  # bytes of a round's uploads from which on a copy is worth it
 CHUNK = 1 << 22  # numbers that are allocated at a time
 
 
@@ -39,6 +40,14 @@ class Shelf:
     def _next(self, width: int) -> torch.Tensor:
         rows, number = self._rows.setdefault(width, []), self._taken[width]
         if number == len(rows):
-            rows += torch.empty(max(1, CHUNK // width), width).unbind()
+            rows += _lasting(max(1, CHUNK // width), width).unbind()
         self._taken[width] += 1
         return rows[number]
+
+
+def _lasting(rows: int, width: int) -> torch.Tensor:
+    """Return float32 [rows, width] in memory of its own, in huge pages where the system has them."""
+    area = mmap.mmap(-1, 4 * rows * width)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        area.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(area, dtype=torch.float32).view(rows, width)

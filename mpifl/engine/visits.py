@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mpifl.comm import ClientStore
+from mpifl.comm.exact import peak
 from mpifl.comm.tables import Tables
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client, Peer
@@ -375,8 +376,7 @@ def _light(
     """Return a report without its vectors."""
 
     def peaks(v: Vector) -> list[float]:
-        bounds = [torch.aminmax(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
-        return [max(-float(low), float(high)) for low, high in bounds]
+        return [peak(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
 
     return Light(
         number=order.number,

@@ -54,7 +54,7 @@ class Network:
     def __init__(self, table: np.ndarray, num_weights: int) -> None:
         self.table, self.num_weights = table, num_weights
         self.momentum, self.gradient = torch.zeros(num_weights), torch.zeros(num_weights)
-        self._scratch: dict[int, torch.Tensor] = {}
+        self._scratch = torch.empty(0)
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout, shape: Shape) -> Network | None:
@@ -93,9 +93,11 @@ class Network:
         batch = min(batch, max(len(split), 1))
         scratch = self._room(batch)
         given = None if direction is None else self.gradient
-        for index in orders if direction is None else _batches(orders, batch):
+        parts = list(orders if direction is None else _batches(orders, batch))
+        for i, index in enumerate(parts):
+            progress = numbers, steps, i == len(parts) - 1
             total += native.train(
-                self.table, weights, self.momentum, given, samples, index, batch, numbers, steps, scratch
+                self.table, weights, self.momentum, given, samples, index, batch, *progress, scratch
             )
             if direction is not None:
                 native.move(weights, self.momentum, direction(self.gradient, weights), numbers, steps)
@@ -105,16 +107,27 @@ class Network:
     def mean_gradient(self, vector: torch.Tensor, split: Split, batch: int) -> torch.Tensor:
         """Return the gradient [p] of the mean cross-entropy over `split`, taken `batch` samples at a time."""
         total, nothing = torch.zeros(self.num_weights), np.zeros(3, np.float32)
+        vector = vector.contiguous()
         for index in _batches([np.arange(len(split))], batch):
-            found = self.gradient, (split.x, split.y), index, len(index), nothing, 0, self._room(len(index))
-            native.train(self.table, vector.contiguous(), self.momentum, *found)
+            progress = nothing, 0, True, self._room(len(index))
+            native.train(
+                self.table,
+                vector,
+                self.momentum,
+                self.gradient,
+                (split.x, split.y),
+                index,
+                len(index),
+                *progress,
+            )
             total.add_(self.gradient, alpha=len(index) / len(split))
         return total
 
     def _room(self, batch: int) -> torch.Tensor:
-        if batch not in self._scratch:
-            self._scratch[batch] = torch.empty(native.room(self.table, batch))
-        return self._scratch[batch]
+        need = native.room(self.table, batch)
+        if need > len(self._scratch):
+            self._scratch = torch.empty(need)
+        return self._scratch
 
 
 def _batches(orders: Iterable[np.ndarray], batch: int) -> Iterator[np.ndarray]:

@@ -164,7 +164,7 @@ def test_fast_sums_agree_up_to_float32():
 
 
 @pytest.mark.skipif(not native.AVAILABLE, reason="the loops in C were not built")
-@pytest.mark.parametrize(("rows", "uploads", "width"), [(1, 1, 5), (3, 7, 1000), (20, 40, 5000), (2, 0, 3)])
+@pytest.mark.parametrize(("rows", "uploads", "width"), [(1, 1, 5), (3, 7, 1000), (20, 40, 9000), (2, 0, 3)])
 def test_the_loops_in_c_give_the_bits_of_numpy(rows, uploads, width):
     rng = np.random.default_rng(rows + 1)
     vectors = [rng.standard_normal(width).astype(np.float32) * 10.0**j for j in range(uploads)]
@@ -176,3 +176,16 @@ def test_the_loops_in_c_give_the_bits_of_numpy(rows, uploads, width):
     partial_sums([torch.from_numpy(v) for v in vectors], weights, grid, torch.from_numpy(found[1]))
     assert_array_equal(found[0], found[1])
     assert found[0].any() == weights.any()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_largest_absolute_value(compiled, monkeypatch):
+    monkeypatch.setattr(native, "AVAILABLE", compiled and native.AVAILABLE)
+    vector = torch.randn(1003, generator=torch.Generator().manual_seed(1))
+    for number in (-7.5, 9.25, -np.inf, np.inf):
+        vector[500] = number
+        assert exact.peak(vector) == abs(number)
+        assert exact.peak(vector[::2]) == abs(number), "every other number"
+    vector[3] = np.nan
+    assert np.isnan(exact.peak(vector))
+    assert exact.peak(torch.zeros(5)) == 0
