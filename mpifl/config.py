@@ -20,6 +20,7 @@ import yaml
 
 from .algorithms import CATALOGUE
 from .comm.cost import COSTS, ByBytes
+from .comm.cuda import AUTO, DEVICE, MAIN
 from .core.algorithm import Algorithm
 from .core.errors import UserError, nearest, require
 from .data import SCENARIOS, SOURCES, DataConfig
@@ -104,6 +105,8 @@ class SystemConfig:
             only): several times faster than PyTorch's steps, other last bits (`docs/performance.md`).
         graphs: replay steps of SGD as CUDA graphs (GPUs only; `docs/performance.md`).
         deterministic: have a GPU give the same bits each time, which costs some speed.
+        mpi_memory: what MPI is given of sums made on a GPU: `main`, a copy in page-locked main memory;
+            `device`, the GPU's own memory, and no run where MPI is not CUDA-aware; `auto`, that where it is.
         keep_mb: megabytes of clients' finished samples that each rank keeps at hand; 0 for none. Nothing is
             kept where all clients' samples are more than eight times that.
     """
@@ -123,6 +126,7 @@ class SystemConfig:
     compiled: bool = True
     graphs: bool = False
     deterministic: bool = True
+    mpi_memory: str = MAIN
 
     def __post_init__(self) -> None:
         require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")
@@ -134,6 +138,10 @@ class SystemConfig:
         remedy = "take cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"
         require(self.device in ("cpu", "cuda", "auto"), "device", self.device, remedy)
         require(self.sums in ("exact", "fast"), "sums", self.sums, "take exact or fast")
+        memory, kinds = self.mpi_memory, (MAIN, DEVICE, AUTO)
+        require(memory in kinds, "mpi_memory", memory, f"take one of {', '.join(kinds)}")
+        remedy = "fast sums are made in main memory; take exact ones, or main"
+        require(memory != DEVICE or self.sums == "exact", "mpi_memory", memory, remedy)
         known = ("auto", "reduce", "gather")
         require(self.collective in known, "collective", self.collective, f"take one of {', '.join(known)}")
 

@@ -180,7 +180,7 @@ def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], st
     hosts = {p["host"] for p in places}
     found = f"{library}; {transport.size} ranks on {len(hosts)} hosts"
     if transport.size > 1 and any(p["gpus"] for p in places):
-        found += f"; {'' if cuda_aware() else 'not '}CUDA-aware"
+        found += "; CUDA-aware (system.mpi_memory)" if cuda_aware() else "; not CUDA-aware"
     checks = [Check("MPI", True, found), *_layout(places), *speed]
     checks.append(judge_pairs(links, [p["host"] for p in places]))
     blind = [r for r, seen in enumerate(reach) if not seen]

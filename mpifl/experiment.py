@@ -17,6 +17,7 @@ import torch
 from . import config as configuration
 from .checkpoints import Checkpoints
 from .comm import ClientStore, Transport
+from .comm.cuda import DEVICE, MAIN
 from .comm.sweep import costs_of
 from .config import Config
 from .core.age import age
@@ -43,7 +44,7 @@ from .observe.progress import Progress
 from .observe.recorder import Recorder
 from .observe.signals import Signals
 from .observe.watchdog import Watchdog
-from .placement import Place, check_places, place, table, threads_of
+from .placement import CPU, Place, check_places, mpi_memory, place, table, threads_of
 
 
 def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
@@ -75,6 +76,7 @@ class Bench:
     learner: Learner
     num_sampled: int
     places: tuple[Place, ...] = ()  # of all ranks; on rank 0
+    mpi_memory: str = MAIN
 
     @property
     def late(self) -> tuple[int, ...]:
@@ -166,6 +168,16 @@ def _settle(config: Config, transport: Transport) -> None:
         raise UserError("system.ranks", wanted, remedy)
 
 
+def _take_device(config: Config, transport: Transport) -> str:
+    """Return this rank's device, ready for use."""
+    device = device_of(config, getattr(transport, "local_rank", 0))
+    if device != CPU:
+        torch.cuda.set_device(device)  # page-locked memory, and MPI, would open a context on another GPU
+    if config.system.deterministic:
+        settle(torch.device(device))
+    return device
+
+
 def _seats(transport: Transport, device: str, compiled: bool) -> tuple[Place, ...]:
     """Return the places of all ranks on rank 0, none elsewhere; refuse a rank several GPUs of its own."""
     if "ready" not in transport.started:  # of a study, only the first case starts anything
@@ -209,16 +221,15 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
         groups=federation.groups if config.algorithm.needs.groups else None,
     )
     num_sampled = on_server(transport, lambda: check(config, federation, world))
-    device = device_of(config, getattr(transport, "local_rank", 0))
-    if config.system.deterministic:
-        settle(torch.device(device))
+    device = _take_device(config, transport)
     learner = Learner(model, device, config.system.compiled)
     learner.init, learner.graphs = start.to(learner.device), config.system.graphs
     places = _seats(transport, device, config.system.compiled)
+    memory = on_server(transport, lambda: mpi_memory(config.system.mpi_memory, places))
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
         on_server(transport, lambda: furnish(config, federation, world, learner) and None)
     world = furnish(config, federation, world, learner, transport.is_server)
-    return Bench(config, transport, federation, world, learner, num_sampled, places)
+    return Bench(config, transport, federation, world, learner, num_sampled, places, memory)
 
 
 def _open_or_error(config: Config, say: Callable[[str], None]) -> Federation | UserError:
@@ -260,6 +271,7 @@ def stepper(bench: Bench, store: ClientStore) -> Stepper:
             costs=costs_of(system.cost, bench.transport),
             stack=stack_of(bench),
             drops=config.on_client_error == DROP,
+            direct=bench.mpi_memory == DEVICE,
         )
     )
 

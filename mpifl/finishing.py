@@ -21,7 +21,7 @@ from .engine.step import Stepper
 from .expected import settled
 from .observe import folder as folders
 from .observe.recorder import Recorder, digest
-from .placement import place
+from .placement import Place, place
 
 if TYPE_CHECKING:
     from .experiment import Bench
@@ -68,15 +68,9 @@ def finish(
     if recorder is None or server is None or places is None or wire is None:
         return
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
-    layout = {
-        "ranks": transport.size,
-        "threads_per_rank": torch.get_num_threads(),
-        "mpi": getattr(transport, "library", None),
-        "mpi_cuda_aware": cuda_aware() if transport.size > 1 else None,
-        "mpi_costs": None if taker.mixer.costs is None else taker.mixer.costs.tree(),
-        "places": places,
-    }
-    folders.write_json(recorder.folder / "environment.json", folders.environment(layout))
+    folders.write_json(
+        recorder.folder / "environment.json", folders.environment(_layout(bench, taker, places))
+    )
     summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.memo))
     summary["federation_bytes_expected"] = settled(bench, taker.ledger)
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
@@ -95,6 +89,20 @@ def finish(
     folders.write_csv(recorder.folder / "visits.csv", _rows(taker.ledger.moved), MOVED)
     rows = files if config.output.model else None
     recorder.close(rows, ledger, wire, bench.federation.sizes, server.memo, summary)
+
+
+def _layout(bench: Bench, taker: Stepper, places: Sequence[Place]) -> dict[str, Any]:
+    """Return what `environment.json` says of the ranks."""
+    transport, costs = bench.transport, taker.mixer.costs
+    return {
+        "ranks": transport.size,
+        "threads_per_rank": torch.get_num_threads(),
+        "mpi": getattr(transport, "library", None),
+        "mpi_cuda_aware": cuda_aware() if transport.size > 1 else None,
+        "mpi_memory": bench.mpi_memory,
+        "mpi_costs": None if costs is None else costs.tree(),
+        "places": places,
+    }
 
 
 def _summary(bench: Bench, taker: Stepper, last: Mapping[str, float | int], sha: str) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from .comm import Transport
+from .comm.cuda import AUTO, DEVICE, MAIN, cuda_aware
 from .core import native
-from .core.errors import require
+from .core.errors import UserError, require
 from .core.memory import peak_bytes
 
 Place = Mapping[str, Any]
@@ -39,6 +40,7 @@ def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
         "peak_bytes": peak_bytes(),
         "gpu_peak_bytes": torch.cuda.max_memory_allocated(device) if cuda else 0,
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "mpi_cuda_aware": cuda and transport.size > 1 and cuda_aware(),
         "mps": cuda and (MPS[0] in os.environ or os.path.exists(MPS[1])),
         "cpus": ranges(mask),
         "threads": torch.get_num_threads(),
@@ -130,6 +132,24 @@ def check_places(places: Sequence[Place], compiled: bool = True) -> None:
             "one: small models are trained faster by more ranks; ask for one GPU a rank (--gpus-per-task=1)"
         )
         require(not (alone and len(one["gpus"]) > 1), "system.device", one["visible_gpus"], remedy)
+
+
+def mpi_memory(asked: str, places: Sequence[Place]) -> str:
+    """Return whether MPI is given `main` or `device` memory, by `system.mpi_memory`.
+
+    Raises:
+        UserError: the device's is asked for, and there is none, or MPI does not take it.
+    """
+    blind = next((r for r, p in enumerate(places) if r and not p["mpi_cuda_aware"]), None)
+    if asked != DEVICE:
+        return DEVICE if asked == AUTO and len(places) > 1 and blind is None else MAIN
+    require(len(places) > 1, "system.mpi_memory", asked, "one process sends nothing; take main or auto")
+    if blind is not None:
+        one, alone = places[blind], places[blind]["device"] == CPU
+        lacks = "trains on the CPU" if alone else "has an MPI that is not CUDA-aware (mpirun mpifl doctor)"
+        remedy = f"rank {blind} on {one['host']} {lacks}; take main, or auto, which takes what there is"
+        raise UserError("system.mpi_memory", asked, remedy)
+    return DEVICE
 
 
 def hints(places: Sequence[Place]) -> list[str]:

@@ -11,6 +11,7 @@ from . import config as configuration
 from .comm import Transport
 from .comm.choose import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_spread
 from .comm.cost import Costs, Given, between, crossover
+from .comm.cuda import MAIN
 from .comm.sweep import costs_of
 from .config import Config
 from .core.mixing import Mixing, Plan
@@ -25,7 +26,7 @@ NUMBER_BYTES = 4  # float32
 def describe(config: Config, transport: Transport) -> str:
     """Return a page about a run; every rank calls, rank 0's page counts."""
     asked = config.system.ranks
-    here = replace(config, system=replace(config.system, ranks=None))
+    here = replace(config, system=replace(config.system, ranks=None, mpi_memory=MAIN))
     bench = replace(prepare(here, transport, lambda text: None), config=config)
     base = Base.measured(bench) if transport.is_server else None
     for learner in (bench.learner, bench.learner.auxiliary):

@@ -106,6 +106,15 @@ OPTIONS = {
     "output where nobody may": (["--output.folder", "/proc/runs"], ["output.folder", "cannot be written"]),
     "more ranks than there are": (["--system.ranks", "2"], ["system.ranks = 2", "mpirun -n 2"]),
     "unknown device": (["--system.device", "tpu"], ["system.device = 'tpu'"]),
+    "unknown memory": (["--system.mpi_memory", "host"], ["system.mpi_memory = 'host'", "auto"]),
+    "device memory without a device": (
+        ["--system.device", "cpu", "--system.mpi_memory", "device"],
+        ["system.mpi_memory = 'device'", "take main"],
+    ),
+    "device memory for fast sums": (
+        ["--system.mpi_memory", "device", "--system.sums", "fast"],
+        ["system.mpi_memory = 'device'", "exact"],
+    ),
     "CUDA graphs on the CPU": (
         ["--system.device", "cpu", "--system.graphs", "true"],
         ["system.graphs = True", "need a GPU"],

@@ -54,6 +54,34 @@ def test_a_gpu_without_a_worker_is_seen():
     assert placement.hints([*places, rank(gpus="ab", gpu="a")]) == []
 
 
+def on_gpus(*aware: bool) -> list[dict]:
+    """Return the places of ranks on GPUs; whether the MPI of each is CUDA-aware."""
+    return [rank(gpus="a", gpu="a") | {"device": "cuda:0", "mpi_cuda_aware": one} for one in aware]
+
+
+def test_mpi_is_given_a_gpus_memory_only_where_it_is_asked_for_and_all_workers_can():
+    aware, blind = on_gpus(True, True, True), on_gpus(True, True, False)
+    cpus = [rank() | {"mpi_cuda_aware": False} for _ in range(3)]
+    for places in (aware, blind, cpus, aware[:1]):
+        assert placement.mpi_memory("main", places) == "main"
+    assert placement.mpi_memory("device", aware) == placement.mpi_memory("auto", aware) == "device"
+    assert placement.mpi_memory("device", on_gpus(False, True)) == "device", "rank 0 has no uploads"
+    assert [placement.mpi_memory("auto", places) for places in (blind, cpus, aware[:1])] == ["main"] * 3
+
+
+@pytest.mark.parametrize(
+    ("places", "reason"),
+    [
+        (on_gpus(True), "one process sends nothing"),
+        (on_gpus(True, True, False), "rank 2 on host0 has an MPI that is not CUDA-aware"),
+        ([rank() | {"mpi_cuda_aware": False}] * 2, "rank 1 on host0 trains on the CPU"),
+    ],
+)
+def test_a_gpus_memory_that_mpi_cannot_be_given_is_refused_with_the_reason(places, reason):
+    with pytest.raises(UserError, match=rf"^system.mpi_memory = 'device': {reason}.*take main"):
+        placement.mpi_memory("device", places)
+
+
 def test_several_gpus_of_ones_own_are_refused_with_the_reason():
     with pytest.raises(
         UserError, match=r"rank 0 on host0 was given 2 GPUs of its own, and a rank drives one"

@@ -123,7 +123,7 @@ class FlexCFL(Algorithm):
         if self.migration is None:
             return client.report(model=w.vector, metrics=metrics), {}
         now = torch.bincount(client.data.train.y.cpu())
-        old = state.get("labels", now)
+        old = state.get("labels", now).cpu()
         shifted = wasserstein1(now.numpy(), old.numpy()) > self.migration
         report = client.report({"shifted": float(shifted)}, metrics, model=w.vector)
         return report, {"labels": now if shifted else old}

@@ -68,7 +68,7 @@ class UCFL(Algorithm):
         order = torch.from_numpy(key.numpy().permutation(n))
         batches = [order[b * size : (b + 1) * size] for b in range(max(1, n // max(size, 1)))]
         gaps = [client.gradient(theta0, Split(data.x[b], data.y[b])) - g for b in batches]
-        sigma2 = float(np.mean([gap.double().square().sum() for gap in gaps]))
+        sigma2 = float(np.mean([float(gap.double().square().sum()) for gap in gaps]))
         return client.report({"variance": sigma2}, gradient=g)
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:

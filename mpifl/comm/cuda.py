@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+MAIN, DEVICE, AUTO = "main", "device", "auto"  # the memory MPI is given: `system.mpi_memory`
 CUDA = 0  # MPIX_GPU_SUPPORT_CUDA of MPICH
 
 

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from mpifl.core import native
+from mpifl.core.devices import CPU
 
 MAGIC = 1.5 * 2.0**52
 SCRATCH = 1 << 14  # float64 numbers of scratch: 128 kB stay within a core's second cache
+SCRATCH_THERE = 1 << 22  # the same on a device: 32 MB
 
 
 def peak(upload: torch.Tensor) -> float:
@@ -46,12 +48,14 @@ def partial_sums(
     """Write sum_j round(w_kj x_j / g_k) of these uploads into `out` int64 [K, b] and return it.
 
     Args:
-        uploads: float32 [b] each.
+        uploads: float32 [b] each, on the device of `out`.
         weights: float64 [K, len(uploads)].
         grid: spacing of each row [K].
     """
     out.zero_()
-    if native.AVAILABLE:
+    if out.device != CPU:
+        _add_there(out, uploads, weights, MAGIC * grid)
+    elif native.AVAILABLE:
         native.add_exactly(out, uploads, weights, MAGIC * grid)
     else:
         _add(out.numpy(), [u.numpy() for u in uploads], weights, MAGIC * grid)
@@ -76,10 +80,40 @@ def _add(sums: np.ndarray, vectors: Sequence[np.ndarray], weights: np.ndarray, m
                 row_sum -= _bits(magic, len(chosen))
 
 
+def _add_there(
+    sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magics: np.ndarray
+) -> None:
+    """Do what `native.add_exactly` does, on whatever device, as many uploads at a time as scratch allows."""
+    some, start = max(1, SCRATCH_THERE // max(1, sums.shape[1])), 0
+    scales = torch.from_numpy(weights[weights != 0]).to(sums.device)[:, None]  # row by row
+    for row_sum, row, magic in zip(sums.unbind(), weights, magics.tolist(), strict=True):
+        chosen = np.flatnonzero(row).tolist()
+        for lo in range(0, len(chosen), some):
+            block = torch.stack([uploads[j] for j in chosen[lo : lo + some]])
+            terms = block * scales[start : start + len(block)]  # float64; rounded before the next line adds
+            row_sum += terms.add_(magic).view(torch.int64).sum(0)
+            start += len(block)
+        row_sum -= int(_bits(magic, len(chosen)))
+
+
 def _bits(magic: float, times: int) -> np.int64:
     """Return `times` times the bits of a float64, modulo 2^64."""
     bits = int(np.float64(magic).view(np.int64)) * times
     return np.uint64(bits & (1 << 64) - 1).view(np.int64)
+
+
+def sums_by_device(
+    uploads: Sequence[torch.Tensor], weights: np.ndarray, grid: np.ndarray, width: int
+) -> list[torch.Tensor]:
+    """Return the grid sums int64 [K, width] of the uploads on each device, made there; in main memory, where
+    there are none. Arguments as for `partial_sums`.
+    """
+    out = []
+    for device in {u.device for u in uploads} or {CPU}:
+        here = [j for j, u in enumerate(uploads) if u.device == device]
+        block = torch.empty(len(grid), width, dtype=torch.int64, device=device)
+        out.append(partial_sums([uploads[j] for j in here], weights[:, here], grid, block))
+    return out
 
 
 def finish(sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:

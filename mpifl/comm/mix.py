@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mpifl.core.devices import staged
 from mpifl.core.mixing import Mixing
 from mpifl.core.params import Part, take
 
 from .choose import GATHER, REDUCE, SCATTER, choose
 from .cost import BLOCK, Costs, far_ranks
-from .exact import fast_sums, finish, kept_rows, partial_sums, spacings
+from .exact import fast_sums, finish, kept_rows, spacings, sums_by_device
 from .tables import Tables
 from .transport import Transport
 
@@ -26,7 +27,9 @@ GRAM_ROWS = 2048  # of it at a time; fixed for the same reason
 
 
 def _stacked(block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """Return the vectors as one contiguous [n, width]."""
+    """Return the vectors as one contiguous [n, width], in main memory where not all are on one device."""
+    if len({u.device for u in block}) > 1:
+        block = [staged(u) for u in block]
     return torch.stack(list(block)) if len(block) else torch.empty(0, width)
 
 
@@ -65,6 +68,7 @@ class Mixer:
     Args:
         exact: int64 sums, equal for any number of ranks; otherwise float32 sums.
         collective: forces one collective; None chooses, by `costs` where there are any, otherwise by size.
+        direct: MPI is given the memory of a device; otherwise what is made there is staged in main memory.
     """
 
     def __init__(
@@ -74,9 +78,10 @@ class Mixer:
         exact: bool = True,
         collective: str | None = None,
         costs: Costs | None = None,
+        direct: bool = False,
     ) -> None:
         self.transport, self.tables, self.exact, self.collective = transport, tables, exact, collective
-        self.costs = costs
+        self.costs, self.direct = costs, direct
         self.last: list[str] = []
 
     def mix(
@@ -190,18 +195,26 @@ class Mixer:
         return sums if kept is None else kept.add_(sums).float()
 
     def _sums(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-        """Return this rank's share of the travelling rows [Ka, b]."""
-        if self.exact:
-            return partial_sums(block, s.weights, s.grid, torch.empty(len(s.rows), width, dtype=torch.int64))
-        return fast_sums(block, s.weights, torch.empty(len(s.rows), width))
+        """Return this rank's share of the travelling rows [Ka, b], made where its uploads are."""
+        if not self.exact:
+            return fast_sums(block, s.weights, torch.empty(len(s.rows), width))
+        total, *others = sums_by_device(block, s.weights, s.grid, width)
+        for sums in others:
+            total = staged(total).add_(staged(sums))
+        return total
+
+    def _lent(self, block: torch.Tensor) -> torch.Tensor:
+        """Return a block in memory that MPI takes; what rank 0 has is added to in main memory."""
+        return block if self.direct and not self.transport.is_server else staged(block)
 
     def _reduced(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-        sums = self._sums(s, block, width)
+        sums = self._lent(self._sums(s, block, width))
         self.transport.reduce(sums, f"mix:{s.into}")
         return sums
 
     def _gathered(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor | None:
-        everything = self.transport.gather(_stacked(block, width), s.counts, f"mix:{s.into}")
+        mine = self._lent(_stacked(block, width))
+        everything = self.transport.gather(mine, s.counts, f"mix:{s.into}")
         return None if everything is None else self._sums(s, list(everything), width)
 
     def _scatter(self, s: Shipment, mine: Sequence[torch.Tensor]) -> None:
@@ -213,7 +226,7 @@ class Mixer:
         self.transport.meet()
         for columns in self._blocks(s, len(s.rows)) if len(s.rows) else ():
             block = [u[columns] for u in mine]
-            sums = self._sums(s, block, columns.stop - columns.start)
+            sums = staged(self._sums(s, block, columns.stop - columns.start))  # as are the rows it ends in
             sums = self.transport.scatter_sum(sums, s.owned, f"mix:{s.into}")
             keep = None if s.keep is None else s.keep[here]
             kept = None if keep is None else kept_rows(keep, spread.read(rows, columns))
@@ -246,7 +259,7 @@ class Mixer:
         self.transport.meet()
         for lo in range(0, width, GRAM_BLOCK):
             columns = slice(lo, min(lo + GRAM_BLOCK, width))
-            block = _stacked([v[columns] for v in vectors], columns.stop - lo)
+            block = self._lent(_stacked([v[columns] for v in vectors], columns.stop - lo))
             everything = self.transport.gather(block, counts, "gram")
             if out is not None and everything is not None:
                 x = everything[order].double()

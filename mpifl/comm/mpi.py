@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from mpifl.core.devices import CPU, wait
+
 from .failures import CannotGoOn, RankLost
 from .patience import patiently
 from .process import Process
@@ -60,8 +62,13 @@ def guarded(verb: Verb) -> Verb:
 
 
 def _buffer(block: torch.Tensor) -> list[Any]:
-    """Return a contiguous CPU tensor as an MPI buffer; no copy."""
-    return [block.numpy(), block.numel(), TYPES[block.dtype]]
+    """Return a contiguous tensor as an MPI buffer; no copy. A device's memory goes by DLPack, once it is
+    written.
+    """
+    if block.device == CPU:
+        return [block.numpy(), block.numel(), TYPES[block.dtype]]
+    wait(block.device)
+    return [block, block.numel(), TYPES[block.dtype]]
 
 
 def join() -> Mpi:

@@ -40,6 +40,7 @@ class Setting:
     Attributes:
         seed: the training seed's key. absent: clients that are not there before training.
         finetune_epochs: see `EvaluationConfig`. stack: clients that are trained together.
+        direct: MPI is given the memory of GPUs.
     """
 
     transport: Transport
@@ -59,6 +60,7 @@ class Setting:
     costs: Costs | None = None
     stack: int = 1
     drops: bool = False
+    direct: bool = False
 
 
 class Stepper:
@@ -70,7 +72,7 @@ class Stepper:
         self.sizes = s.federation.sizes
         self.watch, self.store = Stopwatch(), s.store
         self.tables = Tables(s.transport)
-        self.mixer = Mixer(s.transport, self.tables, s.exact, s.collective, s.costs)
+        self.mixer = Mixer(s.transport, self.tables, s.exact, s.collective, s.costs, s.direct)
         self.worker = Worker(
             s.transport.rank,
             s.algorithm,
@@ -85,6 +87,7 @@ class Stepper:
             s.payload,
             s.stack,
             s.drops,
+            s.exact,
         )
         self.dropped: list[Dropped] = []  # on rank 0
         self.visits = np.zeros(len(self.sizes), np.int64)

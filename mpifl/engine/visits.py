@@ -4,7 +4,7 @@ light.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -17,18 +17,20 @@ from mpifl.comm import ClientStore
 from mpifl.comm.exact import peak
 from mpifl.comm.tables import Tables
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.client import Client, Peer
+from mpifl.core.client import Client
+from mpifl.core.devices import CPU, room, staged
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
 from mpifl.local import Learner, LocalClient, LocalConfig, Together, public_clients, train_all
-from mpifl.local.devices import CPU, message_on, report_home, state_on, tensors_on
+from mpifl.local.devices import message_on, report_home, state_on, tensors_on
 
 from .client_errors import Dropped, attempt, checked
 from .coding import Coder
 from .ledger import count_numbers
 from .payload import Payload
+from .peers import CountedPeer
 from .rows import read_rows, row_distances
 from .shelf import Shelf
 
@@ -95,37 +97,6 @@ class Light:
     unsent: tuple[str, ...] = ()
 
 
-class _Peer(Peer):
-    """A peer whose data are at hand; counts what a real exchange through the server would send."""
-
-    def __init__(
-        self,
-        me: int,
-        them: LocalClient,
-        traffic: dict[tuple[str, str, int], tuple[int, int]],
-        payload: Payload,
-    ) -> None:
-        self.id, self._me, self._them, self._traffic, self._payload = them.id, me, them, traffic, payload
-
-    def _count(self, kind: str, direction: str, client: int, tensor: torch.Tensor) -> None:
-        numbers, messages = self._traffic.get((kind, direction, client), (0, 0))
-        self._traffic[kind, direction, client] = (numbers + tensor.numel(), messages + 1)
-
-    def tell(self, payload: torch.Tensor) -> None:
-        """Count an upload of the asking client."""
-        self._count("embedding", "up", self._me, payload)
-
-    def ask(
-        self, payload: torch.Tensor, answer: Callable[[Client, torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
-        """Count the payload up and down and the answer up."""
-        self._count("extractor", "up", self._me, payload)
-        self._count("extractor", "down", self.id, payload)
-        out = answer(self._them, self._payload.rounded(payload))
-        self._count("embedding", "up", self.id, out)
-        return self._payload.rounded(out)
-
-
 class Worker:
     """Runs visits on this rank."""
 
@@ -144,11 +115,15 @@ class Worker:
         payload: Payload | None = None,
         stack: int = 1,
         drops: bool = False,
+        exact: bool = True,
     ) -> None:
         self.drops = drops  # clients that fail
+        needs, payload = algorithm.needs, payload or Payload()
+        kept = needs.memory is not None or needs.probe or payload.compresses
+        self.sums_only = exact and not kept
         self.stack, self.together = stack, Together(partial(train_all, learner))
         learner.together = self.together
-        self.coder = Coder(payload or Payload(), store)
+        self.coder = Coder(payload, store)
         self.rank, self.algorithm, self.federation, self.learner = rank, algorithm, federation, learner
         self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch
         self.finetune_epochs = finetune_epochs  # before a client is judged a second time
@@ -178,7 +153,7 @@ class Worker:
         uploads: dict[str, list[torch.Tensor]] = {}
         start, self.dropped, self._block = perf_counter(), [], -1
         peers, stacked = self._peers(orders), dict[int, Coded]()
-        self.shelf.clear()
+        self.shelf.clear(self._room())
         for order in orders.visits:
             visit = Dropped(orders.step, order.client, order.visit, "")
             work = partial(self._report, order, orders, peers, None if fingerprint else stacked)
@@ -218,7 +193,7 @@ class Worker:
             key = self.key.of("fingerprint", order.client)
             report = self.algorithm.fingerprint(client, shown, key)
         assert report is not None, "a method that declares fingerprint returns a report"
-        return self.coder.up(report_home(report, self.learner.device), None, order.visit, key)
+        return self.coder.up(self._home(report), None, order.visit, key)
 
     def _visit(self, order: Order, orders: Orders) -> Coded:
         client = self.client(order.client, order.visit, orders.step)
@@ -236,6 +211,7 @@ class Worker:
 
         def work() -> tuple[Light, Report]:
             report, sizes = self._train(client, order, self.coder.down(message))
+            report = report_home(report, self.learner.device)
             light = _light(order, report, sizes, {}, self.inspect(report), {})
             return self._checked(light), report
 
@@ -245,6 +221,18 @@ class Worker:
             return made, {}
         light, report = made
         return light, {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
+
+    def _home(self, report: Report) -> Report:
+        """Return a report whose notes are in main memory; its vectors too, unless only sums are made of
+        them.
+        """
+        return report_home(report, self.learner.device, vectors=not self.sums_only)
+
+    def _room(self) -> int:
+        """Return the bytes of a run's uploads that may stay on the device."""
+        t = self.tables.transport
+        ranks = sum(t.nodes[r] == t.nodes[t.rank] for r in t.workers)
+        return room(self.learner.device, ranks)
 
     def _checked(self, light: Light) -> Light:
         return checked(light, light.peaks) if self.drops else light
@@ -304,8 +292,7 @@ class Worker:
         """Encode a visit's report and commit the client's state."""
         key = self.key.of("visit", order.client, order.visit)
         with self.watch("load"):
-            report = report_home(report, self.learner.device)
-            report, sizes = self.coder.up(report, message, order.visit, key)
+            report, sizes = self.coder.up(self._home(report), message, order.visit, key)
             if self.algorithm.needs.state:
                 self.store.save("state", order.client, order.visit + 1, tensors_on(after, CPU))
             if name := self.algorithm.needs.memory:
@@ -318,7 +305,7 @@ class Worker:
             return {}
         name, num_rows = compared
         with self.watch("cluster"):
-            u, rows = report.vectors[name].cpu(), self.tables.rows(name, list(range(num_rows)))
+            u, rows = staged(report.vectors[name]), self.tables.rows(name, list(range(num_rows)))
             return {"row_distance": row_distances(u, rows, self.learner.layout.num_parameters)}
 
     def _peers(self, orders: Orders) -> list[LocalClient]:
@@ -330,7 +317,7 @@ class Worker:
             return {}, {}, traffic
         with self.watch("cluster"):
             me = self.client(order.client, order.visit, step)
-            others = [_Peer(me.id, p, traffic, self.coder.payload) for p in peers]
+            others = [CountedPeer(me.id, p, traffic, self.coder.payload) for p in peers]
             key = self.key.of("probe", order.client, step)
             look = self.algorithm.probe(me, report.vectors, others, key)
         return look.notes, look.findings, traffic

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
+from mpifl.core.devices import CPU, sent_home, wait
 from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report, State
-
-CPU = torch.device("cpu")
 
 
 def settle(device: torch.device) -> None:
@@ -46,24 +45,19 @@ def split_on(split: Split, device: torch.device) -> Split:
     return Split(split.x.to(device, non_blocking=True), split.y.to(device, non_blocking=True))
 
 
-def report_home(report: Report, device: torch.device) -> Report:
-    """Return a report made on `device` whose vectors and notes are in the server's kind of memory."""
+def report_home(report: Report, device: torch.device, vectors: bool = True) -> Report:
+    """Return a report made on `device` whose vectors and notes are in the server's kind of memory.
+
+    Args:
+        vectors: False leaves them where they are.
+    """
     if device == CPU:
         return report
-    home = replace(report, vectors=_staged(report.vectors), notes=_staged(report.notes))
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-    return home
+    notes, heavy = _sent_home(report.notes), _sent_home(report.vectors) if vectors else report.vectors
+    wait(device)
+    return replace(report, vectors=heavy, notes=notes)
 
 
-def _staged(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mapping with its tensors in main memory; from a GPU they come one behind the other into
-    page-locked memory, and are there once its stream is through.
-    """
-    return {name: _copied(v) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
-
-
-def _copied(value: torch.Tensor) -> torch.Tensor:
-    if not value.is_cuda:
-        return value.to(CPU)
-    return torch.empty_like(value, device=CPU, pin_memory=True).copy_(value, non_blocking=True)
+def _sent_home(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with its tensors in main memory; they come one behind the other."""
+    return {name: sent_home(v) if isinstance(v, torch.Tensor) else v for name, v in values.items()}

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from numpy.testing import assert_allclose, assert_array_equal
+from pretended import Pretended, There, there
 
 from mpifl.comm import Mixer, Single, mix, pairs
 from mpifl.comm.choose import GATHER, REDUCE
@@ -43,6 +44,7 @@ class Case:
         rows: K. reports: m. components: C uploads of each report. width: of the table.
         keep: `none`, `diagonal`, `dense` (K0 = K + 1 old rows) or `grow` (K0 = 1).
         part: whether the uploads are wider than the table.
+        away: so many-th uploads are on a device, the first of them; 0 for none.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Case:
         width: int = 50,
         keep: str = "none",
         part: bool = False,
+        away: int = 0,
     ) -> None:
+        self.away = away
         rng = key(0, "case", rows, reports, components, width, keep, int(part)).numpy()
         old = {"none": rows, "diagonal": rows, "dense": rows + 1, "grow": 1}[keep]
         self.old = torch.from_numpy(rng.normal(size=(old, width)).astype(np.float32))
@@ -84,7 +88,9 @@ class Case:
 
     def mine(self, rank: int) -> dict[str, list[torch.Tensor]]:
         """Return a rank's uploads in ascending order."""
-        return {"model": [self.uploads[j] for j in np.flatnonzero(self.owners == rank)]}
+        mine = np.flatnonzero(self.owners == rank).tolist()
+        far = {j for j in mine if self.away and j % self.away == 0}
+        return {"model": [there(self.uploads[j]) if j in far else self.uploads[j] for j in mine]}
 
     def alone(self, exact: bool = True) -> torch.Tensor:
         """Return what one process would make of it."""
@@ -95,13 +101,13 @@ class Case:
         return Mixer(Single(), tables, exact).mix([self.mixing], lambda _: cargo, uploads)["model"]
 
     def together(
-        self, transport: Mpi, exact: bool = True, collective: str | None = None
+        self, transport: Mpi, exact: bool = True, collective: str | None = None, direct: bool = False
     ) -> tuple[torch.Tensor | None, Mixer]:
         """Return, on rank 0, what all ranks make of it."""
         tables = Tables(transport)
         if transport.is_server:
             tables.publish({"model": self.old})
-        mixer = Mixer(transport, tables, exact, collective)
+        mixer = Mixer(transport, tables, exact, collective, direct=direct)
         told = ([self.mixing], self.cargo) if transport.is_server else (None, None)
         return mixer.mix(*told, self.mine(transport.rank)).get("model"), mixer
 
@@ -257,6 +263,40 @@ def several_mixings_travel_in_one_plan(t: Mpi, folder: Path) -> None:
         assert set(found) == {"model", "control"}
         for name, rows in found.items():
             assert torch.equal(rows, expected[name]), name
+
+
+@body
+def uploads_on_a_device_are_mixed_to_the_same_bits(t: Mpi, folder: Path) -> None:
+    """All of them or every second one; MPI is given copies in main memory, or a device's memory."""
+    options = itertools.product((False, True), (1, 2), ("diagonal", "dense"), (REDUCE, GATHER))
+    for direct, every, keep, collective in options:
+        case = Case(t, rows=4, components=2, keep=keep, part=True, away=every)
+        There.lent = 0
+        with Pretended():
+            found, _ = case.together(t, True, collective, direct)
+        if found is not None:
+            assert torch.equal(found, case.alone()), (direct, every, keep, collective)
+        kinds = {type(u) for u in case.mine(t.rank)["model"]}
+        assert bool(There.lent) == (direct and not t.is_server and kinds == {There}), (direct, every, kinds)
+
+
+@body
+def uploads_on_a_device_reach_spread_rows_and_products(t: Mpi, folder: Path) -> None:
+    for direct, every in itertools.product((False, True), (1, 2)):
+        case = Case(t, rows=9, reports=6, width=9000, keep="diagonal", away=every)
+        tables = case.spread(t, folder / f"{direct}-{every}")
+        mixer = Mixer(t, tables, direct=direct)
+        counts = [int((case.owners == r).sum()) for r in range(t.size)]
+        with Pretended():
+            mine = case.mine(t.rank)
+            gram = mixer.gram(mine["model"], counts, case.owners if t.is_server else None, 9000)
+            mixer.mix(*(([case.mixing], case.cargo) if t.is_server else (None, None)), mine)
+        found = tables.whole("model")
+        if found is not None:
+            case.away = 0
+            alone = Mixer(Single(), Tables(Single())).gram([*case.uploads], [6], np.zeros(6, np.int64), 9000)
+            assert_array_equal(gram, alone)
+            assert torch.equal(found, case.alone())
 
 
 @body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,10 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from pretended import Pretended, there
 
 from mpifl.comm import exact
-from mpifl.comm.exact import fast_sums, finish, kept_rows, partial_sums, spacings
+from mpifl.comm.exact import fast_sums, finish, kept_rows, partial_sums, spacings, sums_by_device
 from mpifl.core import native
+from mpifl.core.devices import CPU, staged
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 singles = st.floats(width=32, allow_nan=False, allow_infinity=False)
 weight = st.one_of(st.just(0.0), st.floats(-8.0, 8.0), st.floats(1e-30, 1e-20), st.floats(1e10, 1e20))
@@ -163,11 +168,59 @@ def test_fast_sums_agree_up_to_float32():
     assert_array_equal(found[1], 0)
 
 
+@given(mixtures(), st.sampled_from([1, 2, 8, 1 << 22]))
+def test_sums_on_a_device_have_the_same_bits(mixture, scratch):
+    """What runs on GPUs, here on a CPU: with scratch for one upload at a time, for some, for all."""
+    uploads, weights = mixture
+    grid = grid_of(uploads, weights)
+    found = torch.zeros(len(weights), uploads.shape[1], dtype=torch.int64)
+    with mock.patch.object(exact, "SCRATCH_THERE", scratch):
+        exact._add_there(found, list(uploads), weights, exact.MAGIC * grid)
+    expected = np.zeros(found.shape, np.int64)
+    exact._add(expected, list(uploads.numpy()), weights, exact.MAGIC * grid)
+    assert_array_equal(found, expected)
+    assert torch.equal(found, sums_of(uploads, weights, grid))
+
+
+@pytest.mark.parametrize("away", ["none", "some", "all"])
+def test_sums_are_made_where_the_uploads_are(away):
+    rng = np.random.default_rng(3)
+    x = torch.from_numpy(rng.normal(size=(6, 1000)).astype(np.float32))
+    w = rng.random((3, 6)) * (rng.random((3, 6)) < 0.6)
+    grid = grid_of(x, w)
+    far = {"none": (), "some": (0, 2, 5), "all": range(6)}[away]
+    with Pretended():
+        uploads = [there(u) if j in far else u for j, u in enumerate(x)]
+        parts = sums_by_device(uploads, w, grid, 1000)
+        assert {p.device for p in parts} == {u.device for u in uploads}
+        assert torch.equal(sum(staged(p) for p in parts), sums_of(x, w, grid))
+
+
+def test_where_there_are_no_uploads_the_sums_are_zeros_in_main_memory():
+    (sums,) = sums_by_device([], np.zeros((2, 0)), np.ones(2), 3)
+    assert sums.device == CPU
+    assert_array_equal(sums, np.zeros((2, 3)))
+
+
+@gpu
+@pytest.mark.parametrize(("rows", "uploads", "width"), [(1, 1, 5), (3, 7, 1000), (20, 40, 50000), (2, 0, 3)])
+def test_a_gpu_adds_to_the_same_bits(rows, uploads, width):
+    """Products and sums of float64 must not be contracted to one rounding, nor small numbers be flushed."""
+    rng = np.random.default_rng(rows)
+    x = torch.from_numpy(rng.standard_normal((uploads, width)).astype(np.float32))
+    x *= 10.0 ** torch.from_numpy(rng.integers(-44, 30, (uploads, 1)))
+    w = rng.standard_normal((rows, uploads)) * (rng.random((rows, uploads)) < 0.7)
+    grid = exact.spacings(w, x.abs().amax(1).numpy().astype(np.float64) if uploads else np.zeros(0))
+    out = torch.empty(rows, width, dtype=torch.int64, device="cuda")
+    found = partial_sums([u.cuda() for u in x], w, grid, out)
+    assert torch.equal(found.cpu(), sums_of(x, w, grid))
+
+
 @pytest.mark.skipif(not native.AVAILABLE, reason="the loops in C were not built")
 @pytest.mark.parametrize(("rows", "uploads", "width"), [(1, 1, 5), (3, 7, 1000), (20, 40, 9000), (2, 0, 3)])
 def test_the_loops_in_c_give_the_bits_of_numpy(rows, uploads, width):
     rng = np.random.default_rng(rows + 1)
-    vectors = [rng.standard_normal(width).astype(np.float32) * 10.0**j for j in range(uploads)]
+    vectors = [rng.standard_normal(width).astype(np.float32) * 10.0 ** (j % 30) for j in range(uploads)]
     weights = rng.standard_normal((rows, uploads)) * (rng.random((rows, uploads)) < 0.7)
     grid = exact.spacings(weights, np.array([np.abs(v).max() for v in vectors]))
     found = np.full((2, rows, width), 3, np.int64)

@@ -10,6 +10,7 @@ import pytest
 import worlds
 
 SCRIPT = Path(__file__).with_name("bodies.py")
+ENV = {"PYTHONPATH": f"{worlds.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}
 NAMES = [  # read, not imported: importing it would start MPI in this process
     node.name
     for node in ast.parse(SCRIPT.read_text()).body
@@ -21,7 +22,7 @@ NAMES = [  # read, not imported: importing it would start MPI in this process
 def results(request, mpirun, tmp_path_factory) -> dict[str, str]:
     """What went wrong in each body."""
     folder = tmp_path_factory.mktemp("bodies")
-    done = mpirun(request.param, SCRIPT, folder, timeout=600, env=worlds.PYTHONPATH)
+    done = mpirun(request.param, SCRIPT, folder, timeout=600, env=ENV)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

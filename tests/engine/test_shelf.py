@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 import worlds
 from numpy.testing import assert_array_equal
+from pretended import DEVICE, Pretended, there
 
 from mpifl.algorithms import CATALOGUE
+from mpifl.core.devices import CPU, staged
 from mpifl.engine import shelf
 from mpifl.engine.shelf import Shelf
 
@@ -27,6 +29,20 @@ def test_rows_are_used_again_after_clear_and_not_before(monkeypatch):
 def test_small_uploads_are_not_copied():
     vector = torch.zeros(10)
     assert Shelf().put(vector, 5)[0].data_ptr() == vector.data_ptr()
+
+
+def test_uploads_stay_on_their_device_as_long_as_there_is_room(monkeypatch):
+    place = Shelf()
+    with Pretended():
+        for least in (1 << 40, 0):  # those that come to main memory lie as they are, or are copied to rows
+            monkeypatch.setattr(shelf, "LEAST", least)
+            place.clear(room=8 * 4)
+            vectors = [there(torch.full((2, 3), float(j))) for j in range(3)]
+            rows = [row for vector in vectors for row in place.put(vector, 3)]
+            assert [row.device for row in rows] == [DEVICE] * 2 + [CPU] * 4
+            assert_array_equal(torch.stack([staged(row) for row in rows])[:, 0], [0, 0, 1, 1, 2, 2])
+            place.clear()
+            assert place.put(vectors[0], 3)[0].device == CPU
 
 
 def test_runs_do_not_depend_on_the_shelf(monkeypatch, tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
+import pretended
 import pytest
 import torch
 import worlds
-from cases import OPTIONS
+from cases import CASES, OPTIONS, named
 from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
@@ -19,6 +21,7 @@ from mpifl.local.devices import CPU, message_on, report_home, settle, split_on, 
 
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+TRIED = [case for case in CASES if case[1] == OPTIONS.get(case[0], {}) or "migration" in case[1]]
 TOGETHER = [name for name, cls in CATALOGUE.items() if not cls.needs.one_by_one]
 
 
@@ -77,6 +80,20 @@ def test_reports_come_home_through_page_locked_memory():
     assert_close(home.vectors["model"], torch.arange(1e6), rtol=0, atol=0)
     assert_close(home.notes["loss"], torch.ones(3, 2), rtol=0, atol=0)
     assert home.notes["n"] == 4
+
+
+@pytest.mark.parametrize("case", TRIED, ids=named)
+def test_a_method_finds_on_a_pretended_gpu_what_it_finds_on_a_cpu(case, tmp_path):
+    """Nothing reads a device's memory as if it were main memory, or mixes the two; short visits will do."""
+    name, options = case
+    short = {"steps": 2, "judge": True, "local": replace(worlds.LOCAL, steps=1)}
+    cpu = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "cpu", **short)
+    with pretended.gpu():
+        there = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "there", **short)
+    for table, rows in cpu.server.tables.items():
+        assert there.server.tables[table].device == CPU
+        scale = float(rows.abs().max()) if rows.numel() else 1.0
+        assert_close(there.server.tables[table], rows, rtol=0, atol=1e-5 * scale)
 
 
 @gpu

@@ -1,7 +1,8 @@
-"""A few steps of methods on the tiny federation: `mpirun -n P python catalogue.py FOLDER CASES` prints {case:
-digest} as JSON.
+"""A few steps of methods on the tiny federation: `mpirun -n P python catalogue.py FOLDER CASES [MEMORY]`.
 
-CASES is a JSON list of their names. Alone, a method that raises gives its traceback instead of a digest.
+Prints {case: digest} as JSON, and how often MPI was lent a device's memory.
+CASES is a JSON list of their names. Alone, a method that raises gives its traceback instead of a digest. With
+MEMORY, `main` or `device`, all ranks train on a pretended GPU, and MPI is given that memory.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+import pretended
 import torch
 import worlds
 from cases import CASES, named
@@ -24,14 +28,16 @@ from mpifl.engine.rounds import Record
 from mpifl.observe.recorder import digest
 
 
-def digest_of(case: tuple[str, dict[str, object]], transport: Transport, folder: Path) -> str:
+def digest_of(
+    case: tuple[str, dict[str, object]], transport: Transport, folder: Path, memory: str = "main"
+) -> str:
     """Return, on rank 0, what a method's rows, assignment, memo and scores come to."""
     algorithm = CATALOGUE[case[0]](**case[1])
     asynchronous = {"policy": EveryArrival(), "rounds": 4} if algorithm.needs.one_by_one else {"rounds": 2}
     config = worlds.config_of(
         algorithm, participation=0.5, evaluation=EvaluationConfig(every=0), **asynchronous
     )
-    bench = worlds.bench_of(config, worlds.Tiny(), transport)
+    bench = replace(worlds.bench_of(config, worlds.Tiny(), transport), mpi_memory=memory)
     stepper = experiment.stepper(bench, ClientStore("test", str(folder)))
     records: list[Record] = []
     server = driver.engine(bench, stepper, None, driver.check(bench)).run(records.append)
@@ -43,21 +49,24 @@ def digest_of(case: tuple[str, dict[str, object]], transport: Transport, folder:
     return digest(central, server.assign, {**server.memo, **(records[-1].scores or {})})
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(folder: Path, names: list[str], memory: str = "main") -> None:
     """Print the digests of the named cases."""
     transport, found = connect(), {}
     for case in (c for c in CASES if named(c) in names):
         try:
-            found[named(case)] = digest_of(case, transport, folder / named(case).replace(" ", "_"))
+            found[named(case)] = digest_of(case, transport, folder / named(case).replace(" ", "_"), memory)
         except Exception:
             found[named(case)] = traceback.format_exc()
             if transport.size > 1:
                 print(found[named(case)], file=sys.stderr, flush=True)
                 transport.abort(1)
-    if transport.is_server:
-        print(json.dumps(found))
+    lent = transport.collect(pretended.There.lent, "test")
+    if lent is not None:
+        print(json.dumps({**found, "lent": sum(lent)}))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    folder, names, *memory = sys.argv[1:]
+    with pretended.gpu() if memory else nullcontext():
+        main(Path(folder), json.loads(names), *memory)

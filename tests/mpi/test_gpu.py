@@ -16,6 +16,8 @@ RUNS = {
     "ucfl": ["--algorithm", "ucfl", *HALF],
     "graphs": ["--system.graphs", "true", *HALF],
     "lenet": ["--model", "lenet5", "--data.source", "{name: synthetic, train: 400, test: 100}", *HALF],
+    "fedavg-auto": [*HALF, "--system.mpi_memory", "auto"],
+    "ucfl-auto": ["--algorithm", "ucfl", *HALF, "--system.mpi_memory", "auto"],
     "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
 }
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -51,6 +53,17 @@ def places(folder: Path, name: str) -> list[dict]:
 def test_the_digest_is_the_same_for_any_number_of_ranks(folders, name):
     digests = {ranks: Runs(folder).summary(name)["digest"] for ranks, folder in folders.items()}
     assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", ["fedavg", "ucfl"])
+def test_mpi_that_is_given_gpu_memory_leads_to_the_digest_of_staged_copies(folders, name, ranks):
+    runs = Runs(folders[ranks])
+    used = json.loads((folders[ranks] / f"tiny-{name}-auto" / "environment.json").read_text())
+    assert used["mpi_memory"] == ("device" if used["mpi_cuda_aware"] else "main")
+    if used["mpi_memory"] == "main":
+        pytest.skip("this MPI is not CUDA-aware")
+    assert runs.summary(name)["digest"] == runs.summary(f"{name}-auto")["digest"]
 
 
 def test_four_ranks_share_the_gpus_in_turn(folders):

@@ -1,0 +1,87 @@
+"""Uploads that stay on the device where they were made, and are summed there: the same numbers."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pretended
+import pytest
+import torch
+import worlds
+from cases import OPTIONS
+from pretended import DEVICE
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.comm import mix
+from mpifl.core.devices import CPU
+from mpifl.engine import shelf
+from mpifl.engine.compression import TopK
+from mpifl.engine.payload import Payload
+
+LOCAL = replace(worlds.LOCAL, steps=1)
+# a sum; control variates; components; parts of two tables; products, and rows that split; statistics whose
+# products are read; statistics whose distances to rows are measured
+FORMS = ("fedavg", "scaffold", "fedem", "fedcuau", "cfl", "ucfl", "flexcfl")
+
+
+@pytest.fixture
+def kept(monkeypatch) -> list[torch.device]:
+    """Where each upload was in the end."""
+    found: list[torch.device] = []
+    put = shelf.Shelf.put
+
+    def told(self, vector, number):
+        rows = put(self, vector, number)
+        found.extend(row.device for row in rows)
+        return rows
+
+    monkeypatch.setattr(shelf.Shelf, "put", told)
+    return found
+
+
+def run(name: str, folder: Path, room: int, **changes) -> worlds.Run:
+    """Take two steps of a method on the device."""
+    with pretended.gpu(room):
+        method = CATALOGUE[name](**OPTIONS.get(name, {}))
+        return worlds.run(method, worlds.Tiny(), folder, steps=2, judge=False, local=LOCAL, **changes)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_uploads_give_the_same_bits_wherever_they_are(name, tmp_path, kept):
+    found = {}
+    for room in (0, 3000, 1 << 40):  # none may stay, some, all
+        kept.clear()
+        found[room] = run(name, tmp_path / str(room), room).server
+        assert set(kept) == {0: {CPU}, 3000: {CPU, DEVICE}, 1 << 40: {DEVICE}}[room]
+    for server in found.values():
+        worlds.same(worlds.state_of(found[0]), worlds.state_of(server))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("emdcfl", {}), ("oracle", {}), ("fedavg", {"payload": Payload(compression=TopK(0.5))})],
+)
+def test_uploads_that_more_is_done_with_than_sums_come_to_main_memory(name, changes, tmp_path, kept):
+    run(name, tmp_path, 1 << 40, **changes)
+    assert set(kept) == {CPU}
+
+
+def test_nothing_of_a_round_stays_on_the_device(monkeypatch, tmp_path):
+    """Its uploads are there when they are mixed, and are gone once the step is over."""
+    seen: list[weakref.ref[torch.Tensor]] = []
+    carry = mix.sums_by_device
+
+    def watched(uploads, *rest):
+        seen.extend(weakref.ref(u) for u in uploads)
+        return carry(uploads, *rest)
+
+    monkeypatch.setattr(mix, "sums_by_device", watched)
+    with pretended.gpu():
+        stepper, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
+        stepper.step(stepper.begin(), sampler(1))
+    gc.collect()
+    assert len(seen) == 6
+    assert all(upload() is None for upload in seen)
