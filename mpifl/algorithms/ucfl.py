@@ -82,7 +82,7 @@ class UCFL(Algorithm):
         logits -= logits.max(1, keepdims=True)
         W = np.exp(logits, out=logits)
         W /= W.sum(1, keepdims=True)
-        memo = {"collaboration": W, "weights": W}
+        memo = {"collaboration": W}
         assign = np.arange(world.num_clients)
         if self.streams == -1:
             choice = kmeans_by_silhouette(W, range(2, world.num_clients), seed=KMEANS_SEED)
@@ -90,12 +90,12 @@ class UCFL(Algorithm):
             memo["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
         elif 0 < self.streams < world.num_clients:
             assign, memo["weights"] = kmeans(W, self.streams, seed=KMEANS_SEED)
-        table = world.init(0)[None].expand(len(memo["weights"]), -1)
+        table = world.init(0)[None].expand(len(mixtures(memo)), -1)
         return Server({"model": table}, np.asarray(assign, np.int64), memo)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the own mixture, or all streams."""
-        num_streams = len(server.memo["weights"])
+        num_streams = len(mixtures(server.memo))
         return {"model": tuple(range(num_streams))} if self.parallel else self.serves(server, k)
 
     def serves(self, server: Server, k: int) -> Reads:
@@ -112,10 +112,15 @@ class UCFL(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """theta_s <- sum_j w_sj theta_j over those who took part."""
-        W, k = server.memo["weights"], notes.client  # [K, N], [m]
+        W, k = mixtures(server.memo), notes.client  # [K, N], [m]
         if len(W) == len(server.assign) and not self.parallel:
             return Plan([own_rows(W[np.ix_(k, k)], notes, len(W))])
         W = W[:, k]  # [K, m]
         if self.parallel:  # row s mixes component s of each upload: [K, m, C]
             W = (W[:, :, None] * np.eye(len(W))[:, None, :]).reshape(len(W), -1)
         return Plan([rows(W)])
+
+
+def mixtures(memo: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the weights of each stream's mixture [K, N]; without streams the collaboration weights [N, N]."""
+    return memo.get("weights", memo["collaboration"])
