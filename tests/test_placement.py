@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 import worlds
 from runs import CONFIG
 
-from mpifl import placement
+from mpifl import experiment, placement
+from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
+from mpifl.config import SystemConfig
 from mpifl.core.errors import UserError
 
 
@@ -52,6 +55,19 @@ def test_a_gpu_without_a_worker_is_seen():
     places = [rank(gpus="ab", gpu="a"), rank(gpus="ab", gpu="b")]
     assert placement.hints(places) == ["host0: 1 GPU without a worker; start more ranks there"]
     assert placement.hints([*places, rank(gpus="ab", gpu="a")]) == []
+
+
+def test_a_rank_makes_its_gpu_the_current_one(monkeypatch):
+    """Page-locked memory and MPI would open a context on the first GPU otherwise."""
+    chosen = []
+    for name, answer in {"is_available": lambda: True, "device_count": lambda: 2}.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    transport = Single()
+    transport.local_rank = 3
+    config = worlds.config_of(CATALOGUE["fedavg"](), system=SystemConfig(deterministic=False))
+    assert experiment._take_device(config, transport) == "cuda:1"
+    assert chosen == ["cuda:1"]
 
 
 def on_gpus(*aware: bool) -> list[dict]:

@@ -122,5 +122,5 @@ class UCFL(Algorithm):
 
 
 def mixtures(memo: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the weights of each stream's mixture [K, N]; without streams the collaboration weights [N, N]."""
+    """Return the weights of each stream's mixture [K, N]; where there are none, of each user's [N, N]."""
     return memo.get("weights", memo["collaboration"])

@@ -14,10 +14,11 @@ from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.config import SystemConfig
+from mpifl.core.devices import CPU, room
 from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report
 from mpifl.local import Learner, LocalConfig, public_clients
-from mpifl.local.devices import CPU, message_on, report_home, settle, split_on, state_on, tensors_on
+from mpifl.local.devices import message_on, report_home, settle, split_on, state_on, tensors_on
 
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -80,6 +81,15 @@ def test_reports_come_home_through_page_locked_memory():
     assert_close(home.vectors["model"], torch.arange(1e6), rtol=0, atol=0)
     assert_close(home.notes["loss"], torch.ones(3, 2), rtol=0, atol=0)
     assert home.notes["n"] == 4
+
+
+def test_ranks_share_a_quarter_of_what_is_free_on_their_gpus(monkeypatch):
+    """800 bytes are free, 200 are this process's to use again; three ranks of a node share two GPUs."""
+    facts = {"mem_get_info": (800, 1000), "memory_reserved": 300, "memory_allocated": 100, "device_count": 2}
+    for name, fact in facts.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, fact=fact: fact)
+    assert [room(torch.device("cuda", 0), ranks) for ranks in (1, 2, 3)] == [250, 250, 125]
+    assert room(CPU, 1) == 0, "nothing is away from main memory"
 
 
 @pytest.mark.parametrize("case", TRIED, ids=named)
