@@ -228,18 +228,14 @@ INLINE void NAME(slide_tile)(const float *x, const float *w, const float *bias, 
     EACH(t, T) EACH(l, L) NAME(store)(y + t * d->out_height * d->out_width * LANES + l * LANES, sums[t][l]);
 }
 
-INLINE void NAME(slide_outputs)(const float *x, const float *w, const float *bias, float *y, const struct sides *d,
-                                const int T)
+INLINE void NAME(slide_row)(const float *x, const float *w, const float *bias, float *y, const struct sides *d,
+                            ptrdiff_t row, const int T)
 {
-    for (ptrdiff_t row = 0; row < d->out_height; row++) {
-        float *line = y + row * d->out_width * LANES;
-        ptrdiff_t l = 0;
-        for (; l + LONG <= d->out_width; l += LONG)
-            EACH(p, PARTS)
-                NAME(slide_tile)(x + l * LANES + p * WIDTH, w, bias, line + l * LANES + p * WIDTH, d, row, T, LONG);
-        for (; l < d->out_width; l++)
-            EACH(p, PARTS) NAME(slide_tile)(x + l * LANES + p * WIDTH, w, bias, line + l * LANES + p * WIDTH, d, row, T, 1);
-    }
+    ptrdiff_t l = 0;
+    for (; l + LONG <= d->out_width; l += LONG)
+        EACH(p, PARTS) NAME(slide_tile)(x + l * LANES + p * WIDTH, w, bias, y + l * LANES + p * WIDTH, d, row, T, LONG);
+    for (; l < d->out_width; l++)
+        EACH(p, PARTS) NAME(slide_tile)(x + l * LANES + p * WIDTH, w, bias, y + l * LANES + p * WIDTH, d, row, T, 1);
 }
 
 /* y[o][r][l] = bias[o] + sum over c, i, j of x[c][r + i - above][l + j] w[c][i][j][o]; rows outside of x are left out.
@@ -247,13 +243,16 @@ INLINE void NAME(slide_outputs)(const float *x, const float *w, const float *bia
 TARGET static void NAME(slide)(const float *x, const float *w, const float *bias, float *y, const struct sides *d)
 {
     const ptrdiff_t plane = d->out_height * d->out_width * LANES;
-    ptrdiff_t o = 0;
-    for (; o + TALL <= d->outputs; o += TALL)
-        NAME(slide_outputs)(x, w + o, bias ? bias + o : 0, y + o * plane, d, TALL);
-    for (; o + 2 <= d->outputs; o += 2)
-        NAME(slide_outputs)(x, w + o, bias ? bias + o : 0, y + o * plane, d, 2);
-    if (o < d->outputs)
-        NAME(slide_outputs)(x, w + o, bias ? bias + o : 0, y + o * plane, d, 1);
+    for (ptrdiff_t row = 0; row < d->out_height; row++) { /* a row's inputs stay in the cache for all outputs */
+        float *line = y + row * d->out_width * LANES;
+        ptrdiff_t o = 0;
+        for (; o + TALL <= d->outputs; o += TALL)
+            NAME(slide_row)(x, w + o, bias ? bias + o : 0, line + o * plane, d, row, TALL);
+        for (; o + 2 <= d->outputs; o += 2)
+            NAME(slide_row)(x, w + o, bias ? bias + o : 0, line + o * plane, d, row, 2);
+        if (o < d->outputs)
+            NAME(slide_row)(x, w + o, bias ? bias + o : 0, line + o * plane, d, row, 1);
+    }
 }
 
 INLINE void NAME(slide_weights_tile)(const float *x, const float *g, float *sums, const struct sides *d, ptrdiff_t i,
