@@ -15,9 +15,9 @@ enum { CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE }; /* in the order of net
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
 /* One layer: what it is, the shape of its input (channels x 1 x 1 for rows), its outputs (channels or units), kernel side
- * and margin, and where weights and bias begin in the flat vector. */
+ * and margin, where weights and bias begin in the flat vector, and whether these are trained. */
 struct layer {
-    int64_t kind, channels, height, width, outputs, kernel, padding, weight, bias;
+    int64_t kind, channels, height, width, outputs, kernel, padding, weight, bias, moves;
 };
 
 struct rates {
@@ -116,7 +116,7 @@ static const struct loops *loops(void) { return 0; }
 #endif
 
 /* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
-int version(void) { return 1; }
+int version(void) { return 2; }
 
 /* Whether this processor adds products without rounding them: without that, the bits would be others. */
 int layers_run_here(void) { return loops() != 0; }
@@ -248,29 +248,36 @@ static void convolve(const struct network *net, const struct layer *l, const flo
     }
 }
 
-/* Moves a convolution's weights by the gradient g of its output, and writes that of its input to gx unless null. */
-static void convolve_back(const struct network *net, const struct layer *l, struct place at, const float *x, const float *g,
-                          float *gx, ptrdiff_t groups, const struct rates *r, const struct loops *go)
+/* Moves a convolution's weights by the gradient g of its output. */
+static void convolve_weights(const struct network *net, const struct layer *l, struct place at, const float *x,
+                             const float *g, ptrdiff_t groups, const struct rates *r, const struct loops *go)
 {
-    const struct sides d = forwards(l), b = backwards(l);
+    const struct sides d = forwards(l);
     const ptrdiff_t num = l->outputs * l->channels * l->kernel * l->kernel, size = outputs_of(l) * LANES;
     float *bias = net->lanes + num * LANES;
     memset(net->lanes, 0, (size_t)((num + l->outputs) * LANES) * sizeof *bias);
-    if (gx)
-        turn(at.w + l->weight, net->turned, l, 1);
     for (ptrdiff_t k = 0; k < groups; k++) {
         const float *planes = x + k * inputs_of(l) * LANES;
         planes = between_margins(planes, net->wide, l->channels * l->height, l->width, l->padding);
         go->slide_weights(planes, g + k * size, net->lanes, &d);
         go->slide_bias(g + k * size, bias, l->outputs, d.out_height * d.out_width);
-        if (gx) {
-            planes = between_margins(g + k * size, net->wide, d.outputs * d.out_height, d.out_width, b.above);
-            go->slide(planes, net->turned, 0, gx + k * inputs_of(l) * LANES, &b);
-        }
     }
     go->totals(net->lanes, net->flat, num + l->outputs);
     go->move(net->flat, shifted(at, l->weight), num, r);
     go->move(net->flat + num, shifted(at, l->bias), l->outputs, r);
+}
+
+/* Writes the gradient gx of a convolution's input from that of its output. */
+static void convolve_back(const struct network *net, const struct layer *l, const float *w, const float *g, float *gx,
+                          ptrdiff_t groups, const struct loops *go)
+{
+    const struct sides d = forwards(l), b = backwards(l);
+    turn(w + l->weight, net->turned, l, 1);
+    for (ptrdiff_t k = 0; k < groups; k++) {
+        const float *planes = g + k * outputs_of(l) * LANES;
+        planes = between_margins(planes, net->wide, d.outputs * d.out_height, d.out_width, b.above);
+        go->slide(planes, net->turned, 0, gx + k * inputs_of(l) * LANES, &b);
+    }
 }
 
 /* Rows [n, size] to groups [groups, size, LANES], empty lanes zero; row s is where `order` says unless that is null. */
@@ -325,14 +332,20 @@ static void forward(const struct network *net, const float *w, ptrdiff_t n, cons
 static void backward(struct network *net, struct place at, ptrdiff_t n, const struct rates *r, const struct loops *go)
 {
     const ptrdiff_t groups = (n + LANES - 1) / LANES;
+    ptrdiff_t lowest = 0; /* layer that moves */
     int grouped = 0;
-    for (ptrdiff_t i = net->num; i-- > 0;) {
+    while (lowest < net->num - 1 && !net->layers[lowest].moves)
+        lowest++;
+    for (ptrdiff_t i = net->num; i-- > lowest;) {
         const struct layer *l = net->layers + i;
         const float *x = net->x[i], *y = net->x[i + 1];
         float *g = net->g, *gx = net->h;
         switch (l->kind) {
         case CONV:
-            convolve_back(net, l, at, x, g, i ? gx : 0, groups, r, go);
+            if (i > lowest)
+                convolve_back(net, l, at.w, g, gx, groups, go);
+            if (l->moves)
+                convolve_weights(net, l, at, x, g, groups, r, go);
             break;
         case RELU:
             go->relu_back(y, g, (grouped ? groups * LANES : n) * inputs_of(l));
@@ -346,10 +359,12 @@ static void backward(struct network *net, struct place at, ptrdiff_t n, const st
             grouped = 1;
             break;
         case DENSE:
-            if (i)
+            if (i > lowest)
                 go->inputs(g, at.w + l->weight, gx, n, l->channels, l->outputs);
-            go->weights(x, g, shifted(at, l->weight), n, l->channels, l->outputs, r);
-            go->bias(g, shifted(at, l->bias), n, l->outputs, r);
+            if (l->moves) {
+                go->weights(x, g, shifted(at, l->weight), n, l->channels, l->outputs, r);
+                go->bias(g, shifted(at, l->bias), n, l->outputs, r);
+            }
         }
         net->g = gx, net->h = g;
     }

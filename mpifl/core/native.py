@@ -26,7 +26,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {  # name -> arguments, result
     "mean_pool": ([POINTER] * 2 + [COUNT] * 2, None),
     "mean_pool_backward": ([POINTER] * 2 + [COUNT] * 2, None),
 }
-VERSION = 1  # of the functions' arguments; as in both files
+VERSION = 2  # of the functions' arguments; as in both files
 LAYER_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "layers_run_here": ([], ctypes.c_int),
     "layers_narrow": ([ctypes.c_int], None),
@@ -131,7 +131,7 @@ def room(table: np.ndarray, batch: int) -> int:
     """Return how many floats `train` needs to work in.
 
     Args:
-        table: int64 [layers, 9], the fields of `struct layer` in layers.c.
+        table: int64 [layers, 10], the fields of `struct layer` in layers.c.
     """
     assert _LAYERS is not None, "the caller asked NETWORKS"
     return int(_LAYERS.layers_room(table.ctypes.data, len(table), batch))

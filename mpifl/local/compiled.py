@@ -17,7 +17,7 @@ from torch import nn
 from mpifl.core import native
 from mpifl.core.client import Direction
 from mpifl.core.federation import Split
-from mpifl.core.params import Layout
+from mpifl.core.params import Layout, Part
 
 from .pooling import MaxPool, MeanPool, plain
 
@@ -25,7 +25,10 @@ CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE = range(6)  # as in layers.c
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: MEAN_POOL, MeanPool: MEAN_POOL}
 MOST_LAYERS, WIDEST_KERNEL = 64, 12
 LARGE = 2048  # input times output channels of a convolution from which PyTorch is quicker
+NOWHERE = 0, 0, 0
+MOVES = 9  # column of the table: whether a layer is trained
 Shape = tuple[int, ...]
+Place = tuple[int, int, int]  # where weight and bias begin, and whether they are trained
 
 
 def _in_order(module: nn.Module) -> Iterator[nn.Module]:
@@ -47,26 +50,31 @@ class Network:
     """A network as the loops take it.
 
     Args:
-        table: its layers, int64 [layers, 9].
+        table: its layers, int64 [layers, 10].
         num_weights: p.
+        part: what is trained.
     """
 
-    def __init__(self, table: np.ndarray, num_weights: int) -> None:
-        self.table, self.num_weights = table, num_weights
+    def __init__(self, table: np.ndarray, num_weights: int, part: Part) -> None:
+        self.table, self.num_weights, self.part = table, num_weights, part
         self.momentum, self.gradient = torch.zeros(num_weights), torch.zeros(num_weights)
         self._scratch = torch.empty(0)
 
     @classmethod
-    def of(cls, module: nn.Module, layout: Layout, shape: Shape) -> Network | None:
+    def of(cls, module: nn.Module, layout: Layout, shape: Shape, part: Part | None = None) -> Network | None:
         """Return a module that maps images of `shape` as a network; None where it is not made of dense
-        layers, small convolutions, ReLU and pooling of 2x2 windows.
+        layers, small convolutions, ReLU and pooling of 2x2 windows, or where `part` divides a layer.
         """
         tensors = dict(module.named_parameters())
         whole = layout.size == layout.num_parameters == sum(p.numel() for p in tensors.values())
         if not whole or _hooked(module) or not all(p.requires_grad for p in tensors.values()):
             return None
-        table = _table(list(_in_order(module)), _places(module, layout), shape)
-        return None if table is None else cls(table, layout.num_parameters)
+        part = (slice(0, layout.size),) if part is None else part
+        places = _places(module, layout, part)
+        table = None if places is None else _table(list(_in_order(module)), places, shape)
+        if table is None or not table[:, MOVES].any():
+            return None
+        return cls(table, layout.num_parameters, part)
 
     def train(
         self,
@@ -92,7 +100,7 @@ class Network:
         samples, numbers = (split.x, split.y), np.array(rates, np.float32)
         batch = min(batch, max(len(split), 1))
         scratch = self._room(batch)
-        given = None if direction is None else self.gradient
+        given = None if direction is None else self.gradient.zero_()
         parts = list(orders if direction is None else _batches(orders, batch))
         for i, index in enumerate(parts):
             progress = numbers, steps, i == len(parts) - 1
@@ -100,7 +108,9 @@ class Network:
                 self.table, weights, self.momentum, given, samples, index, batch, *progress, scratch
             )
             if direction is not None:
-                native.move(weights, self.momentum, direction(self.gradient, weights), numbers, steps)
+                changed = direction(self.gradient, weights)
+                for s in self.part:
+                    native.move(weights[s], self.momentum[s], changed[s], numbers, steps)
             steps += -(-len(index) // batch)
         return weights, steps, total / steps if steps else 0.0
 
@@ -143,19 +153,28 @@ def takes(split: Split) -> bool:
     return kinds and x.is_contiguous() and y.is_contiguous()
 
 
-def _places(module: nn.Module, layout: Layout) -> dict[nn.Module, tuple[int, int]]:
-    """Return where weight and bias of each layer begin in the flat vector."""
-    slices, found = layout.slices, {}
+def _places(module: nn.Module, layout: Layout, part: Part) -> dict[nn.Module, Place] | None:
+    """Return where weight and bias of each layer begin in the flat vector, and whether they are in `part`.
+
+    None where a layer is in it only in parts.
+    """
+    slices, found = layout.slices, dict[nn.Module, Place]()
     for prefix, owner in module.named_modules():
         names = [f"{prefix}.{n}" if prefix else n for n in ("weight", "bias")]
         if all(n in slices for n in names):
-            found[owner] = slices[names[0]].start, slices[names[1]].start
+            inside = [sum(_shared(slices[n], s) for s in part) for n in names]
+            if inside not in ([0, 0], [slices[n].stop - slices[n].start for n in names]):
+                return None
+            found[owner] = slices[names[0]].start, slices[names[1]].start, int(inside[0] > 0)
     return found
 
 
-def _table(
-    layers: list[nn.Module], places: Mapping[nn.Module, tuple[int, int]], shape: Shape
-) -> np.ndarray | None:
+def _shared(a: slice, b: slice) -> int:
+    """Return how many numbers two slices share."""
+    return int(max(0, min(a.stop, b.stop) - max(a.start, b.start)))
+
+
+def _table(layers: list[nn.Module], places: Mapping[nn.Module, Place], shape: Shape) -> np.ndarray | None:
     """Return the layers, one a row; None where one of them is not known here."""
     rows: list[tuple[int, ...]] = []
     for layer in layers:
@@ -173,15 +192,15 @@ def _table(
     return np.array(rows, np.int64) if known else None
 
 
-def _row(layer: nn.Module, place: tuple[int, int] | None, shape: Shape) -> tuple[int, ...] | None:
-    """Return kind, input shape, outputs, kernel, margin and places of a layer; None where it is unknown."""
+def _row(layer: nn.Module, place: Place | None, shape: Shape) -> tuple[int, ...] | None:
+    """Return kind, input shape, outputs, kernel, margin and place of a layer; None where it is unknown."""
     image = (*shape, 1, 1)[:3]
     if type(layer) is nn.ReLU:
-        return (RELU, *image, 0, 1, 0, 0, 0)
+        return (RELU, *image, 0, 1, 0, *NOWHERE)
     if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-        return (FLATTEN, *image, 0, 1, 0, 0, 0)
+        return (FLATTEN, *image, 0, 1, 0, *NOWHERE)
     if type(layer) in POOLS and len(shape) == 3 and min(shape[1:]) > 1 and plain(layer):
-        return (POOLS[type(layer)], *image, 0, 1, 0, 0, 0)
+        return (POOLS[type(layer)], *image, 0, 1, 0, *NOWHERE)
     if type(layer) is nn.Linear and place and shape == (layer.in_features,):
         return (DENSE, *image, layer.out_features, 1, 0, *place)
     if type(layer) is nn.Conv2d and place and len(shape) == 3 and _small(layer, shape):

@@ -6,7 +6,7 @@ the gradient itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, count, islice
@@ -110,7 +110,7 @@ class Learner:
         self.graphs = False  # replay captured steps where nothing but the batch changes
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)
-        self._networks: dict[tuple[int, ...], Network | None] = {}  # by shape of images
+        self._networks: dict[Hashable, Network | None] = {}  # by shape of images and part
         self._replays: dict[tuple[object, ...], Replay] = {}
         self._moving: dict[tuple[tuple[int, int], ...] | None, Moving] = {}
         self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -138,7 +138,7 @@ class Learner:
         if loss is None and self.together is not None and self.together.listening:
             trained: Trained = self.together.ask(Request(start, split, config, key, step, direction, part))
             return trained
-        network = self._network(split, config) if loss is None and part is None else None
+        network = self._network(split, config, part) if loss is None else None
         if network is not None:
             lr, batch = config.lr_at(step), config.batch_size
             rates = lr, config.momentum, config.weight_decay
@@ -184,16 +184,19 @@ class Learner:
         momentum = config.momentum if config.optimizer == "sgd" else 0.0
         return Trained(self.flat.vector.clone(), steps, mean, lr, momentum)
 
-    def _network(self, split: Split, config: LocalConfig | None = None) -> Network | None:
+    def _network(
+        self, split: Split, config: LocalConfig | None = None, part: Part | None = None
+    ) -> Network | None:
         """Return the model as compiled loops take it; None where PyTorch trains."""
         fits = config is None or (config.optimizer == "sgd" and config.augment == "none")
         here = self.device.type == "cpu" and not self.idle and not self.graphs
         if not (fits and here and self.compiled and native.NETWORKS and takes(split)):
             return None
         shape = tuple(split.x.shape[1:])
-        if shape not in self._networks:
-            self._networks[shape] = Network.of(self.flat.module, self.layout, shape)
-        return self._networks[shape]
+        address = shape, bounds(part)
+        if address not in self._networks:
+            self._networks[address] = Network.of(self.flat.module, self.layout, shape, part)
+        return self._networks[address]
 
     def _seed(self, key: Key) -> None:
         """Let what a model draws begin at `key`."""

@@ -149,6 +149,29 @@ def test_a_direction_sees_gradient_and_weights():
     agree(ours, theirs, learner.init)
 
 
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "part"), [("mlp", "head"), *(("lenet5", p) for p in ("head", "body", "block", "stage", "trunk"))]
+)
+def test_parts_of_a_model_agree_with_pytorch(name, part, directed):
+    build = lambda: MODELS[name]().build((1, 28, 28), 10)  # noqa: E731
+    chosen = Learner(build()).layout.part(part)
+    options = {"direction": lambda g, w: g + 0.1 * w} if directed else {}
+    ours, theirs, learner = both(build, split(23), CONFIGS["momentum and decay"], part=chosen, **options)
+    assert all(learner._networks.values())
+    agree(ours, theirs, learner.init)
+    moved = (ours.vector != learner.init).nonzero().flatten()
+    inside = torch.cat([torch.arange(s.start, s.stop) for s in chosen])
+    assert torch.isin(moved, inside).all()
+    assert len(moved) > 0.5 * len(inside)
+
+
+def test_a_part_of_a_layer_is_left_to_pytorch():
+    learner = learner_of(MODELS["mlp"]().build((1, 28, 28), 10))
+    for part in [(slice(0, 784 * 200),), (slice(0, 10),), ()]:
+        assert Network.of(learner.flat.module, learner.layout, (1, 28, 28), part) is None
+
+
 def test_the_gradient_over_all_samples_agrees_with_pytorch():
     learner = learner_of(MODELS["lenet5"]().build((1, 28, 28), 10))
     ours = learner.gradient(learner.init, split(300))
