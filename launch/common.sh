@@ -64,11 +64,9 @@ gently() {
     set +m
     trap 'kill "-${stop_by[asked_to_stop > 0]}" $job 2> /dev/null || true; asked_to_stop=1' TERM INT
     trap 'kill -USR1 $job 2> /dev/null || true' USR1
-    while true; do
-        code=0
-        wait $job || code=$?
-        kill -0 $job 2> /dev/null || break  # a signal ends `wait`, not the job
-    done
+    while kill -0 $job 2> /dev/null; do wait $job || true; done  # a signal ends `wait`, not the job
+    code=0
+    wait $job || code=$?
     trap - TERM INT USR1
     return "$code"
 }

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -84,6 +85,12 @@ def test_pbs_counts_the_lines_of_its_node_file(stubs, tmp_path):
     )
 
 
+def test_lsf_takes_ranks_from_the_allocation(stubs):
+    lsf = {"LSB_DJOB_NUMPROC": "4", "LSB_JOBID": "17"}
+    done = launch("lsf", "a.yaml", "--rounds", "3", env=stubs | lsf)
+    assert (done.returncode, done.stdout) == (0, f"mpirun threads=1 -n 4 {RUN}"), done.stderr
+
+
 def test_slurm_gives_each_task_of_an_array_its_seed_and_folder(stubs):
     array = {
         "SLURM_NTASKS": "2",
@@ -111,6 +118,49 @@ def test_slurm_hands_the_warning_on_and_queues_the_job_again(stubs, tmp_path):
         job.send_signal(signal.SIGUSR1)
         assert job.wait(60) == 0
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+
+
+MPIRUN = """
+import os, signal, sys, time
+def stop(*_):
+    time.sleep(0.3)  # it writes its state first
+    os._exit(75)
+signal.signal(signal.SIGUSR2, stop)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: os._exit(1))
+with open("args", "w") as file:
+    file.write(" ".join(sys.argv[1:]))
+os.rename("args", "started")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "given"),
+    [
+        ("pbs", {"CONFIG": "a.yaml", "PBS_NODEFILE": "nodes", "PBS_JOBID": "9"}),
+        ("lsf", {"LSB_DJOB_NUMPROC": "2", "LSB_JOBID": "9"}),
+    ],
+    ids=["pbs", "lsf"],
+)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2], ids=["TERM", "INT", "USR2"]
+)
+def test_what_a_scheduler_sends_to_all_processes_stops_the_run_in_good_order(
+    script, given, number, stubs, tmp_path
+):
+    """A stub of mpirun that ends its ranks at SIGTERM or SIGINT, and with 75 once it may hand SIGUSR2 on."""
+    (tmp_path / "mpirun").write_text(f"#!{sys.executable} -S\n{MPIRUN}")
+    (tmp_path / "nodes").write_text("a\na\n")
+    command = ["bash", str(LAUNCH / script), *(["a.yaml"] if script == "lsf" else [])]
+    options = {"cwd": tmp_path, "stdin": subprocess.DEVNULL, "start_new_session": True}
+    with subprocess.Popen(command, env=stubs | given, **options) as job:
+        while not (tmp_path / "started").exists():
+            assert job.poll() is None
+            time.sleep(0.02)
+        os.killpg(job.pid, number)
+        assert job.wait(60) == 75
+    assert (tmp_path / "started").read_text() == "-n 2 mpifl run a.yaml --resume --output.id 9"
 
 
 @pytest.mark.parametrize(("codes", "ended"), [("1 137 0", 0), ("1 1 1 1", 1), ("75 0", 75), ("2 0", 2)])
