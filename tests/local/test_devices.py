@@ -63,11 +63,13 @@ def test_a_gpu_is_asked_for_the_same_bits_each_time_and_a_cpu_is_left_alone(monk
     settle(CPU)
     assert not torch.are_deterministic_algorithms_enabled()
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     try:
         settle(torch.device("cuda:3"))
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert not torch.utils.deterministic.fill_uninitialized_memory, "every buffer would be written twice"
     finally:
         torch.use_deterministic_algorithms(False)
 
