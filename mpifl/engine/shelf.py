@@ -6,7 +6,6 @@ worker's memory grew by half as much again as its uploads, and new memory costs 
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 
 import torch
@@ -53,14 +52,6 @@ class Shelf:
     def _next(self, width: int) -> torch.Tensor:
         rows, number = self._rows.setdefault(width, []), self._taken[width]
         if number == len(rows):
-            rows += _lasting(max(1, CHUNK // width), width).unbind()
+            rows += torch.empty(max(1, CHUNK // width), width).unbind()
         self._taken[width] += 1
         return rows[number]
-
-
-def _lasting(rows: int, width: int) -> torch.Tensor:
-    """Return float32 [rows, width] in memory of its own, in huge pages where the system has them."""
-    area = mmap.mmap(-1, 4 * rows * width)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        area.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(area, dtype=torch.float32).view(rows, width)
