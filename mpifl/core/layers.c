@@ -116,7 +116,7 @@ static const struct loops *loops(void) { return 0; }
 #endif
 
 /* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
-int version(void) { return 2; }
+int version(void) { return 3; }
 
 /* Whether this processor adds products without rounding them: without that, the bits would be others. */
 int layers_run_here(void) { return loops() != 0; }
@@ -391,6 +391,32 @@ static double cross_entropy(const float *logits, float *g, const int64_t *y, con
     return loss / (double)n;
 }
 
+/* Puts samples where the first layer reads them; sample s is where `order` says unless that is null. */
+static void enter(const struct network *net, const float *x, const int64_t *order, ptrdiff_t n)
+{
+    const ptrdiff_t size = inputs_of(net->layers);
+    if (net->layers[0].kind != DENSE)
+        into_lanes(x, order, net->x[0], n, size);
+    else
+        for (ptrdiff_t s = 0; s < n; s++)
+            memcpy(net->x[0] + s * size, x + (order ? order[s] : s) * size, (size_t)size * sizeof *x);
+}
+
+/* Writes what the network makes of x [count, pixels] to y [count, outputs], `batch` samples at a time. */
+void layers_forward(const struct layer *layers, ptrdiff_t num, const float *w, const float *x, float *y, ptrdiff_t count,
+                    ptrdiff_t batch, float *room)
+{
+    const ptrdiff_t outputs = outputs_of(layers + num - 1);
+    struct network net;
+    laid_out(&net, layers, num, batch, room);
+    for (ptrdiff_t start = 0; start < count; start += batch) {
+        const ptrdiff_t n = count - start < batch ? count - start : batch;
+        enter(&net, x + start * inputs_of(layers), 0, n);
+        forward(&net, w, n, loops());
+        memcpy(y + start * outputs, net.x[num], (size_t)(n * outputs) * sizeof *y);
+    }
+}
+
 /* Trains on the samples order[0 .. count), `batch` at a time; returns the sum of the batches' mean losses, or -1 for a label
  * that is no class. x: [N, pixels]; y: [N]; rates: learning rate, momentum, weight decay; done: steps before these; last:
  * whether no step comes after them.
@@ -401,18 +427,14 @@ double layers_train(const struct layer *layers, ptrdiff_t num, float *w, float *
 {
     const struct loops *go = loops();
     const struct place at = {w, m, grad};
-    const ptrdiff_t size = inputs_of(layers), classes = outputs_of(layers + num - 1);
+    const ptrdiff_t classes = outputs_of(layers + num - 1);
     struct network net;
     double total = 0;
     laid_out(&net, layers, num, batch, room);
     for (ptrdiff_t start = 0; start < count; start += batch, order += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
         const struct rates r = rates_of(rates, done + start == 0, last && start + batch >= count);
-        if (layers[0].kind == DENSE)
-            for (ptrdiff_t s = 0; s < n; s++)
-                memcpy(net.x[0] + s * size, x + order[s] * size, (size_t)size * sizeof *x);
-        else
-            into_lanes(x, order, net.x[0], n, size);
+        enter(&net, x, order, n);
         forward(&net, w, n, go);
         const double loss = cross_entropy(net.x[num], net.g, y, order, n, classes);
         if (loss == -1)

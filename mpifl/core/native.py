@@ -26,11 +26,12 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {  # name -> arguments, result
     "mean_pool": ([POINTER] * 2 + [COUNT] * 2, None),
     "mean_pool_backward": ([POINTER] * 2 + [COUNT] * 2, None),
 }
-VERSION = 2  # of the functions' arguments; as in both files
+VERSION = 3  # of the functions' arguments; as in both files
 LAYER_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "layers_run_here": ([], ctypes.c_int),
     "layers_narrow": ([ctypes.c_int], None),
     "layers_room": ([POINTER, COUNT, COUNT], COUNT),
+    "layers_forward": ([POINTER, COUNT, *[POINTER] * 3, COUNT, COUNT, POINTER], None),
     "layers_train": (
         [POINTER, COUNT, *[POINTER] * 6, COUNT, COUNT, POINTER, COUNT, ctypes.c_int, POINTER],
         ctypes.c_double,
@@ -135,6 +136,25 @@ def room(table: np.ndarray, batch: int) -> int:
     """
     assert _LAYERS is not None, "the caller asked NETWORKS"
     return int(_LAYERS.layers_room(table.ctypes.data, len(table), batch))
+
+
+def forward(
+    table: np.ndarray,
+    weights: torch.Tensor,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    batch: int,
+    scratch: torch.Tensor,
+) -> torch.Tensor:
+    """Write what a network makes of float32 images [n, ...] to `out` [n, outputs], contiguous; return it.
+
+    Args:
+        table, scratch: as in `train`, for `batch` samples at a time.
+    """
+    assert _LAYERS is not None, "the caller asked NETWORKS"
+    pointers = weights.data_ptr(), x.data_ptr(), out.data_ptr()
+    _LAYERS.layers_forward(table.ctypes.data, len(table), *pointers, len(x), batch, scratch.data_ptr())
+    return out
 
 
 def train(

@@ -127,11 +127,16 @@ class LocalClient(Client):
 
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, L] of images `x` under `vector`."""
-        module = self._learner.flat.load(vector, train=False)
-        return self._batched(module, x)
+        made = self._learner.outputs(vector, x)
+        if made is not None:
+            return made
+        return self._batched(self._learner.flat.load(vector, train=False), x)
 
     def embed(self, vector: Vector, x: torch.Tensor, *, train_mode: bool = False) -> torch.Tensor:
         """Return the embeddings [n, e] of images `x` under the extractor of `vector`."""
+        made = self._learner.outputs(vector, x, embedding=True)
+        if made is not None:
+            return made
         module = self._learner.flat.load(vector, train=train_mode)
         return self._batched(module.embed, x)  # type: ignore[arg-type]  # every model has embed
 

@@ -24,6 +24,7 @@ from .pooling import MaxPool, MeanPool, plain
 CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE = range(6)  # as in layers.c
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: MEAN_POOL, MeanPool: MEAN_POOL}
 MOST_LAYERS, WIDEST_KERNEL = 64, 12
+EVAL_BATCH = 64  # samples; their activations stay in a core's second cache
 LARGE = 2048  # input times output channels of a convolution from which PyTorch is quicker
 NOWHERE = 0, 0, 0
 MOVES = 9  # column of the table: whether a layer is trained
@@ -114,6 +115,14 @@ class Network:
             steps += -(-len(index) // batch)
         return weights, steps, total / steps if steps else 0.0
 
+    def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor:
+        """Return the logits [n, L] of images, or what the last layer makes them of [n, e]."""
+        table = self.table[:-1] if embedding else self.table
+        width = int(self.table[-1, 1 if embedding else 4])
+        batch = min(EVAL_BATCH, max(len(x), 1))
+        out = torch.empty(len(x), width)
+        return native.forward(table, vector.contiguous(), x, out, batch, self._room(batch))
+
     def mean_gradient(self, vector: torch.Tensor, split: Split, batch: int) -> torch.Tensor:
         """Return the gradient [p] of the mean cross-entropy over `split`, taken `batch` samples at a time."""
         total, nothing = torch.zeros(self.num_weights), np.zeros(3, np.float32)
@@ -148,9 +157,13 @@ def _batches(orders: Iterable[np.ndarray], batch: int) -> Iterator[np.ndarray]:
 
 def takes(split: Split) -> bool:
     """Return whether samples lie as the loops read them."""
-    x, y = split.x, split.y
-    kinds = x.dtype == torch.float32 and y.dtype == torch.int64 and x.device.type == y.device.type == "cpu"
-    return kinds and x.is_contiguous() and y.is_contiguous()
+    y = split.y
+    return takes_images(split.x) and y.dtype == torch.int64 and y.device.type == "cpu" and y.is_contiguous()
+
+
+def takes_images(x: torch.Tensor) -> bool:
+    """Return whether images lie as the loops read them."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
 
 
 def _places(module: nn.Module, layout: Layout, part: Part) -> dict[nn.Module, Place] | None:

@@ -25,7 +25,7 @@ from mpifl.core.params import FlatModel, Part, bounds
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
-from .compiled import Network, takes
+from .compiled import Network, takes, takes_images
 from .graphs import Replay
 from .pooling import quicken
 from .stacked import RANDOM, Request
@@ -138,7 +138,8 @@ class Learner:
         if loss is None and self.together is not None and self.together.listening:
             trained: Trained = self.together.ask(Request(start, split, config, key, step, direction, part))
             return trained
-        network = self._network(split, config, part) if loss is None else None
+        known = loss is None and config.optimizer == "sgd" and config.augment == "none" and takes(split)
+        network = self._network(split.x, part) if known else None
         if network is not None:
             lr, batch = config.lr_at(step), config.batch_size
             rates = lr, config.momentum, config.weight_decay
@@ -184,15 +185,19 @@ class Learner:
         momentum = config.momentum if config.optimizer == "sgd" else 0.0
         return Trained(self.flat.vector.clone(), steps, mean, lr, momentum)
 
-    def _network(
-        self, split: Split, config: LocalConfig | None = None, part: Part | None = None
-    ) -> Network | None:
-        """Return the model as compiled loops take it; None where PyTorch trains."""
-        fits = config is None or (config.optimizer == "sgd" and config.augment == "none")
-        here = self.device.type == "cpu" and not self.idle and not self.graphs
-        if not (fits and here and self.compiled and native.NETWORKS and takes(split)):
+    def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
+        """Return logits or embeddings of images by compiled loops; None where PyTorch makes them."""
+        network = self._network(x) if takes_images(x) else None
+        if network is None or (embedding and len(network.table) == 1):
             return None
-        shape = tuple(split.x.shape[1:])
+        return network.outputs(vector, x, embedding)
+
+    def _network(self, x: torch.Tensor, part: Part | None = None) -> Network | None:
+        """Return the model for such images as compiled loops take it; None where PyTorch does the work."""
+        here = self.device.type == "cpu" and not self.idle and not self.graphs
+        if not (here and self.compiled and native.NETWORKS):
+            return None
+        shape = tuple(x.shape[1:])
         address = shape, bounds(part)
         if address not in self._networks:
             self._networks[address] = Network.of(self.flat.module, self.layout, shape, part)
@@ -254,7 +259,7 @@ class Learner:
 
     def gradient(self, vector: torch.Tensor, split: Split, batch_size: int = 256) -> torch.Tensor:
         """Return the gradient [p] of the mean cross-entropy over `split`, in evaluation mode."""
-        network = self._network(split)
+        network = self._network(split.x) if takes(split) else None
         if network is not None:
             return network.mean_gradient(vector, split, batch_size)
         module = self.flat.load(vector, train=False)

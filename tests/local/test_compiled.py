@@ -179,6 +179,23 @@ def test_the_gradient_over_all_samples_agrees_with_pytorch():
     assert_close(ours, learner.gradient(learner.init, split(300)), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("n", [0, 1, 70, 200])
+@pytest.mark.parametrize("name", TAKEN)
+def test_logits_and_embeddings_agree_with_pytorch(name, n):
+    learner = learner_of(MODELS[name]().build((1, 28, 28), 10))
+    x = split(n).x
+    with torch.no_grad():
+        module = learner.flat.load(learner.init, train=False)
+        assert_close(learner.outputs(learner.init, x), module(x), rtol=1e-4, atol=1e-5)
+        assert_close(learner.outputs(learner.init, x, embedding=True), module.embed(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_of_one_layer_embeds_by_pytorch():
+    learner = learner_of(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)))
+    assert learner.outputs(learner.init, split(3).x, embedding=True) is None
+    assert learner.outputs(learner.init, split(3).x.double()) is None
+
+
 def test_a_label_that_is_no_class_is_an_error():
     learner = learner_of(MODELS["mlp"]().build((1, 28, 28), 5))
     with pytest.raises(IndexError, match="no class"):
