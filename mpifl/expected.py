@@ -20,6 +20,7 @@ from .engine.policy import Synchronous
 from .engine.rows import read_rows
 from .engine.sampler import Sampler
 from .local import LocalClient
+from .local.devices import message_on, tensors_on
 
 if TYPE_CHECKING:
     from .experiment import Bench
@@ -74,7 +75,8 @@ def founders_of(bench: Bench) -> np.ndarray:
 
 def _print(bench: Bench, shown: Mapping[str, Vector], k: int) -> Report:
     """Return a client's one-shot statistics, without training."""
-    report = bench.config.algorithm.fingerprint(client_of(bench, k), shown, key(0))
+    there = tensors_on(shown, bench.learner.device)
+    report = bench.config.algorithm.fingerprint(client_of(bench, k), there, key(0))
     assert report is not None
     return report
 
@@ -104,12 +106,12 @@ def client_of(bench: Bench, k: int) -> LocalClient:
 
 
 def message_to(bench: Bench, server: Server, k: int) -> Message:
-    """Return what client `k` downloads."""
+    """Return what client `k` downloads, where its model is trained."""
     reads = bench.config.algorithm.reads(server, k)
     vectors = {
         name: read_rows(lambda t, rows: server.tables[t][rows], name, which) for name, which in reads.items()
     }
-    return Message(vectors, reads)
+    return message_on(Message(vectors, reads), bench.learner.device)
 
 
 def empty_report(bench: Bench, server: Server, k: int) -> Report:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pretended
 import pytest
 import worlds
 from cases import OPTIONS
@@ -16,9 +17,10 @@ ROUNDS = 3
 METHODS = [name for name, cls in CATALOGUE.items() if not cls.needs.one_by_one]
 
 
-def foretold(name: str, **changes) -> expected.Expected:
+def foretold(name: str, options: dict[str, object] | None = None, **changes) -> expected.Expected:
     """Return what is expected of three rounds."""
-    config = worlds.config_of(CATALOGUE[name](**OPTIONS.get(name, {})), rounds=ROUNDS, **changes)
+    method = CATALOGUE[name](**(OPTIONS.get(name, {}) if options is None else options))
+    config = worlds.config_of(method, rounds=ROUNDS, **changes)
     bench = worlds.bench_of(config, worlds.Tiny(), Single())
     for learner in (bench.learner, bench.learner.auxiliary):
         if learner is not None:
@@ -43,6 +45,13 @@ def test_the_ledger_holds_what_was_foretold(name, tmp_path):
         assert said.why
     else:
         assert said.total == found
+    with pretended.gpu():
+        assert foretold(name, participation=0.5) == said, "where a model is trained does not matter"
+
+
+def test_steps_of_one_batch_are_foretold_too():
+    one, whole = (foretold("cflgp", {"num_clusters": 2, "protocol": p}) for p in ("gradient", "gap"))
+    assert one == whole
 
 
 @pytest.mark.parametrize("name", ["emdcfl", "fedfomo", "flexcfl", "fedsoft"])

@@ -91,7 +91,7 @@ class CFLGP(Algorithm):
         """Take one mini-batch step, or train a whole visit."""
         if self.variant == "emdcfl" or self.protocol == "gap":
             return client.sgd(w, key)
-        batch = next(iter(client.batches(key, epochs=1)))
+        batch = next(client.batches(key, epochs=1), client.data.train)  # all, where nothing is trained
         step: dict[str, Any] = {"epochs": 1, "batch_size": len(batch), "momentum": 0.0}
         return client.sgd(w, key, split=batch, **step)
 

@@ -15,6 +15,7 @@ from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Reads, Report, Server
 from mpifl.local import LocalClient
+from mpifl.local.devices import message_on
 
 from .coding import sizes
 from .delay import Delay
@@ -187,7 +188,7 @@ def bytes_up(worker: Worker, server: Server) -> int:
     }
     still = replace(worker.local, epochs=0)
     client = LocalClient(0, worker.federation, worker.learner, still)
-    message = Message(vectors, reads)
+    message = message_on(Message(vectors, reads), worker.learner.device)
     report, _ = worker.algorithm.local_update(message, {}, client, worker.key.of("size"))
     return upload_bytes(worker.coder.payload, report, message)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,16 @@ import torch
 import worlds
 from cases import OPTIONS
 from pretended import DEVICE
+from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import mix
 from mpifl.core.devices import CPU
 from mpifl.engine import shelf
 from mpifl.engine.compression import TopK
+from mpifl.engine.network import Links
 from mpifl.engine.payload import Payload
+from mpifl.engine.policy import Buffer
 
 LOCAL = replace(worlds.LOCAL, steps=1)
 # a sum; control variates; components; parts of two tables; products, and rows that split; statistics whose
@@ -67,6 +71,20 @@ def test_uploads_give_the_same_bits_wherever_they_are(name, tmp_path, kept):
 def test_uploads_that_more_is_done_with_than_sums_come_to_main_memory(name, changes, tmp_path, kept):
     run(name, tmp_path, 1 << 40, **changes)
     assert set(kept) == {CPU}
+
+
+def test_arrivals_over_links_come_at_the_times_and_with_the_bits_of_a_run_on_a_cpu(tmp_path):
+    """Uploads are measured before the first leaves, and travel one by one."""
+    found = []
+    for place in (nullcontext(), pretended.gpu()):
+        options = {"network": Links(uplink_bytes_s=1e3), "policy": Buffer(2), "local": LOCAL}
+        with place:
+            folder = tmp_path / str(len(found))
+            found.append(worlds.events(CATALOGUE["fedbuff"](), worlds.Tiny(), folder, steps=2, **options))
+    cpu, gpu = found
+    assert gpu.times == cpu.times
+    assert cpu.times[-1] > 0
+    assert_close(gpu.server.tables["model"], cpu.server.tables["model"], rtol=0, atol=1e-5)
 
 
 def test_nothing_of_a_round_stays_on_the_device(monkeypatch, tmp_path):
