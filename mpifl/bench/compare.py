@@ -143,7 +143,8 @@ def main(
     names: Sequence[str], options: Sequence[str], ranks: str | None, turns: str | None, path: str | None
 ) -> None:
     """Measure what was named, print it, and write it as JSON if asked for."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the jobs are ended, too
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # so that the jobs are ended, too
+        signal.signal(ending, lambda which, _: sys.exit(128 + which))
     numbers = [number("ranks", ranks or "3"), None if turns is None else number("turns", turns)]
     ranks_, turns_ = numbers[0] or 3, numbers[1]
     if [*names] == ["population"]:
