@@ -74,6 +74,7 @@ def main(path: str, name: str, options: list[str]) -> int:
     """Run turns until there are no more."""
     keep_freed()
     transport = connect()
+    transport.watch(0.0)  # between its turns it is stopped
     try:
         _run(transport, path, name, options)
     except Exception:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import mpi_environment
 
-from mpifl.bench import compare
+from mpifl.bench import compare, job
 from mpifl.bench.workloads import WORKLOADS, Workload
+from mpifl.comm import Single
 from mpifl.config import load
 from mpifl.core.errors import UserError
 
@@ -36,6 +37,20 @@ def test_the_workloads_are_what_they_say(name, clients, m):
 def test_an_unknown_workload_is_refused_by_name():
     with pytest.raises(UserError, match="W3"):
         compare.bench(["W33"], 3, None, [])
+
+
+def test_ranks_that_take_turns_may_stand_still(monkeypatch):
+    """Nobody ends them for being stopped."""
+    limits, seen = [30.0], []
+
+    class Watched(Single):
+        def watch(self, limit: float) -> None:
+            limits.append(limit)
+
+    monkeypatch.setattr(job, "connect", Watched)
+    monkeypatch.setattr(job, "_run", lambda *_: seen.append(limits[-1]))
+    assert job.main("socket", "W1", []) == 0
+    assert seen == [0.0]
 
 
 def test_a_job_that_cannot_start_says_why(tmp_path):
