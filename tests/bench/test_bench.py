@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import mpi_environment
 
-from mpifl.bench import compare, job
+from mpifl.bench import compare
+from mpifl.bench import job as one
 from mpifl.bench.workloads import WORKLOADS, Workload
 from mpifl.comm import Single
 from mpifl.config import load
@@ -47,9 +48,9 @@ def test_ranks_that_take_turns_may_stand_still(monkeypatch):
         def watch(self, limit: float) -> None:
             limits.append(limit)
 
-    monkeypatch.setattr(job, "connect", Watched)
-    monkeypatch.setattr(job, "_run", lambda *_: seen.append(limits[-1]))
-    assert job.main("socket", "W1", []) == 0
+    monkeypatch.setattr(one, "connect", Watched)
+    monkeypatch.setattr(one, "_run", lambda *_: seen.append(limits[-1]))
+    assert one.main("socket", "W1", []) == 0
     assert seen == [0.0]
 
 
