@@ -70,7 +70,10 @@ class Job:
         return UserError("bench", self.name, "the job ended: " + " / ".join(text[-8:]))
 
     def _heard(self) -> dict[str, Any]:
-        answer = self.line.hear()
+        try:
+            answer = self.line.hear()
+        except OSError:
+            answer = None
         if answer is None:
             raise self._failed()
         return dict(answer)
@@ -79,7 +82,8 @@ class Job:
         """Run so many rounds; return what the job reports of them, with processor seconds of this turn."""
         before = self.last
         self._signal(signal.SIGCONT)
-        self.line.say(rounds)
+        with suppress(OSError):  # a job that is gone does not answer either
+            self.line.say(rounds)
         self.last = self._heard()
         self._signal(signal.SIGSTOP)
         self.rounds += rounds
@@ -105,7 +109,8 @@ class Job:
         except subprocess.TimeoutExpired:
             self.process.terminate()
             self.process.wait(20)
-        self.line.close()
+        with suppress(OSError):
+            self.line.close()
 
 
 def mpirun(ranks: int) -> list[str]:

@@ -77,3 +77,18 @@ def test_a_small_workload_is_measured_from_beginning_to_end(monkeypatch, tmp_pat
     vector = 4 * (64 * 12 + 12 + 12 * 10 + 10)
     assert found["federation_bytes_per_round"] == 2 * 8 * vector, "8 clients download and upload the model"
     assert vector < found["mpi_bytes_per_round"] < 20 * vector
+
+
+def test_a_job_that_dies_between_its_turns_is_told_of_and_ends(tmp_path):
+    script = (
+        "import os, sys; from mpifl.bench.line import Line; line = Line.to(sys.argv[1]); "
+        "line.say({'pids': [os.getpid()], 'used': [{'cpu': 0}]}); line.hear(); "
+        "line.say({'used': [{'cpu': 1}]}); print('out of luck'); sys.exit(3)"
+    )
+    dying = compare.Job("x", [sys.executable, "-c", script, "SOCKET"], {}, tmp_path)
+    assert dying.turn(1)["cpu"] == [1]
+    dying._signal(compare.signal.SIGCONT)
+    dying.process.wait(20)
+    with pytest.raises(UserError, match="out of luck"):
+        dying.turn(1)
+    dying.end()
