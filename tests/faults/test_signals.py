@@ -36,8 +36,9 @@ def children(pid: int) -> list[int]:
 
 def ranks(pid: int) -> list[int]:
     """Return the ranks that a launcher started, itself or through others."""
-    below = [c for child in children(pid) for c in ranks(child) or [child]]
-    return [p for p in below if b"mpifl" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    below = [c for child in children(pid) for c in (child, *ranks(child))]
+    words = {p: Path(f"/proc/{p}/cmdline").read_bytes().split(b"\0") for p in below}
+    return [p for p in below if words[p][1:3] == [b"-m", b"mpifl"]]
 
 
 @pytest.fixture
