@@ -118,6 +118,8 @@ def sums_by_device(
 
 def finish(sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
     """Return new rows float32 [K, b] from the grid sums int64 [K, b] and what was kept float64 [K, b]."""
+    if native.AVAILABLE and sums.is_contiguous() and (kept is None or kept.is_contiguous()):
+        return native.finish(sums, grid, kept)
     values = sums.double() * torch.from_numpy(grid)[:, None]
     return (values if kept is None else values.add_(kept)).float()
 

@@ -48,16 +48,16 @@ class Spread:
             return file[row : row + 1, columns]
         width = len(range(*columns.indices(self.width)))
         out = torch.empty(len(numbers), width)
-        for turn, file in enumerate(self._maps):
-            here = np.flatnonzero(turns == turn)
-            out[torch.from_numpy(here)] = file[:, columns][torch.from_numpy(numbers[here])]
+        for i, (turn, row) in enumerate(zip(turns.tolist(), numbers.tolist(), strict=True)):
+            out[i].copy_(self._maps[turn][row, columns])
         return out
 
     def write(self, rows: np.ndarray, columns: slice, values: torch.Tensor) -> None:
         """Write rows [r, w] of this rank beside the committed ones."""
         for turn, file in enumerate(self._maps):
             here = np.flatnonzero(self.turn[rows] == 1 - turn)
-            file[torch.from_numpy(rows[here]), columns] = values[torch.from_numpy(here)]
+            for i in here.tolist():  # quicker than all at once
+                file[int(rows[i]), columns].copy_(values[i])
 
     def commit(self, rows: np.ndarray) -> None:
         """Take what was written for these rows, by whichever rank; every rank calls."""

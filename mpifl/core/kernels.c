@@ -14,17 +14,103 @@
 enum {
     BLOCK = 8192, /* columns at a time: their sums (64 kB) stay in a core's second cache */
     TOGETHER = 8, /* uploads added in one pass over these sums */
+    PAIRED = 4,   /* uploads added to two rows at once */
     WIDEST = 1024 /* windows in a line */
 };
 
 /* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
-int version(void) { return 3; }
+int version(void) { return 4; }
 
 static inline uint64_t bits_of(double number)
 {
     uint64_t bits;
     memcpy(&bits, &number, sizeof bits);
     return bits;
+}
+
+/* Adds the terms of `num` uploads to a row of sums; `num` is a constant where this is called, and unrolled. */
+static inline __attribute__((always_inline)) void add_tile(uint64_t *restrict sum, const float *const *x,
+                                                           const double *weights, double magic, ptrdiff_t count,
+                                                           const int num)
+{
+    for (ptrdiff_t i = 0; i < count; i++)
+        for (int j = 0; j < num; j++) /* wraps around; so does what is taken off */
+            sum[i] += bits_of(x[j][i] * weights[j] + magic);
+}
+
+/* The same for two rows: each number is read and widened once for both. */
+static inline __attribute__((always_inline)) void add_tiles(uint64_t *restrict one, uint64_t *restrict two,
+                                                            const float *const *x, const double *first,
+                                                            const double *second, const double *magic, ptrdiff_t count,
+                                                            const int num)
+{
+    const double a = magic[0], b = magic[1];
+    for (ptrdiff_t i = 0; i < count; i++) {
+        uint64_t p = one[i], q = two[i];
+        for (int j = 0; j < num; j++) {
+            const double number = x[j][i];
+            p += bits_of(number * first[j] + a);
+            q += bits_of(number * second[j] + b);
+        }
+        one[i] = p;
+        two[i] = q;
+    }
+}
+
+/* Adds all uploads that weigh anything to one row. */
+static inline __attribute__((always_inline)) void add_row(uint64_t *restrict sum, const float *const *uploads,
+                                                          const double *weights, double magic, ptrdiff_t num,
+                                                          ptrdiff_t start, ptrdiff_t count)
+{
+    uint64_t terms = 0;
+    for (ptrdiff_t j = 0; j < num;) {
+        const float *x[TOGETHER];
+        double by[TOGETHER];
+        int found = 0;
+        for (; j < num && found < TOGETHER; j++)
+            if (weights[j] != 0) {
+                x[found] = uploads[j] + start;
+                by[found++] = weights[j];
+            }
+        terms += (uint64_t)found;
+        if (found == TOGETHER)
+            add_tile(sum, x, by, magic, count, TOGETHER);
+        else
+            for (int t = 0; t < found; t++)
+                add_tile(sum, x + t, by + t, magic, count, 1);
+    }
+    for (ptrdiff_t i = 0; i < count; i++)
+        sum[i] -= terms * bits_of(magic);
+}
+
+/* Adds uploads that all weigh something to two rows: each number is read and widened once for both. */
+static inline __attribute__((always_inline)) void add_pair(uint64_t *restrict sums, ptrdiff_t next,
+                                                           const float *const *uploads, const double *weights,
+                                                           const double *magic, ptrdiff_t num, ptrdiff_t start,
+                                                           ptrdiff_t count)
+{
+    const float *x[PAIRED];
+    for (ptrdiff_t j = 0; j < num; j += PAIRED) {
+        const ptrdiff_t here = num - j < PAIRED ? num - j : PAIRED;
+        for (ptrdiff_t t = 0; t < here; t++)
+            x[t] = uploads[j + t] + start;
+        if (here == PAIRED)
+            add_tiles(sums, sums + next, x, weights + j, weights + num + j, magic, count, PAIRED);
+        else
+            for (ptrdiff_t t = 0; t < here; t++)
+                add_tiles(sums, sums + next, x + t, weights + j + t, weights + num + j + t, magic, count, 1);
+    }
+    for (int k = 0; k < 2; k++)
+        for (ptrdiff_t i = 0; i < count; i++)
+            sums[k * next + i] -= (uint64_t)num * bits_of(magic[k]);
+}
+
+static int all_weigh(const double *weights, ptrdiff_t count)
+{
+    for (ptrdiff_t j = 0; j < count; j++)
+        if (weights[j] == 0)
+            return 0;
+    return 1;
 }
 
 /* sums[k][i] += sum over j of the multiple of the grid that weights[k][j] * uploads[j][i] is rounded to; see comm/exact.py.
@@ -36,30 +122,24 @@ void add_exactly(uint64_t *restrict sums, const float *const *restrict uploads, 
     for (ptrdiff_t start = 0; start < width; start += BLOCK) {
         const ptrdiff_t count = width - start < BLOCK ? width - start : BLOCK;
         for (ptrdiff_t k = 0; k < rows; k++) {
-            uint64_t *restrict sum = sums + k * width + start, terms = 0;
-            const double base = magic[k];
-            for (ptrdiff_t j = 0; j < num;) {
-                const float *x[TOGETHER];
-                double by[TOGETHER];
-                int found = 0;
-                for (; j < num && found < TOGETHER; j++)
-                    if (weights[k * num + j] != 0) {
-                        x[found] = uploads[j] + start;
-                        by[found++] = weights[k * num + j];
-                    }
-                terms += (uint64_t)found;
-                if (found == TOGETHER)
-                    for (ptrdiff_t i = 0; i < count; i++)
-                        for (int t = 0; t < TOGETHER; t++)
-                            sum[i] += bits_of(x[t][i] * by[t] + base); /* wraps around; so does what is taken off */
-                else
-                    for (int t = 0; t < found; t++)
-                        for (ptrdiff_t i = 0; i < count; i++)
-                            sum[i] += bits_of(x[t][i] * by[t] + base);
-            }
-            for (ptrdiff_t i = 0; i < count; i++)
-                sum[i] -= terms * bits_of(base);
+            uint64_t *sum = sums + k * width + start;
+            const double *mine = weights + k * num;
+            if (k + 1 < rows && all_weigh(mine, 2 * num)) {
+                add_pair(sum, width, uploads, mine, magic + k, num, start, count);
+                k++;
+            } else
+                add_row(sum, uploads, mine, magic[k], num, start, count);
         }
+    }
+}
+
+/* new[i] = (float)(sums[i] * grid + kept[i]); kept: null for nothing. sums: [count], below 2^53. */
+FOR_EACH_PROCESSOR
+void finish(const int64_t *restrict sums, double grid, const double *restrict kept, float *restrict out, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; i++) {
+        const double value = (double)sums[i] * grid;
+        out[i] = (float)(kept ? value + kept[i] : value);
     }
 }
 

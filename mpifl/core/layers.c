@@ -116,7 +116,7 @@ static const struct loops *loops(void) { return 0; }
 #endif
 
 /* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
-int version(void) { return 3; }
+int version(void) { return 4; }
 
 /* Whether this processor adds products without rounding them: without that, the bits would be others. */
 int layers_run_here(void) { return loops() != 0; }

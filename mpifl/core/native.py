@@ -20,13 +20,14 @@ WIDEST = 2048  # pixels in a line
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
 SIGNATURES: dict[str, tuple[list[Any], Any]] = {  # name -> arguments, result
     "add_exactly": ([POINTER] * 4 + [COUNT] * 3, None),
+    "finish": ([POINTER, ctypes.c_double, POINTER, POINTER, COUNT], None),
     "peak": ([POINTER, COUNT], ctypes.c_float),
     "max_pool": ([POINTER] * 3 + [COUNT] * 2, None),
     "max_pool_backward": ([POINTER] * 3 + [COUNT] * 2, None),
     "mean_pool": ([POINTER] * 2 + [COUNT] * 2, None),
     "mean_pool_backward": ([POINTER] * 2 + [COUNT] * 2, None),
 }
-VERSION = 3  # of the functions' arguments; as in both files
+VERSION = 4  # of the functions' arguments; as in both files
 LAYER_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "layers_run_here": ([], ctypes.c_int),
     "layers_narrow": ([ctypes.c_int], None),
@@ -78,6 +79,21 @@ def add_exactly(
     starts = (POINTER * len(uploads))(*(u.data_ptr() for u in uploads))
     pointers = sums.data_ptr(), starts, weights.ctypes.data, magic.ctypes.data
     _call("add_exactly", *pointers, len(weights), len(uploads), sums.shape[1])
+
+
+def finish(sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
+    """Return sums * grid + kept, added in float64, as float32 [K, b].
+
+    Args:
+        sums: int64 [K, b]; kept: float64 [K, b] or None; both contiguous.
+        grid: float64 [K].
+    """
+    assert _LIBRARY is not None, "the caller asked AVAILABLE"
+    out = torch.empty(sums.shape)
+    for k, spacing in enumerate(grid.tolist()):
+        old = None if kept is None else kept[k].data_ptr()
+        _LIBRARY.finish(sums[k].data_ptr(), spacing, old, out[k].data_ptr(), sums.shape[1])
+    return out
 
 
 def peak(x: torch.Tensor) -> float:

@@ -209,7 +209,7 @@ def test_a_gpu_adds_to_the_same_bits(rows, uploads, width):
     rng = np.random.default_rng(rows)
     x = torch.from_numpy(rng.standard_normal((uploads, width)).astype(np.float32))
     x *= 10.0 ** torch.from_numpy(rng.integers(-44, 30, (uploads, 1)))
-    w = rng.standard_normal((rows, uploads)) * (rng.random((rows, uploads)) < 0.7)
+    w = rng.standard_normal((rows, uploads)) * ((rng.random((rows, uploads)) < 0.7) | (rows == 5))
     grid = exact.spacings(w, x.abs().amax(1).numpy().astype(np.float64) if uploads else np.zeros(0))
     out = torch.empty(rows, width, dtype=torch.int64, device="cuda")
     found = partial_sums([u.cuda() for u in x], w, grid, out)
@@ -217,11 +217,13 @@ def test_a_gpu_adds_to_the_same_bits(rows, uploads, width):
 
 
 @pytest.mark.skipif(not native.AVAILABLE, reason="the loops in C were not built")
-@pytest.mark.parametrize(("rows", "uploads", "width"), [(1, 1, 5), (3, 7, 1000), (20, 40, 9000), (2, 0, 3)])
+@pytest.mark.parametrize(
+    ("rows", "uploads", "width"), [(1, 1, 5), (3, 7, 1000), (20, 40, 9000), (5, 11, 9000), (2, 0, 3)]
+)
 def test_the_loops_in_c_give_the_bits_of_numpy(rows, uploads, width):
     rng = np.random.default_rng(rows + 1)
     vectors = [rng.standard_normal(width).astype(np.float32) * 10.0 ** (j % 30) for j in range(uploads)]
-    weights = rng.standard_normal((rows, uploads)) * (rng.random((rows, uploads)) < 0.7)
+    weights = rng.standard_normal((rows, uploads)) * ((rng.random((rows, uploads)) < 0.7) | (rows == 5))
     grid = exact.spacings(weights, np.array([np.abs(v).max() for v in vectors]))
     found = np.full((2, rows, width), 3, np.int64)
     found[0] = 0
@@ -242,3 +244,14 @@ def test_the_largest_absolute_value(compiled, monkeypatch):
     vector[3] = np.nan
     assert np.isnan(exact.peak(vector))
     assert exact.peak(torch.zeros(5)) == 0
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_new_rows_are_the_same_with_and_without_the_loops_in_c(kept, monkeypatch):
+    rng = np.random.default_rng(4)
+    sums = torch.from_numpy(rng.integers(-(2**51), 2**51, (3, 1001)))
+    grid = np.exp2([-40.0, -3.0, -60.0])
+    old = torch.from_numpy(rng.standard_normal((3, 1001))) if kept else None
+    found = finish(sums, grid, old)
+    monkeypatch.setattr(native, "AVAILABLE", False)
+    assert torch.equal(found, finish(sums, grid, old))
