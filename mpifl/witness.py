@@ -90,7 +90,9 @@ def warm(transport: Transport) -> None:
     transport.share(row[0], "witness")
     transport.reduce(row, "witness")
     transport.gather(row, [1] * transport.size, "witness")
-    transport.scatter_sum(torch.zeros(transport.size, 8), [1] * transport.size, "witness")
+    if transport.is_worker:
+        workers = len(transport.workers)
+        transport.scatter_sum(torch.zeros(workers, 8), [0] + [1] * workers, "witness")
 
 
 def measure(transport: Transport) -> list[Line]:

@@ -218,13 +218,14 @@ class Mixer:
         return None if everything is None else self._sums(s, list(everything), width)
 
     def _scatter(self, s: Shipment, mine: Sequence[torch.Tensor]) -> None:
-        """Leave each travelling row, mixed, with the rank that owns it."""
+        """Leave each travelling row, mixed, with the worker that owns it."""
         spread = self.tables.spread[s.into]
         start = sum(s.owned[: self.transport.rank])
         here = slice(start, start + s.owned[self.transport.rank])
         rows = s.rows[here]
         self.transport.meet()
-        for columns in self._blocks(s, len(s.rows)) if len(s.rows) else ():
+        moving = len(s.rows) if self.transport.is_worker else 0
+        for columns in self._blocks(s, moving) if moving else ():
             block = [u[columns] for u in mine]
             sums = staged(self._sums(s, block, columns.stop - columns.start))  # as are the rows it ends in
             sums = self.transport.scatter_sum(sums, s.owned, f"mix:{s.into}")

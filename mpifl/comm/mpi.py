@@ -56,6 +56,7 @@ def guarded(verb: Verb) -> Verb:
             if not self.is_loss(error):
                 raise
             self.comm.Revoke()
+            self._team.Revoke()
             raise RankLost(str(error)) from error
 
     return call  # type: ignore[return-value]  # the same call
@@ -69,6 +70,13 @@ def _buffer(block: torch.Tensor) -> list[Any]:
         return [block.numpy(), block.numel(), TYPES[block.dtype]]
     wait(block.device)
     return [block, block.numel(), TYPES[block.dtype]]
+
+
+def _ours(comm: MPI.Comm) -> MPI.Comm:
+    """Return a communicator of our traffic: an independent monitor finds it by its name."""
+    comm.Set_name("mpifl")
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return comm
 
 
 def join() -> Mpi:
@@ -92,11 +100,10 @@ class Mpi(Transport):
     """All ranks of a communicator."""
 
     def __init__(self, comm: MPI.Comm | None = None) -> None:
-        self.comm = (comm or MPI.COMM_WORLD).Dup()
+        self.comm = _ours((comm or MPI.COMM_WORLD).Dup())
         self._exit = (comm or MPI.COMM_WORLD).Dup()
-        self.comm.Set_name("mpifl")  # an independent monitor finds our traffic by this name
+        self._team = self._workers()
         self.library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
-        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size, self.wire = self.comm.rank, self.comm.size, Wire()
         self.lost: list[str] = []
         self._out_of_reach = False  # whether a lost rank may live on, on a node that nobody is left on
@@ -108,6 +115,10 @@ class Mpi(Transport):
         self._stopped_s = 0.0
         self._watcher: Watcher | None = None
         self.nodes = self._find_nodes(comm or MPI.COMM_WORLD)
+
+    def _workers(self) -> MPI.Comm:
+        """Return the communicator of the workers; rank 0 gets one of its own. Every rank calls."""
+        return _ours(self._exit.Split(int(self._exit.rank > 0)))  # the library's calls for it are not ours
 
     def _find_nodes(self, parent: MPI.Comm) -> tuple[int, ...]:
         """Number the nodes by their first rank, and learn the ranks' names; the library's calls for the split
@@ -241,13 +252,12 @@ class Mpi(Transport):
 
     @guarded
     def scatter_sum(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
-        """Sum all blocks and leave each rank its rows."""
+        """Sum the workers' blocks and leave each its rows."""
         width = block.shape[1]
         out = torch.empty(counts[self.rank], width, dtype=block.dtype)
-        sent = block.nbytes - out.nbytes
-        with self.wire("reduce_scatter", purpose, sent, self.size - 1):
-            sizes = [c * width for c in counts]
-            self.comm.Reduce_scatter(_buffer(block), _buffer(out), recvcounts=sizes, op=MPI.SUM)
+        with self.wire("reduce_scatter", purpose, block.nbytes - out.nbytes, len(self.workers) - 1):
+            sizes = [counts[r] * width for r in self.workers]
+            self._team.Reduce_scatter(_buffer(block), _buffer(out), recvcounts=sizes, op=MPI.SUM)
         return out
 
     @guarded
@@ -307,6 +317,8 @@ class Mpi(Transport):
             left = tuple(left[r] for r in self._shrink())
             try:
                 self._exit = self.comm.Dup()
+                self._exit.Set_errhandler(MPI.ERRORS_RETURN)
+                self._team = self._workers()
                 return left
             except MPI.Exception as error:
                 if not self.is_loss(error):
@@ -316,9 +328,7 @@ class Mpi(Transport):
         """Return the old numbers of the ranks that are left."""
         old, nodes, names, processes = self.comm, self.nodes, self.names, self.processes
         old.Revoke()
-        self.comm = old.Shrink()
-        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self.comm.Set_name("mpifl")
+        self.comm = _ours(old.Shrink())
         left = MPI.Group.Translate_ranks(self.comm.group, [*range(self.comm.size)], old.group)
         self.rank, self.size = self.comm.rank, self.comm.size
         self.nodes, self.names = tuple(nodes[r] for r in left), tuple(names[r] for r in left)

@@ -110,7 +110,10 @@ class Transport(ABC):
 
     @abstractmethod
     def scatter_sum(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
-        """Return this rank's rows [counts[rank], b] of the sum of all ranks' `block` [sum counts, b]."""
+        """Return this worker's rows [counts[rank], b] of the sum of all workers' `block` [sum counts, b].
+
+        The workers call, rank 0 only where it is one.
+        """
 
     @abstractmethod
     def post(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
