@@ -97,7 +97,7 @@ class Network:
         Raises:
             IndexError: a label is no class.
         """
-        weights, steps, total = start.clone(), 0, 0.0
+        weights, steps, total = torch.empty(self.num_weights).copy_(start), 0, 0.0
         samples, numbers = (split.x, split.y), np.array(rates, np.float32)
         batch = min(batch, max(len(split), 1))
         scratch = self._room(batch)
@@ -109,7 +109,7 @@ class Network:
                 self.table, weights, self.momentum, given, samples, index, batch, *progress, scratch
             )
             if direction is not None:
-                changed = direction(self.gradient, weights)
+                changed = self._read(direction(self.gradient, weights))
                 for s in self.part:
                     native.move(weights[s], self.momentum[s], changed[s], numbers, steps)
             steps += -(-len(index) // batch)
@@ -121,12 +121,12 @@ class Network:
         width = int(self.table[-1, 1 if embedding else 4])
         batch = min(EVAL_BATCH, max(len(x), 1))
         out = torch.empty(len(x), width)
-        return native.forward(table, vector.contiguous(), x, out, batch, self._room(batch))
+        return native.forward(table, self._read(vector), x, out, batch, self._room(batch))
 
     def mean_gradient(self, vector: torch.Tensor, split: Split, batch: int) -> torch.Tensor:
         """Return the gradient [p] of the mean cross-entropy over `split`, taken `batch` samples at a time."""
         total, nothing = torch.zeros(self.num_weights), np.zeros(3, np.float32)
-        vector = vector.contiguous()
+        vector = self._read(vector)
         for index in _batches([np.arange(len(split))], batch):
             progress = nothing, 0, True, self._room(len(index))
             native.train(
@@ -141,6 +141,16 @@ class Network:
             )
             total.add_(self.gradient, alpha=len(index) / len(split))
         return total
+
+    def _read(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return a vector [p] as the loops read it.
+
+        Raises:
+            ValueError: it has another length.
+        """
+        if vector.shape != (self.num_weights,):
+            raise ValueError(f"expected {self.num_weights} numbers, got a tensor of {list(vector.shape)}")
+        return vector.to(torch.float32).contiguous()
 
     def _room(self, batch: int) -> torch.Tensor:
         need = native.room(self.table, batch)

@@ -202,6 +202,22 @@ def test_a_label_that_is_no_class_is_an_error():
         learner.sgd(learner.init, split(23), CONFIGS["plain"], key(1))
 
 
+def test_vectors_of_other_kinds_and_lengths():
+    learner = learner_of(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)))
+    config, start = CONFIGS["momentum and decay"], torch.linspace(-1, 1, 7850)
+    one = learner.sgd(start, split(23), config, key(1))
+    wide = torch.zeros(2 * len(start), dtype=torch.float64)
+    wide[::2] = start
+    same = learner.sgd(wide[::2], split(23), config, key(1), direction=lambda g, w: g.double())
+    assert torch.equal(one.vector, same.vector)
+    x = split(23).x
+    assert torch.equal(learner.outputs(start, x), learner.outputs(wide[::2], x))
+    with pytest.raises(ValueError, match="7850 numbers"):
+        learner.outputs(start[1:], x)
+    with pytest.raises(ValueError, match="7850 numbers"):
+        learner.sgd(start, split(23), config, key(1), direction=lambda g, w: g[:5])
+
+
 def test_what_is_not_finite_stays_so():
     learner = learner_of(MODELS["lenet5"]().build((1, 28, 28), 10))
     broken = split(5)
