@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,7 @@ def test_what_a_scheduler_sends_to_all_processes_stops_the_run_in_good_order(
     (tmp_path / "nodes").write_text("a\na\n")
     command = ["bash", str(LAUNCH / script), *(["a.yaml"] if script == "lsf" else [])]
     options = {"cwd": tmp_path, "stdin": subprocess.DEVNULL, "start_new_session": True}
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # ignored in the background
     with subprocess.Popen(command, env=stubs | given, **options) as job:
         while not (tmp_path / "started").exists():
             assert job.poll() is None
