@@ -147,8 +147,9 @@ class Tables:
             alike: whether all rows are the same one.
         """
         transport = self.transport
-        first = transport.nodes.index(transport.nodes[transport.rank]) == transport.rank
-        spread = Spread(folder / f"table-{name}", shape, owner, first)
+        node = transport.nodes[transport.rank]  # in the file's name: nodes on one machine share a folder
+        first = transport.nodes.index(node) == transport.rank
+        spread = Spread(folder / f"table-{name}-{node}", shape, owner, first)
         transport.meet()
         spread.open()
         mine, step = np.flatnonzero(owner == transport.rank), max(1, SHARED // shape[1])
