@@ -88,18 +88,16 @@ def finish(sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> t
         sums: int64 [K, b]; kept: float64 [K, b] or None; both contiguous.
         grid: float64 [K].
     """
-    assert _LIBRARY is not None, "the caller asked AVAILABLE"
     out = torch.empty(sums.shape)
     for k, spacing in enumerate(grid.tolist()):
         old = None if kept is None else kept[k].data_ptr()
-        _LIBRARY.finish(sums[k].data_ptr(), spacing, old, out[k].data_ptr(), sums.shape[1])
+        _call("finish", sums[k].data_ptr(), spacing, old, out[k].data_ptr(), sums.shape[1])
     return out
 
 
 def peak(x: torch.Tensor) -> float:
     """Return the largest absolute value of a contiguous float32 vector; a NaN where there is one."""
-    assert _LIBRARY is not None, "the caller asked AVAILABLE"
-    return float(_LIBRARY.peak(x.data_ptr(), x.numel()))
+    return float(_call("peak", x.data_ptr(), x.numel()))
 
 
 def max_pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,9 +137,10 @@ def mean_pool_backward(grad: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _call(name: str, *arguments: object) -> None:
-    assert _LIBRARY is not None, "the caller asked AVAILABLE"
-    getattr(_LIBRARY, name)(*arguments)
+def _call(name: str, *arguments: object) -> Any:
+    library = _LIBRARY if name in SIGNATURES else _LAYERS
+    assert library is not None, "the caller asked AVAILABLE or NETWORKS"
+    return getattr(library, name)(*arguments)
 
 
 def room(table: np.ndarray, batch: int) -> int:
@@ -150,8 +149,7 @@ def room(table: np.ndarray, batch: int) -> int:
     Args:
         table: int64 [layers, 10], the fields of `struct layer` in layers.c.
     """
-    assert _LAYERS is not None, "the caller asked NETWORKS"
-    return int(_LAYERS.layers_room(table.ctypes.data, len(table), batch))
+    return int(_call("layers_room", table.ctypes.data, len(table), batch))
 
 
 def forward(
@@ -167,9 +165,8 @@ def forward(
     Args:
         table, scratch: as in `train`, for `batch` samples at a time.
     """
-    assert _LAYERS is not None, "the caller asked NETWORKS"
     pointers = weights.data_ptr(), x.data_ptr(), out.data_ptr()
-    _LAYERS.layers_forward(table.ctypes.data, len(table), *pointers, len(x), batch, scratch.data_ptr())
+    _call("layers_forward", table.ctypes.data, len(table), *pointers, len(x), batch, scratch.data_ptr())
     return out
 
 
@@ -200,12 +197,11 @@ def train(
     Raises:
         IndexError: a label is no class.
     """
-    assert _LAYERS is not None, "the caller asked NETWORKS"
     pointers = weights.data_ptr(), momentum.data_ptr(), None if gradient is None else gradient.data_ptr()
     x, y = samples
     data = x.data_ptr(), y.data_ptr(), order.ctypes.data, len(order)
     steps = batch, rates.ctypes.data, done, last
-    total = _LAYERS.layers_train(table.ctypes.data, len(table), *pointers, *data, *steps, scratch.data_ptr())
+    total = _call("layers_train", table.ctypes.data, len(table), *pointers, *data, *steps, scratch.data_ptr())
     if total == -1:
         raise IndexError("a label is no class of the model")
     return float(total)
@@ -213,14 +209,12 @@ def train(
 
 def narrow(on: bool) -> None:
     """Use a processor's narrower registers from now on, or the widest again: the bits are the same."""
-    assert _LAYERS is not None, "the caller asked NETWORKS"
-    _LAYERS.layers_narrow(on)
+    _call("layers_narrow", on)
 
 
 def move(
     weights: torch.Tensor, momentum: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray, done: int
 ) -> None:
     """Take a step of SGD with a gradient [p]; arguments as in `train`."""
-    assert _LAYERS is not None, "the caller asked NETWORKS"
     pointers = weights.data_ptr(), momentum.data_ptr(), gradient.data_ptr()
-    _LAYERS.layers_move(*pointers, gradient.numel(), rates.ctypes.data, done)
+    _call("layers_move", *pointers, gradient.numel(), rates.ctypes.data, done)
