@@ -45,6 +45,14 @@ def data_root(pytestconfig: pytest.Config) -> Path:
     return Path(root)
 
 
+@pytest.fixture
+def flat_plane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let FLT take two coordinates for UMAP, which compiles for ten seconds in every process."""
+    import worlds
+
+    monkeypatch.setattr("mpifl.algorithms.flt.umap_plane", worlds.plane)
+
+
 def mpi_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment without an outer launcher's variables, ready for `mpirun` on one machine."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}

@@ -13,6 +13,7 @@ from mpifl.comm import Single
 from mpifl.engine.ledger import Ledger
 from mpifl.engine.payload import Payload
 
+pytestmark = pytest.mark.usefixtures("flat_plane")
 ROUNDS = 3
 METHODS = [name for name, cls in CATALOGUE.items() if not cls.needs.one_by_one]
 

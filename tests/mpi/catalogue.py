@@ -20,7 +20,7 @@ import worlds
 from cases import CASES, named
 
 from mpifl import driver, experiment
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms import CATALOGUE, flt
 from mpifl.comm import ClientStore, Transport, connect
 from mpifl.config import EvaluationConfig
 from mpifl.engine.policy import EveryArrival
@@ -52,6 +52,7 @@ def digest_of(
 def main(folder: Path, names: list[str], memory: str = "main") -> None:
     """Print the digests of the named cases."""
     transport, found = connect(), {}
+    flt.umap_plane = worlds.plane
     for case in (c for c in CASES if named(c) in names):
         try:
             found[named(case)] = digest_of(case, transport, folder / named(case).replace(" ", "_"), memory)
