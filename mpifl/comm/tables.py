@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mpifl.core.errors import UserError
+from mpifl.core.files import new_array
+
 from .failures import CannotGoOn
 from .transport import Transport
 
@@ -31,8 +34,12 @@ class Spread:
         self.owner, self.width = owner, shape[1]
         self.turn = np.zeros(shape[0], np.uint8)
         self._files = [f"{path}-{which}" for which in "ab"]
-        for name in self._files if first else ():
-            np.lib.format.open_memmap(name, "w+", np.float32, shape)
+        try:
+            for name in self._files if first else ():
+                new_array(Path(name), np.float32, shape)
+        except OSError as error:
+            remedy = f"no room for the rows of a table ({error}); name another folder"
+            raise UserError("system.scratch", str(path.parent), remedy) from error
         self._maps: list[torch.Tensor] = []
 
     def open(self) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import UserError
+from mpifl.core.files import new_array
 
 META = "meta.json"
 Progress = Callable[[str], None]
@@ -38,7 +39,7 @@ def save(folder: Path, name: str, array: np.ndarray) -> None:
 
 def allocate(folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Create `folder`/`name`.npy, uint8 of `shape`, and return it mapped for writing."""
-    return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=np.uint8, shape=shape)
+    return new_array(folder / f"{name}.npy", np.uint8, shape)
 
 
 def load(folder: Path, name: str) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.rng import key
+from mpifl.data import cache
 from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Channels, Source
 
@@ -57,11 +58,11 @@ class Synthetic(Source):
         address, total = key(0, "synthetic"), self.train + self.test
         patterns = address.of("patterns").numpy().integers(64, 192, (self.classes, *self.shape))
         labels = np.arange(total, dtype=np.int64) % self.classes
-        images = np.lib.format.open_memmap(scratch / "images.npy", "w+", np.uint8, (total, *self.shape))
+        images = cache.allocate(scratch, "images", (total, *self.shape))
         for start in range(0, total, BLOCK):
             mine = labels[start : start + BLOCK]
             rng = address.of("images", start).numpy()
             noise = rng.standard_normal((len(mine), *self.shape), dtype=np.float32) * self.noise
             images[start : start + BLOCK] = np.clip(patterns[mine] + noise, 0, 255).astype(np.uint8)
-        images.flush()
+        images.flush()  # type: ignore[attr-defined]
         return Pool(images, labels, self.train, self.classes)
