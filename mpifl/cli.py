@@ -11,10 +11,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .comm import CannotGoOn, RankLost, Transport, connect
 from .core.errors import Stopped, UserError, nearest, require
 from .core.memory import keep_freed
+
+if TYPE_CHECKING:
+    from .config import Config
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: try again
 
@@ -46,6 +50,11 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
     again = "--resume" in args.options
     args.options = [word for word in args.options if word != "--resume"]
     config = load_everywhere(transport, args.CONFIG, args.options)
+    if config.vary:
+        remedy = (
+            f"`mpifl study {args.CONFIG}` runs all cases; --vary null runs what stands beside them, alone"
+        )
+        raise UserError("vary", ", ".join(map(str, config.vary)), remedy)
     require(not again or config.output.id is not None, "--resume", True, "needs an output.id: which run?")
     folder = Path(config.output.folder) / f"{config.name}-{config.output.id}"
     if again and on_server(transport, (folder / "run.json").exists):
@@ -200,9 +209,10 @@ def plan(transport: Transport, args: argparse.Namespace) -> None:
     from .experiment import load_everywhere
     from .planning import describe
 
-    text = describe(load_everywhere(transport, args.CONFIG, args.options), transport)
+    config = load_everywhere(transport, args.CONFIG, args.options)
+    text = describe(config, transport)
     if transport.is_server:
-        print(text)
+        print(f"{text}{_not_varied(config)}")
 
 
 @command("CONFIG")
@@ -227,7 +237,13 @@ def data(transport: Transport, args: argparse.Namespace) -> None:
     sheet = Path(args.sheet or f"{config.name}-data.png")
     text = on_server(transport, lambda: look(config, sheet, lambda line: args.quiet or print(line)))
     if transport.is_server:
-        print(f"{text}\n\nsheet: {sheet}")
+        print(f"{text}{_not_varied(config)}\n\nsheet: {sheet}")
+
+
+def _not_varied(config: Config) -> str:
+    """Return what is said where only one of many cases is looked at."""
+    keys = ", ".join(map(str, config.vary or ()))
+    return f"\n\nvary: `mpifl study` gives other values to {keys}; this is without them" if keys else ""
 
 
 @command("WHAT")

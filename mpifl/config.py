@@ -9,6 +9,8 @@ defaults.
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from .comm.cost import COSTS, ByBytes
 from .comm.cuda import AUTO, DEVICE, MAIN
 from .core.algorithm import Algorithm
 from .core.errors import UserError, nearest, require
+from .core.textfiles import MAX_DEPTH, yaml_file, yaml_of
 from .data import SCENARIOS, SOURCES, DataConfig
 from .engine.checkpointing import CheckpointConfig
 from .engine.client_errors import ABORT, DROP
@@ -166,6 +169,16 @@ class Newcomers:
         require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
 
 
+MAX_NAME_BYTES = 100  # of a part of a folder's name; file systems take 255 for all of it
+
+
+def _check_name(key: str, name: str) -> None:
+    """Raise `UserError` unless a name can be part of a folder's name."""
+    require("/" not in name, key, name, "is part of a folder's name; leave out the slashes")
+    remedy = f"is part of a folder's name; take at most {MAX_NAME_BYTES} bytes"
+    require(len(os.fsencode(name)) <= MAX_NAME_BYTES, key, name, remedy)
+
+
 @dataclass(frozen=True)
 class OutputConfig:
     """Where results go.
@@ -179,6 +192,9 @@ class OutputConfig:
     folder: str = "runs"
     id: str | None = None
     model: bool = True
+
+    def __post_init__(self) -> None:
+        _check_name("id", self.id or "")
 
 
 @dataclass(frozen=True)
@@ -196,7 +212,7 @@ class Config:
         policy: when the server steps. delay, network, availability: how long visits take. clock: what orders
             arrivals.
         payload: the form in which numbers travel between clients and server.
-        vary: for `mpifl study`: keys, and the values that each takes. A single run ignores it.
+        vary: for `mpifl study`: keys, and the values that each takes; null for none.
     """
 
     algorithm: Algorithm = field(metadata={"catalogue": CATALOGUE})
@@ -219,15 +235,16 @@ class Config:
     payload: Payload = field(default_factory=Payload)
     availability: Availability = field(default_factory=Availability)
     clock: Any = field(default_factory=VirtualTime)
-    vary: dict = field(default_factory=dict)  # any keys
+    vary: dict | None = None  # any keys
 
     def __post_init__(self) -> None:
         error = self.on_client_error
         require(error in (DROP, ABORT), "on_client_error", error, f"take {DROP} or {ABORT}")
         require(self.rounds >= 1, "rounds", self.rounds, "take at least one round")
-        require(
-            self.participation > 0, "participation", self.participation, "take a share in (0, 1] or a number"
-        )
+        share, remedy = self.participation, "take a share in (0, 1], or a whole number of clients above 1"
+        require(0 < share <= 1 or (share > 1 and share == int(share)), "participation", share, remedy)
+        _check_name("name", self.name)
+        require(self.name not in ("", ".."), "name", self.name, "take a name")
 
 
 CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
@@ -245,6 +262,8 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (DataConfig, "scenario"): SCENARIOS,
 }
 CONFIGS = Path(__file__).parent / "configs"  # where a wheel keeps them
+MAX_BASES = 32  # one below the other
+MAX_INTEGER = 2**63 - 1
 
 
 # -- reading -------------------------------------------------------------------------------------------------
@@ -255,8 +274,9 @@ def find(name: str) -> Path:
     roots = [Path(), Path(__file__).parent.parent / "configs", CONFIGS]
     for root in roots:
         for path in (root / name, root / f"{name}.yaml"):
-            if path.is_file():
+            if os.path.isfile(path):
                 return path
+    require(not os.path.exists(name), "CONFIG", name, "is no file; name a YAML file")
     shipped = sorted({p.relative_to(r).as_posix() for r in roots[1:] for p in r.rglob("*.yaml")})
     near = get_close_matches(name, shipped, n=3, cutoff=0.5)
     places = sorted({f"{folder}/" if (folder := p.rpartition("/")[0]) else p for p in shipped})
@@ -268,10 +288,8 @@ def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the mapping in a configuration file, laid over its `base` (a path relative to the file)."""
     path = find(name)
     require(path.resolve() not in above, "base", str(path), "is its own base; take another or none")
-    try:
-        tree = yaml.safe_load(path.read_text()) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError("CONFIG", str(path), f"is not YAML: {' '.join(str(error).split())}") from error
+    require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
+    tree = yaml_file(path, "CONFIG") or {}
     require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
     base = tree.pop("base", None)
     return merged(read(str(path.parent / str(base)), (*above, path.resolve())), tree) if base else tree
@@ -304,6 +322,7 @@ def overrides(tokens: Sequence[str]) -> dict[str, Any]:
         require(bool(tokens), "option", key, "needs a value")
         value, *tokens = tokens
         node, *path = key[2:].split(".")[::-1]
+        require(len(path) < MAX_DEPTH, "option", key, f"has more than {MAX_DEPTH} parts")
         leaf = {node: _parsed(key, value)}
         for part in path:
             leaf = {part: leaf}
@@ -313,10 +332,7 @@ def overrides(tokens: Sequence[str]) -> dict[str, Any]:
 
 def _parsed(key: str, value: str) -> Any:
     """Return the value of an option."""
-    try:
-        return yaml.safe_load(value) if value else value
-    except yaml.YAMLError as error:
-        raise UserError(key, value, f"is not YAML: {' '.join(str(error).split())}") from error
+    return yaml_of(value, key, value) if value else value
 
 
 def load(name: str, options: Sequence[str] = ()) -> Config:
@@ -362,8 +378,9 @@ def _value(cls: type, name: str, value: Any, path: str) -> Any:
     if (cls, name) in CHOICES:
         return chosen(CHOICES[cls, name], {"name": value} if isinstance(value, str) else value, path)
     hint = get_type_hints(cls)[name]
-    if hint is Seeds and isinstance(value, int):
-        return Seeds(value, value, value, value)
+    if hint is Seeds and not isinstance(value, Mapping):
+        seed = coerced(int, value, path)
+        return Seeds(seed, seed, seed, seed)
     return coerced(hint, value, path)
 
 
@@ -371,7 +388,8 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
     """Return the object a section describes: `name` picks its class."""
     require(isinstance(tree, Mapping) and "name" in tree, path, tree, f"name one of {', '.join(catalogue)}")
     name, rest = tree["name"], {k: v for k, v in tree.items() if k != "name"}
-    if isinstance(name, str) and ":" in name:
+    require(isinstance(name, str), f"{path}.name", name, f"name one of {', '.join(catalogue)}")
+    if ":" in name:
         from .core.imports import load_object
 
         cls = load_object(name, f"{path}.name")
@@ -402,15 +420,30 @@ def coerced(hint: Any, value: Any, path: str) -> Any:
         require(len(kinds) == len(value), path, value, f"must be a list of {len(kinds)} values")
         return tuple(coerced(k, v, path) for k, v in zip(kinds, value, strict=True))
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            pass
+        return _number(value, path)
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    wrong = hint is not Any and (not isinstance(value, hint) or (hint is int and isinstance(value, bool)))
+    kind = origin or hint
+    wrong = isinstance(kind, type) and not isinstance(value, kind)
+    wrong = wrong or (hint is int and isinstance(value, bool))
     require(not wrong, path, value, f"must be of type {getattr(hint, '__name__', hint)}")
+    if isinstance(value, int):
+        require(abs(value) <= MAX_INTEGER, path, value, f"is too large; take at most {MAX_INTEGER}")
+    if isinstance(value, str):
+        require(value.isprintable(), path, value, "holds characters that cannot be printed; leave them out")
     return value
+
+
+def _number(value: float | str, path: str) -> float:
+    """Return a finite number."""
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise UserError(path, value, "must be of type float") from error
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    require(math.isfinite(number), path, value, "must be a finite number")
+    return number
 
 
 # -- writing -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,7 +24,8 @@ import yaml
 from . import config as configuration
 from .comm import Transport
 from .config import Config
-from .core.errors import require
+from .core.errors import UserError, require
+from .core.textfiles import yaml_file
 from .driver import check_policy
 from .experiment import on_server, run
 from .observe import folder as folders
@@ -34,6 +36,7 @@ from .retime import same_training, written
 
 STUDY = "study.yaml"  # in the study's folder: what it was begun with
 FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
+MAX_CASES = 10_000
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
 
 
@@ -57,13 +60,19 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     vary = tree.get("vary") or {}
     remedy = "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
     require(isinstance(vary, dict) and bool(vary), "vary", vary, remedy)
+    odd = [key for key in vary if not isinstance(key, str)]
+    require(not odd, "vary", odd[:1], "is no key of a configuration")
     axes = [_labelled(key, values) for key, values in vary.items()]
+    count = num_cases(vary)
+    require(count <= MAX_CASES, "vary", count, f"are more than {MAX_CASES} cases; take fewer values")
     out = []
     for combination in product(*axes):
         one = {name: value for name, value in tree.items() if name != "vary"}
         for key, (_, value) in zip(vary, combination, strict=True):
             if key == "configuration":
-                one = configuration.merged(configuration.read(str(value)), one)
+                file = configuration.read(str(value))
+                _check_method(tree, file, str(value))
+                one = configuration.merged(file, one)
             else:
                 one = configuration.merged(one, _nested(key, value))
         labels = dict(zip(vary, (label for label, _ in combination), strict=True))
@@ -72,7 +81,48 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     slugs = [case.slug for case in out]
     twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
     require(twice is None, "vary", twice, "two cases have the same name; label the values")
+    long = next((slug for slug in slugs if len(slug.encode()) > configuration.MAX_NAME_BYTES), None)
+    require(long is None, "vary", long, "is too long a name for a folder; label the values, in few letters")
+    _check_different(out, tree)
     return out
+
+
+def _check_method(own: Mapping[str, Any], file: Mapping[str, Any], name: str) -> None:
+    """Raise `UserError` where the study's own method takes the place of a varied configuration's: its row
+    would be labelled with a method that was never run.
+    """
+    mine, theirs = (_method(tree.get("algorithm")) for tree in (own, file))
+    remedy = (
+        f"vary.configuration {name} says {theirs}, which would never run; leave algorithm out of the study"
+    )
+    require(mine in (None, theirs), "algorithm", mine, remedy)
+
+
+def _method(section: Any) -> str | None:
+    """Return the name in the section of the method."""
+    name = section.get("name") if isinstance(section, dict) else section
+    return None if name is None else str(name)
+
+
+def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None:
+    """Raise `UserError` where two cases would be the same run."""
+    seen: dict[str, Case] = {}
+    for case in all_cases:
+        resolved = {
+            k: v for k, v in configuration.to_tree(case.config).items() if k not in ("name", "output")
+        }
+        known = seen.setdefault(json.dumps(resolved), case)
+        if known is not case:
+            keys = [key for key, label in case.labels.items() if known.labels[key] != label]
+            own = [key for key in tree if key not in ("vary", "name", "output", "system")]
+            why = f" below the study's own {', '.join(own)}" if "configuration" in keys and own else ""
+            remedy = f"the same run as {known.slug}{why}; take other values of {', '.join(keys)}"
+            raise UserError("vary", case.slug, remedy)
+
+
+def num_cases(vary: Mapping[str, Any]) -> int:
+    """Return how many cases there are."""
+    return prod(len(values) if isinstance(values, (list, dict)) else 1 for values in vary.values())
 
 
 def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
@@ -113,8 +163,16 @@ def study(name: str, options: Sequence[str], transport: Transport, quiet: bool =
 
 def go_on(folder: Path, transport: Transport, quiet: bool = False) -> Path | None:
     """Run what is left of a study; a case that had begun goes on from its last checkpoint."""
-    tree = yaml.safe_load(on_server(transport, (folder / STUDY).read_text))
+    tree = on_server(transport, lambda: _begun(folder))
     return _run_all(tree, folder, transport, quiet)
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    """Return the tree that a study was begun with, checked."""
+    tree = yaml_file(folder / STUDY, "RUN")
+    require(isinstance(tree, dict), "RUN", str(folder), f"has a {STUDY} that holds no mapping")
+    cases(tree)
+    return dict(tree)
 
 
 def _run_all(tree: dict[str, Any], folder: Path, transport: Transport, quiet: bool) -> Path | None:

@@ -4,6 +4,7 @@ ranks once."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -119,6 +120,33 @@ OPTIONS = {
         ["--system.device", "cpu", "--system.graphs", "true"],
         ["system.graphs = True", "need a GPU"],
     ),
+    "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
+    "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
+    "an infinite rate": (["--local.lr", "inf"], ["local.lr = 'inf'", "finite"]),
+    "an angle that is no number": (
+        ["--data.scenario.angles", "[0, .nan]"],
+        ["data.scenario.angles", "finite"],
+    ),
+    "dropout that is no number": (
+        ["--model", "{name: flt_cnn_mnist, dropout: nan}"],
+        ["model.dropout", "finite"],
+    ),
+    "a truth for seeds": (["--seed", "true"], ["seed = True", "int"]),
+    "an integer of 400 digits": (["--rounds", "9" * 400], ["rounds = 999", "too large"]),
+    "a number of 400 digits": (["--local.lr", "9" * 400], ["local.lr = 999", "finite"]),
+    "an integer of 5000 digits": (["--rounds", "9" * 5000], ["--rounds", "not YAML"]),
+    "leading zeros": (["--rounds", "010"], ["rounds = '010'", "int"]),
+    "minutes for a number": (["--rounds", "12:30"], ["rounds = '12:30'", "int"]),
+    "an output id above its folder": (["--output.id", "../../x"], ["output.id = '../../x'", "slashes"]),
+    "a name above its folder": (["--name", "../x"], ["name = '../x'", "slashes"]),
+    "a name of 300 characters": (["--name", "n" * 300], ["name = 'nnn", "100 bytes"]),
+    "a name with NUL": (["--output.folder", '"a\\0b"'], ["output.folder = 'a\\x00b'", "leave them out"]),
+    "bytes that are not UTF-8": (["--output.folder", "a\udcffb"], ["--output.folder", "not YAML"]),
+    "an option of 1000 parts": (["--" + "a." * 1000, "1"], ["option", "parts"]),
+    "a list nested 1000 times": (["--vary", "[" * 1000], ["--vary", "deeper"]),
+    "a list as a name": (["--model", "{name: [mlp]}"], ["model.name = ['mlp']", "name one of"]),
+    "a key twice in an option": (["--local", "{lr: 1, lr: 2}"], ["--local", "'lr'", "twice"]),
+    "a line break in an option": (["--a\nb", "1"], ["a b", "unknown key"]),
     "an option without value": (["--rounds"], ["--rounds", "needs a value"]),
     "a value without option": (["rounds", "3"], ["rounds", "--key.path"]),
     "a value that is not YAML": (["--model", "{name: mlp"], ["--model", "YAML"]),
@@ -146,11 +174,19 @@ def test_a_gpu_is_refused_where_there_is_none(refused):
     assert "system.device = 'cuda'" in refused("run", str(CONFIG), "--system.device", "cuda")
 
 
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
 FILES = {
     "not YAML": ("rounds: [1,\nname: x", ["is not YAML"]),
     "tabs": ("local:\n\tlr: 1\n", ["is not YAML"]),
     "a list": ("- 1\n- 2\n", ["mapping"]),
-    "binary": ("\udcff\udcfe\x00", ["is not YAML"]),
+    "binary": ("\udcff\udcfe\x00", ["is not text"]),
+    "a key twice": ("rounds: 1\nlocal:\n  lr: 1\nrounds: 2\n", ["line 4", "'rounds'", "twice"]),
+    "aliases that multiply": (BOMB, ["is not YAML", "values"]),
+    "an alias of itself": ("vary: &a [*a]\n", ["is not YAML", "contains itself"]),
+    "a nested list": ("vary: " + "[" * 100_000, ["is not YAML", "deeper"]),
+    "a date that is none": ("rounds: 2024-99-99\n", ["rounds = '2024-99-99'", "int"]),
+    "a tag": ("name: !!python/object:os.getcwd {}\n", ["is not YAML", "tags"]),
+    "a date by its tag": ("name: !!timestamp x\n", ["is not YAML", "tags"]),
     "nothing chosen": ("rounds: 3\n", ["algorithm", "is missing", "fedavg"]),
     "a base that is not there": ("base: nowhere.yaml\n", ["nowhere.yaml", "no such file"]),
     "a base that is itself": ("base: wrong.yaml\n", ["wrong.yaml", "base"]),
@@ -171,6 +207,22 @@ def test_files_are_refused_in_one_line(case, refused, tmp_path):
 def test_a_file_that_is_not_there_is_refused_and_what_is_there_named(refused):
     assert "quickstart.yaml" in refused("run", "quickstartt")
     assert "quickstart.yaml" in refused("plan", "nothing")
+
+
+def test_what_is_no_file_is_refused_as_a_configuration(refused, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large.yaml").write_text("# " + "x" * (2 << 20))
+    assert "is no file" in refused("run", str(tmp_path / "pipe"))
+    assert "is no file" in refused("run", str(tmp_path))
+    assert "no such file" in refused("run", "x" * 300)
+    assert "no such file" in refused("run", "a\0b")
+    assert "bytes, more than" in refused("run", str(tmp_path / "large.yaml"))
+
+
+def test_a_chain_of_bases_has_an_end(refused, tmp_path):
+    for i in range(1500):
+        (tmp_path / f"{i}.yaml").write_text(f"base: {i + 1}.yaml\n")
+    assert "base" in refused("run", str(tmp_path / "0.yaml"))
 
 
 def test_unknown_names_are_refused(refused):

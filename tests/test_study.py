@@ -140,6 +140,36 @@ def test_a_study_varies_whole_configurations_below_its_own_keys():
     assert [(c.config.rounds, c.config.local.lr) for c in found] == [(2, 0.02)] * 2 + [(2, 0.1)] * 2
 
 
+def test_a_study_whose_own_method_hides_those_it_varies_is_refused():
+    """Six rows named after six methods were all FedAvg."""
+    vary = {"configuration": ["algorithms/fedavg", "algorithms/fedprox"]}
+    with pytest.raises(
+        UserError, match=r"algorithm = .fedavg.: vary\.configuration algorithms/fedprox says fedprox"
+    ):
+        cases({"algorithm": {"name": "fedavg"}, "vary": vary})
+    assert len(cases({"local": {"lr": 0.5}, "vary": vary})) == 2
+
+
+def test_a_study_whose_own_keys_make_two_configurations_the_same_is_refused(tmp_path):
+    tree = "name: {0}\nalgorithm: fedavg\nmodel: mlp\nlocal: {{lr: {1}}}\n"
+    files = {name: tmp_path / f"{name}.yaml" for name in ("slow", "fast")}
+    for (name, file), lr in zip(files.items(), (0.1, 0.2), strict=True):
+        file.write_text(tree.format(name, lr))
+    vary = {"configuration": {name: str(file) for name, file in files.items()}}
+    assert [case.config.local.lr for case in cases({"rounds": 3, "vary": vary})] == [0.1, 0.2]
+    with pytest.raises(UserError, match=r"the same run as slow below the study's own rounds, local"):
+        cases({"rounds": 3, "local": {"lr": 0.5}, "vary": vary})
+
+
+def test_a_run_of_a_study_is_refused_and_the_command_named(tmp_path, capsys):
+    place = ["--output.folder", str(tmp_path), "--output.id", "x"]
+    assert main(["run", TINY, "-q", "--vary", "{seed: [0, 1]}", "--resume", *place]) == 2
+    assert f"vary = 'seed': `mpifl study {TINY}` runs all" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert main(["run", TINY, "-q", "--vary", "{seed: [0, 1]}", "--vary", "null", *place]) == 0
+    assert (tmp_path / "tiny-x" / "summary.json").is_file()
+
+
 def test_figures_over_seeds_are_means_with_standard_deviations():
     """1 and 3: mean 2, standard deviation sqrt(2)."""
     rows = [{"m": "a", "seed": s, "x": x, "bytes": 8} for s, x in (("0", 1.0), ("1", 3.0))]
@@ -157,6 +187,11 @@ def test_figures_over_seeds_are_means_with_standard_deviations():
         ({"local.epoch": [1]}, "local.epoch = 1: unknown key"),
         ({"policy": ["rounds", "every_arrival"], "algorithm": ["fedavg", "cfl"]}, "CFL compares the uploads"),
         ({"rounds": [2, 2]}, "two cases have the same name; label the values"),
+        ({"seed": {"a": 3, "b": 3}}, "vary = 'b': the same run as a; take other values of seed"),
+        ({"local.lr": [0.1, 1.0], "seed": {"a": 0, "b": 0}}, "take other values of seed"),
+        ({"local.lr": {"x" * 200: 0.1}}, "too long a name"),
+        ({"rounds": [*range(1, 102)], "seed": [*range(100)]}, "vary = 10100: are more than 10000 cases"),
+        ({2: [1]}, r"vary = \[2\]: is no key"),
     ],
 )
 def test_a_study_that_cannot_run_is_refused_before_it_begins(vary, message):

@@ -16,7 +16,7 @@ class UserError(ValueError):
 
     def __init__(self, key: str, value: Any, remedy: str) -> None:
         self.key, self.value, self.remedy = key, value, remedy
-        super().__init__(f"{key} = {value!r}: {remedy}")
+        super().__init__(one_line(f"{shortened(key)} = {shortened(_written(value))}: {remedy}"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.key, self.value, self.remedy)  # so that it can travel between ranks
@@ -24,6 +24,25 @@ class UserError(ValueError):
     def under(self, prefix: str) -> UserError:
         """Return the same error, its key placed below `prefix`."""
         return UserError(f"{prefix}.{self.key}" if prefix else self.key, self.value, self.remedy)
+
+
+def _written(value: Any) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; a list in itself
+        return f"a {type(value).__name__}"
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """Return a text of at most so many characters, its middle left out."""
+    half = most // 2 - 2
+    return text if len(text) <= most else f"{text[:half]} .. {text[-half:]}"
+
+
+def one_line(text: str) -> str:
+    """Return a text on one line: line breaks as spaces, other characters that cannot be printed escaped."""
+    text = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def require(condition: bool, key: str, value: Any, remedy: str) -> None:

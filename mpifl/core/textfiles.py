@@ -1,0 +1,217 @@
+"""Text that people or other programs wrote, read with limits: what cannot be read is refused in one line.
+
+YAML is taken strictly: a key stands once in a mapping; dates, base 60 and leading zeros are words, not
+numbers (`010` was 8, `12:30` was 750); aliases may not multiply what is written.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import UserError, require
+
+MAX_BYTES = 1 << 20  # of a configuration or of an option's value; the largest that ships has 4 kB
+MAX_DEPTH, MAX_NODES = 32, 100_000  # of a YAML tree; nodes as often as aliases repeat them
+MERGE = "tag:yaml.org,2002:merge"
+TAGS = (
+    MERGE,
+    *(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")),
+)
+FAULTS = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+
+
+def text_of(path: Path, key: str, most_bytes: int | None = None) -> str:
+    """Return the text of a file.
+
+    Raises:
+        UserError: under `key`, where it is no regular file, cannot be read, is larger than `most_bytes` or is
+            not UTF-8.
+    """
+    try:
+        found = path.stat()
+        require(stat.S_ISREG(found.st_mode), key, str(path), "is not a file")
+        large = f"has {found.st_size} bytes, more than {most_bytes}; is it the right file?"
+        require(most_bytes is None or found.st_size <= most_bytes, key, str(path), large)
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise UserError(key, str(path), f"cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(key, str(path), f"is not text in UTF-8 (byte {error.start})") from error
+    except ValueError as error:  # a name with NUL
+        raise UserError(key, str(path), f"cannot be read ({error})") from error
+    return text
+
+
+# -- YAML ----------------------------------------------------------------------------------------------------
+
+
+_BASE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built with it
+
+
+class _Loader(_BASE):  # type: ignore[misc, valid-type]
+    def get_single_node(self) -> yaml.Node | None:
+        """Return the tree, checked before anything is made of it."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _check(node)
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping in which no key stands twice."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key_node.start_mark)
+            if key_node.tag == MERGE:
+                continue
+            key = self.construct_object(key_node)
+            if key in seen:
+                problem = f"the key {key!r} stands twice; leave one out"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+            seen.add(key)
+        return dict(super().construct_mapping(node, deep))
+
+
+_DROPPED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag not in _DROPPED]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)$"),
+    [*"-+0123456789"],
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?|\.(?:inf|Inf|INF))$|\.(?:nan|NaN|NAN)$"
+    ),
+    [*"-+0123456789."],
+)
+
+
+def _check_depth(text: str) -> None:
+    """Raise where a text is nested too deeply: what makes a tree of it would end in a segmentation fault."""
+    depth = 0
+    for event in yaml.parse(text, _BASE):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            problem = f"it is nested deeper than {MAX_DEPTH} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+def _check(root: yaml.Node) -> None:
+    """Raise where a tree contains itself, has tags, or too many nodes when aliases are written out."""
+    sizes: dict[int, int] = {}  # of finished nodes
+    path: list[tuple[yaml.Node, Iterator[yaml.Node]]] = [(root, _below(root))]
+    under_way = {id(root)}
+    while path:
+        node, rest = path[-1]
+        child = next(rest, None)
+        if node.tag not in TAGS:
+            raise yaml.MarkedYAMLError(problem=f"no tags, like {node.tag}", problem_mark=node.start_mark)
+        if child is None:
+            path.pop()
+            under_way.discard(id(node))
+            sizes[id(node)] = 1 + sum(sizes[id(n)] for n in _below(node))
+            if sizes[id(node)] > MAX_NODES:
+                problem = f"it holds more than {MAX_NODES} values"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        elif id(child) in under_way:
+            raise yaml.MarkedYAMLError(problem="an alias contains itself", problem_mark=child.start_mark)
+        elif id(child) not in sizes:
+            if len(path) > MAX_DEPTH:  # by aliases
+                problem = f"it is nested deeper than {MAX_DEPTH} levels"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=child.start_mark)
+            path.append((child, _below(child)))
+            under_way.add(id(child))
+
+
+def _below(node: yaml.Node) -> Iterator[yaml.Node]:
+    """Yield the nodes right below a node."""
+    if isinstance(node, yaml.SequenceNode):
+        yield from node.value
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield key
+            yield value
+
+
+def yaml_of(text: str, key: str, value: str) -> Any:
+    """Return what a YAML text holds.
+
+    Args:
+        value: what is named in a message, in place of the text.
+
+    Raises:
+        UserError: under `key`, with line and column of the fault.
+    """
+    require(len(text) <= MAX_BYTES, key, value, f"has {len(text)} characters, more than {MAX_BYTES}")
+    try:
+        _check_depth(text)
+        return yaml.load(text, _Loader)
+    except FAULTS as error:
+        raise UserError(key, value, f"is not YAML{_place(error)}: {_problem(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(getattr(error, "problem", None) or error)
+
+
+def yaml_file(path: Path, key: str) -> Any:
+    """Return what a YAML file holds; raises as `text_of` and `yaml_of`."""
+    return yaml_of(text_of(path, key, MAX_BYTES), key, str(path))
+
+
+# -- JSON and CSV --------------------------------------------------------------------------------------------
+
+
+def json_file(path: Path, key: str) -> Any:
+    """Return what a JSON file holds; `UserError` under `key` where it is none."""
+    try:
+        return json.loads(text_of(path, key))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(key, str(path), f"is not JSON: {error}") from error
+
+
+def csv_file(path: Path, key: str, columns: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield each row of a CSV file behind its place, "FILE line NUMBER".
+
+    Raises:
+        UserError: under `key`, where it cannot be read or lacks one of `columns`; under the place, where a
+            row has another number of fields than the head.
+    """
+    table = csv.reader(text_of(path, key).splitlines(keepends=True))
+    place = str(path)
+    try:
+        head = next(table, [])
+        missing = [name for name in columns if name not in head]
+        require(not missing, key, str(path), f"has no column {', '.join(missing)}")
+        twice = [name for name in head if head.count(name) > 1]
+        require(not twice, key, str(path), f"has two columns {twice[:1]}")
+        for row in table:
+            place = f"{path} line {table.line_num}"
+            if row:
+                fits = len(row) == len(head)
+                require(fits, place, row, f"has {len(row)} fields, the head {len(head)}")
+                yield place, dict(zip(head, row, strict=True))
+    except csv.Error as error:
+        raise UserError(key, place, f"is not CSV: {error}") from error
