@@ -345,6 +345,7 @@ def _observer(
                 traffic,
                 record.timing,
                 record.virtual_seconds,
+                bench.config.algorithm.placed(record.server, taker.visits > 0),
             )
             note = f"accuracy {row['accuracy_mean']:.4f}  worst {row['accuracy_worst']:.4f}"
             if bench.federation.groups is not None:

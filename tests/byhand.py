@@ -20,30 +20,48 @@ KEY = key(0)
 class Quadratic(Client):
     """A client with F(w) = 1/2 ||w - target||^2, whose gradient is w - target on every mini-batch.
 
+    Validation and test data have targets of their own, so that a method which reads the wrong ones goes
+    astray. An image is one number that says which data it belongs to: 0, 1 or 2.
+
     Args:
-        target: [d]. lr: rate of plain SGD. steps: mini-batches of one visit.
+        target: of the training data, 10 samples [d].
+        lr: rate of plain SGD.
+        steps: mini-batches of one visit.
+        init: the common initial vector.
+        val: target of the validation data, 8 samples; by default 100 in each number.
+        test: target of the test data, 6 samples; by default -100 in each number.
     """
 
     def __init__(
-        self, target: list[float], lr: float = 0.5, steps: int = 1, init: list[float] | None = None
+        self,
+        target: list[float],
+        lr: float = 0.5,
+        steps: int = 1,
+        init: list[float] | None = None,
+        val: list[float] | None = None,
+        test: list[float] | None = None,
     ) -> None:
         self.id, self.visit, self.num_samples = 0, 0, 10
         self.target, self.lr, self.steps = torch.tensor(target), lr, steps
+        others = val or [100.0] * len(target), test or [-100.0] * len(target)
+        self.targets = self.target, *(torch.tensor(t) for t in others)
         self.layout = Layout(("w",), ((len(target),),), len(target))
         self.init = torch.tensor(init) if init is not None else torch.zeros(len(target))
 
     @property
     def data(self) -> ClientData:
-        """Samples without content."""
-        split = Split(torch.zeros(10, 1), torch.zeros(10, dtype=torch.int64))
-        return ClientData(split, split, split)
+        """Samples that say which data they belong to."""
+        return ClientData(*(images(kind, n) for kind, n in enumerate((10, 8, 6))))
+
+    def _target(self, split: Split | None) -> torch.Tensor:
+        return self.targets[0 if split is None else int(split.x.reshape(-1)[0])]
 
     def sgd(self, start, key, *, direction=None, loss=None, part=None, split=None, **changes: Any) -> Trained:
         """Take `steps` steps, or one for each epoch on a given split."""
-        w, lr = start.clone(), changes.get("lr", self.lr)
+        w, lr, target = start.clone(), changes.get("lr", self.lr), self._target(split)
         steps = changes.get("steps", self.steps if split is None else changes.get("epochs"))
         for _ in range(steps):
-            g = w - self.target
+            g = w - target
             g = direction(g, w) if direction else g
             w = w - lr * (g + changes.get("weight_decay", 0.0) * w)
         return Trained(w, steps, 0.0, lr)
@@ -51,42 +69,59 @@ class Quadratic(Client):
     def batches(self, key, **changes: Any) -> Iterator[Split]:
         """Yield `steps` batches an epoch."""
         for _ in range(self.steps * changes.get("epochs", 1)):
-            yield Split(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))
+            yield images(0, 2)
 
     def gradient(self, vector, split=None):
         """Return w - target."""
-        return vector - self.target
+        return vector - self._target(split)
 
     def loss(self, vector, split=None) -> float:
         """Return F(w)."""
-        return float((vector - self.target).square().sum() / 2)
+        return float((vector - self._target(split)).square().sum() / 2)
 
     def losses(self, vector, split=None):
         """Return F(w), the same for each sample."""
-        return torch.full((10,), self.loss(vector))
+        return torch.full((10 if split is None else len(split),), self.loss(vector, split))
 
     def judge(self, vector, split=None) -> dict[str, float]:
-        """Return F(w)."""
-        return {"accuracy": 0.0, "loss": self.loss(vector)}
+        """Return F(w), on the test data unless said otherwise."""
+        return {"accuracy": 0.0, "loss": self.loss(vector, self.data.test if split is None else split)}
 
 
 Quadratic.__abstractmethods__ = frozenset()  # what a quadratic has no use for is left out: images, classes
 
 
 class Told(Quadratic):
-    """A client whose losses and chances are told: a model's first number says which."""
+    """A client whose losses and chances are told: a model's first number says which.
 
-    def __init__(self, losses: list[list[float]], chances: list[list[list[float]]] | None = None) -> None:
+    Args:
+        losses: of each model on each training sample [K, n]; val: on each validation sample.
+        chances: of each label [K, n, L], for any images.
+    """
+
+    def __init__(
+        self,
+        losses: list[list[float]],
+        chances: list[list[list[float]]] | None = None,
+        val: list[list[float]] | None = None,
+    ) -> None:
         super().__init__([0.0])
-        self.told, self.chances = torch.tensor(losses), torch.tensor(chances or [])
+        self.told = torch.tensor(losses), torch.tensor(val or [])
+        self.chances = torch.tensor(chances or [])
 
     def losses(self, vector, split=None):
         """Return the told losses of a model."""
-        return self.told[int(vector[0])]
+        kind = 0 if split is None else int(split.x.reshape(-1)[0])
+        return self.told[kind][int(vector[0])]
 
     def logits(self, vector, x):
         """Return the told chances of a model, as logits."""
         return self.chances[int(vector[0])].log()
+
+
+def images(kind: int, n: int, labels: list[int] | None = None) -> Split:
+    """Return `n` images of one number, `kind`, labelled 0 unless said otherwise."""
+    return Split(torch.full((n, 1), float(kind)), torch.tensor(labels or [0] * n))
 
 
 def message(step: int = 1, **tables: list[list[float]]) -> Message:

@@ -53,6 +53,10 @@ class ClusteredAsync(Algorithm):
         rows = world.init(0).repeat(int(labels.max()) + 1, 1)
         return Server({"model": rows}, labels)
 
+    def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
+        """The earlier run placed everyone."""
+        return np.ones_like(visited)
+
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train near the cluster's model."""
         return train_near(message["model"][0], self.rho, client, key), {}

@@ -3,8 +3,8 @@
 Cai et al., "FedCE: Personalized Federated Learning Method based on Clustering Ensembles", ACM MM 2023. No
 official code is known; this follows what the EMD-CFL repository states. Legend: L_i vector of client c's
 batch-mean validation losses under model w_i, b the model of smallest mean, h[c, i] association. In a visit
-h[c, b] grows by 1 and the others by exp(-delta ||L_b - L_i||_2); c trains w_b and is judged by it; w_i <-
-sum_c a_ci w_c, a_.i = softmax_c h[c, i].
+h[c, b] grows by 1 and the others by exp(-delta ||L_b - L_i||_2); c trains w_b and is judged by it (before its
+first visit by the w_b it would train); w_i <- sum_c a_ci w_c, a_.i = softmax_c h[c, i].
 
 Variant `emdcfl`: the running best is incremented while the models are compared, up to K times a visit (its
 defect).
@@ -20,7 +20,7 @@ import torch
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, rows
-from mpifl.core.types import Reads
+from mpifl.core.types import Reads, Vector
 from mpifl.local.mixture import component_losses
 
 VAL_BATCH = 64  # samples
@@ -63,11 +63,24 @@ class FedCE(Algorithm):
         """Judge by the last best model."""
         return {"model": (int(server.assign[k]),)}
 
+    def serves_unseen(self, server: Server, k: int) -> Reads:
+        """Judge by the best of all models."""
+        return self.reads(server, k)
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the model that was served; of several the best."""
+        models = message["model"]
+        return models[self._compare(models, client)[0] if len(models) > 1 else 0]
+
+    def _compare(self, models: torch.Tensor, client: Client) -> tuple[int, np.ndarray]:
+        """Return the best of `models` [K, d] on validation data, and the growth [K] of the association."""
+        losses = component_losses(client, models, client.data.val)  # [K, n]
+        L = torch.stack([batch.mean(1) for batch in losses.split(VAL_BATCH, dim=1)], 1)
+        return association(L.cpu().double().numpy(), self.delta, self.variant == "emdcfl")
+
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Compare the models, train the best."""
-        losses = component_losses(client, message["model"], client.data.val)  # [K, n]
-        L = torch.stack([batch.mean(1) for batch in losses.split(VAL_BATCH, dim=1)], 1)
-        b, h = association(L.cpu().double().numpy(), self.delta, self.variant == "emdcfl")
+        b, h = self._compare(message["model"], client)
         w = client.sgd(message["model"][b], key)
         notes = {"association": h, "best": b}
         return client.report(notes, {"train_loss": w.loss}, unsent=("best",), model=w.vector), {}

@@ -99,6 +99,10 @@ class FedCUAU(Algorithm):
         memo = {name: np.array([(s.start, s.stop) for s in part]) for name, part in parts.items()}
         return Server(tables, assign, {"cuau": cuau, **memo})
 
+    def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
+        """All clients gave their statistics before training."""
+        return np.ones_like(visited)
+
     def reads(self, server: Server, k: int) -> Reads:
         """Download the trunk and the copies from the own cluster's upwards."""
         return {"trunk": (0,), "block": tuple(range(int(server.assign[k]), self.num_clusters))}

@@ -11,6 +11,9 @@ who take part, each counting the same. `emdcfl` (EMD-CFL's): one E and one M ste
 samples, after a first assignment by chance (there: k-means on numerical noise), and clients are held near
 their centre by the unsquared norms of all tensors. That repository takes both steps before the training of a
 round and never aggregates the last one: its T rounds are T - 1 here.
+
+A client that never took part has no w_i; it is judged by the centre of lowest training loss. (The centre
+nearest to what it would train is mostly the one it would start from.)
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from mpifl.cluster.grouping import kmeans, principal_coordinates
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, by_cluster
+from mpifl.core.types import Reads, Vector
+from mpifl.local.choose import fitting_model
 from mpifl.local.directions import unsquared
 
 VARIANTS = ("flt", "flexcfl", "emdcfl")
@@ -58,6 +63,14 @@ class FeSEM(Algorithm):
         drawn = key.numpy().integers(self.num_clusters, size=world.num_clients)
         assign = np.zeros(world.num_clients, np.int64) if self.variant == "flt" else drawn
         return Server({"model": centres}, assign)
+
+    def serves_unseen(self, server: Server, k: int) -> Reads:
+        """Judge by the centre that fits best, of all."""
+        return {"model": tuple(range(self.num_clusters))}
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the centre that was served; of several the one that fits best."""
+        return fitting_model(client, message["model"])
 
     def compares(self, server: Server) -> bool:
         """Only whole k-means reads products."""

@@ -3,7 +3,7 @@
 Mansour et al., "Three Approaches for Personalization with Applications to Federated Learning", 2020,
 Algorithm HypCluster. As IFCA's model averaging, except that a cluster's clients count by their samples, and
 that the paper looks at any number of hypotheses from independent starts. The choice at test time is the last
-training choice.
+training choice; a client that never took part chooses when it is judged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Reads, Report, Server, State, World
 from mpifl.core.mixing import Plan, by_cluster
-from mpifl.local.choose import best_model
+from mpifl.core.types import Vector
+from mpifl.local.choose import best_model, fitting_model
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ class HypCluster(Algorithm):
     def serves(self, server: Server, k: int) -> Reads:
         """Judge by the last chosen one."""
         return {"model": (int(server.assign[k]),)}
+
+    def serves_unseen(self, server: Server, k: int) -> Reads:
+        """Judge by the hypothesis that fits best, of all."""
+        return self.reads(server, k)
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the hypothesis that was served; of several the one that fits best."""
+        return fitting_model(client, message["model"])
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the best hypothesis."""

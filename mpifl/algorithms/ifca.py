@@ -5,10 +5,10 @@ averaging, or (`variant="gradient"`) w_k <- w_k - (gamma / M) sum of the members
 part. With weight sharing (`share="body"`, section 5) only the last layer is per cluster and the body is
 averaged over everyone.
 
-Differs: the choice at test time is the last training choice (the repository peeks at test labels); clients
-that never took part use model 0. Gradients are those of all training data. Selection on validation data is
-the EMD-CFL repository's reading. `restarts` is the repository's search for initial models: without it two
-groups often choose the same one.
+Differs: the choice at test time is the last training choice (the repository peeks at test labels), and a
+client that never took part chooses when it is judged, as in a visit. Gradients are those of all training
+data. Selection on validation data is the EMD-CFL repository's reading. `restarts` is the repository's search
+for initial models: without it two groups often choose the same one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Rep
 from mpifl.core.mixing import Plan, add, by_cluster
 from mpifl.core.params import put, take
 from mpifl.core.types import Reads, Vector
-from mpifl.local.choose import best_model
+from mpifl.local.choose import best_model, fitting_model
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,10 @@ class IFCA(Algorithm):
         own = (int(server.assign[k]),)
         return {name: (0,) if name == "body" else own for name in server.tables}
 
+    def serves_unseen(self, server: Server, k: int) -> Reads:
+        """Judge by the model that fits best, of all."""
+        return self.reads(server, k)
+
     def _models(self, message: Message, client: Client) -> list[Vector]:
         """Return the models that were downloaded, in order."""
         if self.share == "none":
@@ -108,8 +112,8 @@ class IFCA(Algorithm):
         return [put(w, client.layout.part("head"), head) for head in message["head"]]
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the model that was served."""
-        return self._models(message, client)[0]
+        """Return the model that was served; of several the one that fits best."""
+        return fitting_model(client, self._models(message, client), self._split(client))
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Choose k = argmin_j F_i(w_j), train w_k."""

@@ -93,6 +93,10 @@ class UCFL(Algorithm):
         table = world.init(0)[None].expand(len(mixtures(memo)), -1)
         return Server({"model": table}, np.asarray(assign, np.int64), memo)
 
+    def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
+        """All clients gave their statistics before training."""
+        return np.ones_like(visited)
+
     def reads(self, server: Server, k: int) -> Reads:
         """Download the own mixture, or all streams."""
         num_streams = len(mixtures(server.memo))

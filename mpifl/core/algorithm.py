@@ -147,6 +147,13 @@ class Algorithm(ABC):
         """Return the rows that client `k` is judged with. Default: what it downloads."""
         return self.reads(server, k)
 
+    def serves_unseen(self, server: Server, k: int) -> Reads:
+        """Return the rows that client `k` is judged with before its first visit. Default: those of `serves`.
+
+        A method whose clients choose their row at a visit serves all rows here; `model_of` then chooses.
+        """
+        return self.serves(server, k)
+
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train at the client: from what it downloaded and its own state to a report and its next state.
 
@@ -196,6 +203,13 @@ class Algorithm(ABC):
     def labels(self, server: Server) -> np.ndarray:
         """Return the estimated cluster [N] of each client. Default: its row."""
         return server.assign
+
+    def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
+        """Return whose cluster is known, bool [N]; the others stand wherever they began.
+
+        Default: those in `visited` and, where the method has newcomers, in `memo["known"]`.
+        """
+        return visited | server.memo["known"].astype(bool) if self.needs.newcomers else visited
 
     def mixtures(self, server: Server) -> np.ndarray | None:
         """Return the estimated share [N, K] of each group in each client's data (none by default)."""

@@ -342,7 +342,8 @@ class Stepper:
         """Return the scores of `clients` on rank 0: name -> float64 [len(clients)]."""
         parcels = None
         if server is not None:
-            serves = {int(k): self.algorithm.serves(server, int(k)) for k in clients}
+            hooks = self.algorithm.serves_unseen, self.algorithm.serves
+            serves = {int(k): hooks[bool(self.visits[k])](server, int(k)) for k in clients}
             parcels = self.parcels(
                 server.version, clients, serves, self.sizes[clients, 2] + 1, server.version
             )

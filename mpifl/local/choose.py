@@ -1,4 +1,4 @@
-"""Which of several models fits a client's data. IFCA and HypCluster."""
+"""Which of several models fits a client's data. IFCA, HypCluster and FeSEM."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ def best_model(client: Client, models: Sequence[Vector] | torch.Tensor, split: S
     equals.
     """
     return int(np.argmin([client.loss(w, split) for w in models]))
+
+
+def fitting_model(
+    client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None
+) -> Vector:
+    """Return the model that a client is judged by: the one that was served, or `best_model` of several."""
+    return models[best_model(client, models, split) if len(models) > 1 else 0]

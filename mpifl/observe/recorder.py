@@ -39,6 +39,7 @@ def metrics_row(
     pool: int | None = None,
     aimed: np.ndarray | None = None,
     before: np.ndarray | None = None,
+    placed: np.ndarray | None = None,
 ) -> dict[str, float | int]:
     """Return the figures of one evaluated round; accuracies are fractions, `accuracy_variance` is in percent
     squared.
@@ -49,6 +50,8 @@ def metrics_row(
         pool: number of different test samples, for the binomial standard error.
         aimed: bool, which of the judged clients a backdoor is aimed at.
         before: the labels at the last evaluation.
+        placed: bool, whose cluster is known [N]. The others do not count as members of the cluster that they
+            stand in, except in `ari_everyone`; `num_unplaced` says how many they are. Default: all are known.
     """
     summary = accuracy_summary(scores["accuracy"], pool)
     row: dict[str, float | int] = {
@@ -67,9 +70,14 @@ def metrics_row(
                 row |= {f"{name}_{what}": float(of(values)) for what, of in spreads}
             if aimed is not None and aimed.any():
                 row[f"{name}_targets_mean"] = float(np.nanmean(values[aimed]))
-    row["num_clusters"] = len(np.unique(labels))
+    known = np.ones(len(labels), bool) if placed is None else placed
+    row["num_clusters"] = len(np.unique(labels[known]))
+    row["num_unplaced"] = int((~known).sum())
     for name, agreement in (("ari", ari), ("nmi", nmi), ("purity", purity)):
-        row[name] = agreement(labels, groups) if groups is not None else float("nan")
+        row[name] = float("nan")
+        if groups is not None and known.any():
+            row[name] = agreement(labels[known], groups[known])
+    row["ari_everyone"] = ari(labels, groups) if groups is not None else float("nan")
     row["churn"] = churn(before, labels) if before is not None else float("nan")
     return row
 
@@ -93,6 +101,7 @@ class Recorder:
         self.last: dict[str, float | int] = {}
         self.clients: list[dict[str, Any]] = []
         self._labels: list[np.ndarray] = []
+        self._placed = np.zeros(0, bool)
         self._arrivals: list[Mapping[str, Any]] = []
 
     def judged(
@@ -106,18 +115,21 @@ class Recorder:
         traffic: Mapping[str, int],
         timing: Sequence[Mapping[str, float]],
         virtual_seconds: float | None = None,
+        placed: np.ndarray | None = None,
     ) -> dict[str, float | int]:
         """Add an evaluated round and return its figures.
 
         Args:
             labels: estimated cluster of each client [N].
             traffic: federation bytes so far.
+            placed: whose cluster is known, bool [N]; default: everyone's.
         """
         targets, sizes = self.federation.targets, self.federation.sizes
         pool = min(self.federation.test_pool, int(sizes[clients, 2].sum()))
         aimed = None if targets is None else np.isin(clients, targets)
         before = self._labels[-1] if self._labels else None
-        self.last = metrics_row(scores, labels, self.groups, pool, aimed, before)
+        self.last = metrics_row(scores, labels, self.groups, pool, aimed, before, placed)
+        self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
         self.metrics.add(
             {"round": step, "seconds": round(seconds, 3), **virtual, **self.last, **train, **traffic}
@@ -140,7 +152,8 @@ class Recorder:
         """Return what was remembered and is in no file yet; what JSON can hold."""
         self._write_arrivals()
         before = self._labels[-1].tolist() if self._labels else None
-        return {"timing": self.timing, "last": self.last, "labels": before}
+        placed = self._placed.tolist()
+        return {"timing": self.timing, "last": self.last, "labels": before, "placed": placed}
 
     def restore(self, state: Mapping[str, Any], metrics: bytes, events: int) -> None:
         """Go on from a state; put the tables back to what they were then.
@@ -150,6 +163,7 @@ class Recorder:
         """
         self.timing, self.last = state["timing"], state["last"]
         self._labels = [] if state["labels"] is None else [np.array(state["labels"])]
+        self._placed = np.array(state["placed"], bool)
         self.metrics.take(metrics)
         self.events.cut(events)
 
@@ -194,10 +208,10 @@ class Recorder:
         return {name: value for name, value in found.items() if not np.isnan(value)}
 
     def _clusters(self) -> list[dict[str, Any]]:
-        """Return one row per client: its group and its final cluster."""
+        """Return one row per client: its group, its final cluster, and whether that is known."""
         final = self._labels[-1] if self._labels else np.zeros(0, int)
         truth = self.groups if self.groups is not None else np.full(len(final), -1)
         return [
-            {"client": k, "cluster": int(c), "group": int(g)}
-            for k, (c, g) in enumerate(zip(final, truth, strict=True))
+            {"client": k, "cluster": int(c), "group": int(g), "placed": int(p)}
+            for k, (c, g, p) in enumerate(zip(final, truth, self._placed, strict=True))
         ]

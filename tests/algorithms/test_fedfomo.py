@@ -20,26 +20,27 @@ def test_weights_by_hand():
 
 
 def test_a_visit_by_hand():
-    """F(w) = (w - 4)^2 / 2, own w = 0: L = 8. Others: 2 (L = 2), 4 (0), -1 (12.5); distances 2, 4, 1.
+    """On validation data L(w) = (w - 4)^2 / 2, own w = 0: 8. Others: 2 (L = 2), 4 (0), -1 (12.5); distances
+    2, 4, 1.
 
-    Gains 6 / 2 = 3, 8 / 4 = 2, 0; omega = (0.6, 0.4, 0); w = 0.6 * 2 + 0.4 * 4 = 2.8; one step of rate 0.5:
-    3.4.
+    Gains 6 / 2 = 3, 8 / 4 = 2, 0; omega = (0.6, 0.4, 0); w = 0.6 * 2 + 0.4 * 4 = 2.8; one step of rate 0.5
+    on the training data, whose target is 6: 4.4.
     """
     state = {"model": torch.tensor([0.0])}
     message = byhand.message(model=[[2.0], [4.0], [-1.0]])
-    report, new = FedFomo().local_update(message, state, byhand.Quadratic([4.0]), byhand.KEY)
+    client = byhand.Quadratic([6.0], val=[4.0])
+    report, new = FedFomo().local_update(message, state, client, byhand.KEY)
     assert_allclose(report.notes["gain"], [3, 2, 0])
-    assert_close(new["model"], torch.tensor([3.4]))
+    assert_close(new["model"], torch.tensor([4.4]))
+    assert_close(report.vectors["model"], torch.tensor([4.4]))
 
 
 def test_a_client_whom_no_model_helps_keeps_its_own():
-    """Own w = 3 (L = 0.5), others 0 and 8 (L = 8): no gain; one step: 3 - 0.5 (3 - 4) = 3.5."""
-    state = {"model": torch.tensor([3.0])}
-    report, new = FedFomo().local_update(
-        byhand.message(model=[[0.0], [8.0]]), state, byhand.Quadratic([4.0]), byhand.KEY
-    )
+    """Own w = 3 (L = 0.5), others 0 and 8 (L = 8): no gain; one step: 3 - 0.5 (3 - 6) = 4.5."""
+    state, client = {"model": torch.tensor([3.0])}, byhand.Quadratic([6.0], val=[4.0])
+    report, new = FedFomo().local_update(byhand.message(model=[[0.0], [8.0]]), state, client, byhand.KEY)
     assert_allclose(report.notes["gain"], [0, 0])
-    assert_close(new["model"], torch.tensor([3.5]))
+    assert_close(new["model"], torch.tensor([4.5]))
 
 
 def test_affinity_grows_by_raw_gains():

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.fedsoft import FedSoft, selection
 from mpifl.algorithms.local import Local
+from mpifl.core.federation import ClientData
 
 CENTRES = [[0.0], [1.0], [2.0]]
 
@@ -74,18 +75,37 @@ def test_selection_by_hand():
     assert_allclose(weights, np.eye(2))
 
 
-def test_emdcfl_counts_batches_of_validation_samples():
-    """Ten validation samples are one batch: all go to the centre of smallest mean, the other gets at least 1.
+class Validated(byhand.Told):
+    """A client whose losses on validation samples are told; F(w) = (w - 8)^2 / 2 on its training data."""
 
-    The visit starts from (10 * 1 + 1 * 12) / 11 = 2 and has no proximal term: 2 - 0.5 (2 - 4) = 3.
+    def __init__(self, val: list[list[float]]) -> None:
+        super().__init__([], val=val)
+        self.target.fill_(8.0)
+
+    @property
+    def data(self):
+        return ClientData(byhand.images(0, 10), byhand.images(1, self.told[1].shape[1]), byhand.images(2, 6))
+
+
+def test_emdcfl_counts_batches_of_validation_samples():
+    """70 validation samples are batches of 64 and 6. The first fits centre 0 on average, although 40 of its
+    samples fit centre 1; the second fits centre 1: n_is = (64, 6).
+
+    The visit starts from (64 * 0 + 6 * 1) / 70 and has no proximal term: half way to 8.
     """
-    client = byhand.Quadratic([4.0])
-    client.losses = lambda w, split=None: torch.full((10,), float(w[0]))
-    report, _ = FedSoft(variant="emdcfl").local_update(
-        byhand.message(model=[[1.0], [12.0]]), {}, client, byhand.KEY
-    )
-    assert_allclose(report.notes["counts"], [10, 1])
-    assert_close(report.vectors["model"], torch.tensor([3.0]))
+    client = Validated([[1.0] * 64 + [2.0] * 6, [0.0] * 40 + [9.0] * 24 + [1.0] * 6])
+    method, message = FedSoft(variant="emdcfl"), byhand.message(model=[[0.0], [1.0]])
+    report, state = method.local_update(message, {}, client, byhand.KEY)
+    assert_allclose(report.notes["counts"], [64, 6])
+    assert_allclose(state["counts"], [64, 6])
+    assert_close(report.vectors["model"], torch.tensor([(6 / 70 + 8) / 2]))
+
+
+@pytest.mark.parametrize(("n", "least"), [(70, 1), (3000, 3)])
+def test_emdcfl_leaves_no_centre_without_a_thousandth_of_the_samples(n, least):
+    client = Validated([[1.0] * n, [2.0] * n])
+    counts = FedSoft(variant="emdcfl")._counts(torch.tensor([[0.0], [1.0]]), client)
+    assert_allclose(counts, [n, least])
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
