@@ -1,0 +1,76 @@
+"""The planted bugs still apply, and a sample of them is killed (nightly).
+
+All of them: `python tests/mutation/run.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import numpy as np
+import pytest
+from mutation import run
+
+BUGS = run.load()
+SAMPLE = 12
+
+
+@pytest.mark.parametrize("area", sorted({bug.area for bug in BUGS}))
+def test_every_bug_of_an_area_applies(area):
+    """Its old text occurs once, what takes its place can be parsed, and its tests exist."""
+    for bug in (bug for bug in BUGS if bug.area == area):
+        changed = bug.planted((run.ROOT / bug.file).read_text())
+        assert bug.old != bug.new, bug.name
+        assert bug.kind in run.KINDS, bug.name
+        assert bug.why, bug.name
+        if bug.file.endswith(".py"):
+            ast.parse(changed)
+        paths = [run.ROOT / part.partition("::")[0] for part in bug.tests if part.startswith("tests")]
+        assert paths, bug.name
+        assert all(path.exists() for path in paths), bug.name
+
+
+def test_there_are_enough_bugs_of_both_kinds_and_no_two_of_one_name():
+    assert len(BUGS) >= 110
+    kinds = Counter(bug.kind for bug in BUGS)
+    assert min(kinds[kind] for kind in run.KINDS) >= 45
+    assert max(Counter(bug.name for bug in BUGS).values()) == 1
+
+
+def test_a_text_that_occurs_twice_is_no_bug():
+    bug = run.Bug("x", "twice", "hole", "a.py", "n = 1\n", "n = 2\n", "why", ("tests",))
+    assert bug.planted("n = 1\n") == "n = 2\n"
+    for text in ("", "n = 1\nn = 1\n"):
+        with pytest.raises(ValueError, match="occurs"):
+            bug.planted(text)
+
+
+def test_the_table_counts_by_area_and_kind():
+    def outcome(area: str, kind: str, verdict: str) -> run.Outcome:
+        return run.Outcome(run.Bug(area, "n", kind, "f", "o", "n", "w", ("t",)), verdict, "", 0.0)
+
+    found = [
+        outcome("a", "hole", "killed"),
+        outcome("a", "hole", "survived"),
+        outcome("b", "textbook", "killed"),
+    ]
+    assert run.table(found).splitlines()[2:] == [
+        "| a |  | 1 of 2 | 1 of 2 |",
+        "| b | 1 of 1 |  | 1 of 1 |",
+        "| all | 1 of 1 | 1 of 2 | 2 of 3 |",
+    ]
+
+
+def test_the_first_test_that_failed_is_named():
+    assert run.killer(1, "....\nFAILED tests/a.py::test_b - AssertionError\n") == "tests/a.py::test_b"
+    assert run.killer(None, "") == "no end in time"
+    assert run.killer(run.PASSED, "") == ""
+
+
+@pytest.mark.nightly
+def test_a_sample_of_the_bugs_is_killed():
+    seen = [bug for bug in BUGS if not bug.survives and not bug.compiled]
+    chosen = np.random.default_rng(0).choice(len(seen), SAMPLE, replace=False)
+    outcomes = run.judge([seen[i] for i in sorted(chosen)], say=lambda line: None)
+    assert [o.bug.name for o in outcomes if o.verdict == "survived"] == []
