@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .comm import CannotGoOn, RankLost, Transport, connect
+from .comm import CannotGoOn, RankLost, Transport, asked_of, connect
 from .core.errors import Stopped, UserError, nearest, require
 from .core.memory import keep_freed
 
@@ -373,7 +373,14 @@ def main(argv: Sequence[str]) -> int:
     args, rest = parser().parse_known_args(argv)
     args.options = rest
     keep_freed()
-    transport = connect(monitored=getattr(args, "witness", False))
+    try:
+        transport = connect(monitored=getattr(args, "witness", False))
+    except UserError as error:
+        if asked_of(os.environ).rank:
+            time.sleep(2.0)  # rank 0 speaks for all; a launcher ends it where another one leaves first
+        else:
+            print(f"mpifl: {error}", file=sys.stderr, flush=True)
+        return 2
     try:
         code = _outcome(transport, args)
     except SystemExit as end:

@@ -3,6 +3,7 @@
 from .failures import CannotGoOn, RankLost
 from .mix import Mixer
 from .pool import Lasting, Pool, Task, open_pool, serve
+from .starting import asked_of
 from .store import ClientStore
 from .transport import Single, Transport, connect
 from .wire import Wire
@@ -18,6 +19,7 @@ __all__ = [
     "Task",
     "Transport",
     "Wire",
+    "asked_of",
     "connect",
     "open_pool",
     "serve",

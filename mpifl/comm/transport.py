@@ -19,17 +19,10 @@ import torch
 from mpifl.core.age import age
 
 from .monitoring import prepare
-from .starting import starting
+from .starting import SIZES, check_size, starting
 from .wire import Wire
 
-LAUNCHERS = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "PMI_RANK",
-    "PMIX_RANK",
-    "MPI_LOCALNRANKS",
-    "MV2_COMM_WORLD_SIZE",
-)
+LAUNCHERS = (*SIZES, "PMI_RANK", "PMIX_RANK")
 
 
 class Transport(ABC):
@@ -232,6 +225,9 @@ def connect(monitored: bool = False) -> Transport:
 
     Args:
         monitored: ask Open MPI to count what it sends; works only before MPI has started.
+
+    Raises:
+        UserError: a launcher started several processes that MPI does not bring together.
     """
     loaded = age()
     transport = _connected(monitored)
@@ -241,6 +237,7 @@ def connect(monitored: bool = False) -> Transport:
 
 def _connected(monitored: bool) -> Transport:
     if not launched():
+        check_size(1, os.environ)
         return Single()
     if monitored:
         prepare()
@@ -248,4 +245,5 @@ def _connected(monitored: bool) -> Transport:
         from .mpi import join
 
         transport = join()
+    check_size(transport.size, os.environ)
     return transport if transport.size > 1 else Single()
