@@ -7,15 +7,27 @@ is redone overwrites nothing that was committed.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import re
 import shutil
+import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+
+from mpifl.core.errors import UserError
+
+OWNER = ".owner"  # names the host; locked by every rank of the node for as long as it lives
+SCRATCH = re.compile(r"mpifl-[0-9a-f]{16}-[0-9a-f]{8}")  # run and launch
+YOUNG_S = 60.0  # nobody judges a folder that is younger: its first rank may not have locked it yet
 
 
 def scratch_root(need_bytes: int = 1 << 30) -> Path:
@@ -32,11 +44,49 @@ def write_durably(path: Path, data: bytes) -> None:
     """Write a file that is either whole or not there, whatever happens."""
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.{os.getpid()}")
-    with half.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    half.replace(path)
+    try:
+        with half.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        half.replace(path)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk names no file
+
+
+@contextmanager
+def told_as_os_error(path: Path) -> Iterator[None]:
+    """Turn the error of safetensors, where a file cannot be written, into Python's."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+
+
+def remove_dead(root: Path, own: Path) -> None:
+    """Remove what jobs of this user left on this host when they were killed.
+
+    A folder goes if it names this host, is a minute old and no process holds it; on a shared file system the
+    folders of other hosts are left alone.
+
+    Args:
+        root: where the folders of all jobs are. own: the one that is in use here.
+    """
+    for folder in root.glob("mpifl-*"):
+        if folder == own or not SCRATCH.fullmatch(folder.name):
+            continue
+        with suppress(OSError):
+            about = (folder / OWNER).stat()
+            if about.st_uid != os.getuid() or time.time() - about.st_mtime < YOUNG_S:
+                continue
+            with (folder / OWNER).open("r+") as hold:
+                if hold.read() == socket.gethostname():
+                    fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 class ClientStore:
@@ -48,11 +98,25 @@ class ClientStore:
 
     def __init__(self, token: str, folder: str | None = None, kept: Path | None = None) -> None:
         self.folder, self.kept = (Path(folder) if folder else scratch_root()) / f"mpifl-{token}", kept
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._hold = self._begin()
+        remove_dead(self.folder.parent, self.folder)
         run, _, launch = token.rpartition("-")
         for old in self.folder.parent.glob(f"mpifl-{run}-*") if run else ():
             if not old.name.endswith(launch):  # of a launch of this run that was killed
                 shutil.rmtree(old, ignore_errors=True)
+
+    def _begin(self) -> int:
+        """Make the folder; return a descriptor whose lock tells others that this process lives."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            hold = os.open(self.folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+            os.pwrite(hold, socket.gethostname().encode(), 0)
+        except OSError as error:
+            remedy = f"cannot be written ({error.strerror}); give another folder"
+            raise UserError("system.scratch", str(self.folder.parent), remedy) from error
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(hold, fcntl.LOCK_SH)
+        return hold
 
     @staticmethod
     def name(kind: str, k: int, visit: int) -> str:
@@ -74,8 +138,17 @@ class ClientStore:
         path = self._path(kind, k, visit)
         if tensors:
             own = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-            save_file(own, path.with_suffix(".tmp"))  # clones: safetensors refuses tensors that share memory
-            path.with_suffix(".tmp").rename(path)
+            half = path.with_suffix(".tmp")
+            try:
+                with told_as_os_error(half):
+                    save_file(own, half)  # clones: safetensors refuses tensors that share memory
+            except OSError as error:
+                half.unlink(missing_ok=True)
+                remedy = (
+                    f"client state cannot be written ({error.strerror}); give a folder that has more room"
+                )
+                raise UserError("system.scratch", str(self.folder.parent), remedy) from error
+            half.rename(path)
         self._path(kind, k, visit - 2).unlink(missing_ok=True)
 
     def keep(self, names: Sequence[str], folder: Path) -> dict[str, tuple[int, str]]:
@@ -97,3 +170,6 @@ class ClientStore:
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):
+            os.close(self._hold)
+            self._hold = -1

@@ -30,17 +30,23 @@ class Spread:
         turn: which of the files holds the committed row, uint8 [K].
     """
 
-    def __init__(self, path: Path, shape: tuple[int, int], owner: np.ndarray, first: bool) -> None:
+    def __init__(self, path: Path, shape: tuple[int, int], owner: np.ndarray) -> None:
         self.owner, self.width = owner, shape[1]
         self.turn = np.zeros(shape[0], np.uint8)
         self._files = [f"{path}-{which}" for which in "ab"]
-        try:
-            for name in self._files if first else ():
-                new_array(Path(name), np.float32, shape)
-        except OSError as error:
-            remedy = f"no room for the rows of a table ({error}); name another folder"
-            raise UserError("system.scratch", str(path.parent), remedy) from error
         self._maps: list[torch.Tensor] = []
+
+    def make(self, rows: np.ndarray) -> UserError | None:
+        """Make the files, with room for these rows, and return what is wrong; one rank of the node, before
+        any opens them.
+        """
+        try:
+            for name in self._files:
+                new_array(Path(name), np.float32, (len(self.owner), self.width), rows)
+            return None
+        except OSError as error:
+            remedy = f"no room for the rows of a table ({error.strerror}); name another folder"
+            return UserError("system.scratch", str(Path(self._files[0]).parent), remedy)
 
     def open(self) -> None:
         """Map the files; every rank of the node, once they exist."""
@@ -152,12 +158,18 @@ class Tables:
 
         Args:
             alike: whether all rows are the same one.
+
+        Raises:
+            UserError: a node has no room for its rows; on every rank.
         """
         transport = self.transport
         node = transport.nodes[transport.rank]  # in the file's name: nodes on one machine share a folder
-        first = transport.nodes.index(node) == transport.rank
-        spread = Spread(folder / f"table-{name}-{node}", shape, owner, first)
-        transport.meet()
+        spread, problem = Spread(folder / f"table-{name}-{node}", shape, owner), None
+        if transport.nodes.index(node) == transport.rank:
+            problem = spread.make(np.flatnonzero(np.array(transport.nodes)[owner] == node))
+        problem = next(filter(None, transport.collect(problem, "layout") or ()), None)
+        if (problem := transport.tell(problem, "layout")) is not None:
+            raise problem
         spread.open()
         mine, step = np.flatnonzero(owner == transport.rank), max(1, SHARED // shape[1])
         for lo in range(0, 1 if alike else shape[0], step):

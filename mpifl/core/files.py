@@ -9,8 +9,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 
-def reserve(path: Path, size: int) -> None:
-    """Give a file room for `size` bytes in all; what it holds stays.
+def reserve(path: Path, size: int, start: int = 0) -> None:
+    """Give a file room for `size` bytes from `start` on; what it holds stays.
 
     A map of a file without room ends the process by SIGBUS, without a word, when the disk is full.
 
@@ -19,14 +19,17 @@ def reserve(path: Path, size: int) -> None:
     """
     try:
         with path.open("ab") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            os.posix_fallocate(file.fileno(), start, size)
     except OSError:
         path.unlink(missing_ok=True)
         raise
 
 
-def new_array(path: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
+def new_array(path: Path, dtype: type, shape: tuple[int, ...], rows: np.ndarray | None = None) -> np.ndarray:
     """Make an .npy file with room for all of an array of zeros, and return it mapped for writing.
+
+    Args:
+        rows: the only rows that will ever be written, in ascending order; None for all.
 
     Raises:
         OSError: there is no room; the file is gone.
@@ -35,5 +38,12 @@ def new_array(path: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
     with path.open("wb") as file:
         npy.write_array_header_1_0(file, {"descr": described, "fortran_order": False, "shape": shape})
         start = file.tell()
-    reserve(path, start + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64)))
+    width = np.dtype(dtype).itemsize * int(np.prod(shape[1:], dtype=np.int64))
+    if rows is None:
+        reserve(path, shape[0] * width, start)
+    else:
+        os.truncate(path, start + shape[0] * width)
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
+            if len(run):
+                reserve(path, len(run) * width, start + int(run[0]) * width)
     return npy.open_memmap(path, mode="r+")

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from mpifl.core.errors import UserError
+
 DROP, ABORT = "drop", "abort"
 LOG = logging.getLogger("mpifl.clients")
 Made = TypeVar("Made")
@@ -48,6 +50,8 @@ def attempt(work: Callable[[], Made], rank: int, visit: Dropped, drops: bool) ->
     """
     try:
         return work()
+    except UserError:  # such as a full disk: nothing that the client did
+        raise
     except Exception as error:
         where = getattr(error, "order", visit)
         place = f"rank {rank}, client {where.client}, round {visit.step}, visit {where.visit}"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from mpifl.comm import ClientStore
-from mpifl.comm.store import scratch_root
+from mpifl.comm.store import OWNER, scratch_root, write_durably
+from mpifl.core.errors import UserError
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def test_only_two_visits_are_kept(store):
         store.save("state", 0, visit, one(float(visit)))
     assert store.load("state", 0, 1) == store.load("state", 0, 2) == {}
     assert_close(store.load("state", 0, 3), one(3.0))
-    assert len(list(store.folder.iterdir())) == 2
+    assert sorted(path.name for path in store.folder.glob("state-*")) == ["state-0-3", "state-0-4"]
 
 
 def test_another_process_of_the_node_reads_it(store, tmp_path):
@@ -82,3 +87,43 @@ def test_closing_removes_the_folder(store):
 def test_the_scratch_folder_can_be_written_and_falls_back_where_memory_is_short():
     assert os.access(scratch_root(), os.W_OK)
     assert str(scratch_root(need_bytes=1 << 60)) != "/dev/shm"
+
+
+def test_what_a_killed_job_left_goes_when_the_next_one_starts(tmp_path):
+    dead, young, elsewhere, alive = (ClientStore(f"{c * 16}-{c * 8}", str(tmp_path)) for c in "abcd")
+    dead.save("state", 0, 1, one(1.0))
+    for store in (dead, young, elsewhere):
+        os.close(store._hold)  # as when the process ends
+    (elsewhere.folder / OWNER).write_text("another-host")
+    for store in (dead, elsewhere, alive):
+        os.utime(store.folder / OWNER, (time.time() - 120.0,) * 2)
+    (tmp_path / "mpifl-notes").mkdir()
+    own = ClientStore("e" * 16 + "-" + "e" * 8, str(tmp_path))
+    left = {store.folder for store in (young, elsewhere, alive, own)}
+    assert {*tmp_path.iterdir()} == left | {tmp_path / "mpifl-notes"}
+
+
+@contextmanager
+def full(size: int) -> Iterator[None]:
+    """Let no file grow beyond `size` bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_no_half_of_a_state_and_names_the_folder(store):
+    store.save("state", 0, 1, one(1.0))
+    with full(4096), pytest.raises(UserError, match=r"system.scratch.*more room"):
+        store.save("state", 0, 2, {"head": torch.zeros(10000)})
+    assert [path.name for path in store.folder.glob("state*")] == ["state-0-1"]
+
+
+def test_a_full_disk_leaves_no_half_of_a_durable_file(tmp_path):
+    write_durably(tmp_path / "a", b"old")
+    with full(4096), pytest.raises(OSError, match=str(tmp_path / "a")):
+        write_durably(tmp_path / "a", bytes(10000))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_array_equal
 
 from mpifl.comm import Single
-from mpifl.comm.tables import Tables
+from mpifl.comm.tables import Spread, Tables
 from mpifl.comm.wire import Wire
+from mpifl.core.errors import UserError
 
 
 class Three(Single):
@@ -82,6 +86,31 @@ def test_a_spread_table_is_written_beside_the_committed_one(tmp_path):
     spread.commit(np.array([0, 1]))
     assert_array_equal(tables.whole("model"), [[7.0], [8.0]])
     assert tables.width("model") == 1
+
+
+def test_without_room_for_spread_rows_no_file_is_left_and_the_folder_is_named(tmp_path, monkeypatch):
+    def no_room(descriptor, start, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    tables = Tables(Single())
+    tables.publish({"model": torch.zeros(3, 2)})
+    with pytest.raises(UserError, match=r"system.scratch.*No space left"):
+        tables.spread_out("model", np.zeros(3, np.int64), (3, 2), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_rows_of_a_node_take_room(tmp_path):
+    spread = Spread(tmp_path / "table", (100, 1 << 16), np.arange(100) % 2)
+    assert spread.make(np.array([3, 4, 5, 90])) is None
+    for name in "ab":
+        about = (tmp_path / f"table-{name}").stat()
+        assert about.st_size > 100 << 18
+        assert 4 << 18 <= 512 * about.st_blocks <= 6 << 18
+    spread.open()
+    spread.write(np.array([90]), slice(None), torch.ones(1, 1 << 16))
+    spread.commit(np.array([90]))
+    assert_array_equal(spread.read([90, 3])[:, 5], [1.0, 0.0])
 
 
 def test_wire_counts_calls_messages_and_bytes_by_purpose():
