@@ -40,7 +40,7 @@ def new_array(path: Path, dtype: type, shape: tuple[int, ...], rows: np.ndarray 
         start = file.tell()
     width = np.dtype(dtype).itemsize * int(np.prod(shape[1:], dtype=np.int64))
     if rows is None:
-        reserve(path, shape[0] * width, start)
+        reserve(path, start + shape[0] * width)
     else:
         os.truncate(path, start + shape[0] * width)
         for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
