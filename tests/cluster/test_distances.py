@@ -127,6 +127,17 @@ def test_spans_of_stacked_bases_need_not_have_orthogonal_columns():
     assert D.subspace_angle(u, np.eye(3)[:, :2], "sum") == pytest.approx(0, abs=1e-5)
 
 
+def test_mean_differences_of_cosines_leave_the_pair_itself_out():
+    """Clients 0 and 1: (|0.2 - 0.4| + |0.1 - 0.3|) / 2; clients 2 and 3: (|0.2 - 0.1| + |0.4 - 0.3|) / 2."""
+    cosines = np.eye(4)
+    cosines[np.triu_indices(4, 1)] = [0.5, 0.2, 0.1, 0.4, 0.3, 0.9]
+    cosines = np.maximum(cosines, cosines.T)
+    found = D.madc(cosines)
+    assert_allclose([found[0, 1], found[1, 0], found[2, 3]], [0.2, 0.2, 0.1])
+    assert_allclose(found.diagonal(), 0)
+    assert_allclose(D.madc(cosines[:2, :2]), 0, err_msg="two clients have nobody to differ about")
+
+
 def test_wasserstein_distance_moves_mass_over_bins():
     """(1, 0, 0) to (0, 0, 1): two bins. Counts (2, 2) and (1, 3): a quarter of the mass moves one bin."""
     assert D.wasserstein1(np.array([5, 0, 0]), np.array([0, 0, 1])) == pytest.approx(2.0)

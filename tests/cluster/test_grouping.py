@@ -210,6 +210,11 @@ def test_all_numbers_from_two_to_n_minus_one_are_tried_by_default():
     assert set(G.kmeans_by_silhouette(np.arange(6.0)[:, None]).scores) == {2, 3, 4, 5}
 
 
+def test_the_smallest_of_equally_good_numbers_is_chosen(monkeypatch):
+    monkeypatch.setattr(G, "silhouette", lambda points, labels: 0.25 if len(np.unique(labels)) < 5 else 0.1)
+    assert G.kmeans_by_silhouette(np.arange(8.0)[:, None], [4, 3, 2, 5]).k == 2
+
+
 def test_identical_rows_form_one_cluster():
     choice = G.kmeans_by_silhouette(np.full((5, 3), 0.2))
     assert (choice.k, choice.scores) == (1, {})

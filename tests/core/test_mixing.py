@@ -10,7 +10,20 @@ from numpy.testing import assert_allclose, assert_array_equal
 from mpifl.comm import Mixer, Single
 from mpifl.comm.tables import Tables
 from mpifl.core.algorithm import apply_plan
-from mpifl.core.mixing import Mixing, Plan, add, average, blend, by_cluster, rows, shares
+from mpifl.core.mixing import (
+    Mixing,
+    Plan,
+    add,
+    average,
+    blend,
+    by_cluster,
+    carry,
+    componentwise,
+    in_turn,
+    own_rows,
+    rows,
+    shares,
+)
 from mpifl.core.types import Notes, Server
 
 
@@ -76,6 +89,39 @@ def test_blend_moves_a_row_towards_the_uploads():
     mixing = blend(np.array([[0.25, 0.25], [0.0, 0.0]]))
     assert_array_equal(mixing.row_sums(), 1)
     assert_allclose(applied(mixing, [[8.0], [8.0]], [[0.0], [4.0]]), [[5.0], [8.0]])
+
+
+def test_uploads_in_turn_are_blended_one_after_the_other():
+    """8, then half of 0: 4, then a quarter of 12: 0.75 * 4 + 3 = 6. Rate 0 passes an upload over: 0.5 * 8."""
+    mixing = in_turn(np.array([[0.5, 0.25], [0.5, 0.0]]))
+    assert_array_equal(mixing.row_sums(), 1)
+    assert_array_equal(mixing.weights, [[0.375, 0.25], [0.5, 0.0]])
+    assert_allclose(applied(mixing, [[8.0], [8.0]], [[0.0], [12.0]]), [[6.0], [4.0]])
+
+
+def test_row_k_mixes_component_k_of_each_upload():
+    """Two components each of uploads (1, 10) and (2, 20): row 0 = 1 * 1 + 2 * 2, row 1 = 3 * 10 + 4 * 20."""
+    weights = componentwise(np.array([[1.0, 2.0], [3.0, 4.0]]))
+    assert_array_equal(weights, [[1, 0, 2, 0], [0, 3, 0, 4]])
+    mixed = applied(Mixing(weights), [[0.0], [0.0]], [[1.0], [10.0], [2.0], [20.0]])
+    assert_allclose(mixed, [[5.0], [110.0]])
+
+
+def test_rows_of_absent_clients_stay():
+    """Clients 3 and 1 of 4 take part; client 3 keeps to itself, client 1 takes both alike."""
+    notes = Notes(np.array([3, 1]), np.ones(2, int), np.zeros(2, int), np.ones(2, bool))
+    mixing = own_rows(np.array([[1.0, 0.0], [1.0, 1.0]]), notes, 4)
+    assert_array_equal(mixing.keep, [1, 0, 1, 0])
+    old = [[1.0], [2.0], [3.0], [4.0]]
+    assert_allclose(applied(mixing, old, [[10.0], [20.0]]), [[1.0], [15.0], [3.0], [10.0]])
+
+
+def test_rows_carried_over_take_no_upload():
+    mixing = carry(np.array([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]]))
+    assert_array_equal(mixing.row_sums(), 1)
+    tables = Tables(Single())
+    tables.publish({"model": torch.tensor([[2.0], [4.0]])})
+    assert_allclose(Mixer(Single(), tables).mix([mixing], lambda _: None, {})["model"], [[4.0], [3.0], [2.0]])
 
 
 def test_a_split_copies_the_parents_row_into_both_children():

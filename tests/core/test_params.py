@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from mpifl.core.params import FlatModel, Layout, flatten, put, take, width
+from mpifl.core.params import FlatModel, Layout, flatten, put, take, width, within
 
 
 class Norms(nn.Module):
@@ -72,6 +72,16 @@ def test_take_and_put_are_inverse(model):
     rows = torch.stack([vector, 2 * vector])
     assert_close(take(rows, layout.part("body"))[1], 2 * take(vector, layout.part("body")))
     assert take(vector, layout.part("head")).data_ptr() == vector[33:].data_ptr(), "one slice is a view"
+
+
+def test_a_part_is_found_within_a_whole_of_several_slices():
+    """The whole holds 2, 3, 6, 7, 8, 20, 21 at places 0 to 6: the part 3, 7, 8, 21 is at 1, 3, 4, 6."""
+    whole = (slice(2, 4), slice(6, 9), slice(20, 22))
+    part = (slice(3, 4), slice(7, 9), slice(21, 22))
+    places = within(part, whole)
+    assert places == (slice(1, 2), slice(3, 5), slice(6, 7))
+    vector = torch.arange(30.0)
+    assert_close(take(take(vector, whole), places), take(vector, part))
 
 
 def test_put_leaves_the_original_alone(model):

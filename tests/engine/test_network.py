@@ -106,6 +106,17 @@ def test_tiers_stay_with_their_clients_and_have_their_shares():
     )
 
 
+@pytest.mark.parametrize(
+    ("tier", "down", "up", "latency"),
+    [("lte", 20, 5, 0.05), ("wifi", 100, 40, 0.01), ("wan", 1000, 1000, 0.03)],
+)
+def test_tiers_are_in_megabits_and_messages_in_bytes(tier, down, up, latency):
+    """What is called R Mbit/s moves R * 10^6 bits, an eighth as many bytes, in a second."""
+    network = NetworkTiers((tier,), (1.0,))
+    visits = moved((down * 10**6 // 8, 3 * up * 10**6 // 8))
+    assert_allclose(end(network, visits), 10 + 1 + 1 + 3 + 2 * latency)
+
+
 def test_a_spread_makes_clients_differ_for_good():
     network = Links(uplink_bytes_s=100, downlink_bytes_s=200, spread=1.0)
     links = [network.rates(k, 0, key(0), MODEL) for k in range(50)]

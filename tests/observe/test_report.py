@@ -16,7 +16,7 @@ from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.observe import runs as finished
 from mpifl.observe.groups import Group, gather, table
-from mpifl.observe.report import as_latex, as_text, report
+from mpifl.observe.report import _run_rows, as_latex, as_text, report
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UCFL = "{name: ucfl, streams: -1, noise_batch: 20}"
@@ -92,20 +92,82 @@ def test_seeds_are_one_group_and_its_figures_are_their_means(folder):
     np.testing.assert_allclose(groups[0].curve("round", "accuracy_mean").mean[0], first.mean())
 
 
-def test_what_it_takes_to_reach_a_target_by_hand():
-    """Accuracy 0.2, 0.6, 0.8 after 10, 20, 30 bytes up and none down."""
-    metrics = {
-        "round": np.array([1.0, 2, 3]),
-        "accuracy_mean": np.array([0.2, 0.6, 0.8]),
-        "federation_bytes_up": np.array([10.0, 20, 30]),
-        "federation_bytes_down": np.zeros(3),
+def finished_run(**metrics: list[float]) -> finished.Run:
+    """Return a run of three evaluated rounds with such columns in metrics.csv, the others constant."""
+    usual = {
+        "round": [1, 2, 3],
+        "accuracy_mean": [0.2, 0.6, 0.8],
+        "accuracy_worst": [0.1, 0.3, 0.5],
+        "accuracy_std": [0.1, 0.1, 0.125],
+        "ari": [0.0, 0.5, 1.0],
+        "num_clusters": [1, 2, 3],
+        "federation_bytes_up": [1e6, 2e6, 3.5e6],
+        "federation_bytes_down": [4e6, 8e6, 12e6],
+        "virtual_seconds": [1.5, 3.0, 4.5],
     }
     run = finished.Run(Path(), {}, {})
-    run.__dict__["metrics"] = metrics
-    group = Group("one", (run,))
-    assert group.reached(0.5, "round").tolist() == [2.0]
-    assert group.reached(0.7, "bytes").tolist() == [30.0]
+    run.__dict__["metrics"] = {name: np.array(v, float) for name, v in (usual | metrics).items()}
+    return run
+
+
+def test_what_it_takes_to_reach_a_target_by_hand():
+    """Accuracy 0.2, 0.6, 0.8: 0.6 is met in round 2, after 2 + 8 million bytes and three seconds."""
+    group = Group("one", (finished_run(),))
+    for target in (0.5, 0.6):
+        assert group.reached(target, "round").tolist() == [2.0]
+        assert group.reached(target, "bytes").tolist() == [10e6]
+        assert group.reached(target, "virtual_seconds").tolist() == [3.0]
     assert np.isnan(group.reached(0.9, "bytes")).all()
+
+
+def test_the_table_is_in_percent_megabytes_and_seconds_by_hand():
+    """Two seeds, of which one ends at 0.7 and needs a round more, and 5.5 + 16 million bytes, for 0.65."""
+    slow = finished_run(
+        accuracy_mean=[0.1, 0.2, 0.7],
+        federation_bytes_up=[1e6, 2e6, 5.5e6],
+        federation_bytes_down=[4e6, 8e6, 16e6],
+    )
+    (row,) = table([Group("one", (finished_run(), slow))], 0.65)
+    assert row == {
+        "run": "one",
+        "seeds": "2",
+        "rounds": "3",
+        "accuracy, %": "75.00 +- 7.07",
+        "worst client, %": "50.00 +- 0.00",
+        "std over clients, %": "12.50",
+        "ARI": "1.00",
+        "clusters": "3",
+        "MB up": "4.5",
+        "MB down": "14",
+        "virtual s": "4.5",
+        "rounds to target": "3",
+        "MB to target": "18.5",
+        "virtual s to target": "4.5",
+    }
+    (row,) = table([Group("one", (finished_run(), slow))], 0.75)
+    assert (row["rounds to target"], row["MB to target"]) == ("3 (1 of 2)", "15.5 (1 of 2)")
+    (row,) = table([Group("one", (finished_run(),))], 0.9)
+    assert (row["accuracy, %"], row["MB to target"]) == ("80.00", "never")
+
+
+def test_a_curve_is_the_mean_of_seeds_between_the_least_and_the_most():
+    curve = Group("one", (finished_run(), finished_run(accuracy_mean=[0.4, 0.4, 1.0]))).curve(
+        "bytes", "accuracy_mean"
+    )
+    np.testing.assert_allclose(curve.x, [5e6, 10e6, 15.5e6])
+    np.testing.assert_allclose(curve.low, [0.2, 0.4, 0.8])
+    np.testing.assert_allclose(curve.mean, [0.3, 0.5, 0.9])
+    np.testing.assert_allclose(curve.high, [0.4, 0.6, 1.0])
+
+
+def test_the_page_says_how_many_megabytes_went_by_mpi(folder, page):
+    """None in one process; a run of another summary says 2,500,000 bytes."""
+    run = finished.load(folder / "tiny-ucfl")
+    summary = {**run.summary, "mpi_bytes": 2_500_000, "wall_seconds": 12.34567}
+    (row,) = _run_rows([Group("one", (finished.Run(run.folder, run.config, summary),))])
+    assert (row["MB by MPI"], row["wall s"]) == ("2.5", "12.35")
+    assert row["digest"] == run.summary["digest"][:12]
+    assert row["digest"] in page
 
 
 def test_the_table_in_terminal_csv_and_latex(folder, tmp_path, capsys):
