@@ -7,7 +7,8 @@ continued from the client's own w. Differs: everyone who takes part trains, the 
 them per centre (0: all, c_s = sum_i v_is w_i). A client that never took part is judged by sum_s u_s c_s.
 
 Variant `emdcfl`, the EMD-CFL repository: losses are compared per batch of 64 validation samples; at least
-max(1, n_val / 1000) samples in each centre; every visit starts from the mixture of centres; no proximal term.
+max(1, n_val / 1000) samples in each centre, counted in every round; every visit starts from the mixture of
+centres; no proximal term.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class FedSoft(Algorithm):
         num_clusters: K.
         lam: lambda, pull towards the centres.
         sigma: share of a centre that explains no sample.
-        tau: rounds between two counts of a client's samples.
+        tau: rounds between two counts of a client's samples; None: 2, under `emdcfl` 1.
         selected: clients the server draws for each centre; 0 for all who take part.
         variant: `paper` or `emdcfl`.
     """
@@ -44,7 +45,7 @@ class FedSoft(Algorithm):
     num_clusters: int = 2
     lam: float = 0.1
     sigma: float = 1e-4
-    tau: int = 2
+    tau: int | None = None
     selected: int = 0
     variant: str = "paper"
 
@@ -55,7 +56,7 @@ class FedSoft(Algorithm):
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one centre")
         require(self.lam >= 0, "lam", self.lam, "take 0 or more")
         require(0 < self.sigma <= 1, "sigma", self.sigma, "take a small share in (0, 1]")
-        require(self.tau >= 1, "tau", self.tau, "take 1 (count in every round) or more")
+        require(self.tau is None or self.tau >= 1, "tau", self.tau, "take 1 (count in every round) or more")
         require(self.selected >= 0, "selected", self.selected, "take 0 (all) or a number of clients")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
@@ -75,7 +76,8 @@ class FedSoft(Algorithm):
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Count samples when due, then train near the centres."""
         c = message["model"]  # [K, d]
-        due = not state or (message.step - 1) % self.tau == 0
+        tau = self.tau or (1 if self.variant == "emdcfl" else 2)
+        due = not state or (message.step - 1) % tau == 0
         counts = self._counts(c, client) if due else state["counts"]  # [K]
         if self.variant == "emdcfl":
             w = client.sgd(_mixed(c, counts), key)

@@ -9,8 +9,9 @@ they first take part and join argmax_j cos(dw_i, g_j). Inter-group step with rat
 (eta_G / ||w_l||) w_l) / (1 + sum_l eta_G / ||w_l||), l != j. A client whose labels shifted by more than
 `migration` (Wasserstein-1, in labels) is grouped anew at its next visit.
 
-Variant `emdcfl`, which shapes that paper's rows: everybody is clustered after a whole local training, which
-is averaged by samples, and the inter-group step has rate 5 and no denominator, so that weights grow.
+Variant `emdcfl`, which shapes that paper's rows: everybody is clustered after a whole local training, and the
+inter-group step has rate 5 and no denominator, so that weights grow. That repository counts the first
+training as round 1: its T rounds are T - 1 here.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ class FlexCFL(Algorithm):
     def found(self, server: Server, prints: Notes) -> Plan:
         """w_j = w_0 + mean dw_i, g_j = mean dw_i."""
         labels, m = server.assign[prints.client], len(server.tables["direction"])
-        n = prints.num_samples if self.variant == "emdcfl" else np.ones(len(prints))
-        start = by_cluster(labels, m + 1, n, of="delta")
-        directions = by_cluster(labels, m, np.ones(len(prints)), into="direction", of="direction")
+        each = np.ones(len(prints))
+        start = by_cluster(labels, m + 1, each, of="delta")
+        directions = by_cluster(labels, m, each, into="direction", of="direction")
         return Plan([replace(start, keep=np.ones(m + 1)), directions])
 
     def welcome(self, server: Server, prints: Notes) -> Plan:

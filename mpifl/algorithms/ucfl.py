@@ -7,12 +7,14 @@ With `streams` the rows are the centroids of k-means on W. `parallel` is the pap
 trains all streams.
 
 Readings: `kernel="geo"` uses sigma_i sigma_j (the repository); the batches behind sigma are a disjoint random
-partition (eq. 10). Beyond the paper: under partial participation weights are normalised over those who take
-part, and in the full variant the rows of absent users stay.
+partition (eq. 10). A client with fewer than two such batches has sigma 0 and gets its own model only: the
+paper's limit n_b -> n_i is local training. Beyond the paper: under partial participation weights are
+normalised over those who take part, and in the full variant the rows of absent users stay.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,16 +66,26 @@ class UCFL(Algorithm):
         """Return g_i and sigma_i^2 = (1/B) sum_b ||g_i^(b) - g_i||^2 over B disjoint batches."""
         data, n, theta0 = client.data.train, client.num_samples, shown["init"][0]
         g = client.gradient(theta0)
-        size = int(self.noise_batch if self.noise_batch >= 1 else self.noise_batch * n)
+        size = self._batch(n)
         order = torch.from_numpy(key.numpy().permutation(n))
-        batches = [order[b * size : (b + 1) * size] for b in range(max(1, n // max(size, 1)))]
+        batches = [order[b * size : (b + 1) * size] for b in range(max(1, n // size))]
         gaps = [client.gradient(theta0, Split(data.x[b], data.y[b])) - g for b in batches]
         sigma2 = float(np.mean([float(gap.double().square().sum()) for gap in gaps]))
         return client.report({"variance": sigma2}, gradient=g)
 
+    def _batch(self, num_samples: int) -> int:
+        """Return n_b of a client, at least one sample."""
+        return max(1, int(self.noise_batch if self.noise_batch >= 1 else self.noise_batch * num_samples))
+
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Turn distances of gradients into collaboration weights W [N, N], and W into streams."""
         assert prints is not None
+        alone = sum(n // self._batch(n) < 2 for n in prints.num_samples.tolist())
+        if alone:
+            text = (
+                f"{alone} of {len(prints)} clients hold fewer than two batches and get their own model only"
+            )
+            warnings.warn(f"algorithm.noise_batch = {self.noise_batch}: {text}; take less", stacklevel=2)
         delta = squared_distances(prints["gram"])
         sigma2 = prints["variance"].astype(np.float64)  # [N]
         band = sigma2[:, None] if self.kernel == "paper" else np.sqrt(np.outer(sigma2, sigma2))

@@ -32,10 +32,10 @@ def linked_clients(related: np.ndarray, case: str, num_clusters: int = 0) -> np.
 
 def _ward(rows: np.ndarray, num_clusters: int) -> np.ndarray:
     """Return Ward labels [n] of `rows` [n, d]."""
-    distances = euclidean_matrix(rows)
-    if num_clusters:
-        return agglomerative(distances, "ward", n_clusters=min(num_clusters, len(rows)))
-    most = min(len(np.unique(rows, axis=0)), len(rows) - 1)
+    distances, distinct = euclidean_matrix(rows), len(np.unique(rows, axis=0))
+    if num_clusters:  # clients with the same links stay together
+        return agglomerative(distances, "ward", n_clusters=min(num_clusters, distinct))
+    most = min(distinct, len(rows) - 1)
     cuts = [agglomerative(distances, "ward", n_clusters=c) for c in range(1, most + 1)]
     return max(cuts, key=lambda labels: silhouette(distances, labels, "precomputed"))  # the first of equals
 

@@ -41,6 +41,18 @@ def test_the_proximal_step_by_hand():
     assert not report.notes, "no counts are due in round 2 of tau = 2"
 
 
+@pytest.mark.parametrize(
+    ("variant", "tau", "due"), [("paper", None, False), ("emdcfl", None, True), ("emdcfl", 2, False)]
+)
+def test_the_emdcfl_variant_counts_in_every_round(variant, tau, due):
+    """Round 2: the paper counts in every second round, the EMD-CFL repository in each."""
+    client = byhand.Told([[1.0] * 10, [2.0] * 10], val=[[1.0] * 10, [2.0] * 10])
+    state = {"model": torch.tensor([2.0]), "counts": torch.tensor([2.5, 7.5], dtype=torch.float64)}
+    method = FedSoft(num_clusters=2, tau=tau, variant=variant)
+    report, _ = method.local_update(byhand.message(step=2, model=CENTRES[:2]), state, client, byhand.KEY)
+    assert ("counts" in report.notes) == due
+
+
 def test_centres_by_hand():
     """n_is: client 0 (6, 2), client 2 (2, 6); client 1 is absent. v = (6/8, 2/8) and (2/8, 6/8)."""
     method = FedSoft(num_clusters=2)

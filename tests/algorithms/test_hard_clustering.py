@@ -5,6 +5,7 @@ FlexCFL, and UCFL's kernel.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import byhand
@@ -313,6 +314,12 @@ def test_flts_ward_clusters_are_those_of_the_rows_of_the_relatedness():
     assert_array_equal(linked_clients(related, "full"), related)
 
 
+def test_ward_never_parts_clients_with_the_same_links():
+    """Two distinct rows, four clusters asked for: two are made."""
+    related = np.kron(np.eye(2), np.ones((3, 3))).astype(bool)
+    assert_array_equal(linked_clients(related, "ward", 4), related)
+
+
 def test_pca_links_clients_whose_centroids_match():
     """Centroids {0, 1}, {0, 1.2}, {9}: matching distances 0.1, and 8 or more to the third."""
     prints = byhand.notes([1, 1, 1], centroids=[[[0.0], [1.0]], [[1.2], [0.0]], [[9.0], [np.nan]]])
@@ -337,6 +344,14 @@ def test_flexcfl_groups_directions_not_lengths(measure):
     assert_allclose(start.weights, [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0, 0]])
     assert_array_equal(start.keep, [1, 1, 1])
     assert (start.of, directions.into) == ("delta", "direction")
+
+
+def test_the_cold_start_of_flexcfl_counts_every_client_the_same_under_emdcfl_too():
+    """Samples 9, 1 and 2 in one group: a third of each update."""
+    method = CATALOGUE["flexcfl"](num_groups=1, variant="emdcfl")
+    prints = byhand.notes([9, 1, 2], gram=gram([[1.0], [1.0], [2.0]]))
+    start, _ = method.found(method.setup(world([9, 1, 2]), prints, byhand.KEY), prints).mixings
+    assert_allclose(start.weights, [[1 / 3] * 3, [0] * 3])
 
 
 def test_newcomers_of_flexcfl_join_the_most_similar_direction():
@@ -397,10 +412,10 @@ def test_a_client_of_flexcfl_whose_labels_shifted_is_grouped_anew(limit, known):
 def test_ucfls_kernel(kernel, exponent):
     """Gradients 0 and 2, Delta = 4; sigma^2 = 1 and 4: exponents -4 / 2 and -4 / 8, or -4 / (2 * 2) for both.
 
-    n = 1, 3: w_01 = 3 e^x / (1 + 3 e^x), w_10 = e^x / (e^x + 3).
+    n = 2, 6: w_01 = 3 e^x / (1 + 3 e^x), w_10 = e^x / (e^x + 3).
     """
-    prints = byhand.notes([1, 3], gram=gram([[0.0], [2.0]]), variance=[1.0, 4.0])
-    server = CATALOGUE["ucfl"](noise_batch=1, kernel=kernel).setup(world([1, 3]), prints, byhand.KEY)
+    prints = byhand.notes([2, 6], gram=gram([[0.0], [2.0]]), variance=[1.0, 4.0])
+    server = CATALOGUE["ucfl"](noise_batch=1, kernel=kernel).setup(world([2, 6]), prints, byhand.KEY)
     W = np.array([1, 3]) * np.exp(exponent)
     assert_allclose(server.memo["collaboration"], W / W.sum(1, keepdims=True))
 
@@ -409,8 +424,19 @@ def test_ucfls_streams_are_the_means_of_rows():
     """Two pairs of equal gradients, far apart: rows (1/2, 1/2, 0, 0) and (0, 0, 1/2, 1/2); two streams are
     those.
     """
-    prints = byhand.notes([1] * 4, gram=gram([[0.0], [0.0], [99.0], [99.0]]), variance=[1.0] * 4)
+    prints = byhand.notes([2] * 4, gram=gram([[0.0], [0.0], [99.0], [99.0]]), variance=[1.0] * 4)
     for streams in (2, -1):
-        server = CATALOGUE["ucfl"](noise_batch=1, streams=streams).setup(world([1] * 4), prints, byhand.KEY)
+        server = CATALOGUE["ucfl"](noise_batch=1, streams=streams).setup(world([2] * 4), prints, byhand.KEY)
         assert_array_equal(server.assign, [0, 0, 1, 1])
         assert_allclose(server.memo["weights"], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=1e-12)
+
+
+@pytest.mark.parametrize(("noise_batch", "alone"), [(5.0, 0), (6.0, 1), (0.5, 0), (0.75, 3)])
+def test_ucfl_tells_how_many_clients_hold_too_few_samples_for_a_variance(noise_batch, alone):
+    """10, 20 and 30 samples: a client needs two batches; of one, sigma is 0 and it is alone."""
+    prints = byhand.notes([10, 20, 30], gram=gram([[0.0], [1.0], [2.0]]), variance=[1.0] * 3)
+    method = CATALOGUE["ucfl"](noise_batch=noise_batch)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        method.setup(world([10, 20, 30]), prints, byhand.KEY)
+    assert [f"{alone} of 3 clients" in str(w.message) for w in told] == [True] * bool(alone)

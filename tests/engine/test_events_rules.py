@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import byhand
 import numpy as np
 import pytest
 import torch
@@ -92,6 +93,25 @@ def test_ccfl_estimates_the_mixture_by_hand():
     assert_allclose(least, raw / raw.sum(), atol=1e-7)
     twice = np.exp(10 * CCFL(sharpen=(10.0,)).estimate(scores))
     assert_allclose(CCFL(sharpen=(10.0, 10.0)).estimate(scores), twice / twice.sum())
+
+
+def test_ccfl_with_one_cluster_is_all_that_cluster():
+    """K = 1: the brackets sum to K - 1 = 0, and nothing is divided by it."""
+    assert_array_equal(CCFL().estimate(np.array([[10.0], [1.0], [2.0]])), [1.0])
+
+
+@pytest.mark.parametrize("size", [1000, 2000, 4000])
+def test_the_loss_score_of_ccfl_does_not_depend_on_the_size_of_the_public_set(size):
+    """A mean loss of 0.5 on D_k scores 8 = 16 * 0.5, the paper's bar, whatever |D_k|."""
+
+    class Public(byhand.Quadratic):
+        num_samples = size
+
+        def loss(self, vector, split=None):
+            return 0.5
+
+    public = Public.__new__(Public)
+    assert_allclose(CCFL().inspect({"model": torch.zeros(1)}, [public])["l"], [8.0])
 
 
 def test_ccfl_moves_the_clusters_that_fit_and_not_those_changed_since():
