@@ -25,7 +25,7 @@ from .comm.cost import COSTS, ByBytes
 from .comm.cuda import AUTO, DEVICE, MAIN
 from .core.algorithm import Algorithm
 from .core.errors import UserError, nearest, require
-from .core.textfiles import MAX_DEPTH, yaml_file, yaml_of
+from .core.textfiles import MAX_DEPTH, check_name, yaml_file, yaml_of
 from .data import SCENARIOS, SOURCES, DataConfig
 from .engine.checkpointing import CheckpointConfig
 from .engine.client_errors import ABORT, DROP
@@ -169,16 +169,6 @@ class Newcomers:
         require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
 
 
-MAX_NAME_BYTES = 100  # of a part of a folder's name; file systems take 255 for all of it
-
-
-def _check_name(key: str, name: str) -> None:
-    """Raise `UserError` unless a name can be part of a folder's name."""
-    require("/" not in name, key, name, "is part of a folder's name; leave out the slashes")
-    remedy = f"is part of a folder's name; take at most {MAX_NAME_BYTES} bytes"
-    require(len(os.fsencode(name)) <= MAX_NAME_BYTES, key, name, remedy)
-
-
 @dataclass(frozen=True)
 class OutputConfig:
     """Where results go.
@@ -194,7 +184,7 @@ class OutputConfig:
     model: bool = True
 
     def __post_init__(self) -> None:
-        _check_name("id", self.id or "")
+        check_name("id", self.id or "")
 
 
 @dataclass(frozen=True)
@@ -243,8 +233,8 @@ class Config:
         require(self.rounds >= 1, "rounds", self.rounds, "take at least one round")
         share, remedy = self.participation, "take a share in (0, 1], or a whole number of clients above 1"
         require(0 < share <= 1 or (share > 1 and share == int(share)), "participation", share, remedy)
-        _check_name("name", self.name)
-        require(self.name not in ("", ".."), "name", self.name, "take a name")
+        check_name("name", self.name)
+        require(bool(self.name), "name", self.name, "take a name")
 
 
 CHOICES: dict[tuple[type, str], Mapping[str, type]] = {

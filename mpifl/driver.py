@@ -11,9 +11,11 @@ from .core.errors import require
 from .core.federation import Federation
 from .core.rng import key
 from .engine.checkpointing import Checkpointer, Never
-from .engine.clock import Clock
+from .engine.clock import Clock, VirtualTime, WallTime
+from .engine.delay import Constant
 from .engine.events import Events
-from .engine.pace import Pace, open_pace
+from .engine.network import Links
+from .engine.pace import Availability, Pace, open_pace
 from .engine.policy import Synchronous, open_clock
 from .engine.rounds import Record, Rounds
 from .engine.sampler import Sampler
@@ -48,9 +50,33 @@ def begin(config: Config, federation: Federation) -> None:
 
 
 def check_policy(config: Config) -> None:
-    """Raise `UserError` where a method cannot run under a policy."""
+    """Raise `UserError` where a method cannot run under a policy, or where a setting would have no effect."""
     if not isinstance(config.policy, Synchronous):
         Events.check(config.algorithm, config.policy)
+    check_effects(config)
+
+
+def check_effects(config: Config) -> None:
+    """Raise `UserError` where policy, clock or network leave something without effect that was given."""
+    policy, clock, computing = config.policy, config.clock, config.network.computing
+    rounds = isinstance(policy, Synchronous)
+    remedy = "has no effect under policy rounds, whose virtual time follows delay and network; leave it out"
+    require(not rounds or clock == VirtualTime(), "clock", clock, remedy)
+    remedy = "has no effect: this network brings computing times of its own; leave it out"
+    require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
+    away = config.availability
+    remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
+    require(bool(away.off_s) or away == Availability(), "availability.on_s", away.on_s, remedy)
+    why = ""
+    if isinstance(clock, WallTime) and not clock.scale:
+        why = "clock wall holds nobody back with scale 0; leave it out, or give a scale"
+    elif isinstance(clock, VirtualTime) and not rounds and not policy.in_seconds:
+        why = "the policy's virtual time is made of steps"
+        why += "; leave it out, or take policy every_arrival, or client_decides with uploads when_done"
+    if why:
+        for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
+            value = getattr(config, name)
+            require(value == plain, name, value, f"has no effect: {why}")
 
 
 def check(bench: Bench) -> Clock | None:

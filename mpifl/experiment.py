@@ -27,9 +27,10 @@ from .core.params import Layout, flatten
 from .core.rng import key
 from .core.types import World
 from .data import CacheMissing, PoolFederation, open_federation, open_public
-from .driver import begin, engine, figures, stack_of
+from .driver import begin, check_policy, engine, figures, stack_of
 from .driver import check as check_engine
 from .engine.client_errors import DROP
+from .engine.clock import Replay
 from .engine.events import Events
 from .engine.policy import Synchronous
 from .engine.rounds import Record
@@ -297,6 +298,8 @@ def run(
         if bind_report and bench.places:
             print(table(bench.places), flush=True)
         clock = on_server(transport, lambda: check_engine(bench))
+        if isinstance(config.clock, Replay) and not isinstance(config.policy, Synchronous):
+            progress.say(f"times are those of {config.clock.trace}, not of delay, network and availability")
         folder = on_server(transport, lambda: resumed or _new_folder(bench))
         keeper = Checkpoints(folder, config, str(bench.learner.device), signals, progress.say)
         saved = on_server(transport, keeper.find if resumed else keeper.create, everywhere=False)
@@ -364,5 +367,5 @@ def load_everywhere(transport: Transport, name: str, options: list[str]) -> Conf
 
 def _tree(name: str, options: list[str]) -> dict[str, Any]:
     tree = configuration.merged(configuration.read(name), configuration.overrides(options))
-    configuration.build(Config, tree)
+    check_policy(configuration.build(Config, tree))
     return tree

@@ -18,6 +18,7 @@ from . import config as configuration
 from .config import Config
 from .core.errors import require
 from .core.rng import key
+from .driver import check_effects
 from .engine.ledger import Moved
 from .engine.pace import Pace, open_pace
 from .engine.policy import Synchronous
@@ -43,7 +44,9 @@ def retime(name: str, options: Sequence[str]) -> Path:
     require(bool(known), "RUN", name, "has no visits.csv, from which times are worked out; run it again")
     place = {"output": {"folder": str(run.folder.parent), "id": None}}
     tree = configuration.merged(configuration.merged(run.config, place), asked)
-    return written(run, configuration.build(Config, tree))
+    config = configuration.build(Config, tree)
+    check_effects(config)
+    return written(run, config)
 
 
 def same_training(a: Config, b: Config) -> bool:

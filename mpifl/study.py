@@ -25,7 +25,7 @@ from . import config as configuration
 from .comm import Transport
 from .config import Config
 from .core.errors import UserError, require
-from .core.textfiles import yaml_file
+from .core.textfiles import MAX_NAME_BYTES, yaml_file
 from .driver import check_policy
 from .experiment import on_server, run
 from .observe import folder as folders
@@ -81,7 +81,7 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     slugs = [case.slug for case in out]
     twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
     require(twice is None, "vary", twice, "two cases have the same name; label the values")
-    long = next((slug for slug in slugs if len(slug.encode()) > configuration.MAX_NAME_BYTES), None)
+    long = next((slug for slug in slugs if len(slug.encode()) > MAX_NAME_BYTES), None)
     require(long is None, "vary", long, "is too long a name for a folder; label the values, in few letters")
     _check_different(out, tree)
     return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ import yaml
 from .errors import UserError, require
 
 MAX_BYTES = 1 << 20  # of a configuration or of an option's value; the largest that ships has 4 kB
+MAX_NAME_BYTES = 100  # of a part of a folder's name; file systems take 255 for all of it
 MAX_DEPTH, MAX_NODES = 32, 100_000  # of a YAML tree; nodes as often as aliases repeat them
 MERGE = "tag:yaml.org,2002:merge"
 TAGS = (
@@ -48,6 +50,13 @@ def text_of(path: Path, key: str, most_bytes: int | None = None) -> str:
     except ValueError as error:  # a name with NUL
         raise UserError(key, str(path), f"cannot be read ({error})") from error
     return text
+
+
+def check_name(key: str, name: str) -> None:
+    """Raise `UserError` unless a name can be part of a folder's name."""
+    require("/" not in name, key, name, "is part of a folder's name; leave out the slashes")
+    remedy = f"is part of a folder's name; take at most {MAX_NAME_BYTES} bytes"
+    require(len(os.fsencode(name)) <= MAX_NAME_BYTES, key, name, remedy)
 
 
 # -- YAML ----------------------------------------------------------------------------------------------------

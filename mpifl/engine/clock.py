@@ -60,7 +60,14 @@ CLOCKS: dict[str, type] = {"virtual": VirtualTime, "wall": WallTime, "replay": R
 
 
 class Clock(ABC):
-    """Decides which visit arrives next. `now` is the time of the last arrival."""
+    """Decides which visit arrives next.
+
+    Attributes:
+        now: time of the last arrival.
+        in_seconds: whether that is in seconds; if not, it is the number of steps.
+    """
+
+    in_seconds = True
 
     def __init__(self) -> None:
         self.heap: list[Visit] = []

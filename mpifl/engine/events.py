@@ -146,7 +146,9 @@ class Events:
         workers = self.served[list(self.stepper.transport.workers)]
         idle = [i / s for i, s in workers.tolist() if s]
         real, busy = (now() - self.start - self.judging).tolist()
-        return self.tally.summary(self.num_steps, self.clock.now, real, idle, busy / real)
+        said = self.tally.summary(self.num_steps, self.clock.now, real, idle, busy / real)
+        steps = {} if self.clock.in_seconds else {"clock_seconds": None, "updates_per_clock_second": None}
+        return said | steps
 
     # -- at the worker ---------------------------------------------------------------------------------------
 
@@ -342,7 +344,7 @@ class Events:
                 train={**self._means(), **self.tally.so_far()} if scores is not None else {},
                 seconds=perf_counter() - float(self.start[0]),
                 timing=timing or [],
-                virtual_seconds=self.clock.now,
+                virtual_seconds=self.clock.now if self.clock.in_seconds else None,
             )
         )
         if scores is not None:

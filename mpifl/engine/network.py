@@ -101,6 +101,9 @@ class Links(Network):
         require(self.latency_s >= 0, "latency_s", self.latency_s, "take 0 or more seconds")
         require(self.spread >= 0, "spread", self.spread, "take 0 (all alike) or more")
         both = self.rho is None or (self.uplink_bytes_s is None and self.downlink_bytes_s is not None)
+        remedy = "has no effect on links without a limit; give uplink_bytes_s or downlink_bytes_s"
+        limited = self.uplink_bytes_s is not None or self.downlink_bytes_s is not None
+        require(limited or not self.spread, "spread", self.spread, remedy)
         require(both, "rho", self.rho, "needs downlink_bytes_s, and takes the place of uplink_bytes_s")
         _check_shared(self)
 

@@ -15,7 +15,7 @@ from .clock import Clock, DrawnClock, Replay, ReplayClock, VirtualClock, WallClo
 from .flight import Flight, Start
 from .pace import Pace
 from .trace import Trace
-from .uploads import OneEachStep, Uploads, always_there
+from .uploads import OneEachStep, Uploads
 
 RATE = "take a rate in (0, 1]; 1 takes a step in full"
 
@@ -63,6 +63,13 @@ class Policy(ABC):
     def versions(self) -> int:
         """How many versions of the rows the server keeps."""
         return 1
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether virtual time is made of seconds, and visits last as long as delays and links say; if not,
+        it is the number of steps.
+        """
+        return True
 
     def starts(self, flight: Flight) -> list[Start]:
         """Return who starts now. Default: the cohort of the first step at first, then anyone idle."""
@@ -201,7 +208,8 @@ class ClientDecides(OneByOne):
     """Client-centred (CCFL): all clients are under way all the time and each uploads when it chooses.
 
     Attributes:
-        uploads: when a client uploads: one drawn for each step, at rates of their own, or when data drift.
+        uploads: when a client uploads: one drawn for each step, when its visit is over, at a rate of its own,
+            or when its data drift.
         max_staleness, rate, staleness_a: see `Policy`.
     """
 
@@ -217,6 +225,11 @@ class ClientDecides(OneByOne):
     def first(self, flight: Flight) -> list[int]:
         """Start everyone."""
         return list(range(flight.sampler.num_clients))
+
+    @property
+    def in_seconds(self) -> bool:
+        """As the reason for uploads has it."""
+        return self.uploads.in_seconds
 
     def begin(self, federation: Federation) -> None:
         """As the reason for uploads has it."""
@@ -254,6 +267,11 @@ class DrawnStaleness(OneByOne):
         require(self.most >= 0, "most", self.most, "take 0 (always fresh) or more steps")
 
     @property
+    def in_seconds(self) -> bool:
+        """Steps take no time."""
+        return False
+
+    @property
     def versions(self) -> int:
         """As many as may be asked for."""
         return self.most + 1
@@ -266,7 +284,6 @@ class DrawnStaleness(OneByOne):
 
     def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
         """Visits arrive in the order they start."""
-        always_there(pace, "drawn_staleness")
         return DrawnClock()
 
     def wall_clock(self, pace: Pace, scale: float) -> Clock:
@@ -288,11 +305,15 @@ class DrawnStaleness(OneByOne):
 
 def open_clock(kind: object, policy: Policy, pace: Pace, num_clients: int, key: Key) -> Clock:
     """Return the clock of a run; `kind` is one of `CLOCKS`."""
-    if isinstance(kind, Replay):
-        return ReplayClock(Trace(kind.trace, num_clients))
     if isinstance(kind, WallTime):
         return policy.wall_clock(pace, kind.scale)
-    return policy.virtual_clock(pace, num_clients, key)
+    clock: Clock
+    if isinstance(kind, Replay):
+        clock = ReplayClock(Trace(kind.trace, num_clients))
+    else:
+        clock = policy.virtual_clock(pace, num_clients, key)
+    clock.in_seconds = policy.in_seconds
+    return clock
 
 
 POLICIES: dict[str, type] = {

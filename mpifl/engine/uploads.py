@@ -1,4 +1,5 @@
-"""When the clients of policy `client_decides` upload: one a step, at rates of their own, or after drift.
+"""When the clients of policy `client_decides` upload: one a step, when visits are over, at rates of their
+own, or after drift.
 
 The last two say how long a client lets pass between two uploads, as a model of delays: in virtual time the
 order of uploads is known before anything is trained, and the same on any number of ranks.
@@ -29,6 +30,11 @@ Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data it me
 class Uploads(ABC):
     """Why a client uploads."""
 
+    @property
+    def in_seconds(self) -> bool:
+        """Whether virtual time is made of seconds, and visits last as long as delays and links say."""
+        return True
+
     def begin(self, federation: Federation) -> None:
         """Prepare the clients' data; every rank calls."""
         return
@@ -50,14 +56,29 @@ class Uploads(ABC):
 class OneEachStep(Uploads):
     """In every server step one client, drawn uniformly, uploads; virtual time is the number of steps."""
 
+    @property
+    def in_seconds(self) -> bool:
+        """Steps take no time."""
+        return False
+
     def paced(self, pace: Pace, federation: Federation) -> Pace:
         """Devices and links make no difference."""
         return pace
 
     def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
         """Draw a client for each step."""
-        always_there(pace, "client_decides")
         return DrawnClock(num_clients, key.of("uploads"))
+
+
+@dataclass(frozen=True)
+class WhenDone(Uploads):
+    """A client uploads as soon as its visit is over, and the next one begins at once: computing takes as long
+    as the delay model says, transfers as long as the links do, and both wait while the client is away.
+    """
+
+    def paced(self, pace: Pace, federation: Federation) -> Pace:
+        """Take the pace of devices and links as it is."""
+        return pace
 
 
 @dataclass(frozen=True)
@@ -166,10 +187,9 @@ class _AfterDrift(Delay):
         return sum(self.work.seconds(client, c, key) for c in cycles)
 
 
-def always_there(pace: Pace, name: str) -> None:
-    """Raise `UserError` where clients drop out under a policy that draws who uploads."""
-    remedy = f"policy {name} draws who uploads in each step; take another policy, or off_s: 0"
-    require(not pace.presence.model.off_s, "availability.off_s", pace.presence.model.off_s, remedy)
-
-
-UPLOADS: dict[str, type[Uploads]] = {"one_each_step": OneEachStep, "rates": Rates, "drift": Drift}
+UPLOADS: dict[str, type[Uploads]] = {
+    "one_each_step": OneEachStep,
+    "when_done": WhenDone,
+    "rates": Rates,
+    "drift": Drift,
+}

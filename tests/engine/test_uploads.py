@@ -16,9 +16,11 @@ from mpifl.core.rng import key
 from mpifl.data.drifted import Drifted
 from mpifl.data.world import Allotment, Draw
 from mpifl.engine.clock import WallTime
-from mpifl.engine.delay import Constant, Exponential
+from mpifl.engine.delay import Constant, Exponential, Measured
+from mpifl.engine.network import Links
+from mpifl.engine.pace import Availability
 from mpifl.engine.policy import ClientDecides, EveryArrival
-from mpifl.engine.uploads import Drift, Rates
+from mpifl.engine.uploads import Drift, OneEachStep, Rates, WhenDone
 
 FEDASYNC = CATALOGUE["fedasync"]()
 
@@ -102,6 +104,69 @@ def test_clients_upload_when_their_data_have_drifted(tmp_path):
         assert times == [2.0 * (moving.cycle(k, v) + 1) for v in range(len(times))]
         assert len(times) >= 3
     assert [row["time"] for row in done.arrivals if row["client"] == 0][:4] == [2, 6, 10, 16]
+
+
+def durations(folder, seconds: dict[int, float]) -> Measured:
+    """Return delays from a file: each client takes so long, the others 1000 seconds."""
+    file = folder / "durations.csv"
+    rows = [f"{k},{seconds.get(k, 1000)}\n" for k in range(6)]
+    file.write_text("client,seconds\n" + "".join(rows))
+    return Measured(str(file))
+
+
+def visits_of(done: worlds.Run) -> list[tuple[float, int]]:
+    """Return (time, client) of each arrival."""
+    return [(row["time"], row["client"]) for row in done.arrivals]
+
+
+def test_clients_upload_when_their_visits_are_over(tmp_path):
+    """Client 0 takes 2 s, client 4 takes 3 s. At 6 both arrive, client 4's visit began first; both then read
+    the rows of step 5.
+    """
+    delay = durations(tmp_path, {0: 2.0, 4: 3.0})
+    done = deciding(tmp_path, 7, WhenDone(), delay=delay)
+    assert visits_of(done) == [(2, 0), (3, 4), (4, 0), (6, 4), (6, 0), (8, 0), (9, 4)]
+    assert [row["staleness"] for row in done.arrivals] == [0, 1, 1, 1, 1, 0, 1]
+
+
+def test_links_and_absences_delay_uploads(tmp_path):
+    """Half a second of latency in each direction makes 3 s of 2, a download of a second 4 s. Away from 0.5 to
+    the end of its first absence, a client needs that much longer.
+    """
+    delay = durations(tmp_path, {0: 2.0})
+    late = deciding(tmp_path / "a", 2, WhenDone(), delay=delay, network=Links(latency_s=0.5))
+    assert visits_of(late) == [(3.0, 0), (6.0, 0)]
+    size = 4 * late.stepper.world.layout.size
+    links = Links(latency_s=0.5, downlink_bytes_s=size)
+    assert_allclose(
+        [t for t, _ in visits_of(deciding(tmp_path / "b", 2, WhenDone(), delay=delay, network=links))], [4, 8]
+    )
+    away = Availability(on_s=1.5, off_s=4.0)
+    done = deciding(tmp_path / "c", 3, WhenDone(), delay=delay, availability=away)
+    presence = worlds.driver.pace_of(
+        worlds.bench_of(worlds.config_of(FEDASYNC, availability=away), worlds.Tiny(), worlds.Single())
+    ).presence
+    end, start = [], presence.back(0, 0.0)
+    for _ in range(3):
+        end.append(presence.end(0, start, 2.0))
+        start = presence.back(0, end[-1])
+    assert end[-1] > 8
+    assert_allclose([t for t, _ in visits_of(done)], end)
+
+
+def test_steps_are_not_called_seconds(tmp_path):
+    """One upload a step: there is no virtual time in seconds, and what would need it is refused."""
+    assert set(deciding(tmp_path / "a", 3, OneEachStep()).times) == {None}
+    assert deciding(tmp_path / "b", 3, WhenDone()).times == [0.0, 1.0, 1.0, 1.0]
+    for name, value in (
+        ("delay", Constant(2.0)),
+        ("network", Links(latency_s=1.0)),
+        ("availability", Availability(off_s=1)),
+    ):
+        with pytest.raises(UserError, match=f"{name} = .* has no effect"):
+            deciding(tmp_path, 2, OneEachStep(), **{name: value})
+        with pytest.raises(UserError, match=f"{name} = .* has no effect"):
+            deciding(tmp_path, 2, WhenDone(), clock=WallTime(), **{name: value})
 
 
 def test_clients_upload_at_rates_of_their_own(tmp_path):
