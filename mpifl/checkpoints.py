@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -86,7 +87,7 @@ class Checkpoints(Checkpointer):
         }
         self.recorder: Recorder | None = None
         self.hold: IO[str] | None = None
-        self.written, self.since = 0, time.monotonic()
+        self.written, self.tried, self.since = 0, 0, time.monotonic()  # last steps of a checkpoint, of a try
         self._held: dict[str, tuple[int, str]] = {}
         self._events, self._events_size = hashlib.sha256(), 0
         self._columns: list[str] = []
@@ -116,23 +117,34 @@ class Checkpoints(Checkpointer):
         write_json(self.run / "run.json", {"id": secrets.token_hex(8), "format": disk.FORMAT})
         self.hold = locked(self.run)
 
-    def find(self) -> Saved | None:
-        """Return the newest sound state of the run, None where it has written none; on rank 0."""
+    def find(self, from_start: bool) -> Saved | None:
+        """Return the newest sound state of the run, None to begin again; on rank 0.
+
+        Args:
+            from_start: begin again where it has written none.
+        """
         self.hold = locked(self.run)
+        disk.remove_halves(self.folder)
         try:
             content = disk.latest(self.folder, identity_of(self.run), aloud)
         except disk.Damaged as error:
             remedy = f"{error}: remove {self.folder} to begin again"
             raise UserError("RUN", str(self.run), remedy) from error
         if content is None:
+            remedy = "it has written no checkpoint; --from-start begins it again and drops what is there"
+            require(from_start, "RUN", str(self.run), remedy)
             aloud("no checkpoint was written: beginning again")
+            shutil.rmtree(self.folder, ignore_errors=True)
             for name in ("metrics.csv", "events.csv"):
                 (self.run / name).unlink(missing_ok=True)
             return None
         remedy = "the configuration is not the one of the checkpoint; only system and checkpoint may change"
         require(content.about["config"] == self.about["config"], "RUN", str(self.run), remedy)
+        remedy = f"step {content.step} is the last that the run has taken; take more rounds"
+        require(self.config.rounds > content.step, "rounds", self.config.rounds, remedy)
         self._compare(content.about["surroundings"])
-        self._content, self._held, self.written = content, dict(content.clients), content.step
+        self._content, self._held = content, dict(content.clients)
+        self.written = self.tried = content.step
         aloud(f"going on after step {content.step}")
         return Saved(
             content.step, dict(content.tensors), dict(content.arrays), dict(content.values["engine"])
@@ -149,17 +161,19 @@ class Checkpoints(Checkpointer):
         recorder.restore(content.values["recorder"], content.metrics, content.events[0])
 
     def due(self, step: int) -> str:
-        """By steps, by time, or because somebody asked."""
+        """By steps, by time, after the first step, or because somebody asked."""
         asked, stop = self.signals.take()
         often, minutes = self.config.checkpoint.every, self.config.checkpoint.minutes
         by_step = bool(often) and step > self.written and step % often == 0
         by_time = minutes > 0 and time.monotonic() - self.since > 60 * minutes
-        return STOP if stop else SAVE if asked or by_step or by_time else ""
+        first = self.tried == 0 < step and (often > 0 or minutes > 0)
+        return STOP if stop else SAVE if asked or by_step or by_time or first else ""
 
     def write(self, saved: Saved, files: FileSums) -> None:
         """Write a checkpoint; drop what is older than the last ones."""
         start, recorder = time.monotonic(), self.recorder
         assert recorder is not None
+        self.tried, self.since = saved.step, start
         values = {"engine": saved.values, "recorder": recorder.state()}
         metrics = recorder.metrics.path
         run = identity_of(self.run)
@@ -175,7 +189,7 @@ class Checkpoints(Checkpointer):
             about=self.about,
         )
         path = disk.write(self.folder, content)
-        self._held, self.written, self.since = dict(files), saved.step, time.monotonic()
+        self._held, self.written = dict(files), saved.step
         disk.prune(self.folder, self.config.checkpoint.keep, run)
         self.say(f"checkpoint: {path.name}, {time.monotonic() - start:.2f} s")
 
@@ -193,9 +207,19 @@ class Checkpoints(Checkpointer):
             disk.settled(events.path)
         return self._events_size, self._events.hexdigest()
 
+    def fail(self, step: int, error: OSError) -> None:
+        """Say that the state could not be written; the run goes on, and the checkpoints before stay."""
+        self.tried, self.since = step, time.monotonic()
+        with suppress(OSError):
+            disk.prune(self.folder, self.config.checkpoint.keep, identity_of(self.run))
+        last = f"the last checkpoint is of step {self.written}" if self.written else "there is no checkpoint"
+        reason = f"{error.strerror or error}: {self.folder}"
+        aloud(f"the state after step {step} could not be written ({reason}); the run goes on, {last}")
+
     def stop(self, step: int) -> None:
-        """End the run."""
-        raise Stopped(step, str(self.run))
+        """End the run; on rank 0, say which state was written last."""
+        late = self.recorder is not None and self.written < step
+        raise Stopped(step, str(self.run), self.written if late else None)
 
     def done(self) -> None:
         """Remove what a complete run does not need."""

@@ -10,11 +10,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .comm import CannotGoOn, RankLost, Transport, asked_of, connect
 from .core.errors import Stopped, UserError, nearest, require
+from .core.files import is_full
 from .core.memory import keep_freed
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: try again
 
-FLAGS = ("witness", "bind-report")  # options without a value
+FLAGS = ("witness", "bind-report", "from-start")  # options without a value
 
 Command = Callable[[Transport, argparse.Namespace], None]
 COMMANDS: dict[str, tuple[Command, str, dict[str, str]]] = {}
@@ -57,14 +59,19 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
         raise UserError("vary", ", ".join(map(str, config.vary)), remedy)
     require(not again or config.output.id is not None, "--resume", True, "needs an output.id: which run?")
     folder = Path(config.output.folder) / f"{config.name}-{config.output.id}"
-    if again and on_server(transport, (folder / "run.json").exists):
-        args.RUN = str(folder)
+    if again and on_server(transport, lambda: is_begun(folder)):
+        args.RUN, args.from_start = str(folder), True
         resume(transport, args)
     else:
         run_experiment(config, transport, args.quiet, bind_report=args.bind_report)
 
 
-@command("RUN", **BINDING)
+FROM_START = {
+    "from-start": "begin again where no checkpoint was written, and drop the figures that are there"
+}
+
+
+@command("RUN", **BINDING, **FROM_START)
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Go on with a run from its last checkpoint, at any number of ranks; options are --key.path value. A
     study's folder: run what is left of it.
@@ -84,7 +91,17 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
             print(f"{folder} is complete: {folder / 'summary.json'}")
         return
     config = load_everywhere(transport, str(folder / "config.yaml"), args.options)
-    run_experiment(config, transport, args.quiet, folder, args.bind_report)
+    run_experiment(config, transport, args.quiet, folder, args.bind_report, args.from_start)
+
+
+def is_begun(folder: Path) -> bool:
+    """Return whether there is a run to go on with; remove a folder in which none was begun yet."""
+    if not (folder / "run.json").exists() and folder.exists():  # killed while it was made
+        for name in ("config.yaml", ".writable"):
+            (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # it is not empty, so it is something else
+            folder.rmdir()
+    return (folder / "run.json").exists()
 
 
 def is_complete(folder: Path) -> bool:
@@ -411,7 +428,12 @@ def _outcome(transport: Transport, args: argparse.Namespace) -> int:
         return STOPPED
     except (RankLost, CannotGoOn) as error:
         return broken_off(transport, error)
-    except Exception:
+    except Exception as error:
+        if is_full(error):
+            text = f"{error}; make room, then go on from the last checkpoint: mpifl resume RUN"
+            print(f"mpifl: rank {transport.rank}: {text}", file=sys.stderr, flush=True)
+            transport.abort(1)
+            return 1
         trace = traceback.format_exc()
         print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)
         transport.abort(1)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -283,11 +284,13 @@ def run(
     quiet: bool = False,
     resumed: Path | None = None,
     bind_report: bool = False,
+    from_start: bool = True,
 ) -> Path | None:
     """Run a configuration over all ranks; return the run folder on rank 0.
 
     Args:
         resumed: the folder of a run to go on with. bind_report: print where every rank is.
+        from_start: whether a run that has written no checkpoint begins again.
     """
     start = perf_counter()
     quiet = quiet or not transport.is_server
@@ -302,7 +305,8 @@ def run(
             progress.say(f"times are those of {config.clock.trace}, not of delay, network and availability")
         folder = on_server(transport, lambda: resumed or _new_folder(bench))
         keeper = Checkpoints(folder, config, str(bench.learner.device), signals, progress.say)
-        saved = on_server(transport, keeper.find if resumed else keeper.create, everywhere=False)
+        begin = partial(keeper.find, from_start) if resumed else keeper.create
+        saved = on_server(transport, begin, everywhere=False)
         token = on_server(transport, lambda: f"{keeper.identity}-{secrets.token_hex(4)}")
         store = ClientStore(token, config.system.scratch, keeper.clients)
         log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"

@@ -15,15 +15,15 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mpifl.core.errors import UserError
+from mpifl.core.files import told_as_os_error
 
 OWNER = ".owner"  # names the host; locked by every rank of the node for as long as it lives
 SCRATCH = re.compile(r"mpifl-[0-9a-f]{16}-[0-9a-f]{8}")  # run and launch
@@ -53,18 +53,6 @@ def write_durably(path: Path, data: bytes) -> None:
     except OSError as error:
         half.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk names no file
-
-
-@contextmanager
-def told_as_os_error(path: Path) -> Iterator[None]:
-    """Turn the error of safetensors, where a file cannot be written, into Python's."""
-    try:
-        yield
-    except SafetensorError as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if found is None:
-            raise
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 def remove_dead(root: Path, own: Path) -> None:

@@ -65,8 +65,13 @@ class Stopped(Exception):
     Args:
         step: server steps taken.
         folder: of the run.
+        written: the last step whose state could be written, where that is not `step`; 0 for none.
     """
 
-    def __init__(self, step: int, folder: str) -> None:
+    def __init__(self, step: int, folder: str, written: int | None = None) -> None:
         self.step, self.folder = step, folder
-        super().__init__(f"stopped after step {step}, state written; go on with: mpifl resume {folder}")
+        state = (
+            "state written" if written is None else f"the last state that was written is of step {written}"
+        )
+        more = " --from-start" if written == 0 else ""
+        super().__init__(f"stopped after step {step}, {state}; go on with: mpifl resume {folder}{more}")

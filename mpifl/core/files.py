@@ -1,12 +1,30 @@
-"""Files that are mapped into memory: their room is taken when they are made, not when they are written."""
+"""Files on a disk that may be full: those that are mapped take their room when they are made, and all writers
+fail with the same kind of error.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.lib import format as npy
+from safetensors import SafetensorError
+
+FULL = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)  # what writers hear of a disk, a quota, a limit that is reached
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether it says that a disk is full."""
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 def reserve(path: Path, size: int, start: int = 0) -> None:
@@ -47,3 +65,15 @@ def new_array(path: Path, dtype: type, shape: tuple[int, ...], rows: np.ndarray 
             if len(run):
                 reserve(path, len(run) * width, start + int(run[0]) * width)
     return npy.open_memmap(path, mode="r+")
+
+
+@contextmanager
+def told_as_os_error(path: Path) -> Iterator[None]:
+    """Turn the error of safetensors, where a file cannot be written, into Python's."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error

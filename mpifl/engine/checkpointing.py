@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from mpifl.comm import ClientStore
 from mpifl.core.errors import require
 from mpifl.core.types import Server
 
@@ -23,6 +24,7 @@ FileSums = dict[str, tuple[int, str]]  # file name -> (bytes, SHA-256)
 class CheckpointConfig:
     """When the state of a run is written so that `mpifl resume` can go on from it. Whatever is set here,
     SIGUSR1 writes and goes on; SIGTERM, SIGINT and SIGUSR2 finish the step, write, and end with exit code 75.
+    Unless both are 0, the first one is written after the first step.
 
     Attributes:
         every: server steps between checkpoints; 0 for none by steps.
@@ -61,6 +63,10 @@ class Checkpointer(ABC):
     def write(self, saved: Saved, files: FileSums) -> None:
         """Write a checkpoint; `files` are those of `saved.states`. On rank 0."""
 
+    def fail(self, step: int, error: OSError) -> None:
+        """The state after a step could not be written, here or on another rank; on rank 0."""
+        raise error
+
     @abstractmethod
     def stop(self, step: int) -> None:
         """Raise `Stopped`; every rank."""
@@ -91,7 +97,7 @@ def save(
         saved: what the engine adds, on rank 0.
     """
     tables: dict[str, torch.Tensor | None] = {}
-    files = _keep_states(stepper, checkpointer, alone)
+    files, problem = _keep_states(stepper, checkpointer, alone)
     if alone:
         assert server is not None
         tables = dict(server.tables)
@@ -102,7 +108,12 @@ def save(
         return
     saved.put_server("server", server, {n: t for n, t in tables.items() if t is not None})
     put_stepper(saved, stepper)
-    checkpointer.write(saved, files)
+    try:
+        if problem is not None:
+            raise problem
+        checkpointer.write(saved, files)
+    except OSError as error:
+        checkpointer.fail(saved.step, error)
 
 
 def needs_workers(stepper: Stepper) -> bool:
@@ -112,8 +123,12 @@ def needs_workers(stepper: Stepper) -> bool:
     return stepper.scheduler.pinned and any(node != here for node in transport.nodes)
 
 
-def _keep_states(stepper: Stepper, checkpointer: Checkpointer, alone: bool) -> FileSums:
-    """Bring what clients keep into the checkpoints' folder, each file once; return all files on rank 0."""
+def _keep_states(
+    stepper: Stepper, checkpointer: Checkpointer, alone: bool
+) -> tuple[FileSums, OSError | None]:
+    """Bring what clients keep into the checkpoints' folder, each file once; return on rank 0 all files, and
+    why one could not be written.
+    """
     transport, store = stepper.transport, stepper.store
     parcels, held = None, {}
     if transport.is_server:
@@ -126,7 +141,17 @@ def _keep_states(stepper: Stepper, checkpointer: Checkpointer, alone: bool) -> F
         ]
     if alone:
         assert parcels is not None
-        return held | store.keep(parcels[0], checkpointer.clients)
+        files, problem = _kept(store, parcels[0], checkpointer.clients)
+        return held | files, problem
     mine = transport.deal(parcels, "checkpoint")
-    parts = transport.collect(store.keep(mine, checkpointer.clients), "checkpoint")
-    return {name: sums for part in (held, *(parts or ())) for name, sums in part.items()}
+    parts = transport.collect(_kept(store, mine, checkpointer.clients), "checkpoint") or ()
+    files = {name: sums for part in (held, *(files for files, _ in parts)) for name, sums in part.items()}
+    return files, next((problem for _, problem in parts if problem is not None), None)
+
+
+def _kept(store: ClientStore, names: Sequence[str], folder: Path) -> tuple[FileSums, OSError | None]:
+    """Return the files that were brought to a folder, and why one could not be."""
+    try:
+        return store.keep(names, folder), None
+    except OSError as error:
+        return {}, error

@@ -26,6 +26,8 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from mpifl.core.files import told_as_os_error
+
 FORMAT = 1
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 CHUNK = 1 << 24
@@ -90,13 +92,38 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def write(folder: Path, content: Content) -> Path:
-    """Write a checkpoint into `folder`; return its own folder."""
+    """Write a checkpoint into `folder`; return its own folder.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
     path = path_of(folder, content.step)
+    remove_halves(folder)
     half = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(half, ignore_errors=True)
+    try:
+        _fill(half, content)
+        if path.exists():  # damaged, or the run would not have come by here again
+            shutil.rmtree(path)
+        half.rename(path)
+        settled(folder)
+    except OSError:
+        remove_halves(folder)
+        raise
+    return path
+
+
+def remove_halves(folder: Path) -> None:
+    """Remove what is left of checkpoints that were never finished."""
+    for half in folder.glob(".step-*.tmp"):
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def _fill(half: Path, content: Content) -> None:
+    """Write the files of a checkpoint, and force them to disk."""
     half.mkdir(parents=True)
     tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in content.tensors.items()}
-    save_file(tensors, half / "tensors.safetensors")
+    with told_as_os_error(half / "tensors.safetensors"):
+        save_file(tensors, half / "tensors.safetensors")
     np.savez(half / "arrays.npz", **content.arrays)  # type: ignore[arg-type]  # names are arrays' names
     (half / "values.json").write_text(json.dumps(content.values))
     (half / "metrics.csv").write_bytes(content.metrics)
@@ -115,11 +142,6 @@ def write(folder: Path, content: Content) -> Path:
     for file in half.iterdir():
         settled(file)
     settled(half)
-    if path.exists():  # damaged, or the run would not have come by here again
-        shutil.rmtree(path)
-    half.rename(path)
-    settled(folder)
-    return path
 
 
 def _seal(manifest: Path) -> str:

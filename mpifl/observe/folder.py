@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,23 +39,34 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
     Raises:
         UserError: where it exists already, or cannot be written.
     """
-    folder = Path(parent) / f"{name}-{run_id or datetime.now().strftime('%Y%m%d-%H%M%S')}"
-    last = 0
-    while run_id is None and folder.exists():  # two runs within a second
-        last += 1
-        folder = folder.with_name(f"{folder.name.split('~')[0]}~{last}")
+    first = Path(parent) / f"{name}-{run_id or datetime.now().strftime('%Y%m%d-%H%M%S')}"
+    folder, last = first, 0
     try:
-        folder.mkdir(parents=True)
+        first.parent.mkdir(parents=True, exist_ok=True)
+        while not _made(folder):  # another run within a second has it, on this host or another one
+            if run_id is not None:
+                remedy = (
+                    "a run of that name is there already and is never overwritten; give another output.id"
+                )
+                raise UserError("output.id", run_id, f"{remedy} ({folder})")
+            last += 1
+            folder = first.with_name(f"{first.name}~{last}")
         (folder / ".writable").touch()
         (folder / ".writable").unlink()
-    except FileExistsError as error:
-        remedy = "a run of that name is there already and is never overwritten; give another output.id"
-        raise UserError("output.id", run_id, f"{remedy} ({folder})") from error
     except OSError as error:
         raise UserError(
             "output.folder", parent, f"cannot be written ({error.strerror}); give another folder"
         ) from error
     return folder
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder; return whether it was not there before."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def free(parent: Path, name: str, run_id: str) -> str:
@@ -93,12 +105,20 @@ class GrowingCsv:
         if anew and self.columns:
             with self.path.open(newline="") as file:
                 old = [*csv.DictReader(file)]
+        path = self.path.with_suffix(".tmp") if anew else self.path
+        size = 0 if anew else path.stat().st_size
+        try:
+            with path.open("w" if anew else "a", newline="") as file:
+                writer = csv.writer(file)
+                if anew:
+                    writer.writerow(columns)
+                writer.writerows([row.get(name, "") for name in columns] for row in (*old, *rows))
+        except OSError:  # a full disk: no row is there by half
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise
+        path.replace(self.path)
         self.columns = columns
-        with self.path.open("w" if anew else "a", newline="") as file:
-            writer = csv.writer(file)
-            if anew:
-                writer.writerow(columns)
-            writer.writerows([row.get(name, "") for name in columns] for row in (*old, *rows))
 
     def take(self, content: bytes) -> None:
         """Become what it was."""
@@ -124,8 +144,10 @@ class GrowingCsv:
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    """Write a JSON file, readable by people."""
-    path.write_text(json.dumps(tree, indent=2, default=str) + "\n")
+    """Write a JSON file, readable by people, that is whole or not there."""
+    half = path.with_suffix(".tmp")
+    half.write_text(json.dumps(tree, indent=2, default=str) + "\n")
+    half.replace(path)
 
 
 def environment(layout: Mapping[str, Any]) -> dict[str, Any]:

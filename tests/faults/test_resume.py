@@ -1,0 +1,237 @@
+"""A run that stops after some step and goes on, or begins again: its files are those of one undisturbed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from runs import CONFIG, assert_same_run
+
+from mpifl import checkpoints, cli
+from mpifl import config as configuration
+from mpifl.engine.checkpointing import SAVE, STOP, CheckpointConfig
+from mpifl.observe import checkpoint
+from mpifl.observe.signals import Signals
+
+JUDGED = ["--rounds", "5", "--participation", "0.5", "--evaluation.every", "2", "--evaluation.first", "true"]
+LATE = ["--delay", "{name: exponential, mean_s: 2}"]
+BUFFER = ["--policy", "{name: buffer, size: 2}", *LATE]
+CODED = "{dtype: bfloat16, compression: {name: top_k, share: 0.1}, error_feedback: true}"
+RUNS: dict[str, list[str]] = {
+    "fedavg on links": ["--network.name", "wireless-slow", *LATE],
+    "client state": ["--algorithm", "scaffold"],
+    "error feedback": ["--payload", CODED],
+    "clusters, memo": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}"],
+    "remembered uploads": ["--algorithm", "oracle", "--evaluation.clients", "4"],
+    "personal rows": ["--algorithm", "ucfl"],
+    "newcomers": ["--newcomers", "{share: 0.3, joins: 4}", "--algorithm", "{name: ifca, num_clusters: 2}"],
+    "arrivals": ["--algorithm", "fedbuff", *BUFFER],
+    "arrivals with state": ["--algorithm", "scaffold", *BUFFER, "--payload", CODED],
+    "arrivals one by one": ["--algorithm", "fedasync", "--policy", "every_arrival", *LATE],
+}
+
+
+def start(folder: Path, cache: Path, name: str, *more: str) -> int:
+    """Run to the end, or to where it is stopped; return the exit code."""
+    place = ["--output.folder", str(folder), "--output.id", "x", "--data.cache", str(cache)]
+    return cli.main(["run", str(CONFIG), "--quiet", *place, *JUDGED, *RUNS[name], *more])
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    """A cache of prepared data that all runs share."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a run stop after a step, as if it had been asked to."""
+    monkeypatch.setattr(checkpoints.Checkpoints, "due", lambda self, now: STOP if now == step else "")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_files_of_a_run_that_stopped_and_went_on_are_those_of_one_that_did_not(
+    name, cache, tmp_path, monkeypatch
+):
+    """It stops twice: after a step that is judged, and after one that is not."""
+    assert start(tmp_path / "one", cache, name) == 0
+    for at, command in ((2, None), (3, "resume"), (9, "resume")):
+        stop_after(at, monkeypatch)
+        words = ["resume", str(tmp_path / "two" / "tiny-x"), "--quiet"]
+        code = cli.main(words) if command else start(tmp_path / "two", cache, name)
+        assert code == (0 if at == 9 else 75)
+    assert_same_run(tmp_path / "one" / "tiny-x", tmp_path / "two" / "tiny-x")
+
+
+def test_a_run_that_was_killed_between_checkpoints_drops_what_came_after_the_last(
+    cache, tmp_path, monkeypatch
+):
+    """Rows of events.csv and metrics.csv that were written after the checkpoint are written anew, once."""
+    assert start(tmp_path / "one", cache, "arrivals", "--evaluation.every", "1") == 0
+    due = {2: SAVE, 4: STOP}
+    monkeypatch.setattr(checkpoints.Checkpoints, "due", lambda self, now: due.get(now, ""))
+    assert start(tmp_path / "two", cache, "arrivals", "--evaluation.every", "1") == 75
+    monkeypatch.undo()
+    folder = tmp_path / "two" / "tiny-x"
+    shutil.rmtree(checkpoint.path_of(folder / "checkpoints", 4))
+    assert cli.main(["resume", str(folder), "--quiet"]) == 0
+    assert_same_run(tmp_path / "one" / "tiny-x", folder)
+
+
+class Killed(BaseException):
+    """A run that ends here and now, as by SIGKILL."""
+
+
+def killed_at(step: int, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Path:
+    """Run fedavg until it is killed, in the step after `step`; return its folder."""
+    real = checkpoints.Checkpoints.due
+
+    def due(self: checkpoints.Checkpoints, now: int) -> str:
+        if now == step + 1:
+            assert self.hold is not None
+            self.hold.close()  # as at the end of a process
+            raise Killed
+        return real(self, now)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.Checkpoints, "due", due)
+        with pytest.raises(Killed):
+            start(folder, cache, "fedavg on links", *more)
+    return folder / "tiny-x"
+
+
+def test_the_first_checkpoint_comes_after_the_first_round(cache, tmp_path, monkeypatch):
+    folder = killed_at(2, tmp_path / "two", cache, monkeypatch)
+    assert checkpoint.steps(folder / "checkpoints") == [1]
+    assert cli.main(["resume", str(folder), "--quiet"]) == 0
+    assert start(tmp_path / "one", cache, "fedavg on links") == 0
+    assert_same_run(tmp_path / "one" / "tiny-x", folder)
+
+
+NEVER = ["--checkpoint", "{every: 0, minutes: 0}"]
+
+
+def test_without_a_checkpoint_resume_asks_for_from_start_and_keeps_the_figures(
+    cache, tmp_path, monkeypatch, capsys
+):
+    folder = killed_at(3, tmp_path, cache, monkeypatch, *NEVER)
+    before = (folder / "metrics.csv").read_bytes()
+    assert before.count(b"\n") > 1
+    assert cli.main(["resume", str(folder), "--quiet"]) == 2
+    assert "--from-start" in capsys.readouterr().err
+    assert (folder / "metrics.csv").read_bytes() == before
+    assert cli.main(["resume", str(folder), "--quiet", "--from-start"]) == 0
+    assert start(tmp_path / "one", cache, "fedavg on links") == 0
+    assert_same_run(tmp_path / "one" / "tiny-x", folder)
+
+
+def test_run_with_resume_begins_again_what_has_no_checkpoint(cache, tmp_path, monkeypatch):
+    folder = killed_at(1, tmp_path, cache, monkeypatch, *NEVER)
+    assert start(tmp_path, cache, "fedavg on links", "--resume") == 0
+    assert (folder / "summary.json").exists()
+    folder = tmp_path / "again" / "tiny-x"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("name: tiny\n")  # killed while it was made
+    assert start(tmp_path / "again", cache, "fedavg on links", "--resume") == 0
+    assert (folder / "summary.json").exists()
+
+
+@pytest.mark.parametrize("rounds", ["2", "3"])
+def test_fewer_rounds_than_were_taken_are_refused(rounds, cache, tmp_path, monkeypatch, capsys):
+    stop_after(3, monkeypatch)
+    assert start(tmp_path, cache, "fedavg on links") == 75
+    capsys.readouterr()
+    assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet", "--rounds", rounds]) == 2
+    said = capsys.readouterr().err
+    assert f"rounds = {rounds}: step 3" in said
+    assert said.count("\n") == 1
+
+
+def test_checkpoints_come_by_steps_by_minutes_and_when_asked_for(tmp_path, monkeypatch):
+    """`minutes: 5`, `every: 4`: after the first step, at multiples of 4, five minutes after the last one."""
+    now = [1000.0]
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
+    signals = Signals()
+    config = configuration.load(str(CONFIG), ["--checkpoint", "{every: 4, minutes: 5}"])
+    keeper = checkpoints.Checkpoints(tmp_path, config, "cpu", signals, print)
+
+    def due(step: int, minutes: float) -> str:
+        now[0] += 60.0 * minutes
+        if word := keeper.due(step):
+            keeper.tried, keeper.written, keeper.since = step, step, now[0]
+        return word
+
+    assert [due(0, 4.9), due(1, 0.0), due(2, 4.9), due(3, 0.2), due(4, 0.0)] == ["", SAVE, "", SAVE, SAVE]
+    assert [due(5, 4.9), due(6, 0.2), due(7, 4.9), due(8, 0.0), due(9, 5.1)] == ["", SAVE, "", SAVE, SAVE]
+    signals.save = True
+    assert [due(10, 0.0), due(11, 0.0)] == [SAVE, ""]
+    signals.stop = True
+    assert due(11, 0.0) == STOP
+
+
+def test_by_default_a_checkpoint_is_written_every_ten_minutes():
+    assert (CheckpointConfig().every, CheckpointConfig().minutes) == (0, 10.0)
+
+
+def full_from(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the disk be full from the n-th file of a checkpoint on that is forced to it."""
+    real, calls = checkpoint.settled, [0]
+
+    def settled(path: Path) -> None:
+        calls[0] += 1
+        if calls[0] >= call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        real(path)
+
+    monkeypatch.setattr(checkpoint, "settled", settled)
+
+
+def test_a_full_disk_at_a_checkpoint_leaves_the_one_before_and_the_run_goes_on(
+    cache, tmp_path, monkeypatch, capsys
+):
+    assert start(tmp_path / "one", cache, "client state") == 0
+    capsys.readouterr()
+    full_from(12, monkeypatch)  # in the second checkpoint
+    seen = []
+    real = checkpoints.Checkpoints.fail
+
+    def fail(self: checkpoints.Checkpoints, step: int, error: OSError) -> None:
+        real(self, step, error)
+        clients = {path.name.rsplit("-", 1)[1] for path in self.clients.iterdir()}
+        seen.append((step, sorted(path.name for path in self.folder.iterdir()), clients))
+
+    monkeypatch.setattr(checkpoints.Checkpoints, "fail", fail)
+    assert start(tmp_path / "two", cache, "client state", "--checkpoint.every", "1") == 0
+    assert seen == [(step, ["clients", "step-000000001"], {"1"}) for step in (2, 3, 4)]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert all("No space left" in line and "last checkpoint is of step 1" in line for line in said)
+    assert_same_run(tmp_path / "one" / "tiny-x", tmp_path / "two" / "tiny-x")
+
+
+@pytest.mark.parametrize(("call", "last"), [(1, "step 0"), (12, "step 1")], ids=["none", "one"])
+def test_a_run_that_is_stopped_on_a_full_disk_says_which_state_was_written_last(
+    call, last, cache, tmp_path, monkeypatch, capsys
+):
+    due = {1: SAVE, 3: STOP}
+    monkeypatch.setattr(checkpoints.Checkpoints, "due", lambda self, now: due.get(now, ""))
+    full_from(call, monkeypatch)
+    assert start(tmp_path, cache, "client state") == 75
+    said = capsys.readouterr().err
+    assert f"stopped after step 3, the last state that was written is of {last}" in said
+    assert ("--from-start" in said) == (last == "step 0")
+
+
+def test_a_full_disk_under_the_figures_ends_the_run_with_one_line(cache, tmp_path, monkeypatch, capsys):
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoints.Checkpoints, "write", full)
+    monkeypatch.setattr("mpifl.observe.recorder.GrowingCsv.add", full)
+    monkeypatch.setattr("mpifl.comm.transport.os._exit", lambda code: None)
+    assert start(tmp_path, cache, "client state") == 1
+    said = capsys.readouterr().err
+    assert "No space left" in said
+    assert said.count("\n") == 1
