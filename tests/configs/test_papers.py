@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from mpifl import study
 from mpifl.comm import Single
 from mpifl.planning import describe
 
+ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}
 FOLDER = Path(__file__).parents[2] / "configs"
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.yaml"))
 WHOLE = [name for name in FILES if not Path(name).name.startswith("_")]
@@ -42,9 +44,21 @@ def test_a_configuration_loads_and_says_itself_again(name):
         assert config.name == Path(name).stem
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("papers/")])
-def test_a_papers_configuration_says_what_it_is(name):
-    assert (FOLDER / name).read_text().startswith("#")
+def test_a_papers_configuration_says_which_table_it_is():
+    """The number in a file's name is one of its first line's: `table3-cnn.yaml`, "Tables 3 and 9, CNN"."""
+    for name in PAPERS:
+        first = (FOLDER / name).read_text().splitlines()[0]
+        found = re.match(r"(table|fig)(\d+)", Path(name).stem)
+        if found:
+            kind = {"table": "Tables? ", "fig": "Figures? "}[found[1]]
+            said = re.match(rf"# {kind}([\dIV, and]+)", first)
+            assert said, f"{name}: {first}"
+            numbers = [ROMAN.get(n, n) for n in re.findall(r"\d+|[IV]+", said[1])]
+            assert found[2] in numbers, f"{name}: {first}"
+        if "ablation" in name:
+            assert first.startswith("# Ablation: "), name
+            value = Path(name).stem.rpartition("-")[2].lstrip("k")
+            assert re.search(rf"\b{re.escape(value)}\b", first), f"{name}: {first}"
 
 
 def test_every_table_of_the_papers_has_a_configuration():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 from mpifl.data import histogram, label_distance
 
@@ -70,4 +70,9 @@ def test_a_histogram_of_some_clients_is_part_of_the_whole(open_small):
     whole = histogram(federation)
     assert_array_equal(whole.sum(1), federation.sizes[:, 0])
     assert_array_equal(histogram(federation, clients=[2, 7]), whole[[2, 7]])
-    assert (label_distance(whole) <= 2).all()
+
+
+def test_the_label_distance_of_unequal_clients_by_hand():
+    """Together 5 and 1 of 6: client 0, all of class 0, is |1 - 5/6| + 1/6 away; client 1, even, 1/3 + 1/3."""
+    assert_allclose(label_distance(np.array([[4, 0], [1, 1]])), [1 / 3, 2 / 3])
+    assert_allclose(label_distance(np.array([[3, 0], [0, 0], [1, 0]])), [0, 1, 0], err_msg="nothing is far")

@@ -1,23 +1,33 @@
-"""Commands in README.md and docs/ that are marked with `<!-- test -->` run, in a folder of their own, in
-order.
+"""What README.md and docs/ say: their commands run, and what they show is what comes out.
 
-`<!-- test: NAME -->` above a block saves it as NAME there. Links between documents and to files lead
-somewhere.
+Blocks of docs/ that are marked with `<!-- test -->` run in a folder of their own, in order; above a block,
+`<!-- test: NAME -->` saves it as NAME there. Every `mpifl` command of README.md runs, and the figures it
+shows are those of its runs. Links between documents and to files lead somewhere.
 """
 
 from __future__ import annotations
 
+import csv
+import itertools
+import json
 import os
 import re
+import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import worlds
+import yaml
 
 import mpifl
+from mpifl import cli
 from mpifl.algorithms import CATALOGUE
-from mpifl.config import Config, build, read
+from mpifl.config import Config, build, load, read
+from mpifl.observe import progress
 
 ROOT = Path(mpifl.__file__).parents[1]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
@@ -40,6 +50,53 @@ def test_marked_blocks_are_found(tmp_path):
     assert blocks(page) == [(None, "ls\n"), ("x.py", "1\n2\n")]
 
 
+def summary_of(run: Path) -> dict:
+    """Return what a run says of itself."""
+    return json.loads((run / "summary.json").read_text())
+
+
+def a_replay_is_its_run(folder: Path, said: str) -> None:
+    """The arrivals of the wall-clock run came once more, and gave the same numbers."""
+    real, again = (folder / "runs" / f"async-{name}" for name in ("real", "again"))
+    assert len(summary_of(real)["digest"]) == 64
+    assert summary_of(real)["digest"] == summary_of(again)["digest"]
+    first, second = (list(csv.DictReader((run / "events.csv").open())) for run in (real, again))
+    assert [row["client"] for row in first] == [row["client"] for row in second]
+    assert len(first) >= 20
+    assert load(str(again / "config.yaml")).clock.trace == "runs/async-real/events.csv"
+
+
+def a_table_a_sheet_and_a_run(folder: Path, said: str) -> None:
+    """The table counts what the page says, the sheet is there, and columns are told apart by the data set."""
+    for word in ("clients", "training", "validation", "test", "classes", "label distance"):
+        assert word in said
+    assert (folder / "digits.png").read_bytes().startswith(b"\x89PNG")
+    (run,) = (folder / "runs").iterdir()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["data"]["source"]["name"] == "stripes.py:Stripes"
+    assert summary_of(run)["clients"] == 20
+    assert summary_of(run)["accuracy_mean"] > 0.5, "four classes, one for each bright column"
+
+
+def the_method_of_the_page(folder: Path, said: str) -> None:
+    """The run was made with the method that the page builds."""
+    (run,) = (folder / "runs").iterdir()
+    assert summary_of(run)["algorithm"] == "my_method.py:FedMedianLoss"
+    assert yaml.safe_load((run / "config.yaml").read_text())["algorithm"]["quantile"] == 0.3
+    assert "round 2/2" in said
+
+
+LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so after its commands
+    "asynchrony.md": a_replay_is_its_run,
+    "data.md": a_table_a_sheet_and_a_run,
+    "writing-a-method.md": the_method_of_the_page,
+}
+
+
+def test_whatever_a_marked_page_leaves_behind_is_looked_at():
+    assert {page.name for page in PAGES if blocks(page)} == set(LEAVES)
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
 def test_commands_of_a_page_run(page, mpirun, tmp_path):
     for name in ("configs", "launch", "docs"):
@@ -55,12 +112,15 @@ def test_commands_of_a_page_run(page, mpirun, tmp_path):
         **worlds.PYTHONPATH,
         "PATH": f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+    said = ""
     for file, text in blocks(page):
         if file:
             (tmp_path / file).write_text(text)
             continue
         done = mpirun(None, "-c", shell, text, timeout=600, env=env, cwd=tmp_path)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        said += done.stdout
+    LEAVES[page.name](tmp_path, said)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -85,3 +145,132 @@ def test_every_method_has_a_small_configuration(name):
 
 def test_the_method_in_the_readme_is_the_one_that_runs():
     assert (ROOT / "mpifl" / "algorithms" / "fedprox.py").read_text() in (ROOT / "README.md").read_text()
+
+
+# -- README.md -----------------------------------------------------------------------------------------------
+
+README = (ROOT / "README.md").read_text()
+ELSEWHERE = {  # commands of README.md that tests/launchers or nobody can run here
+    "./launch/quickstart",
+    "./launch/test",
+    "sbatch --nodes 4 launch/slurm configs/quickstart.yaml",
+    "mpirun -n 33 mpifl run CONFIG",
+}
+
+
+def commands() -> list[str]:
+    """Return the commands in README.md's shell blocks, without their comments."""
+    texts = re.findall(r"^```bash\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    lines = [line.partition("#")[0].strip() for text in texts for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+@pytest.fixture(scope="module")
+def say(tmp_path_factory):
+    """Return a function that runs a command of README.md in a folder that all share: what it prints."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "configs").symlink_to(ROOT / "configs")
+
+    def run(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.chdir(folder)
+        clock = SimpleNamespace(monotonic=itertools.count(9, 9).__next__)  # every round is told of
+        monkeypatch.setattr(progress, "time", clock)
+        program, *words = shlex.split(line)
+        assert program == "mpifl"
+        words = [
+            w for word in words for w in (map(str, sorted(Path().glob(word))) if "*" in word else [word])
+        ]
+        code = cli.main(words)
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        return captured.out
+
+    run.folder = folder  # type: ignore[attr-defined]
+    return run
+
+
+def test_every_command_of_the_readme_is_run_here_or_known_to_be_run_elsewhere():
+    assert {line for line in commands() if not line.startswith("mpifl ")} == ELSEWHERE
+    kinds = [line.split()[1] for line in commands() if line.startswith("mpifl ")]
+    assert kinds == ["run", "plan", "list", "show", "report", "cite", "data"]
+    for script in ("launch/quickstart", "launch/test", "launch/slurm", "launch/pbs"):
+        assert os.access(ROOT / script, os.X_OK), script
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[str]:
+    """Return what README.md says that the quickstart prints, but for the last line."""
+    (text,) = re.findall(r"^```\n(round 1/.*?)^results: ", README, re.MULTILINE | re.DOTALL)
+    return text.splitlines()
+
+
+def test_the_quickstart_prints_what_the_readme_shows(say, shown, capsys, monkeypatch):
+    said = say("mpifl run configs/quickstart.yaml --output.id shown", capsys, monkeypatch).splitlines()
+    rounds = [line for line in said if line.startswith("round ")]
+    assert len(rounds) == len(shown) == 6
+    number = re.compile(r"[\d.]+")
+    for line, expected in zip(rounds, shown, strict=True):
+        assert number.sub("", line) == number.sub("", expected), "the same words"
+        ours, theirs = ([float(x) for x in number.findall(text)] for text in (line, expected))
+        np.testing.assert_allclose(ours, theirs, atol=0.004)  # other processors: a few of 1400 test images
+    assert said[-1] == "results: runs/quickstart-shown"
+
+
+def test_the_configuration_line_of_the_readme_makes_the_run_that_it_says(say, capsys, monkeypatch):
+    (line,) = (line for line in commands() if line.startswith("mpifl run "))
+    say(f"{line} --output.id options --rounds 2", capsys, monkeypatch)
+    config = load(str(say.folder / "runs" / "quickstart-options" / "config.yaml"))
+    assert (config.algorithm.epsilon, config.participation) == (0.02, 0.5)
+    assert {*vars(config.seed).values()} == {3}
+
+
+def test_the_files_of_the_readme_are_those_of_a_run_folder(say):
+    (table,) = re.findall(r"The run folder holds:\n\n(.*?)\n\n", README, re.DOTALL)
+    named = {
+        name for row in table.splitlines()[2:] for name in re.findall(r"`([\w.]+\.\w+)`", row.split("|")[1])
+    }
+    there = {path.name for path in (say.folder / "runs" / "quickstart-options").iterdir()}
+    assert len(named) > 10
+    assert named <= there
+    assert there - named <= {"run.json", "logs"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("plan", ["N = 20", "P = 9 (8 with clients)", "federation in all", "memory, server"]),
+        ("list", [*CATALOGUE]),
+        ("show", ["epsilon: float = 0.025", "@"]),
+        ("report", ["report: runs/report/report.html"]),
+        ("cite", ["@", "Clustered Federated Learning via Embedding Distributions"]),
+        ("data", ["20 clients", "sheet: quickstart-data.png"]),
+    ],
+)
+def test_other_commands_of_the_readme_say_what_they_are_for(kind, words, say, capsys, monkeypatch):
+    (line,) = (line for line in commands() if line.startswith(f"mpifl {kind} "))
+    said = say(line, capsys, monkeypatch)
+    for word in words:
+        assert word in said, said
+    for file in re.findall(r"(?:report|sheet): (\S+)", said):
+        assert (say.folder / file).stat().st_size > 10_000, file
+
+
+@pytest.mark.nightly
+def test_the_table_of_the_readme_is_that_of_its_runs(say, capsys, monkeypatch):
+    """Accuracy in percent with training seeds 0, 1, 2; data and first weights are those of seed 0."""
+    rows = re.findall(
+        r"^\| (EMD-CFL|Oracle|FedAvg) \| ([\d., ]+) \| ([\d.]+) \+- ([\d.]+) \| ([\d.]+) \|", README, re.M
+    )
+    assert len(rows) == 3
+    for method, each, mean, spread, worst in rows:
+        name = {"EMD-CFL": "emdcfl", "Oracle": "oracle", "FedAvg": "fedavg"}[method]
+        option = "" if name == "emdcfl" else f"--algorithm.name {name}"
+        found = []
+        for seed in (0, 1, 2):
+            place = f"--seed.training {seed} --seed.system {seed} --output.id {name}-{seed}"
+            say(f"mpifl run configs/quickstart.yaml -q {option} {place}", capsys, monkeypatch)
+            found.append(summary_of(say.folder / "runs" / f"quickstart-{name}-{seed}"))
+        accuracy = 100 * np.array([s["accuracy_mean"] for s in found])
+        np.testing.assert_allclose(accuracy, [float(x) for x in each.split(", ")], atol=0.4)
+        figures = accuracy.mean(), accuracy.std(ddof=1), 100 * np.mean([s["accuracy_worst"] for s in found])
+        np.testing.assert_allclose(figures, [float(x) for x in (mean, spread, worst)], atol=0.4)
