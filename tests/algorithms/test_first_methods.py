@@ -12,7 +12,9 @@ from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.federation import ClientData, Split
+from mpifl.core.params import Layout
 from mpifl.core.rng import key
+from mpifl.local.directions import proximal, unsquared
 
 PROX = {
     "standard": (2.0, 1.75),  # 1 -> 1 + 1.5 = 2.5 -> 2.5 - 0.5 (-1.5 + 2 * 1.5)
@@ -28,6 +30,24 @@ def test_fedprox_pulls_towards_the_global_model(variant):
     client = byhand.Quadratic([4.0], lr=0.5, steps=2)
     report, _ = method.local_update(byhand.message(model=[[1.0]]), {}, client, byhand.KEY)
     assert_close(report.vectors["model"], torch.tensor([expected]))
+
+
+def test_the_unsquared_pull_has_length_mu_in_every_tensor():
+    """Tensors (3, 4) and (0, 5) and a running mean, anchored at (0, 0), (0, 0): mu = 2 times (0.6, 0.8), (0,
+    1).
+
+    A tensor that is where it was is not pulled. Whole vectors would be divided by sqrt(50).
+    """
+    layout = Layout(("a", "b", "mean"), ((2,), (2,), (1,)), 4)
+    pull = unsquared(2.0, torch.tensor([0.0, 0.0, 0.0, 0.0, 9.0]), layout)
+    w, g = torch.tensor([3.0, 4.0, 0.0, 5.0]), torch.ones(4)
+    assert_close(pull(g, w), torch.tensor([2.2, 2.6, 1.0, 3.0]))
+    assert_close(pull(g, torch.tensor([0.0, 0.0, 0.0, 5.0])), torch.tensor([1.0, 1.0, 1.0, 3.0]))
+
+
+def test_the_proximal_pull_leaves_running_statistics_alone():
+    pull = proximal(2.0, torch.tensor([1.0, 9.0]))
+    assert_close(pull(torch.tensor([0.5]), torch.tensor([4.0])), torch.tensor([6.5]))
 
 
 def test_a_visit_of_scaffold():
@@ -67,6 +87,26 @@ def test_a_client_of_ifca_trains_the_model_that_fits_best():
     report, _ = method.local_update(told, {}, byhand.Quadratic([4.0]), byhand.KEY)
     assert int(report.notes["cluster"]) == 1
     assert_close(report.vectors["model"], torch.tensor([4.5]))
+
+
+@pytest.mark.parametrize(("select_on", "cluster", "trained"), [("train", 1, 4.5), ("val", 2, 6.5)])
+def test_a_client_of_ifca_compares_where_it_is_told_and_trains_on_its_training_data(
+    select_on, cluster, trained
+):
+    """Targets: 4 in training, 10 in validation, 0 in test. Nearest of the models 0, 5, 9 are 5, 9 and 0.
+
+    One step of 0.5 towards the training target: 5 - 0.5 = 4.5, or 9 - 2.5 = 6.5.
+    """
+    method = CATALOGUE["ifca"](num_clusters=3, select_on=select_on)
+    client = byhand.Quadratic([4.0], val=[10.0], test=[0.0])
+    report, _ = method.local_update(byhand.message(model=[[0.0], [5.0], [9.0]]), {}, client, byhand.KEY)
+    assert int(report.notes["cluster"]) == cluster
+    assert_close(report.vectors["model"], torch.tensor([trained]))
+    sets = {"models": torch.tensor([[0.0], [9.0], [0.0], [5.0], [0.0], [9.0]])}
+    tried = CATALOGUE["ifca"](num_clusters=3, restarts=2, select_on=select_on).fingerprint(
+        client, sets, byhand.KEY
+    )
+    assert_array_equal(tried.notes["tried"], [0, 0] if select_on == "train" else [1, 2])
 
 
 @pytest.mark.parametrize(("weighted", "row"), [(False, [0.5, 0.5, 0]), (True, [0.25, 0.75, 0])])
@@ -136,6 +176,67 @@ def test_cfl_does_not_split_otherwise(options, updates, version):
     assert_allclose(weights, np.full((1, len(updates)), 1 / len(updates)))
     assert_array_equal(keep, [[1.0]])
     assert_array_equal(assign, 0)
+
+
+def test_cfl_splits_when_one_client_still_moves():
+    """Updates (2, 0), (-0.4, 0), (-0.4, 0.1), (-0.4, -0.1): mean (0.2, 0), longest 2, mean length 0.8.
+
+    0.2 < 0.4 and 2 > 0.9: client 0 leaves. With eps2 = 2.1 nobody moves enough, with eps1 = 0.15 the mean is
+    too long; lengths of other clients and samples (1, 2, 3, 4) do not count.
+    """
+    updates = np.array([[2.0, 0.0], [-0.4, 0.0], [-0.4, 0.1], [-0.4, -0.1]])
+    weights, _, assign = split({}, updates)
+    assert_array_equal(assign == assign[0], [True, False, False, False])
+    assert sorted(map(tuple, weights.tolist())) == [(0.0, 1 / 3, 1 / 3, 1 / 3), (1.0, 0.0, 0.0, 0.0)]
+    for options in ({"eps2": 2.1}, {"eps1": 0.15}):
+        assert_array_equal(split(options, updates)[2], 0)
+
+
+def test_cfls_linkage_decides_who_leaves():
+    """Directions at 0, 50, 110 and 180 degrees: complete linkage joins 0 with 50 and 110 with 180 (50 and 70
+    apart); single linkage, in which neighbours chain, leaves 180 alone.
+    """
+    angles = np.deg2rad([0.0, 50.0, 110.0, 180.0])
+    updates = np.stack([np.cos(angles), np.sin(angles)], 1)
+    for linkage, apart in (("complete", [0, 0, 1, 1]), ("single", [0, 0, 0, 1])):
+        _, _, assign = split({"linkage": linkage, "eps1": 9.0}, updates)
+        assert_array_equal(assign != assign[0], np.array(apart, bool))
+
+
+@pytest.mark.parametrize(
+    ("bound", "shortest", "splits"),
+    [(0.9, 1.0, True), (1.0, 1.0, False), (-1, 1.0, True), (-1, 0.001, False)],
+)
+def test_cfl_may_ask_that_clients_are_near_the_mean_of_their_side(bound, shortest, splits):
+    """Updates (1, 0), (1, 1), (-1, 0), (-2, 0): sides {0, 1} and {2, 3}; the largest cosine across is
+    -1 / sqrt 2: gamma must be below sqrt((1 + 0.7071) / 2) = 0.9239.
+
+    Measured, gamma_i = ||dw_i - mean|| / ||mean|| is 0.5 / sqrt(1.25) = 0.447 on the first side and 0.5 / 1.5
+    = 0.333 on the second, or with (-0.001, 0) for (-1, 0) there 0.9995 / 1.0005 = 0.999.
+    """
+    updates = np.array([[1.0, 0.0], [1.0, 1.0], [-shortest, 0.0], [-2.0, 0.0]])
+    _, _, assign = split({"gamma_max": bound, "eps1": 9.0}, updates)
+    assert_array_equal(assign != assign[0], [False, False, splits, splits])
+
+
+def test_absent_members_of_a_cluster_that_splits_keep_its_number():
+    """Of cluster 0 = {0, 1, 2, 3} clients 0, 1 and 2 take part, and 1 leaves."""
+    server = byhand.server(4, version=5, model=[[0.0, 0.0]])
+    notes = byhand.notes([1, 2, 3], gram=UPDATES[:3] @ UPDATES[:3].T)
+    plan = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5).aggregate(server, notes)
+    assert_array_equal(plan.assign, [0, 1, 0, 0])
+
+
+def test_a_visit_of_cfl_compares_parameters_and_under_emdcfl_everything():
+    """A model of one parameter and one running mean, from (0, 0) towards (4, 2), eta = 0.5: dw = (2, 1)."""
+    client = byhand.Quadratic([4.0, 2.0])
+    client.layout = Layout(("w", "mean"), ((1,), (1,)), 1)
+    for variant, compared in (("paper", [2.0]), ("emdcfl", [2.0, 1.0])):
+        method = CATALOGUE["cfl"](variant=variant)
+        report, _ = method.local_update(byhand.message(model=[[0.0, 0.0]]), {}, client, byhand.KEY)
+        assert_close(report.vectors["delta"], torch.tensor([2.0, 1.0]))
+        assert_close(report.vectors["update"], torch.tensor(compared))
+        assert report.unsent == ("update",)
 
 
 def test_cfl_weighs_by_samples_if_asked():
@@ -220,3 +321,49 @@ def test_ucfls_variance_is_that_of_disjoint_batches():
     report = CATALOGUE["ucfl"](noise_batch=2).fingerprint(client, {"init": torch.zeros(1, 1)}, k)
     assert_allclose(report.notes["variance"], np.mean([(m - 2.0) ** 2 for m in means]))
     assert_close(report.vectors["gradient"], torch.tensor([-2.0]))
+
+
+def two_streams(parallel: bool = True) -> tuple[object, object]:
+    """Return UCFL with two streams of three users, and its server: W = (1/2, 1/4, 1/4), (0, 1/2, 1/2)."""
+    memo = {"collaboration": np.full((3, 3), 1 / 3), "weights": [[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]]}
+    server = byhand.server(3, memo, model=[[0.0], [2.0]])
+    server.assign[:] = [0, 1, 1]
+    return CATALOGUE["ucfl"](streams=2, parallel=parallel), server
+
+
+def test_in_parallel_every_user_trains_every_stream():
+    """From 0 and 2 towards 4, eta = 0.5: 2 and 3. Each stream draws batches of its own."""
+    method, server = two_streams()
+    assert method.reads(server, 2) == {"model": (0, 1)}
+    assert method.serves(server, 2) == {"model": (1,)}
+    client, keys = byhand.Quadratic([4.0]), []
+    plain = client.sgd
+    client.sgd = lambda w, key, **changes: (keys.append(key), plain(w, key, **changes))[1]
+    report, _ = method.local_update(byhand.message(model=[[0.0], [2.0]]), {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([[2.0], [3.0]]))
+    assert keys == [byhand.KEY.of("stream", 0), byhand.KEY.of("stream", 1)]
+    alone, server = two_streams(parallel=False)
+    assert alone.reads(server, 2) == {"model": (1,)}
+    report, _ = alone.local_update(byhand.message(model=[[2.0]]), {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([[3.0]]))
+    assert keys[2] == byhand.KEY
+
+
+def test_in_parallel_a_stream_mixes_its_own_component_of_each_upload():
+    """Users 0 and 2 took part: W over them is (2/3, 1/3) and (0, 1). Uploads hold components (0, 1) of each.
+    """
+    method, server = two_streams()
+    (mixing,) = method.aggregate(server, byhand.notes([1, 9], client=[0, 2])).mixings
+    assert_allclose(mixing.weights, [[2 / 3, 0, 1 / 3, 0], [0, 0, 0, 1]])
+    alone, server = two_streams(parallel=False)
+    (mixing,) = alone.aggregate(server, byhand.notes([1, 9], client=[0, 2])).mixings
+    assert_allclose(mixing.weights, [[2 / 3, 1 / 3], [0, 1]])
+
+
+def test_a_users_own_mixture_is_over_those_who_took_part():
+    """W row 0 is (1/2, 1/3, 1/6), row 2 is (1/4, 1/4, 1/2); users 0 and 2 took part; user 1 keeps its row."""
+    W = [[1 / 2, 1 / 3, 1 / 6], [1, 0, 0], [1 / 4, 1 / 4, 1 / 2]]
+    server = byhand.server(3, {"collaboration": W}, model=[[0.0]] * 3)
+    (mixing,) = CATALOGUE["ucfl"]().aggregate(server, byhand.notes([1, 9], client=[0, 2])).mixings
+    assert_allclose(mixing.weights, [[3 / 4, 1 / 4], [0, 0], [1 / 3, 2 / 3]])
+    assert_array_equal(mixing.keep, [0, 1, 0])

@@ -70,6 +70,19 @@ def test_ccfl_public_sets_are_test_images_no_client_is_tested_on(ccfl):
         assert not upright & set(turned)
 
 
+def test_ccfl_exams_are_test_images_that_the_server_does_not_train_with(open_small):
+    """500 test images, 200 of them public: 300 are left for the exam, 90 where no more are asked for."""
+    options = {"smallest": 50, "largest": 60, "public": 200, "test_images": 20}
+    for asked, length in ((8000, 300), (90, 90)):
+        federation = open_small("fashionmnist", "ccfl", exam=asked, **options)
+        public, exams = federation.public(), federation.exams()
+        assert [len(split) for split in exams] == [length] * 4
+        seen = {x.numpy().tobytes() for x in public[0].x}
+        assert not seen & {x.numpy().tobytes() for x in exams[0].x}
+        for group in range(1, 4):
+            np.testing.assert_array_equal(torch.rot90(exams[0].x, group, (2, 3)), exams[group].x)
+
+
 def test_ccfl_static_stays_as_it_was(open_small):
     options = {"smallest": 100, "largest": 300, "public": 200, "test_images": 80}
     static = open_small("fashionmnist", "ccfl", static=True, **options)
@@ -109,6 +122,20 @@ def test_fedcuau_groups_differ_in_heterogeneity(open_real):
     assert means[0] < 0.2 < means[1] < means[2] < means[3]
     train, test = (histogram(federation, split)[75:80] for split in ("train", "test"))
     assert np.abs(train / 500 - test / 100).sum(axis=1).max() < 0.6, "test follows the same q_k"
+
+
+def test_fedcuau_tests_clients_on_the_classes_they_train_on(open_small):
+    """With alpha 0.02 a client draws from one or two of ten classes, in training and test alike.
+
+    Only the last clients of a group take what others left over.
+    """
+    options = {"clients": 4, "samples": 100, "test_images": 20, "alphas": (0.02,)}
+    federation = open_small("cifar10", "fedcuau", **options)
+    train, test = (histogram(federation, split) for split in ("train", "test"))
+    for k in range(3):
+        assert (train[k] > 0).sum() <= 4
+        assert test[k][train[k] > 0].sum() >= 18, "of 20 test images"
+    assert len(np.unique(train.argmax(1))) > 1, "clients differ, or this would say nothing"
 
 
 def test_fedcuau_groups_share_nothing(open_small):
