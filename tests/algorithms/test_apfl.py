@@ -41,6 +41,30 @@ def test_alpha_by_hand():
         assert float(new["alpha"]) == alpha
 
 
+def test_alpha_is_learned_once_in_a_visit():
+    """As above with two batches, eta = 0.0625: the second does not move alpha from 0.875.
+
+    First: w <- 0.25, v <- 2 + 0.0625 * 0.5 * 3 = 2.09375. Second: bar = 0.875 v + 0.125 w = 1.86328125, its
+    gradient -2.13671875: v <- v + 0.0625 * 0.875 * 2.13671875 = 2.21060181; w <- 0.484375.
+    """
+    state = {"model": torch.tensor([2.0]), "alpha": torch.tensor(0.5)}
+    client = byhand.Quadratic([4.0], lr=0.0625, steps=2)
+    report, new = APFL().local_update(byhand.message(model=[[0.0]]), state, client, byhand.KEY)
+    assert float(new["alpha"]) == 0.875
+    assert_close(report.vectors["model"], torch.tensor([0.484375]))
+    assert_close(new["model"], torch.tensor([2.2106018]))
+
+
+def test_a_client_is_judged_by_its_mixture_with_the_current_global_model():
+    """v = 2, w = 6, alpha = 0.25: 5. Before the first visit v is the initial model, 1, and alpha the first,
+    0.5.
+    """
+    client, message = byhand.Quadratic([4.0], init=[1.0]), byhand.message(model=[[6.0]])
+    state = {"model": torch.tensor([2.0]), "alpha": torch.tensor(0.25)}
+    assert_close(APFL().model_of(message, state, client), torch.tensor([5.0]))
+    assert_close(APFL().model_of(message, {}, client), torch.tensor([3.5]))
+
+
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.9, "adaptive": False}])
 def test_its_global_row_is_fedavgs(options, tmp_path):
     apfl, fedavg = (

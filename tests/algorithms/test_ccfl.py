@@ -88,24 +88,24 @@ def test_the_first_models_are_trained_on_the_servers_sets(method):
     assert public[0].trained[0][1] != public[1].trained[0][1], "each draws batches of its own"
 
 
-PUBLIC = Keyed(4.0, num_samples=300), Keyed(8.0, num_samples=128)  # 3 and 1 batches of 128
+PUBLIC = Keyed(4.0, num_samples=300), Keyed(8.0, num_samples=100)
 
 
-def test_the_server_judges_an_upload_by_sums_over_batches():
-    """w = 2: losses 2 and 18, times 3 batches and 1."""
-    assert_allclose(CCFL().inspect({"model": torch.tensor([2.0])}, PUBLIC)["l"], [6, 18])
+def test_the_server_judges_an_upload_by_sums_over_sixteen_batches():
+    """w = 2: losses 2 and 18 on the two sets, times 16, whatever their sizes."""
+    assert_allclose(CCFL().inspect({"model": torch.tensor([2.0])}, PUBLIC)["l"], [32, 288])
 
 
 def test_the_server_appraises_each_model_on_its_own_set_when_it_changed():
-    """Rows 2 and 6 for targets 4 and 8: losses 2 and 2, times 3 and 1. Then row 1 becomes 5: 4.5; row 0 is
-    not looked at again (its note says 77).
+    """Rows 2 and 6 for targets 4 and 8: losses 2 and 2, times 16. Then row 1 becomes 5: 4.5; row 0 is not
+    looked at again (its note says 77).
     """
     first = CCFL().appraise(None, byhand.server(1, model=[[2.0], [6.0]]), PUBLIC)
-    assert_allclose(first.memo["own"], [6, 2])
-    old = replace(first, memo={**first.memo, "own": np.array([77.0, 2.0])})
+    assert_allclose(first.memo["own"], [32, 32])
+    old = replace(first, memo={**first.memo, "own": np.array([77.0, 32.0])})
     new = replace(old, tables={"model": torch.tensor([[2.0], [5.0]])})
-    assert_allclose(CCFL().appraise(old, new, PUBLIC).memo["own"], [77, 4.5])
-    assert_allclose(old.memo["own"], [77, 2])
+    assert_allclose(CCFL().appraise(old, new, PUBLIC).memo["own"], [77, 72])
+    assert_allclose(old.memo["own"], [77, 32])
 
 
 # ---- what the driver tells of both

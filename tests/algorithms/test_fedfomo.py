@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import byhand
 import numpy as np
+import pytest
 import torch
 import worlds
 from numpy.testing import assert_allclose, assert_array_equal
@@ -11,6 +12,7 @@ from test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedfomo import FedFomo, choose, gains
+from mpifl.core.rng import key
 
 
 def test_weights_by_hand():
@@ -64,6 +66,34 @@ def test_with_chance_epsilon_models_are_drawn():
     P = np.tile([9.0, 1.0, 3.0, 2.0], (4, 1))
     sent = np.array([choose(P, 1, 0.5, byhand.KEY.of(i))[0, 0] for i in range(3000)])
     assert_allclose(np.bincount(sent, minlength=4) / 3000, [0, 1 / 6, 2 / 3, 1 / 6], atol=0.04)
+
+
+@pytest.mark.parametrize(("version", "epsilon"), [(0, 0.3), (2, 0.2), (6, 0.0), (9, 0.0)])
+def test_chance_falls_by_epsilon_decay_in_every_round(version, epsilon, monkeypatch):
+    """epsilon = 0.3 - 0.05 version, at least 0. Draws are addressed by the seed and the version."""
+    asked = []
+
+    def spy(P, size, chance, address):
+        asked.append((size, chance, address))
+        return np.zeros((3, size), int)
+
+    monkeypatch.setattr("mpifl.algorithms.fedfomo.choose", spy)
+    memo = {"affinity": np.zeros((3, 3)), "chosen": np.zeros((3, 2), int), "seed": 7}
+    server = byhand.server(3, memo, version=version, model=[[0.0]] * 3)
+    FedFomo(num_models=2).aggregate(server, byhand.notes([4], client=[1]))
+    ((size, chance, address),) = asked
+    assert (size, address) == (2, key(7, version))
+    assert_allclose(chance, epsilon, atol=1e-12)
+
+
+def test_each_client_downloads_what_was_chosen_and_is_judged_by_its_own():
+    memo = {"affinity": np.zeros((3, 3)), "chosen": [[1, 2], [2, 0], [0, 1]], "seed": 0}
+    server = byhand.server(3, memo, version=1, model=[[0.0]] * 3)
+    assert FedFomo(num_models=2).reads(server, 1) == {"model": (2, 0)}
+    assert FedFomo(num_models=2).serves(server, 1) == {}
+    client = byhand.Quadratic([4.0], init=[7.0])
+    assert_close(FedFomo().model_of(byhand.message(), {}, client), torch.tensor([7.0]))
+    assert_close(FedFomo().model_of(byhand.message(), {"model": torch.ones(1)}, client), torch.ones(1))
 
 
 def test_nothing_is_sent_before_the_first_round(tmp_path):

@@ -350,8 +350,7 @@ def test_in_parallel_every_user_trains_every_stream():
 
 
 def test_in_parallel_a_stream_mixes_its_own_component_of_each_upload():
-    """Users 0 and 2 took part: W over them is (2/3, 1/3) and (0, 1). Uploads hold components (0, 1) of each.
-    """
+    """Users 0 and 2 took part: W over them is (2/3, 1/3), (0, 1). Uploads hold two components each."""
     method, server = two_streams()
     (mixing,) = method.aggregate(server, byhand.notes([1, 9], client=[0, 2])).mixings
     assert_allclose(mixing.weights, [[2 / 3, 0, 1 / 3, 0], [0, 0, 0, 1]])

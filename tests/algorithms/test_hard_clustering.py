@@ -279,6 +279,51 @@ def test_fedclust_cuts_the_distances_of_final_layers_and_newcomers_join_the_near
     assert_array_equal(plan.assign, [0, 0, 1, 1, 0])
 
 
+@pytest.mark.parametrize(
+    ("options", "labels"),
+    [
+        ({}, [0, 0, 1]),  # complete: {0, 1} is 2.5 from the third
+        ({"linkage": "single"}, [0, 0, 0]),  # 1.5
+        ({"linkage": "average"}, [0, 0, 0]),  # (2.5 + 1.5) / 2 = 2
+        ({"linkage": "average", "threshold": 1.9}, [0, 0, 1]),
+        ({"threshold": 2.6}, [0, 0, 0]),
+        ({"num_clusters": 3}, [0, 1, 2]),
+        ({"linkage": "ward"}, [0, 0, 1]),  # sqrt(4 / 3) * 2 = 2.31
+    ],
+)
+def test_fedclusts_linkage_is_complete_unless_said_otherwise(options, labels):
+    """Final layers 0, 1 and 2.5; {0, 1} merge at 1, and the threshold is 2.1."""
+    prints = byhand.notes([1, 3, 2], gram=gram([[0.0], [1.0], [2.5]]))
+    server = CATALOGUE["fedclust"](**{"threshold": 2.1, **options}).setup(
+        world([1, 3, 2]), prints, byhand.KEY
+    )
+    assert_array_equal(server.assign, labels)
+
+
+def test_fedclusts_statistics_are_the_final_layer_and_under_emdcfl_everything():
+    """From (0, 0, 0) towards (4, 2, 6), eta = 0.5: (2, 1, 3), of which the last two are the head."""
+    for variant, sent in (("paper", [1.0, 3.0]), ("emdcfl", [2.0, 1.0, 3.0])):
+        client = byhand.Quadratic([4.0, 2.0, 6.0])
+        client.layout = FLAT
+        method = CATALOGUE["fedclust"](variant=variant)
+        report = method.fingerprint(client, {"init": torch.zeros(1, 3)}, byhand.KEY)
+        assert_close(report.vectors["signature"], torch.tensor(sent))
+
+
+def test_fedclust_under_emdcfl_averages_once_by_samples():
+    """Clusters {0, 1} and {2}: signatures are plain means, models are means by samples, and the last row
+    stays.
+    """
+    prints = byhand.notes([1, 3, 2], gram=gram(POINTS))
+    method = CATALOGUE["fedclust"](threshold=2.0, variant="emdcfl")
+    server = method.setup(world([1, 3, 2]), prints, byhand.KEY)
+    signature, model = method.found(server, prints).mixings
+    assert_allclose(signature.weights, [[0.5, 0.5, 0], [0, 0, 1]])
+    assert_allclose(model.weights, [[1 / 4, 3 / 4, 0], [0, 0, 1], [0, 0, 0]])
+    assert_array_equal(model.keep, [0, 0, 1])
+    assert (model.into, model.of) == ("model", "signature")
+
+
 def test_fedclust_aggregates_in_every_round_but_not_as_emdcfl_had_it():
     server = byhand.server(3, model=[[0.0], [0.0], [0.0]])
     server.assign[:] = [0, 0, 1]
@@ -354,6 +399,39 @@ def test_the_cold_start_of_flexcfl_counts_every_client_the_same_under_emdcfl_too
     assert_allclose(start.weights, [[1 / 3] * 3, [0] * 3])
 
 
+def test_flexcfl_founds_its_groups_on_a_sample_of_alpha_m_clients():
+    """Three groups, alpha = 4: twelve different clients of those present, in order; another draw for another
+    key.
+
+    Where fewer are present all of them found; under `emdcfl` all do.
+    """
+    method, present = CATALOGUE["flexcfl"](num_groups=3, alpha=4), np.arange(5, 105)
+    draws = [method.founders(world([1] * 105), present, byhand.KEY.of(i)) for i in range(2)]
+    for drawn in draws:
+        assert len(np.unique(drawn)) == 12
+        assert np.isin(drawn, present).all()
+        assert_array_equal(drawn, np.sort(drawn))
+    assert not np.array_equal(*draws)
+    assert_array_equal(method.founders(world([1] * 105), present[:7], byhand.KEY), present[:7])
+    everyone = CATALOGUE["flexcfl"](num_groups=3, alpha=4, variant="emdcfl")
+    assert_array_equal(everyone.founders(world([1] * 105), present, byhand.KEY), present)
+
+
+@pytest.mark.parametrize(("variant", "delta"), [("paper", 3.0), ("emdcfl", 2.0)])
+def test_flexcfls_short_training_takes_mini_batches_and_emdcfls_epochs(variant, delta):
+    """From (0, 0) towards (4, 4), eta = 0.5: 3 after two mini-batches; a whole visit has one: 2.
+
+    The second number is a running mean: it moves the model and has no part in direction or length.
+    """
+    client = byhand.Quadratic([4.0, 4.0], steps=1)
+    client.layout = Layout(("w", "mean"), ((1,), (1,)), 1)
+    method = CATALOGUE["flexcfl"](iterations=2, variant=variant)
+    report = method.fingerprint(client, {"init": torch.zeros(1, 2)}, byhand.KEY)
+    assert_close(report.vectors["delta"], torch.tensor([delta, delta]))
+    assert_close(report.vectors["direction"], torch.tensor([delta]))
+    assert float(report.notes["norm"]) == delta
+
+
 def test_newcomers_of_flexcfl_join_the_most_similar_direction():
     """g = (4, 0) and (0, 1); dw = (1, 2): cosines 1 / sqrt(5) and 2 / sqrt(5): group 1.
 
@@ -379,6 +457,15 @@ def test_the_inter_group_step_of_flexcfl():
     w = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
     assert_close(pulled(w, 1.0), torch.tensor([[2.0, 10 / 3], [0.5, 7 / 3]]))
     assert_close(pulled(w, 1.0, normalised=False), torch.tensor([[3.0, 5.0], [0.6, 2.8]]))
+    for eta, variant, first in (
+        (1.0, "paper", 2.0),
+        (None, "paper", 3.0),
+        (None, "emdcfl", 3.0),
+        (0.0, "emdcfl", 3.0),
+    ):
+        method = CATALOGUE["flexcfl"](num_groups=2, eta_g=eta, variant=variant)
+        moved = method.server_update(None, byhand.server(2, model=[[3.0, 4.0], [0.0, 2.0], [7.0, 7.0]]))
+        assert_close(moved.tables["model"][0, 0], torch.tensor(first))
     method = CATALOGUE["flexcfl"](num_groups=2, eta_g=1.0)
     new = method.server_update(None, byhand.server(2, model=[[3.0, 4.0], [0.0, 2.0], [7.0, 7.0]]))
     assert_close(new.tables["model"], torch.tensor([[2.0, 10 / 3], [0.5, 7 / 3], [7.0, 7.0]]))

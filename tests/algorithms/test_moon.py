@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import byhand
 import pytest
 import torch
 import torch.nn.functional as F
 import worlds
 from numpy.testing import assert_allclose
 from test_limits import Limit, agree
+from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.moon import MOON, contrastive
@@ -35,6 +37,43 @@ def test_the_contrastive_loss_by_hand():
     x, y = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
     value = contrastive(z_glob, z_prev, 2.0, 0.5)(Plain(), x, y, torch.tensor([1]))
     assert_allclose(value, float(F.cross_entropy(x, y)) + 2 * math.log(1 + math.exp(2)), rtol=1e-6)
+
+
+class Embedding(byhand.Quadratic):
+    """A client whose embedding under w is (w, x); it remembers the loss that it trained by."""
+
+    def embed(self, vector, x, *, train_mode=False):
+        return torch.cat([vector.expand(len(x), -1), x], 1)
+
+    def sgd(self, start, key, *, loss=None, **changes):
+        self.seen = loss
+        return super().sgd(start, key, **changes)
+
+
+@pytest.mark.parametrize(("state", "previous"), [({}, 1.0), ({"model": torch.tensor([2.0])}, 2.0)])
+def test_a_visit_contrasts_the_global_model_with_the_clients_last_one(state, previous):
+    """Global model 5, own last model 2, in the first visit the initial 1. A sample x has z_glob = (5, 0) and
+    z_prev = (2, 0) or (1, 0), from the training images, which are 0.
+
+    It trains from the global model towards 4 and keeps what came out, 4.5.
+    """
+    client = Embedding([4.0], init=[1.0])
+    asked = []
+    method = MOON(mu=2.0, temperature=0.5)
+
+    def spy(*arguments):
+        asked.append(arguments)
+        return "the loss"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpifl.algorithms.moon.contrastive", spy)
+        report, kept = method.local_update(byhand.message(model=[[5.0]]), state, client, byhand.KEY)
+    ((z_glob, z_prev, mu, tau),) = asked
+    assert_close(z_glob, torch.tensor([[5.0, 0.0]]).expand(10, -1))
+    assert_close(z_prev, torch.tensor([[previous, 0.0]]).expand(10, -1))
+    assert (mu, tau, client.seen) == (2.0, 0.5, "the loss")
+    assert_close(report.vectors["model"], torch.tensor([4.5]))
+    assert_close(kept["model"], torch.tensor([4.5]))
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

@@ -228,6 +228,20 @@ def test_principal_coordinates_equal_the_singular_value_decomposition_up_to_sign
     assert_allclose(np.abs(ours), np.abs(left[:, :3].T @ profiles).T, atol=1e-9)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_principal_coordinate_is_positive(sign):
+    """Points t (3, 4) for t = 1, -2, 0: coordinates 5 t, of which -10 is the longest: (-5, 10, 0), and the
+    same for the mirrored points.
+    """
+    points = sign * np.outer([1.0, -2.0, 0.0], [3.0, 4.0])
+    assert_allclose(G.principal_coordinates(points @ points.T, 1), [[-5], [10], [0]], atol=1e-9)
+
+
+def test_principal_coordinates_are_in_order_of_their_singular_values():
+    gram = np.diag([1.0, 9.0, 4.0])
+    assert_allclose(G.principal_coordinates(gram, 2), [[0, 0], [3, 0], [0, 2]], atol=1e-9)
+
+
 def test_largest_gap_counts_the_values_before_the_fall():
     """Values 10, 9, 8, 1, 0.5: the largest fall, 8 to 1, comes after three; in 10, 1, 0.9, 0.8 after one."""
     assert G.largest_gap(np.diag(np.array([10, 9, 8, 1, 0.5]) ** 2), least=1) == 3
