@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 # before anything imports torch, numpy or mpi4py
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMPI_MCA_btl", "^ofi")  # no use on one machine, and its start sleeps a second
 
+import hypothesis
 import pytest
+
+# an example takes as long as the machine is busy: that is no failure
+hypothesis.settings.register_profile("mpifl", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("mpifl")
 
 LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDRA_", "MPIR_")  # what an outer launcher leaves behind
 ONE_MACHINE = {  # for Open MPI (MPICH needs none of it): as root, more ranks than cores, waiting ranks yield
@@ -25,6 +33,7 @@ ONE_MACHINE = {  # for Open MPI (MPICH needs none of it): as root, more ranks th
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+SLOWEST = ("test_digests.py", "test_deaths.py", "test_async.py", "test_catalogue.py", "test_mpi_bodies.py")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -32,6 +41,31 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --data-root."""
     parser.addoption("--data-root", help="folder of real data sets (default: MPIFL_DATA)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that start MPI first, the slowest at their head."""
+    mpi = {item.path for item in items if "mpirun" in getattr(item, "fixturenames", ())}
+    slow = {name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: (item.path not in mpi, slow.get(item.path.name, len(slow))))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Deal whole files to the processes of `pytest -n 2`: MPI runs beside what needs one core.
+
+    The first process takes files from the head of the list, the others from its tail.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Lanes(LoadFileScheduling):
+        def _assign_work_unit(self, node: Any) -> None:
+            if node.gateway.id != "gw0":
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
+
+    config.option.loadscopereorder = False  # the order is ours
+    return Lanes(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +85,22 @@ def flat_plane(monkeypatch: pytest.MonkeyPatch) -> None:
     import worlds
 
     monkeypatch.setattr("mpifl.algorithms.flt.umap_plane", worlds.plane)
+
+
+@pytest.fixture(scope="module")
+def virtual_hosts() -> Iterator[None]:
+    """Skip where launch/virtual-cluster makes no hosts; let no two test processes have some at a time."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "unshare"))):
+        pytest.skip("virtual hosts need root, iproute2 and util-linux")
+    if not (Path(sys.executable).parent / "prterun").exists():
+        pytest.skip("virtual hosts need Open MPI 5 beside the interpreter")
+    with (Path(tempfile.gettempdir()) / "mpifl-virtual-hosts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = subprocess.run(["ip", "netns", "add", "mpifl-probe"], capture_output=True, text=True)
+        if made.returncode:
+            pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
+        subprocess.run(["ip", "netns", "delete", "mpifl-probe"], check=True)
+        yield
 
 
 def mpi_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

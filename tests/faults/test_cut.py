@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,18 +14,15 @@ import pytest
 import worlds
 from faults import deaths
 
+pytestmark = pytest.mark.nightly
 CLUSTER = Path(__file__).parents[2] / "launch" / "virtual-cluster"
 LIMIT = 240  # seconds; it takes about thirty
 ROUNDS = ["--rounds", "30", "--evaluation.every", "1"]
 
 
 @pytest.fixture
-def hosts() -> Iterator[dict[str, str]]:
+def hosts(virtual_hosts: None) -> Iterator[dict[str, str]]:
     """Make four hosts; return the environment in which the script runs. Skip where there can be none."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("unshare")):
-        pytest.skip("virtual hosts need root, iproute2 and util-linux")
-    if not (Path(sys.executable).parent / "prterun").exists():
-        pytest.skip("virtual hosts need Open MPI 5 beside the interpreter")
     environment = os.environ | worlds.PYTHONPATH | {"VIRTUAL_ENV": sys.prefix, "OMPI_MCA_btl": "^ofi"}
     made = subprocess.run([CLUSTER, "up", "4"], capture_output=True, text=True, env=environment, timeout=60)
     if made.returncode:

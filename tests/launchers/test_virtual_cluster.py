@@ -1,7 +1,6 @@
 """Virtual hosts are hosts to MPI: memory is shared within, TCP between; nothing of them is left behind."""
 
 import os
-import shutil
 import subprocess
 import sys
 from ast import literal_eval
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("virtual_hosts")
 SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "virtual-cluster"
 PROGRAM = """
 from mpi4py import MPI
@@ -30,19 +30,6 @@ def cluster(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run launch/virtual-cluster with this interpreter's MPI."""
     environment = os.environ | {"VIRTUAL_ENV": sys.prefix}
     return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=60, env=environment)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def allowed():
-    """Skip without root, iproute2 or the right to make namespaces, and with an MPI other than Open MPI."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc") and shutil.which("unshare")):
-        pytest.skip("virtual hosts need root, iproute2 and util-linux")
-    if not (Path(sys.executable).parent / "prterun").exists():
-        pytest.skip("virtual hosts need Open MPI 5 beside the interpreter")
-    made = subprocess.run(["ip", "netns", "add", "mpifl-probe"], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
-    subprocess.run(["ip", "netns", "delete", "mpifl-probe"], check=True)
 
 
 @pytest.mark.parametrize(

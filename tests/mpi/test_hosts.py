@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,25 +13,8 @@ import worlds
 from runs import CONFIG, RUNS, SCRIPT, Runs
 
 CLUSTER = Path(__file__).parents[2] / "launch" / "virtual-cluster"
-NAMES = (
-    "fedavg",
-    "scaffold",
-    "cfl",
-    "emdcfl",
-    "ucfl",
-)  # state, remembered uploads and spread rows among them
-
-
-@pytest.fixture(scope="module")
-def allowed() -> None:
-    """Skip where hosts cannot be made."""
-    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "unshare"))):
-        pytest.skip("virtual hosts need root, iproute2 and util-linux")
-    if not (Path(sys.executable).parent / "prterun").exists():
-        pytest.skip("virtual hosts need Open MPI 5 beside the interpreter")
-    if subprocess.run(["ip", "netns", "add", "mpifl-ask"], capture_output=True).returncode:
-        pytest.skip("no network namespaces here")
-    subprocess.run(["ip", "netns", "delete", "mpifl-ask"], check=True)
+NAMES = ("fedavg", "scaffold", "cfl", "emdcfl", "ucfl")  # state, remembered uploads, spread rows among them
+pytestmark = pytest.mark.usefixtures("virtual_hosts")
 
 
 def on_hosts(hosts: int, ranks: int, *program: str) -> subprocess.CompletedProcess[str]:
@@ -42,7 +24,7 @@ def on_hosts(hosts: int, ranks: int, *program: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
 
 
-@pytest.mark.usefixtures("allowed")
+@pytest.mark.nightly
 def test_between_two_hosts_every_byte_is_witnessed_too():
     """The library's own exchanges, to learn which ranks are near, are none of mpifl's."""
     done = on_hosts(2, 4, sys.executable, "-m", "mpifl", "doctor", "--witness")
@@ -59,9 +41,9 @@ def alone(mpirun, tmp_path_factory) -> Runs:
     return Runs(folder)
 
 
-@pytest.mark.usefixtures("allowed")
 @pytest.mark.parametrize(
-    ("number", "nodes"), [(2, [0, 1, 0, 1, 0]), (4, [0, 1, 2, 3, 0])], ids=["two hosts", "four hosts"]
+    ("number", "nodes"),
+    [(2, [0, 1, 0, 1, 0]), pytest.param(4, [0, 1, 2, 3, 0], marks=pytest.mark.nightly)],
 )
 def test_hosts_give_the_digests_of_one_process(number, nodes, alone, tmp_path):
     program = [sys.executable, str(SCRIPT), str(CONFIG), str(tmp_path)]
