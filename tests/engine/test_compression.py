@@ -64,6 +64,20 @@ def test_bytes_of_a_thousand_numbers(how, size):
     assert how.size(1000, 4) == size
 
 
+@pytest.mark.parametrize(("bits", "levels"), [(2, 1), (3, 3), (4, 7)])
+def test_qsgd_has_as_many_levels_as_its_bits_allow(bits, levels):
+    """The sign is one of the bits: 2^(bits - 1) - 1 multiples of the norm over as many, on either side."""
+    x = torch.tensor([3.0, -4.0, 1.0, 0.5])
+    norm, seen = float(x.norm()), set()
+    for i in range(300):
+        multiples = QSGD(bits, 4).code(x, key(0, i), True) / norm * levels
+        assert_close(multiples, multiples.round(), rtol=0, atol=1e-5)
+        seen |= set(multiples.round().int().tolist())
+    assert max(seen) <= levels
+    assert min(seen) >= -levels
+    assert len(seen) > min(levels, 4)
+
+
 @pytest.mark.parametrize("how", [TopK(0.1), RandomK(0.1), QSGD(), Int8()])
 def test_a_vector_of_zeros_stays_one(how):
     assert_close(how.code(torch.zeros(20), key(0), True), torch.zeros(20))

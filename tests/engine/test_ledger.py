@@ -10,7 +10,9 @@ import worlds
 from numpy.testing import assert_array_equal
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.engine.ledger import Ledger
+from mpifl.engine.ledger import Ledger, Moved, count_numbers
+from mpifl.engine.pace import bytes_down
+from mpifl.engine.payload import Payload
 
 N = 6
 BODY, HEAD = 16 * 8 + 8, 8 * 3 + 3  # the network of `worlds`: 16 pixels, 8 units, 3 classes
@@ -41,6 +43,97 @@ def test_entries_by_hand():
     assert (ledger.total("up"), ledger.total("down", 1), ledger.total("down", 2)) == (40, 60, 0)
 
 
+def counted(ledger: Ledger) -> dict:
+    """Return all that a ledger holds, as plain values."""
+    return {name: value.tolist() for name, value in ledger.state().items()}
+
+
+def enter(ledger: Ledger, step: int) -> None:
+    """Count something of every kind: rows for one and for several, a mixture, vectors, notes, a probe."""
+    mixture = np.array([0.5, 0.5])
+    reads = {0: {"model": (1,)}, 1: {"model": (0, 1)}, 2: {"model": mixture, "body": (0,)}}
+    ledger.add_reads(step, reads, {"model": 5, "body": 3})
+    ledger.add_up(step, "model", 0, 5)
+    ledger.add_up(step, "model", 2, 5, size=7)
+    ledger.add_up(step, "tau", 1, 2, note=True)
+    ledger.add_down(step, "extractor", 1, 3, 2)
+
+
+def test_what_is_rolled_back_was_never_counted():
+    """A step that a lost rank broke off is made again; nothing of it may count twice, in any figure."""
+    once, again = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))
+    for ledger in (once, again):
+        enter(ledger, 1)
+        ledger.close(1, np.array([0, 1]), np.zeros(3, int))
+        ledger.commit()
+    before = counted(again)
+    enter(again, 2)
+    assert counted(again) != before
+    again.roll_back()
+    for name in ("up_of", "down_of", "moved"):
+        assert counted(again)[name] == before[name], name
+    assert again.rows() == once.rows()
+    assert (again.total("up", 2), again.total("down", 2), again.cast_bytes(2)) == (0, 0, 0)
+    for ledger in (once, again):
+        enter(ledger, 2)
+        ledger.commit()
+    assert again.rows() == once.rows()
+    assert again.per_client() == once.per_client()
+    assert again.cast_bytes(2) == once.cast_bytes(2) > 0
+    assert again.close(2, np.array([2]), np.ones(3, int)) == once.close(2, np.array([2]), np.ones(3, int))
+
+
+def test_a_ledger_goes_on_from_its_state_as_if_nothing_had_happened():
+    """Also in the middle of a step: what is open, which row each client read, broadcasts, visits."""
+    whole, broken = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))
+    for ledger in (whole, broken):
+        enter(ledger, 1)
+        ledger.close(1, np.array([0, 1]), np.zeros(3, int))
+        ledger.add_reads(2, {0: {"model": (1,)}, 1: {"model": (1,)}}, {"model": 5})
+    resumed = Ledger(3, Payload(header_bytes=1))
+    resumed.restore(broken.state())
+    for ledger in (whole, resumed):
+        ledger.add_up(2, "model", 0, 5)
+        ledger.add_up(2, "model", 1, 5)
+    visits = np.ones(3, int)
+    assert resumed.close(2, np.array([0, 1]), visits) == whole.close(2, np.array([0, 1]), visits)
+    assert resumed.rows() == whole.rows()
+    assert resumed.moved == whole.moved
+    assert [resumed.cast_bytes(t) for t in (1, 2)] == [whole.cast_bytes(t) for t in (1, 2)]
+    assert [resumed.total(way, t) for way in ("up", "down") for t in (1, 2)] == [
+        whole.total(way, t) for way in ("up", "down") for t in (1, 2)
+    ]
+    assert counted(resumed) == counted(whole)
+
+
+def test_a_step_that_is_closed_is_over():
+    """Client 2 gives statistics; client 1 takes part and moves nothing. The next step starts from zero."""
+    ledger = Ledger(3)
+    ledger.add_up(1, "model", 0, 10)
+    ledger.add_up(1, "tau", 2, 1, note=True)
+    assert ledger.close(1, np.array([0, 1]), np.array([4, 5, 6])) == [
+        Moved(1, 0, 4, True, 0, 40),
+        Moved(1, 1, 5, True, 0, 0),
+        Moved(1, 2, 6, False, 0, 4),
+    ]
+    assert ledger.close(2, np.array([0]), np.array([5, 6, 6])) == [Moved(2, 0, 5, True, 0, 0)]
+
+
+def test_sizes_of_messages_by_hand():
+    """Notes stay in single precision; every row, vector and note has a header; padding is not sent."""
+    half = Payload("bfloat16", header_bytes=10)
+    assert half.size(100) == 210
+    assert half.size(100, messages=3) == 230
+    assert half.size(100, note=True) == 410
+    assert bytes_down({"model": (0, 2), "body": (1,)}, {"model": 100, "body": 7}, half) == 420 + 24
+    assert bytes_down({"model": np.array([0.5, 0.5, 0.0])}, {"model": 100}, half) == 210, (
+        "a mixture is one vector"
+    )
+    assert count_numbers(np.array([1.0, np.nan, 3.0])) == 2
+    assert count_numbers(7) == 1
+    assert count_numbers(np.zeros((2, 3))) == 6
+
+
 def traffic(name: str, folder, steps: int = 2, participation: float = 1.0, **options) -> dict[tuple, int]:
     """Return {(step, direction, kind): numbers} of a run."""
     done = worlds.run(
@@ -48,8 +141,9 @@ def traffic(name: str, folder, steps: int = 2, participation: float = 1.0, **opt
     )
     ledger = done.stepper.ledger
     rows = ledger.rows()
-    assert all(row["bytes"] % 4 == 0 for row in rows)
-    assert sum(row["bytes"] for row in rows) == ledger.up.sum() + ledger.down.sum()
+    assert all(row["bytes"] == 4 * row["numbers"] for row in rows)
+    for way, of_clients in (("up", ledger.up), ("down", ledger.down)):
+        assert sum(row["bytes"] for row in rows if row["direction"] == way) == of_clients.sum()
     found: Counter = Counter()
     for r in rows:
         found[r["step"], r["direction"], r["name"]] += r["bytes"] // 4
