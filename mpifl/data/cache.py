@@ -11,11 +11,13 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +71,20 @@ def ensure(
         build: whether to build at all; if not, `CacheMissing` is raised at once.
         verify: whether to compare SHA-256 sums; sizes are always compared.
     """
-    wrong = flaw(folder, verify) if folder.exists() else "is not there"
+    wrong = flaw(folder, verify) if os.path.lexists(folder) else "is not there"
     if not wrong:
         return folder
     if not build:
         raise CacheMissing(f"the data cache {folder} {wrong}")
-    if folder.exists():
-        progress(f"the data cache {folder} {wrong}: rebuilding it")
-        _discard(folder)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
     try:
+        if os.path.lexists(folder):
+            progress(f"the data cache {folder} {wrong}: rebuilding it")
+            _discard(folder)
         temporary.mkdir(parents=True)
         _sweep(folder)
-        noted = fill(temporary)
-        (temporary / META).write_text(json.dumps({"facts": noted, "files": _sums(temporary)}, indent=1))
+        noted = {"facts": fill(temporary), "files": _sums(temporary)}
+        (temporary / META).write_text(json.dumps({**noted, "sha256": digest(noted)}, indent=1))
         _publish(temporary, folder)
     except OSError as error:
         remedy = f"prepared data cannot be written there ({error}); name another folder with --data.cache"
@@ -94,29 +96,39 @@ def ensure(
 
 def flaw(folder: Path, verify: bool) -> str:
     """Say what is wrong with `folder` in words that name the file, or return an empty string."""
+    unread = f"is corrupt ({META} is missing or unreadable)"
     try:
-        files = json.loads((folder / META).read_text())["files"]
-    except (OSError, ValueError, KeyError):
-        return f"is corrupt ({META} is missing or unreadable)"
-    for name, expected in files.items():
-        path = folder / name
-        size = path.stat().st_size if path.exists() else -1
-        if size != expected["bytes"]:
-            return f"is corrupt ({name} has {max(size, 0)} bytes instead of {expected['bytes']}: truncated)"
-        if verify and _sha256(path) != expected["sha256"]:
-            return f"is corrupt ({name} was altered: its SHA-256 differs)"
+        if not (folder / META).is_file():  # a pipe would wait for a writer
+            return unread
+        meta = json.loads((folder / META).read_text())
+        noted = {name: meta[name] for name in ("facts", "files")}
+        if meta["sha256"] != digest(noted):
+            return f"is corrupt ({META} was altered: its SHA-256 differs)"
+        wrong = (_harm(folder / name, expected, verify) for name, expected in noted["files"].items())
+        return next(filter(None, wrong), "")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return unread
+
+
+def _harm(path: Path, expected: Mapping[str, Any], verify: bool) -> str:
+    """Say what is wrong with one file, or return an empty string."""
+    size = path.stat().st_size if path.is_file() else -1
+    if size != expected["bytes"]:
+        return f"is corrupt ({path.name} has {max(size, 0)} bytes instead of {expected['bytes']}: truncated)"
+    if verify and _sha256(path) != expected["sha256"]:
+        return f"is corrupt ({path.name} was altered: its SHA-256 differs)"
     return ""
 
 
 def home_of(root: str | None, cache: str | None) -> Path:
     """Return `cache`, or the first writable of `root`/.mpifl, the user cache and the temporary folder."""
     if cache is not None:
-        return Path(cache).expanduser()
+        return Path(os.path.expanduser(cache))
     xdg = os.environ.get("XDG_CACHE_HOME")
-    candidates = [Path(root).expanduser() / ".mpifl"] if root is not None else []
-    candidates.append(Path(xdg) / "mpifl" if xdg else Path("~/.cache/mpifl").expanduser())
+    candidates = [Path(os.path.expanduser(root)) / ".mpifl"] if root is not None else []
+    candidates.append(Path(xdg) / "mpifl" if xdg else Path(os.path.expanduser("~/.cache/mpifl")))
     for candidate in candidates:
-        nearest = next(p for p in (candidate, *candidate.parents) if p.exists())
+        nearest = next(p for p in (candidate, *candidate.parents) if os.path.exists(p))
         if nearest.is_dir() and os.access(nearest, os.W_OK):
             return candidate
     return Path(tempfile.gettempdir()) / f"mpifl-{os.getuid()}"
@@ -127,10 +139,18 @@ def digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def code_digest() -> str:
-    """Return a digest of this package's source, so that a cache written by other code is never read."""
-    package = Path(__file__).parent
-    return digest([path.read_text() for path in sorted(package.rglob("*.py"))])
+@cache
+def _package_digest() -> str:
+    return digest([path.read_text() for path in sorted(Path(__file__).parent.rglob("*.py"))])
+
+
+def code_digest(cls: type) -> str:
+    """Return a digest of the code that prepares data, so that what other code prepared is never read: this
+    package's, and the file of a class of the user's own.
+    """
+    ours = cls.__module__.startswith(f"{__package__}.")
+    file = None if ours else getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return digest(_package_digest(), Path(file).read_text() if file else "")
 
 
 def _discard(folder: Path) -> None:
@@ -139,7 +159,14 @@ def _discard(folder: Path) -> None:
         folder.rename(aside)
     except FileNotFoundError:  # another builder was quicker
         return
-    shutil.rmtree(aside, ignore_errors=True)
+    _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sweep(folder: Path) -> None:
@@ -147,7 +174,7 @@ def _sweep(folder: Path) -> None:
     for left in folder.parent.glob(f".{folder.name}.*"):
         with suppress(FileNotFoundError):  # renamed meanwhile by a builder that is alive
             if left.stat().st_mtime < time.time() - 86400:
-                shutil.rmtree(left, ignore_errors=True)
+                _remove(left)
 
 
 def _publish(temporary: Path, folder: Path) -> None:

@@ -19,7 +19,7 @@ from mpifl.data import cache
 from mpifl.data.cache import Progress
 from mpifl.data.federation import PoolFederation
 from mpifl.data.partition.csr import Csr
-from mpifl.data.pool import Pool
+from mpifl.data.pool import Pool, check_pool
 from mpifl.data.scenarios import Rotated
 from mpifl.data.sources import Digits, Photos, Source, normalisation
 from mpifl.data.transforms import Finish
@@ -52,7 +52,7 @@ class DataConfig:
     def folder(self) -> Path | None:
         """Return the data root as the user or MPIFL_DATA gives it, None if neither does."""
         root = self.root or os.environ.get("MPIFL_DATA")
-        return Path(root).expanduser() if root else None
+        return Path(os.path.expanduser(root)) if root else None
 
     @property
     def home(self) -> Path:
@@ -86,7 +86,8 @@ def open_federation(
         if world.drift is not None:
             return PoolFederation(pool, world, world.drift, _finish(config, world, pool))
         name = type(config.scenario).__name__
-        tag = cache.digest(place.name, name, asdict(config.scenario), seed)  # type: ignore[call-overload]
+        code = cache.code_digest(type(config.scenario))
+        tag = cache.digest(place.name, name, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"world-{tag}"
         cache.ensure(folder, lambda to: _fill_world(world, pool, to, say), say, build, verify)
     return _open_world(config, world, pool, folder)
@@ -107,9 +108,16 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
 
 def _prepared_pool(config: DataConfig, say: Progress, build: bool, verify: bool) -> tuple[Path, Pool]:
     """Return the folder of the source's pool, and the pool."""
-    files = _present_files(config)
-    place = config.home / f"pool-{_pool_digest(config, files)}"
-    cache.ensure(place, lambda to: _fill_pool(config, to, say), say, build, verify)
+    place = config.home / f"pool-{_pool_digest(config, _states(config))}"
+    filled: list[str] = []
+
+    def fill(to: Path) -> Mapping[str, Any]:
+        filled.append(place.name)
+        return _fill_pool(config, to, say)
+
+    cache.ensure(place, fill, say, build, verify)
+    if not filled and (remark := config.source.unwatched()):
+        say(remark)
     return place, _open_pool(place)
 
 
@@ -124,14 +132,17 @@ def prepare(
         remedy = "say where to put the files: --data.root DIR, or set MPIFL_DATA"
         require(root is not None, "data.root", None, remedy)
         assert root is not None
-        if any(not path.exists() for path in source.files(root)):
+        if any(not os.path.exists(path) for path in source.files(root)):
             say(f"fetching {source.name} into {root}")
             source.download(root)
     return open_federation(config, seed, progress)
 
 
-def _present_files(config: DataConfig) -> list[Path]:
-    """Return the files the source reads; refuse a root that lacks one."""
+FileState = tuple[str, int, int]  # name, bytes, time of the last change in ns
+
+
+def _states(config: DataConfig) -> list[FileState]:
+    """Return the states of the files that the source reads; refuse a root that lacks one."""
     source, root = config.source, config.folder
     how = (
         "fetch them with `mpifl prepare CONFIG --data.root DIR`, "
@@ -139,27 +150,30 @@ def _present_files(config: DataConfig) -> list[Path]:
     )
     if source.needs_root:
         require(root is not None, "data.root", None, f"source {source.name} needs files: {how}")
-    files = source.files(root or Path())
-    missing = [path for path in files if not path.exists()]
-    if missing and source.needs_root:
-        raise UserError("data.root", str(root), f"{missing[0]} is not there: {how}")
-    if missing:
-        raise UserError(
-            "data.source.path", str(missing[0]), "no such file; give its path, absolute or below data.root"
-        )
-    return files
+    states = []
+    for path in source.files(root or Path()):
+        try:
+            status = path.stat()
+        except (OSError, ValueError) as error:  # a name may be none
+            if source.needs_root:
+                raise UserError("data.root", str(root), f"{path} is not there: {how}") from error
+            remedy = "no such file; give its path, absolute or below data.root"
+            raise UserError("data.source.path", str(path), remedy) from error
+        states.append((str(path), status.st_size, status.st_mtime_ns))
+    return states
 
 
-def _pool_digest(config: DataConfig, files: list[Path]) -> str:
-    states = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+def _pool_digest(config: DataConfig, states: list[FileState]) -> str:
     options = asdict(config.source)
     options.pop("normalise")  # applied at every visit, not stored
-    return cache.digest(config.source.name, options, states, cache.code_digest())
+    code = cache.code_digest(type(config.source))
+    return cache.digest(config.source.name, options, states, code)
 
 
 def _fill_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any]:
     say(f"preparing {config.source.name}" + (f" from {config.folder}" if config.source.needs_root else ""))
     pool = config.source.load(config.folder or Path(), to)
+    check_pool(pool, "data.source")
     if not (to / "images.npy").exists():
         cache.save(to, "images", pool.images)
     cache.save(to, "labels", pool.labels.astype(np.int64))

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
 from mpifl.core.rng import Key
+
+MAX_ORIGINS = 1 << 24  # makers of samples
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,10 @@ def images_of(array: np.ndarray, name: str) -> np.ndarray:
         "images of unexpected shape: give [n, H, W], [n, H, W, C] or [n, C, H, W]",
     )
     if array.dtype != np.uint8:
+        remedy = "images must be uint8, or floats between 0 and 1"
+        require(np.issubdtype(array.dtype, np.floating), name, str(array.dtype), remedy)
         low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
-        require(
-            np.issubdtype(array.dtype, np.floating) and low >= 0.0 and high <= 1.0,
-            name,
-            f"{array.dtype} in [{low:g}, {high:g}]",
-            "images must be uint8, or floats between 0 and 1",
-        )
+        require(low >= 0.0 and high <= 1.0, name, f"{array.dtype} in [{low:g}, {high:g}]", remedy)  # no NaN
         array = np.rint(array * 255).astype(np.uint8)
     if array.ndim == 3:
         return array[:, None]
@@ -80,6 +79,48 @@ def images_of(array: np.ndarray, name: str) -> np.ndarray:
         "images of unexpected shape: one axis must hold 1 or 3 colour channels",
     )
     return array.transpose(0, 3, 1, 2)
+
+
+def labels_of(array: np.ndarray | None, name: str, num_classes: int | None = None) -> np.ndarray:
+    """Return labels as int64 [n]; refuse anything but whole numbers from zero, below `num_classes` if given.
+
+    Args:
+        array: labels [n] or [n, 1].
+        name: where they stand.
+        num_classes: L; None where the labels themselves say it.
+    """
+    if array is None or not np.issubdtype(array.dtype, np.integer):
+        dtype = None if array is None else str(array.dtype)
+        raise UserError(name, dtype, "must be integers from zero")
+    flat = array.ndim == 1 or (array.ndim == 2 and array.shape[1] == 1)
+    require(flat, name, array.shape, "labels of unexpected shape: give one for each image, [n]")
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    limit, remedy = 2**31 if num_classes is None else num_classes, "must be integers from zero"
+    require(low >= 0 and high < limit, name, low if low < 0 else high, f"{remedy}, below {limit}")
+    return array.astype(np.int64).ravel()
+
+
+def count_classes(labels: np.ndarray, name: str) -> int:
+    """Return L, one more than the largest label [n]; refuse more classes than samples."""
+    require(labels.size > 0, name, 0, "no samples: give some")
+    largest = int(labels.max())
+    remedy = f"more classes than the {len(labels)} samples: number the classes 0, 1, 2, ..."
+    require(largest < len(labels), name, largest, remedy)
+    return largest + 1
+
+
+def check_pool(pool: Pool, name: str) -> None:
+    """Refuse what is no pool, whichever source made it: its labels are used as addresses."""
+    images, n = pool.images, len(pool.labels)
+    remedy = "images must be uint8 [n, C, H, W], none of C, H and W zero"
+    good = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
+    require(good, name, f"{images.dtype} {list(images.shape)}", remedy)
+    require(n == len(images), name, n, f"labels for {len(images)} images: give one for each")
+    require(0 < pool.num_train <= n, name, pool.num_train, f"training images of {n}: give some")
+    labels_of(pool.labels, name, pool.num_classes)
+    if pool.origin is not None:
+        require(len(pool.origin) == n, name, len(pool.origin), f"origins for {n} images: give one for each")
+        labels_of(pool.origin, f"{name}: origin", MAX_ORIGINS)
 
 
 def stratified(labels: np.ndarray, fraction: float, key: Key) -> tuple[np.ndarray, np.ndarray]:

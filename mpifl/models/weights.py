@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,25 @@ KEY = "model.weights"
 
 def read_state(path: str) -> dict[str, torch.Tensor]:
     """Return the tensors of a `.safetensors` or torch file, without `module.` before their names."""
-    file = Path(path).expanduser()
-    require(file.is_file(), KEY, path, "no such file: give a local file of weights, or leave it out")
+    file = Path(os.path.expanduser(path))
+    require(os.path.isfile(file), KEY, path, "no such file: give a local file of weights, or leave it out")
     try:
         state = _read(file)
+    except UserError:
+        raise
     except Exception as error:  # whatever a damaged file makes the readers raise
-        raise UserError(KEY, path, f"cannot be read as weights ({type(error).__name__}: {error})") from error
+        text = " ".join(str(error).split())[:200]
+        raise UserError(KEY, path, f"cannot be read as weights ({type(error).__name__}: {text})") from error
     inner = state.get("state_dict", state) if isinstance(state, Mapping) else {}
-    tensors = {k.removeprefix("module."): v for k, v in inner.items() if isinstance(v, torch.Tensor)}
+    named = inner.items() if isinstance(inner, Mapping) else ()
+    tensors = {
+        k.removeprefix("module."): v for k, v in named if isinstance(k, str) and isinstance(v, torch.Tensor)
+    }
     require(bool(tensors), KEY, path, "holds no named tensors: give a state dict")
+    for name, tensor in tensors.items():
+        plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
+        kind = f"{name} {tensor.dtype}"
+        require(plain and not tensor.is_complex(), KEY, path, f"{kind} is no plain tensor of real numbers")
     return tensors
 
 
@@ -34,6 +46,11 @@ def _read(file: Path) -> Any:
         from safetensors.torch import load_file
 
         return load_file(file)
+    if zipfile.is_zipfile(file):  # room is taken for what it says it holds
+        with zipfile.ZipFile(file) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        remedy = f"would unpack to {size} bytes, more than a file of weights holds: give another"
+        require(size <= 2 * file.stat().st_size, KEY, str(file), remedy)
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
@@ -62,6 +79,8 @@ def load_weights(net: Net, path: str, *, body: str, head: str) -> None:
         if v.shape != own[k].shape
     ]
     _refuse_misfit(path, "has another shape", shapes)
+    infinite = [k for k, v in given.items() if not bool(torch.isfinite(v).all())]
+    _refuse_misfit(path, "has numbers that are not finite", infinite)
     net.load_state_dict(given, strict=False)
 
 

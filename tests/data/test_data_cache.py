@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mpifl.core.errors import UserError
-from mpifl.data import SCENARIOS, SOURCES, CacheMissing, DataConfig, cache, open_federation
+from mpifl.core.imports import load_object
+from mpifl.data import SCENARIOS, SOURCES, CacheMissing, DataConfig, PoolFederation, cache, open_federation
 
 
 def fill(folder: Path) -> dict:
@@ -58,12 +62,141 @@ def test_a_harmed_file_is_named_and_rebuilt_after_saying_so(tmp_path, harm, word
     assert cache.flaw(place, verify=True) == ""
 
 
-def test_an_unreadable_meta_file_is_rebuilt(tmp_path):
+def changed(**changes: object):
+    """Return what writes another tree into a meta file."""
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def pipe(path: Path) -> None:
+    """Put a pipe where a file was."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.write_text("{"),
+        lambda path: path.write_text("[1, 2]"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_bytes(b"\xff"),
+        lambda path: path.unlink(),
+        lambda path: (path.unlink(), path.mkdir()),
+        pipe,
+        changed(facts={"answer": 43}),
+        changed(files={}),
+        changed(files=[]),
+        changed(files={"numbers.npy": 3}),
+    ],
+)
+def test_a_meta_file_of_any_other_form_is_rebuilt(tmp_path, harm):
     place = cache.ensure(tmp_path / "a", fill, lambda line: None)
-    (place / "meta.json").write_text("{")
+    harm(place / "meta.json")
     said: list[str] = []
     cache.ensure(place, fill, said.append)
     assert "meta.json" in said[0]
+    assert "rebuilding" in said[0]
+    assert cache.facts(place) == {"answer": 42}
+    assert cache.flaw(place, verify=True) == ""
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_in_place_of_a_prepared_folder_makes_way(tmp_path):
+    (tmp_path / "a").write_text("")
+    cache.ensure(tmp_path / "a", fill, lambda line: None)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def opened(tmp_path: Path, **config: object) -> tuple[PoolFederation, list[str]]:
+    """Return a federation, and what was said while it was opened."""
+    said: list[str] = []
+    folders = {"root": str(tmp_path), "cache": str(tmp_path / "cache")}
+    return open_federation(DataConfig(**folders, **config), 0, said.append), said
+
+
+def repaint(path: Path, grey: int) -> None:
+    """Overwrite a picture in place by one of the same number of bytes, at another time."""
+    before = path.stat() if path.exists() else None
+    Image.new("L", (8, 8), grey).save(path)
+    if before is not None:
+        assert path.stat().st_size == before.st_size
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+def test_a_picture_overwritten_in_place_is_prepared_again(tmp_path):
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        repaint(tmp_path / "images" / f"{name}.png", 100)
+    config = {"source": SOURCES["folder"](side=8, test_share=0.0), "scenario": SCENARIOS["iid"](clients=1)}
+    first, _ = opened(tmp_path, **config)
+    assert not opened(tmp_path, **config)[1], "nothing has changed"
+    folder = (tmp_path / "images" / "a").stat()
+    repaint(tmp_path / "images" / "a" / "1.png", 200)
+    os.utime(tmp_path / "images" / "a", ns=(folder.st_atime_ns, folder.st_mtime_ns))
+    again, _ = opened(tmp_path, **config)
+    assert np.unique(first.samples(0)[0]).tolist() == [100]
+    assert np.unique(again.samples(0)[0]).tolist() == [100, 200]
+
+
+OWN = """
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mpifl.data.scenarios.usual import Iid
+from mpifl.data.sources.digits import Digits
+
+
+class Numbers:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return np.full((4, 4), len(Path(__file__).with_name("read.txt").read_text()), np.uint8), i % 2
+
+
+@dataclass(frozen=True)
+class World(Iid):
+    def owners(self, labels, rng):
+        return np.arange(len(labels)) % self.clients
+
+
+@dataclass(frozen=True)
+class Source(Digits):
+    def load(self, root, scratch):
+        pool = super().load(root, scratch)
+        pool.images[:] = 7
+        return pool
+"""
+
+
+def test_a_users_scenario_or_source_that_was_edited_is_prepared_again(tmp_path):
+    file = tmp_path / "own.py"
+    iid = {"scenario": SCENARIOS["iid"](clients=2), "source": SOURCES["digits"]()}
+    for name, what, old, new in (
+        ("World", "scenario", "% self.clients", "% self.clients ^ 1"),
+        ("Source", "source", "= 7", "= 9"),
+    ):
+        made = []
+        for text in (OWN, OWN.replace(old, new)):
+            file.write_text(text)
+            own = load_object(f"{file}:{name}", "key")()
+            made.append(opened(tmp_path, **iid | {what: own})[0].samples(0))
+        assert not all(np.array_equal(a, b) for a, b in zip(*made, strict=True)), name
+
+
+def test_what_a_users_data_set_reads_is_looked_at_where_it_is_named(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    for reads, pixel in (((), 3), (("read.txt",), 5)):
+        source = SOURCES["dataset"](path=f"{tmp_path}/own.py:Numbers", test_share=0.0, reads=reads)
+        config = {"source": source, "scenario": SCENARIOS["iid"](clients=1)}
+        (tmp_path / "read.txt").write_text("abc")
+        opened(tmp_path, **config)
+        (tmp_path / "read.txt").write_text("abcde")
+        again, said = opened(tmp_path, **config)
+        assert np.unique(again.samples(0)[0]).tolist() == [pixel]
+        assert any("data.source.reads" in line for line in said) == (not reads), "said where it may be stale"
 
 
 def test_sizes_are_checked_even_without_checksums(tmp_path):

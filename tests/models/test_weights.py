@@ -1,5 +1,8 @@
 """Weights from local files: what fits is loaded, what does not is refused with the file's name."""
 
+import os
+import zipfile
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -104,8 +107,53 @@ def test_surplus_weights_are_refused(tmp_path):
         MODELS["resnet20"](weights=str(path)).build(IMAGE, 10)
 
 
-def test_file_without_tensors_is_refused(tmp_path):
-    path = tmp_path / "list.pt"
-    torch.save([1, 2], path)
-    with pytest.raises(UserError, match="no named tensors"):
+class Evil:
+    """What prints when it is unpickled."""
+
+    def __reduce__(self):
+        return print, ("run",)
+
+
+@pytest.mark.parametrize(
+    ("what", "word"),
+    [
+        ([1, 2], "no named tensors"),
+        ({1: torch.ones(1), "state_dict": 3}, "no named tensors"),
+        ({3: torch.ones(1)}, "no named tensors"),
+        ({"a": torch.ones(2).to_sparse()}, "no plain tensor"),
+        ({"a": torch.ones(2, dtype=torch.complex64)}, "no plain tensor"),
+        ({"a": Evil()}, "cannot be read"),
+        ({"head.weight": torch.ones(1).expand(10**6, 10**6)}, "does not fit"),
+    ],
+)
+def test_files_that_hold_no_weights_are_refused_in_one_line(tmp_path, capsys, what, word):
+    path = tmp_path / "odd.pt"
+    torch.save(what, path)
+    with pytest.raises(UserError, match=word) as error:
         MODELS["resnet20"](weights=str(path)).build(IMAGE, 10)
+    assert error.value.key == "model.weights"
+    assert "\n" not in str(error.value)
+    assert not capsys.readouterr().out
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    state = akamaster_names(MODELS["resnet20"]().build(IMAGE, 10))
+    state["module.conv1.weight"][0, 0, 0, 0] = float("nan")
+    path = tmp_path / "nan.th"
+    torch.save(state, path)
+    with pytest.raises(UserError, match=r"body.conv1.weight .*not finite"):
+        MODELS["resnet20"](weights=str(path)).build(IMAGE, 10)
+
+
+def test_weights_that_unpack_to_much_more_than_the_file_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(1 << 22))
+    with pytest.raises(UserError, match="unpack"):
+        MODELS["resnet20"](weights=str(tmp_path / "bomb.pt")).build(IMAGE, 10)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b", "pipe"])
+def test_names_of_no_file_are_refused(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="no such file"):
+        MODELS["resnet20"](weights=f"{tmp_path}/{name}").build(IMAGE, 10)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.vision import torchvision
 from mpifl.data.pool import Pool
 
 Channels = tuple[float, ...]
+Part = tuple[Path, np.ndarray, np.ndarray]  # a file, its images uint8 [n, C, H, W], their labels int64 [n]
+
+UNPACKED, RATIO = 1 << 30, 100  # bytes; beyond them no file may unpack to so many times its own size
 
 NORMALISATIONS: dict[str, tuple[Channels, Channels] | None] = {
     "standard": None,  # the source's own
@@ -51,6 +59,10 @@ class Source(ABC):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Decode the files. A large source may write images.npy into `scratch` and return it mapped."""
 
+    def unwatched(self) -> str:
+        """Return, in one line, what may change without the source being prepared anew; empty: nothing."""
+        return ""
+
     def download(self, root: Path) -> None:
         """Fetch the files into `root`, where somebody offers them."""
         raise UserError(
@@ -79,6 +91,54 @@ def normalisation(source: Source, chosen: str, channels: int) -> tuple[Channels,
     return (mean * channels, std * channels) if len(mean) == 1 else (mean, std)
 
 
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a file that is no `what` makes its reader raise into one line that names the file."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would wait for a writer
+        raise UserError(str(path), "no file", f"a folder, pipe or device in place of {what}: remove it")
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        if error.errno is None:  # of a format, not of the system
+            raise broken(path, f"truncated or not {what} ({in_one_line(error)})") from error
+        remedy = f"{os.strerror(error.errno)}: give a file that this user can read"
+        raise UserError(str(path), "unreadable", remedy) from error
+    except Exception as error:
+        raise broken(path, f"truncated or not {what} ({in_one_line(error)})") from error
+
+
 def broken(path: Path, why: str) -> UserError:
     """Return the error that names a file that cannot be read as what it should be."""
-    return UserError(str(path), "unreadable", f"{why}; delete it and fetch it again with `mpifl prepare`")
+    remedy = f"{why}; put a whole file there (`mpifl prepare` fetches public ones)"
+    return UserError(str(path), "unreadable", remedy)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the kind of an error and the beginning of its text."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Refuse a file, before it is unpacked to `size` bytes, if no file of images has so many or memory cannot
+    hold them.
+    """
+    packed, memory = path.stat().st_size, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    remedy = f"bytes it would unpack to, more than {RATIO} times its own: no file of images does; remove it"
+    require(size <= max(UNPACKED, RATIO * packed), str(path), size, remedy)
+    require(size <= memory, str(path), size, f"bytes it would unpack to, and this machine has {memory}")
+
+
+def joined(train: Sequence[Part], test: Sequence[Part], num_classes: int) -> Pool:
+    """Return the pool of what several files hold; refuse files that do not belong together."""
+    parts = [*train, *test]
+    first, like = parts[0][0], parts[0][1].shape[1:]
+    for path, images, labels in parts:
+        if len(labels) != len(images):
+            raise broken(path, f"{len(labels)} labels for {len(images)} images")
+        remedy = f"images of another size than those in {first}, {list(like)}: take files of one data set"
+        require(images.shape[1:] == like, str(path), list(images.shape[1:]), remedy)
+    images, labels = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+    return Pool(images, labels, sum(len(part[2]) for part in train), num_classes)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.data.pool import Pool
-from mpifl.data.sources.base import Source, broken, fetch
+from mpifl.data.pool import Pool, labels_of
+from mpifl.data.sources.base import Part, Source, fetch, joined, reading
 
 
 class _Arrays(pickle.Unpickler):
@@ -32,18 +32,19 @@ class _Arrays(pickle.Unpickler):
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def read_batch(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of one batch file."""
-    try:
+def read_batch(path: Path, label_key: str, num_classes: int) -> Part:
+    """Return (path, images uint8 [n, 3, 32, 32], labels int64 [n]) of one batch file."""
+    with reading(path, "a CIFAR batch"):
         with path.open("rb") as file:
             batch = _Arrays(file, encoding="latin1").load()
-        images = np.asarray(batch["data"], np.uint8).reshape(-1, 3, 32, 32)
-        labels = np.asarray(batch[label_key], np.int64)
-    except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, IndexError) as error:
-        raise broken(path, f"truncated or not a CIFAR batch ({error})") from error
-    if len(images) != len(labels):
-        raise broken(path, f"{len(labels)} labels for {len(images)} images")
-    return images, labels
+        data, labels = batch["data"], np.asarray(batch[label_key])
+        require(
+            isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.nbytes <= path.stat().st_size,
+            str(path),
+            type(data).__name__,
+            "not the pixels of a CIFAR batch, uint8 [n, 3072]; fetch it again with `mpifl prepare`",
+        )
+        return path, data.reshape(-1, 3, 32, 32), labels_of(labels, f"{path}: {label_key}", num_classes)
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,8 @@ class Cifar(Source):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the batches."""
-        parts = [read_batch(path, self.label_key) for path in self.files(root)]
-        images = np.concatenate([part[0] for part in parts])
-        labels = np.concatenate([part[1] for part in parts])
-        return Pool(images, labels, len(labels) - len(parts[-1][1]), self.num_classes)
+        parts = [read_batch(path, self.label_key, self.num_classes) for path in self.files(root)]
+        return joined(parts[:-1], parts[-1:], self.num_classes)
 
     def download(self, root: Path) -> None:
         """Fetch through torchvision."""
@@ -129,17 +128,14 @@ class Cifar20(Cifar10):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read both; CIFAR-100's classes are numbered from 10."""
-        parts = [read_batch(path, self.label_key) for path in super().files(root)]
+        parts = [read_batch(path, self.label_key, self.num_classes) for path in super().files(root)]
         more = self.further.load(root, scratch)
-        train = slice(0, more.num_train), slice(more.num_train, None)
-        images = [*(p[0] for p in parts[:-1]), more.images[train[0]], parts[-1][0], more.images[train[1]]]
-        labels = [
-            *(p[1] for p in parts[:-1]),
-            more.labels[train[0]] + 10,
-            parts[-1][1],
-            more.labels[train[1]] + 10,
-        ]
-        return Pool(np.concatenate(images), np.concatenate(labels), sum(map(len, labels[:-2])), 20)
+        paths = self.further.files(root)
+        train, test = (
+            (path, more.images[part], more.labels[part] + self.num_classes)
+            for path, part in zip(paths, (more.train, more.test), strict=True)
+        )
+        return joined([*parts[:-1], train], [parts[-1], test], 2 * self.num_classes)
 
     def download(self, root: Path) -> None:
         """Fetch both through torchvision."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,9 +15,9 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
-from mpifl.data.pool import Pool, images_of
-from mpifl.data.sources.base import Source
-from mpifl.data.sources.npz import labels_of, with_test_part
+from mpifl.data.pool import Pool, count_classes, images_of, labels_of
+from mpifl.data.sources.base import Source, in_one_line, joined
+from mpifl.data.sources.npz import with_test_part
 from mpifl.data.world import check_fraction
 
 
@@ -29,6 +31,8 @@ class Dataset(Source):
     Attributes:
         path: "package.module:Name" or "file.py:Name", Name being the class or a function that returns a data
             set.
+        reads: files and folders that it reads, absolute or below data.root: it is prepared anew when one of
+            them changes, as it is when the file that defines it does.
         test_share: share of every class set aside if Name takes no `train`.
     """
 
@@ -36,6 +40,7 @@ class Dataset(Source):
     needs_root: ClassVar[bool] = False
 
     path: str = ""
+    reads: tuple[str, ...] = ()
     test_share: float = 0.2
 
     def __post_init__(self) -> None:
@@ -47,29 +52,44 @@ class Dataset(Source):
         check_fraction("test_share", self.test_share)
 
     def files(self, root: Path) -> list[Path]:
-        """Return the file that defines the data set: it is prepared anew when that changes."""
+        """Return the file that defines the data set, and what it reads as far as `reads` says."""
         where = self.path.rpartition(":")[0]
+        places = [root / os.path.expanduser(name) for name in self.reads]
+        inside = [sorted(p for p in place.rglob("*") if p.is_file()) or [place] for place in places]
+        return [*self._definition(where), *(path for paths in inside for path in paths)]
+
+    def _definition(self, where: str) -> list[Path]:
         if where.endswith(".py"):
-            return [Path(where).expanduser()]
+            return [Path(os.path.expanduser(where))]
         try:
             spec = importlib.util.find_spec(where)
-        except ImportError:
+        except (ImportError, ValueError):
             spec = None
         if spec is None:
             raise UserError("data.source.path", self.path, f"there is no module {where} to import")
-        return [Path(spec.origin)] if spec.origin and Path(spec.origin).exists() else []
+        return [Path(spec.origin)] if spec.origin and os.path.exists(spec.origin) else []
+
+    def unwatched(self) -> str:
+        """Say that only the file that defines the data set is looked at, unless `reads` names others."""
+        if self.reads:
+            return ""
+        return f"{self.path} was prepared before; name the files that it reads in data.source.reads"
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read every item."""
         factory = load_object(self.path, "data.source.path")
+        require(callable(factory), "data.source.path", self.path, "name a class or a function")
         takes = inspect.signature(factory).parameters
         parts = [
             self._read(factory, takes, str(root), train) for train in (True, False)[: 1 + ("train" in takes)]
         ]
         if len(parts) == 1:
-            return with_test_part(*parts[0], self.test_share, None)
-        images, labels = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        return Pool(images, labels, len(parts[0][1]), int(labels.max()) + 1)
+            part = (Path(self.path), *parts[0])
+            pool = joined([part], [], count_classes(parts[0][1], "data.source.path"))
+            return with_test_part(pool, self.test_share)
+        train, test = ((Path(self.path), *part) for part in parts)
+        classes = count_classes(np.concatenate([train[2], test[2]]), "data.source.path")
+        return joined([train], [test], classes)
 
     def _read(
         self, factory: Callable[..., Any], takes: Any, root: str, train: bool
@@ -78,13 +98,20 @@ class Dataset(Source):
         try:
             items = factory(**given)
         except Exception as error:
-            remedy = f"cannot be made from {', '.join(given) or 'nothing'} ({type(error).__name__}: {error})"
+            remedy = f"cannot be made from {', '.join(given) or 'nothing'} ({in_one_line(error)})"
             raise UserError("data.source.path", self.path, remedy) from error
         try:
             pairs = [items[i] for i in range(len(items))]
-            images = np.stack([np.asarray(image) for image, _ in pairs])
-            labels = np.array([int(label) for _, label in pairs], np.int64)
-        except (TypeError, ValueError) as error:
-            remedy = f"every item must be (image, label), all images of one shape ({error})"
+            images = np.stack([pixels_of(image) for image, _ in pairs])
+            labels = np.array([index(label) for _, label in pairs], np.int64)
+        except UserError:
+            raise
+        except Exception as error:
+            remedy = f"every item must be (image, label), all images of one shape ({in_one_line(error)})"
             raise UserError("data.source.path", self.path, remedy) from error
         return images_of(images, "data.source.path"), labels_of(labels, "data.source.path")
+
+
+def pixels_of(image: Any) -> np.ndarray:
+    """Return a picture as an array; one with a palette in its colours."""
+    return np.asarray(image.convert("RGB") if getattr(image, "mode", "") == "P" else image)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from mpifl.data.pool import Pool
-from mpifl.data.sources.base import Source, broken
+from mpifl.core.errors import UserError, require
+from mpifl.data.pool import Pool, images_of, labels_of
+from mpifl.data.sources.base import Source, reading
+from mpifl.data.sources.npz import read_npz
+
+NUM_CLASSES, SHAPE = 62, (28, 28)
 
 Part = dict[str, tuple[np.ndarray, np.ndarray]]  # writer -> images uint8 [n, 28, 28], labels [n]
 
@@ -44,36 +48,56 @@ class Femnist(Source):
         else:
             train = read_shards([p for p in paths if p.parent.name == "train"])
             test = read_shards([p for p in paths if p.parent.name == "test"])
+        if not train or not test:
+            raise UserError(str(paths[0].parent), "no clients", "in training or test; fetch it again")
         names = tuple(sorted(train.keys() | test.keys()))
         rows = [(i, part[name]) for part in (train, test) for i, name in enumerate(names) if name in part]
         images = np.concatenate([images for _, (images, _) in rows])[:, None]
         labels = np.concatenate([labels for _, (_, labels) in rows]).astype(np.int64)
         origin = np.repeat([i for i, _ in rows], [len(labels) for _, (_, labels) in rows])
-        return Pool(images, labels, sum(len(y) for _, y in train.values()), 62, origin, names)
+        return Pool(images, labels, sum(len(y) for _, y in train.values()), NUM_CLASSES, origin, names)
 
 
 def read_shards(paths: list[Path]) -> Part:
     """Return the writers in LEAF shards: users, num_samples, user_data: writer -> x [n][784], y [n]."""
     found: Part = {}
     for path in paths:
-        try:
-            shard = json.loads(path.read_text())
-            for name in shard["users"]:
-                data = shard["user_data"][name]
-                x = np.rint(np.asarray(data["x"], np.float64).reshape(-1, 28, 28) * 255).astype(np.uint8)
-                found[name] = x, np.asarray(data["y"], np.int64)
-        except (ValueError, KeyError, TypeError) as error:
-            raise broken(path, f"truncated or not a LEAF shard ({error})") from error
+        with reading(path, "a LEAF shard"):
+            shard = json.loads(path.read_bytes())
+            for name, count in zip(shard["users"], shard["num_samples"], strict=True):
+                where = f"{path}: client {name}"
+                require(name not in found, where, "twice", "a client stands in one shard only; remove one")
+                found[name] = _of_writer(shard["user_data"][name], where, count)
+            more = sorted(shard["user_data"].keys() - set(shard["users"]))
+            require(not more, str(path), more[:1], "clients that `users` does not list; fetch it again")
     return found
+
+
+def _of_writer(data: Mapping[str, Any], where: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images uint8 [n, 28, 28] and labels [n] of one writer in a shard."""
+    flat = np.asarray(data["x"], np.float64)
+    x = images_of(flat.reshape(len(flat), *SHAPE), f"{where}: x")[:, 0]
+    y = labels_of(np.asarray(data["y"] or np.zeros(0, np.int64)), f"{where}: y", NUM_CLASSES)
+    right = len(x) == len(y) == count
+    remedy = "images, labels and num_samples differ; fetch the file again"
+    require(right, where, (len(x), len(y), count), remedy)
+    return x, y
 
 
 def read_archive(path: Path) -> tuple[Part, Part]:
     """Return the writers (train, test) in the NumPy archive."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            x, y, writer, held, users = (archive[k] for k in ("x", "y", "writer", "is_test", "users"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise broken(path, f"truncated or not the writers' archive ({error})") from error
+    names = ("x", "y", "writer", "is_test", "users")
+    arrays = read_npz(path, names)
+    with reading(path, "the writers' archive"):
+        x, y, writer, held, users = (arrays[name] for name in names)
+        good = x.dtype == np.uint8 and x.shape[1:] == SHAPE
+        require(good, f"{path}: x", f"{x.dtype} {x.shape}", "images must be uint8 [n, 28, 28]")
+        y = labels_of(y, f"{path}: y", NUM_CLASSES)
+        writer = labels_of(writer, f"{path}: writer", len(users))
+        held = labels_of(held, f"{path}: is_test", 2)
+        sizes = (len(x), len(y), len(writer), len(held))
+        require(len(set(sizes)) == 1, str(path), sizes, "x, y, writer and is_test differ in number")
+        require(len(set(users.tolist())) == len(users), f"{path}: users", len(users), "names occur twice")
     parts = []
     for flag in (0, 1):
         rows = [np.flatnonzero((writer == i) & (held == flag)) for i in range(len(users))]

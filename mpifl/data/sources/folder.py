@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -12,10 +15,12 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.rng import key
 from mpifl.data import cache
 from mpifl.data.pool import Pool, stratified
-from mpifl.data.sources.base import Source, broken
+from mpifl.data.sources.base import Source, reading
 from mpifl.data.world import check_fraction
 
 PICTURES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp"}
+FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "GIF")  # some others start programs to be decoded
+PIXELS = 1 << 26  # of one picture
 
 
 @dataclass(frozen=True)
@@ -42,21 +47,30 @@ class Folder(Source):
         check_fraction("test_share", self.test_share)
 
     def files(self, root: Path) -> list[Path]:
-        """Return the class folders, whose times of change stand for the pictures in them."""
+        """Return the pictures, class by class."""
         top = root / self.path
-        found = sorted(p for p in top.glob("*/*" if self.domains else "*") if p.is_dir())
-        return found or [top / ("<domain>/<class>" if self.domains else "<class>")]
+        pictures = [picture for folder in self._folders(top) for picture in self._pictures(folder)]
+        return pictures or [top / ("<domain>/<class>/*.jpg" if self.domains else "<class>/*.jpg")]
+
+    def _folders(self, top: Path) -> list[Path]:
+        """Return the folders of the classes."""
+        with reading_folder(top):
+            return sorted(p for p in top.glob("*/*" if self.domains else "*") if p.is_dir())
+
+    @staticmethod
+    def _pictures(folder: Path) -> list[Path]:
+        with reading_folder(folder):
+            return sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURES)
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Decode every picture into `scratch`; nothing larger than one picture is held in memory."""
-        folders = self.files(root)
+        folders = self._folders(root / self.path)
         classes = sorted({folder.name for folder in folders})
         domains = sorted({folder.parent.name for folder in folders}) if self.domains else []
-        found = [(p, f) for f in folders for p in sorted(f.iterdir()) if p.suffix.lower() in PICTURES]
-        if not found:
-            raise UserError(
-                "data.source.path", str(root / self.path), f"no pictures ({', '.join(sorted(PICTURES))})"
-            )
+        found = [(p, f) for f in folders for p in self._pictures(f)]
+        empty = sorted(set(classes) - {folder.name for _, folder in found})
+        remedy = f"no pictures in the folder of this class ({', '.join(sorted(PICTURES))}); remove it"
+        require(not empty, str(root / self.path), empty[:1], remedy)
         labels = np.array([classes.index(folder.name) for _, folder in found], np.int64)
         if self.test_share:
             train, test = stratified(labels, self.test_share, key(0, "folder"))
@@ -70,17 +84,28 @@ class Folder(Source):
         return Pool(images, labels[order], len(train), len(classes), origin, tuple(domains))
 
 
+@contextmanager
+def reading_folder(folder: Path) -> Iterator[None]:
+    """Turn a folder that cannot be listed into one line that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError("data.source.path", str(folder), f"cannot be listed ({error.strerror})") from error
+
+
 def read_picture(path: Path, side: int) -> np.ndarray:
     """Return the middle square of a picture file, uint8 [3, side, side]: shorter side scaled, bilinear."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    try:
-        with Image.open(path) as opened:
+    with reading(path, "a picture"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of metadata and of large pictures
+        with Image.open(path, formats=FORMATS) as opened:
+            scale = side / min(opened.size)
+            width, height = (max(side, round(length * scale)) for length in opened.size)
+            remedy = f"larger than {PIXELS} pixels, or so when its shorter side has {side}; make it smaller"
+            most = max(opened.size[0] * opened.size[1], width * height)
+            require(most <= PIXELS, str(path), opened.size, remedy)
             picture = opened.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise broken(path, f"truncated or not a picture ({error})") from error
-    scale = side / min(picture.size)
-    width, height = (max(side, round(length * scale)) for length in picture.size)
     picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (width - side) // 2, (height - side) // 2
     return np.asarray(picture.crop((left, top, left + side, top + side)), np.uint8).transpose(2, 0, 1)

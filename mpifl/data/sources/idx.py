@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.data.pool import Pool, images_of
-from mpifl.data.sources.base import Source, broken, fetch
+from mpifl.data.pool import Pool, images_of, labels_of
+from mpifl.data.sources.base import Part, Source, broken, check_unpacked, fetch, joined, reading
 
 _DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 
 
 def read_idx(path: Path) -> np.ndarray:
     """Return the array in an idx file (LeCun), plain or .gz: magic number, big-endian sizes, data."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise broken(path, f"not a whole gzip file ({error})") from error
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _DTYPES:
-        raise broken(path, "not an idx file")
-    shape = tuple(np.frombuffer(raw, ">u4", raw[3], 4)) if len(raw) >= 4 + 4 * raw[3] else (0,)
-    dtype, start = _DTYPES[raw[2]], 4 + 4 * raw[3]
-    expected = start + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    if len(raw) != expected:
-        raise broken(path, f"truncated idx file: {len(raw)} bytes, its header says {expected}")
-    return np.frombuffer(raw, dtype, offset=start).reshape(shape)
+    with reading(path, "an idx file"), (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        magic = file.read(4)
+        if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
+            raise broken(path, "not an idx file")
+        dtype, shape = _DTYPES[magic[2]], np.frombuffer(file.read(4 * magic[3]), ">u4").tolist()
+        size = dtype.itemsize * math.prod(shape)
+        check_unpacked(path, size)
+        data = file.read(size + 1)
+        if len(shape) != magic[3] or len(data) != size:
+            wrong = "idx file of too many bytes" if len(data) > size else "truncated idx file"
+            raise broken(path, f"{wrong}: its header says {size} of data")
+        return np.frombuffer(data, dtype).reshape(shape)
+
+
+def read_part(images: Path, labels: Path, num_classes: int, first_label: int = 0) -> Part:
+    """Return the images and labels in two idx files; `first_label` is what the file calls class 0."""
+    pixels, numbers = images_of(read_idx(images), str(images)), read_idx(labels)
+    require(numbers.ndim == 1, str(labels), numbers.shape, "not one label for each image: fetch it again")
+    numbers = labels_of(numbers.astype(np.int64) - first_label, str(labels), num_classes)
+    if len(pixels) != len(numbers):
+        raise broken(labels, f"{len(numbers)} labels for {len(pixels)} images")
+    return images, pixels, numbers
 
 
 def plain_or_gz(path: Path) -> Path:
@@ -52,14 +63,9 @@ class Idx(Source):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the four files."""
-        paths = self.files(root)[:4]
-        arrays = [read_idx(path) for path in paths]
-        images = np.concatenate([images_of(arrays[i], str(paths[i])) for i in (0, 2)])
-        labels = np.concatenate([arrays[1], arrays[3]]).astype(np.int64)
-        for i in (0, 2):
-            if len(arrays[i]) != len(arrays[i + 1]):
-                raise broken(paths[i + 1], f"{len(arrays[i + 1])} labels for {len(arrays[i])} images")
-        return Pool(images, labels, len(arrays[0]), self.num_classes)
+        a, b, c, d = self.files(root)[:4]
+        classes = self.num_classes
+        return joined([read_part(a, b, classes)], [read_part(c, d, classes)], classes)
 
     def download(self, root: Path) -> None:
         """Fetch through torchvision."""
@@ -127,15 +133,12 @@ class Emnist(Source):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the four files; the letters split counts its labels from one, we from zero."""
-        paths = self.files(root)
-        arrays = [read_idx(path) for path in paths]
-        images = np.concatenate([images_of(arrays[i], str(paths[i])) for i in (0, 2)])
-        labels = np.concatenate([arrays[1], arrays[3]]).astype(np.int64) - (self.split == "letters")
-        if len(images) != len(labels):
-            raise broken(paths[1], f"{len(labels)} labels for {len(images)} images")
-        if self.upright:
-            images = np.ascontiguousarray(images.transpose(0, 1, 3, 2))
-        return Pool(images, labels, len(arrays[0]), _EMNIST_CLASSES[self.split])
+        a, b, c, d = self.files(root)
+        classes, first = _EMNIST_CLASSES[self.split], int(self.split == "letters")
+        pool = joined([read_part(a, b, classes, first)], [read_part(c, d, classes, first)], classes)
+        if not self.upright:
+            return pool
+        return replace(pool, images=np.ascontiguousarray(pool.images.transpose(0, 1, 3, 2)))
 
     def download(self, root: Path) -> None:
         """Fetch through torchvision."""

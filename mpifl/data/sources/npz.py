@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from numpy.lib import format as npy
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import UserError, require
 from mpifl.core.rng import key
-from mpifl.data.pool import Pool, images_of, stratified
-from mpifl.data.sources.base import Source, broken
+from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratified
+from mpifl.data.sources.base import Source, broken, check_unpacked, joined, reading
 from mpifl.data.world import check_fraction
+
+KINDS = ("x", "y", "origin")
 
 
 @dataclass(frozen=True)
@@ -41,46 +47,67 @@ class Npz(Source):
 
     def files(self, root: Path) -> list[Path]:
         """Return the archive."""
-        return [root / Path(self.path).expanduser()]
+        return [root / os.path.expanduser(self.path)]
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the archive."""
         path = self.files(root)[0]
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise broken(path, f"truncated or not an .npz ({error})") from error
-        for name in ("x_train", "y_train"):
-            if name not in arrays:
-                raise UserError(str(path), sorted(arrays), f"lacks the array {name}")
+        arrays = read_npz(path, [f"{kind}_{part}" for part in ("train", "test") for kind in KINDS])
         parts = [p for p in ("train", "test") if f"x_{p}" in arrays]
-        images = np.concatenate([images_of(arrays[f"x_{p}"], f"{path}: x_{p}") for p in parts])
-        labels = np.concatenate([labels_of(arrays.get(f"y_{p}"), f"{path}: y_{p}") for p in parts])
-        origin = np.concatenate([arrays[f"origin_{p}"] for p in parts]) if "origin_train" in arrays else None
-        if not len(images) == len(labels) == len(labels if origin is None else origin):
-            raise UserError(
-                str(path), (len(images), len(labels)), "images, labels and origins differ in number"
+        kinds = KINDS if "origin_train" in arrays else KINDS[:2]
+        wanted = {f"{kind}_{part}" for part in {"train", *parts} for kind in kinds}
+        for name in sorted(wanted - arrays.keys()):
+            raise UserError(str(path), sorted(arrays), f"lacks the array {name}")
+        for name in sorted(arrays.keys() - wanted):
+            raise UserError(str(path), name, "stands alone: images, labels and origins belong together")
+        read = [
+            (
+                path,
+                images_of(arrays[f"x_{part}"], f"{path}: x_{part}"),
+                labels_of(arrays[f"y_{part}"], f"{path}: y_{part}"),
             )
-        if len(parts) == 2:
-            return Pool(images, labels, len(arrays["y_train"]), int(labels.max()) + 1, origin)
-        return with_test_part(images, labels, self.test_share, origin)
+            for part in parts
+        ]
+        for part, (_, images, labels) in zip(parts, read, strict=True):
+            sizes = (len(images), len(labels), len(arrays.get(f"origin_{part}", labels)))
+            remedy = f"images, labels and origins of {part} differ in number"
+            require(len(set(sizes)) == 1, str(path), sizes, remedy)
+        classes = count_classes(np.concatenate([labels for *_, labels in read]), f"{path}: y_train")
+        pool = joined(read[:1], read[1:], classes)
+        if "origin" in kinds:
+            pool = replace(pool, origin=np.concatenate([arrays[f"origin_{part}"] for part in parts]))
+        return pool if len(parts) == 2 else with_test_part(pool, self.test_share)
 
 
-def labels_of(array: np.ndarray | None, name: str) -> np.ndarray:
-    """Return labels as int64 [n]; refuse anything that does not count classes from zero."""
-    if array is None or not np.issubdtype(array.dtype, np.integer) or (array.size and array.min() < 0):
-        raise UserError(
-            name, None if array is None else str(array.dtype), "labels must be integers from zero"
-        )
-    return array.astype(np.int64).ravel()
+def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return those of the arrays called `wanted` that an .npz holds. No object is made of what it says, and
+    nothing is unpacked before its size is known.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    with reading(path, "an .npz"), zipfile.ZipFile(path) as archive:
+        entries = {e.filename.removesuffix(".npy"): e for e in archive.infolist()}
+        found = {name: entries[name] for name in wanted if name in entries}
+        check_unpacked(path, sum(entry.file_size for entry in found.values()))
+        for name, entry in found.items():
+            with archive.open(entry) as file:  # numpy takes room for what the header says, whatever follows
+                version = npy.read_magic(file)
+                header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+                shape, _, dtype = header(file)
+                size = file.tell() + dtype.itemsize * math.prod(shape)
+            require(not dtype.hasobject, f"{path}: {name}", str(dtype), "holds Python objects: give numbers")
+            if size != entry.file_size:
+                raise broken(path, f"truncated: {name} has {entry.file_size} bytes, its header says {size}")
+            with archive.open(entry) as file:
+                arrays[name] = npy.read_array(file, allow_pickle=False)
+    return arrays
 
 
-def with_test_part(images: np.ndarray, labels: np.ndarray, share: float, origin: np.ndarray | None) -> Pool:
+def with_test_part(pool: Pool, share: float) -> Pool:
     """Return a pool whose test part is a fixed stratified `share` of the samples, the same for every seed."""
+    labels = pool.labels
     train, test = (
         stratified(labels, share, key(0, "test part")) if share else (np.arange(len(labels)), labels[:0])
     )
     order = np.concatenate([train, test])
-    origin = None if origin is None else origin[order]
-    return Pool(images[order], labels[order], len(train), int(labels.max()) + 1, origin)
+    origin = None if pool.origin is None else pool.origin[order]
+    return Pool(pool.images[order], labels[order], len(train), pool.num_classes, origin)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import bz2
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from mpifl.data.pool import Pool
-from mpifl.data.sources.base import Source, broken, fetch
+from mpifl.core.errors import require
+from mpifl.data.pool import Pool, labels_of
+from mpifl.data.sources.base import Part, Source, check_unpacked, fetch, joined, reading
+
+USPS_TEXT = 1 << 26  # bytes; the larger file has 27 million
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,8 @@ class Svhn(Source):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read them; the files call zero ten."""
-        parts = [self._read(path) for path in self.files(root)]
-        images, labels = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        return Pool(images, labels % 10, len(parts[0][1]), 10)
+        train, test = (self._read(path) for path in self.files(root))
+        return joined([train], [test], 10)
 
     def download(self, root: Path) -> None:
         """Fetch through torchvision."""
@@ -37,17 +40,20 @@ class Svhn(Source):
             fetch(self, "SVHN", root, split=split)
 
     @staticmethod
-    def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-        from scipy.io import loadmat  # heavy: only when SVHN is decoded
+    def _read(path: Path) -> Part:
+        from scipy.io import loadmat, whosmat  # heavy: only when SVHN is decoded
 
-        try:
-            data = loadmat(path)
-            images, labels = data["X"].transpose(3, 2, 0, 1), data["y"].astype(np.int64).ravel()
-        except (OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
-            raise broken(path, f"truncated or not SVHN's MATLAB file ({error})") from error
-        if images.dtype != np.uint8 or images.shape[1] != 3 or len(images) != len(labels):
-            raise broken(path, f"images {images.dtype} {images.shape}, {len(labels)} labels")
-        return np.ascontiguousarray(images), labels
+        with reading(path, "SVHN's MATLAB file"):
+            shapes = {name: (shape, kind) for name, shape, kind in whosmat(path)}
+            (shape, kind), (count, _) = shapes["X"], shapes["y"]
+            good = kind == "uint8" and shape[:3] == (32, 32, 3) and math.prod(count) == shape[-1]
+            require(good, str(path), shapes, "not SVHN's images 32 x 32 x 3 x n; fetch it again")
+            check_unpacked(path, math.prod(shape))
+            data = loadmat(path, variable_names=["X", "y"])
+            numbers = np.nan_to_num(data["y"], nan=-1).ravel()  # some writers of the format know doubles only
+            images, labels = data["X"].transpose(3, 2, 0, 1), numbers.astype(np.int64)
+        labels_of(labels - 1, f"{path}: y, less one", 10)
+        return path, np.ascontiguousarray(images), labels % 10
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,8 @@ class Usps(Source):
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read them: a line is "label 1:v 2:v ...", labels from one, v in [-1, 1]."""
-        parts = [self._read(path) for path in self.files(root)]
-        images, labels = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-        return Pool(images, labels, len(parts[0][1]), 10)
+        train, test = (self._read(path) for path in self.files(root))
+        return joined([train], [test], 10)
 
     def download(self, root: Path) -> None:
         """Fetch through torchvision."""
@@ -74,13 +79,18 @@ class Usps(Source):
             fetch(self, "USPS", root, train=train)
 
     @staticmethod
-    def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            with bz2.open(path) as file:
-                rows = [line.decode().split() for line in file]
-            labels = np.array([int(row[0]) - 1 for row in rows], np.int64)
+    def _read(path: Path) -> Part:
+        with reading(path, "USPS's libsvm text"), bz2.open(path) as file:
+            text = file.read(USPS_TEXT + 1)
+            require(len(text) <= USPS_TEXT, str(path), "larger than USPS", "fetch it again")
+            rows = [line.split() for line in text.decode().splitlines()]
+            labels = np.array([int(row[0]) - 1 for row in rows])
             values = np.array([[float(cell.partition(":")[2]) for cell in row[1:]] for row in rows])
             grey = values.reshape(-1, 1, 16, 16)
-        except (OSError, EOFError, ValueError, IndexError) as error:
-            raise broken(path, f"truncated or not USPS's libsvm text ({error})") from error
-        return ((grey + 1) / 2 * 255).astype(np.uint8), labels
+            inside = bool((np.abs(grey) <= 1 + 1e-6).all())  # false for NaN
+            require(inside, str(path), "pixels", "must lie between -1 and 1; fetch it again")
+        return (
+            path,
+            ((grey + 1) / 2 * 255).astype(np.uint8),
+            labels_of(labels, f"{path}: labels, less one", 10),
+        )
