@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -46,10 +50,35 @@ def test_a_table_has_the_columns_of_all_rows(tmp_path):
     assert read(tmp_path / "a.csv") == [{"a": "1", "b": ""}, {"a": "", "b": "2"}]
 
 
-def test_two_runs_within_a_second_have_folders_of_their_own(tmp_path):
-    folders = {create(str(tmp_path), "run", None) for _ in range(4)}
-    assert len(folders) == 4
+def test_runs_that_start_at_one_moment_have_folders_of_their_own(tmp_path):
+    """Between the look for a folder and its making another run may make it: they all start at a barrier."""
+    ready = Barrier(16)
+
+    def start(_: int) -> Path:
+        ready.wait()
+        return create(str(tmp_path / "runs"), "run", None)
+
+    with ThreadPoolExecutor(16) as pool:
+        folders = set(pool.map(start, range(16)))
+    assert len(folders) == 16
     assert all(folder.is_dir() and not list(folder.iterdir()) for folder in folders)
+
+
+def test_a_row_that_finds_no_room_is_not_there_by_half(tmp_path):
+    """Neither where it is appended, nor where the file is written anew for a new column."""
+    file = GrowingCsv(tmp_path / "a.csv")
+    file.add({"round": 1, "text": "x"})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for row in ({"round": 2, "text": "y" * 10000}, {"round": 2, "more": "y" * 10000}):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        try:
+            with pytest.raises(OSError, match="too large"):
+                file.add(row)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert read(file.path) == [{"round": "1", "text": "x"}]
+    file.add({"round": 2, "more": "z"})
+    assert [row["more"] for row in read(file.path)] == ["", "z"]
 
 
 def test_a_folder_that_is_there_is_never_used_again(tmp_path):

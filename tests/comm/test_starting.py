@@ -1,0 +1,74 @@
+"""Before MPI is up: what a launcher asked for, the limits, and a rank that keeps the others waiting."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from faults import deaths
+
+from mpifl.comm import starting
+from mpifl.comm.starting import Asked, asked_of, check_size, seconds
+from mpifl.core.errors import UserError
+
+ASKED = {
+    "open mpi": ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2", "PMIX_RANK": "2"}, 3, 2),
+    "hydra": ({"PMI_SIZE": "4", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}, 4, 1),
+    "hydra, one node": ({"PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}, 2, 1),
+    "srun without PMI": ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, 8, 0),
+    "another task of srun": ({"SLURM_NTASKS": "8", "SLURM_PROCID": "5"}, 8, 5),
+    "mpirun below srun": ({"OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "4"}, 1, 0),
+    "a batch script": ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, 1, 0),
+    "a terminal": ({"PATH": "/bin"}, 1, 0),
+    "nonsense": ({"PMI_SIZE": "many", "PMI_RANK": ""}, 1, 0),
+}
+
+
+@pytest.mark.parametrize(("environment", "size", "rank"), ASKED.values(), ids=ASKED)
+def test_the_environment_tells_how_many_ranks_a_launcher_asked_for(environment, size, rank):
+    asked = asked_of(environment)
+    assert (asked.size, asked.rank) == (size, rank)
+    if size > 1:
+        with pytest.raises(UserError, match=f"{asked.name} = {size}.*launcher"):
+            check_size(1, environment)
+    else:
+        check_size(1, environment)
+    check_size(3, environment)
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "nan", "inf", "1e99", ""])
+@pytest.mark.parametrize("name", [starting.START_S, starting.HANG_S])
+def test_limits_that_are_no_seconds_are_refused(name, text, monkeypatch):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(UserError, match=f"{name} = '{text}': take seconds"):
+        seconds(name)
+
+
+def test_more_ranks_may_take_longer_to_start(monkeypatch):
+    monkeypatch.delenv(starting.START_S, raising=False)
+    assert asked_of({}) == Asked(1, 0, "")
+    for size, limit in ((3, 126.0), (64, 248.0)):
+        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(size))
+        assert seconds(starting.START_S) == limit
+    monkeypatch.setenv(starting.START_S, "7.5")
+    assert seconds(starting.START_S) == 7.5
+
+
+def test_processes_of_another_mpis_launcher_do_not_run_alone(mpirun, tmp_path):
+    asked = deaths.arguments(tmp_path, "x", "fedavg", tmp_path)
+    end = mpirun(None, "-m", "mpifl", *asked, env={"PMI_SIZE": "3", "PMI_RANK": "0"})
+    assert end.returncode == 2
+    assert end.stderr.startswith("mpifl: PMI_SIZE = 3: the launcher")
+    assert end.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_is_stopped_before_mpi_is_up_ends_the_job(mpirun, tmp_path):
+    asked = deaths.arguments(tmp_path, "x", "fedavg", tmp_path)
+    plan, begin = [{"rank": 1, "call": "start", "signal": 19}], time.monotonic()
+    end = mpirun(3, deaths.VICTIM, json.dumps(plan), *asked, env={"MPIFL_START_S": "5"})
+    assert end.returncode not in (0, 2, 75)
+    assert "is stopped and keeps MPI from coming up" in end.stderr
+    assert "Traceback" not in end.stderr
+    assert time.monotonic() - begin < 60
