@@ -221,6 +221,11 @@ class Checkpoints(Checkpointer):
         late = self.recorder is not None and self.written < step
         raise Stopped(step, str(self.run), self.written if late else None)
 
+    def close(self) -> None:
+        """Let others write to the run folder."""
+        if self.hold is not None:
+            self.hold.close()
+
     def done(self) -> None:
         """Remove what a complete run does not need."""
         shutil.rmtree(self.folder, ignore_errors=True)

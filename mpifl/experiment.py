@@ -311,7 +311,7 @@ def run(
         store = ClientStore(token, config.system.scratch, keeper.clients)
         log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
         dog = Watchdog(config.system.watchdog_s, lambda: transport.alive, log)
-        with closing(store), RankLog(log, transport.is_server):
+        with closing(keeper), closing(store), RankLog(log, transport.is_server):
             taker = stepper(bench, store)
             recorder = keeper.recorder = Recorder(folder, bench.federation) if transport.is_server else None
             if saved is not None and recorder is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -67,7 +66,7 @@ def test_processes_of_another_mpis_launcher_do_not_run_alone(mpirun, tmp_path):
 def test_a_rank_that_is_stopped_before_mpi_is_up_ends_the_job(mpirun, tmp_path):
     asked = deaths.arguments(tmp_path, "x", "fedavg", tmp_path)
     plan, begin = [{"rank": 1, "call": "start", "signal": 19}], time.monotonic()
-    end = mpirun(3, deaths.VICTIM, json.dumps(plan), *asked, env={"MPIFL_START_S": "5"})
+    end = deaths.launch(mpirun, 3, plan, *asked, env={"MPIFL_START_S": "5"})
     assert end.returncode not in (0, 2, 75)
     assert "is stopped and keeps MPI from coming up" in end.stderr
     assert "Traceback" not in end.stderr

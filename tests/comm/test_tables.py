@@ -88,6 +88,31 @@ def test_a_spread_table_is_written_beside_the_committed_one(tmp_path):
     assert tables.width("model") == 1
 
 
+class Left(Single):
+    """Rank 1 of three, once rank 2 is lost; the server has told it `said`."""
+
+    def __init__(self, said: dict[str, np.ndarray]) -> None:
+        super().__init__()
+        self.rank, self.size, self.nodes, self.said = 1, 2, (0, 0), said
+
+    def tell(self, value, purpose):
+        return self.said
+
+
+def test_after_a_loss_rows_have_heirs_and_all_ranks_read_what_the_server_has_committed(tmp_path):
+    """A rank that was interrupted before it committed a step takes the server's word for which rows are."""
+    tables = Tables(Single())
+    tables.publish({"model": torch.tensor([[1.0], [2.0], [3.0]])})
+    tables.spread_out("model", np.array([0, 0, 0]), (3, 1), tmp_path)
+    spread = tables.spread["model"]
+    spread.owner = np.array([1, 2, 2])
+    spread.write(np.array([1, 2]), slice(None), torch.tensor([[20.0], [30.0]]))
+    tables.transport = Left({"model": spread.turn ^ np.array([0, 1, 0], np.uint8)})
+    tables.regroup([0, 1], (0, 0, 0))
+    assert_array_equal(spread.owner, [1, 1, 1])
+    assert_array_equal(tables.rows("model", (0, 1, 2)), [[1.0], [20.0], [3.0]])
+
+
 def test_without_room_for_spread_rows_no_file_is_left_and_the_folder_is_named(tmp_path, monkeypatch):
     def no_room(descriptor, start, size):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

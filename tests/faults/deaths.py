@@ -21,9 +21,10 @@ CCFL = (
     "{name: ccfl, clusters: 2, clients: 8, smallest: 20, largest: 40, test_images: 20, public: 40, exam: 40}"
 )
 BARS = "bar_loss: -1, bar_gap: -1, bar_distance: -1, pretrain_epochs: 1"
+CODED = "{dtype: bfloat16, compression: {name: top_k, share: 0.1}, error_feedback: true}"
 RUNS: dict[str, list[str]] = {
     "fedavg": HALF,
-    "scaffold": ["--algorithm", "scaffold", *HALF],
+    "scaffold": ["--algorithm", "scaffold", *HALF, "--payload", CODED],
     "cfl": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", *HALF],
     "ucfl": ["--algorithm", "ucfl", *HALF],
     "fedbuff": ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3}", *FEW],
@@ -38,6 +39,7 @@ ROUNDS_CALLS = ("deal", "collect", "meet", "share", "reduce", "train")
 EVENTS_CALLS = ("pick", "post", "train", "collect")
 ULFM = ("--with-ft", "ulfm")
 
+Plan = Sequence[dict[str, Any]]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -70,10 +72,20 @@ def lost(folder: Path, run_id: str) -> list[str]:
 
 
 def launch(
-    mpirun: Run, ranks: int | None, plan: Sequence[dict[str, Any]], *rest: str, **options: Any
+    mpirun: Run, ranks: int | None, plan: Plan, *rest: str, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run mpifl with victims among its ranks; if some stop, they are ended after two seconds."""
-    stops = any(p.get("signal") == signal.SIGSTOP for p in plan)
-    limit = ["--system.stopped_s", "2"] if stops else []
+    return launch_all(mpirun, ranks, [(plan, rest)], **options)
+
+
+def launch_all(
+    mpirun: Run, ranks: int | None, jobs: Sequence[tuple[Plan, Sequence[str]]], **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run several configurations in one job, each with victims of its own."""
+    stopped = ["--system.stopped_s", "2"]
+    asked = [
+        [plan, [*words, *(stopped if any(p.get("signal") == signal.SIGSTOP for p in plan) else ())]]
+        for plan, words in jobs
+    ]
     env = worlds.PYTHONPATH | options.pop("env", {})
-    return mpirun(ranks, VICTIM, json.dumps(plan), *rest, *limit, env=env, timeout=300, **options)
+    return mpirun(ranks, VICTIM, json.dumps(asked), env=env, timeout=300, **options)

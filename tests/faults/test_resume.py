@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import CONFIG, assert_same_run
@@ -13,6 +14,8 @@ from runs import CONFIG, assert_same_run
 from mpifl import checkpoints, cli
 from mpifl import config as configuration
 from mpifl.engine.checkpointing import SAVE, STOP, CheckpointConfig
+from mpifl.engine.visits import Worker
+from mpifl.local.client import LocalClient
 from mpifl.observe import checkpoint
 from mpifl.observe.signals import Signals
 
@@ -21,13 +24,14 @@ LATE = ["--delay", "{name: exponential, mean_s: 2}"]
 BUFFER = ["--policy", "{name: buffer, size: 2}", *LATE]
 CODED = "{dtype: bfloat16, compression: {name: top_k, share: 0.1}, error_feedback: true}"
 RUNS: dict[str, list[str]] = {
-    "fedavg on links": ["--network.name", "wireless-slow", *LATE],
+    "fedavg on links": ["--network.name", "wireless-slow"],
     "client state": ["--algorithm", "scaffold"],
     "error feedback": ["--payload", CODED],
     "clusters, memo": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}"],
     "remembered uploads": ["--algorithm", "oracle", "--evaluation.clients", "4"],
     "personal rows": ["--algorithm", "ucfl"],
     "newcomers": ["--newcomers", "{share: 0.3, joins: 4}", "--algorithm", "{name: ifca, num_clusters: 2}"],
+    "clients that fail": ["--on_client_error", "drop"],
     "arrivals": ["--algorithm", "fedbuff", *BUFFER],
     "arrivals with state": ["--algorithm", "scaffold", *BUFFER, "--payload", CODED],
     "arrivals one by one": ["--algorithm", "fedasync", "--policy", "every_arrival", *LATE],
@@ -51,11 +55,25 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints.Checkpoints, "due", lambda self, now: STOP if now == step else "")
 
 
+def let_clients_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have two clients fail at every visit."""
+    real = Worker._train
+
+    def train(self: Worker, client: LocalClient, *rest: Any) -> Any:
+        if client.id in (2, 5):
+            raise RuntimeError("no memory left")
+        return real(self, client, *rest)
+
+    monkeypatch.setattr(Worker, "_train", train)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_all_files_of_a_run_that_stopped_and_went_on_are_those_of_one_that_did_not(
     name, cache, tmp_path, monkeypatch
 ):
     """It stops twice: after a step that is judged, and after one that is not."""
+    if name == "clients that fail":
+        let_clients_fail(monkeypatch)
     assert start(tmp_path / "one", cache, name) == 0
     for at, command in ((2, None), (3, "resume"), (9, "resume")):
         stop_after(at, monkeypatch)
@@ -90,8 +108,6 @@ def killed_at(step: int, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPa
 
     def due(self: checkpoints.Checkpoints, now: int) -> str:
         if now == step + 1:
-            assert self.hold is not None
-            self.hold.close()  # as at the end of a process
             raise Killed
         return real(self, now)
 

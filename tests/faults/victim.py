@@ -1,8 +1,9 @@
-"""A rank that dies, or stops, at a given call: `mpirun -n P python victim.py PLAN [mpifl arguments]`.
+"""A rank that dies, or stops, at a given call: `mpirun -n P python victim.py JOBS`.
 
-PLAN is JSON: a list of {"rank": r, "call": name, "nth": n, "signal": number}. Calls are the verbs of the
-transport, `train`, `open_federation`, and `start` for the moment before MPI is up. A moment named this way
-comes back in every run, whatever the machine is doing.
+JOBS is JSON: a list of [PLAN, WORDS], WORDS being the arguments of mpifl. All of them run in one job, one
+after the other, with the ranks that are left. PLAN is a list of {"rank": r, "call": name, "nth": n, "signal":
+number}. Calls are the verbs of the transport, `train`, `open_federation`, and `start` for the moment
+before MPI is up. A moment named this way comes back in every run, whatever the machine is doing.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import os
 import sys
 from typing import Any
 
-from mpifl import experiment
-from mpifl.cli import main
+from mpifl import cli, experiment
+from mpifl.comm import connect
 from mpifl.comm.starting import starting
 from mpifl.engine.visits import Worker
 
@@ -25,6 +26,7 @@ def doomed(plan: dict[str, Any]) -> None:
     """Replace a call by one that ends this process the n-th time."""
     if plan["call"] == "start":
         os.kill(os.getpid(), plan.get("signal", 9))
+        return
     with starting():
         from mpifl.comm.mpi import Mpi
     owner: Any
@@ -41,9 +43,29 @@ def doomed(plan: dict[str, Any]) -> None:
     setattr(owner, name, call)
 
 
-if __name__ == "__main__":
+def arm(plan: list[dict[str, Any]]) -> None:
+    """See to it that this rank dies, if it is to."""
     here = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
-    for plan in json.loads(sys.argv[1]):
-        if plan["rank"] == here:
-            doomed(plan)
-    sys.exit(main(sys.argv[2:]))
+    for death in plan:
+        if death["rank"] == here:
+            doomed(death)
+
+
+def main() -> int:
+    """Run all jobs; return the first exit code that is not 0."""
+    jobs = json.loads(sys.argv[1])
+    if len(jobs) == 1:
+        arm(jobs[0][0])
+        return cli.main(jobs[0][1])
+    transport, code = connect(), 0
+    for plan, words in jobs:
+        arm(plan)
+        args, rest = cli.parser().parse_known_args(words)
+        args.options = rest
+        code = code or cli._outcome(transport, args)
+    transport.leave(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
