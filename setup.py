@@ -1,22 +1,33 @@
 """Builds the loops in C, which setup.cfg cannot name; without a compiler mpifl is installed without them."""
 
+import hashlib
+import os
+from pathlib import Path
+
 from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math"]
+SOURCES = ["mpifl/core/kernels.c", "mpifl/core/layers.c", "mpifl/core/layers.h"]
+# as mpifl/core/native.py takes it again at import: what was built from other sources is not used
+HASH = hashlib.sha256(b"".join(Path(name).read_bytes() for name in SOURCES)).hexdigest()[:12]
+
+
+def extension(name: str, *flags: str) -> Extension:
+    """Return a library of one file; all are built anew when any source changes."""
+    given = [*FLAGS, *flags, *os.environ.get("CFLAGS", "").split()]
+    return Extension(
+        f"mpifl.core.{name}",
+        [f"mpifl/core/{name}.c"],
+        depends=[*SOURCES, "setup.py"],
+        define_macros=[("BUILD", f'"{HASH}|{" ".join(given)}"')],
+        extra_compile_args=[*FLAGS, *flags],
+        optional=True,
+    )
+
+
 setup(
     ext_modules=[
-        Extension(
-            "mpifl.core.kernels",
-            ["mpifl/core/kernels.c"],
-            extra_compile_args=[*FLAGS, "-ffp-contract=off"],
-            optional=True,
-        ),
-        Extension(
-            "mpifl.core.layers",
-            ["mpifl/core/layers.c"],
-            depends=["mpifl/core/layers.h"],
-            extra_compile_args=[*FLAGS, "-ffp-contract=fast", "-Wno-psabi"],
-            optional=True,
-        ),
+        extension("kernels", "-ffp-contract=off"),
+        extension("layers", "-ffp-contract=fast", "-Wno-psabi"),
     ]
 )

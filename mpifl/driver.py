@@ -137,7 +137,7 @@ def stack_of(bench: Bench) -> int:
     asked, synchronous = config.system.stack, isinstance(config.policy, Synchronous)
     if asked > 1:
         require(synchronous, "system.stack", asked, "clients are stacked under policy rounds only; take 1")
-        remedy = "a model with dropout or batch norm cannot be stacked; take 1"
+        remedy = "a model with dropout, batch norm, buffers or hooks cannot be stacked; take 1"
         require(stackable(learner.flat.module), "system.stack", asked, remedy)
     if asked or not synchronous:
         return max(asked, 1)

@@ -5,6 +5,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __FAST_MATH__
+#error "-ffast-math changes sums: build without it"
+#endif
+#ifndef BUILD
+#define BUILD "" /* hash of the sources and flags, as setup.py gives them */
+#endif
+
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -19,7 +26,10 @@ enum {
 };
 
 /* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
-int version(void) { return 4; }
+int version(void) { return 5; }
+
+/* What this was built from, and by which compiler. */
+const char *build(void) { return BUILD "|" __VERSION__; }
 
 static inline uint64_t bits_of(double number)
 {

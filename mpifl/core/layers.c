@@ -1,5 +1,5 @@
 /* Training of small feed-forward networks: forward, gradient and a step of SGD for batch after batch, without a call in
- * between. Called through ctypes by networks.py.
+ * between. Called through ctypes by native.py.
  *
  * Convolutions hold a lane for each sample, so that few channels and odd sizes cost nothing; dense layers hold samples row
  * by row, and their weights move while the gradient is in registers. The loops (layers.h) are compiled once for each
@@ -9,8 +9,17 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __FAST_MATH__
+#error "-ffast-math changes sums: build without it"
+#endif
+#ifndef BUILD
+#define BUILD "" /* hash of the sources and flags, as setup.py gives them */
+#endif
+
 enum { LANES = 16, MOST = 12, DEEPEST = 64 };
-enum { CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE }; /* in the order of networks.KINDS */
+enum { CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE }; /* in the order of local/compiled.py */
+
+enum { NO_CLASS = -1, NO_SAMPLE = -2, NO_ROOM = -3 }; /* what went wrong; as in native.py */
 
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
@@ -116,7 +125,10 @@ static const struct loops *loops(void) { return 0; }
 #endif
 
 /* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
-int version(void) { return 4; }
+int version(void) { return 5; }
+
+/* What this was built from, and by which compiler. */
+const char *build(void) { return BUILD "|" __VERSION__; }
 
 /* Whether this processor adds products without rounding them: without that, the bits would be others. */
 int layers_run_here(void) { return loops() != 0; }
@@ -168,16 +180,23 @@ struct network {
 
 static ptrdiff_t most_of(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
-static float *taken(float **room, ptrdiff_t count)
+/* Floats to work in, and how many of them are taken. start: null while they are only counted. */
+struct room {
+    float *start;
+    ptrdiff_t taken;
+};
+
+static float *taken(struct room *room, ptrdiff_t count)
 {
-    float *here = *room;
-    *room += (count + LANES - 1) / LANES * LANES;
+    float *here = room->start ? room->start + room->taken : 0;
+    room->taken += (count + LANES - 1) / LANES * LANES;
     return here;
 }
 
-/* Lays a network out in `room`; returns where the room ends. */
-static float *laid_out(struct network *net, const struct layer *layers, ptrdiff_t num, ptrdiff_t most, float *room)
+/* Lays a network out from `start` on; returns how many floats it takes. */
+static ptrdiff_t laid_out(struct network *net, const struct layer *layers, ptrdiff_t num, ptrdiff_t most, float *start)
 {
+    struct room room = {start, 0};
     const ptrdiff_t padded = (most + LANES - 1) / LANES * LANES;
     ptrdiff_t widest = 0, wide = 0, weights = 0;
     int grouped = layers[0].kind != DENSE;
@@ -199,15 +218,14 @@ static float *laid_out(struct network *net, const struct layer *layers, ptrdiff_
     net->wide = taken(&room, wide * LANES);
     net->turned = taken(&room, weights), net->flat = taken(&room, weights);
     net->lanes = taken(&room, weights * LANES);
-    return room;
+    return room.taken;
 }
 
 /* Floats of room that `layers_train` needs. */
 ptrdiff_t layers_room(const struct layer *layers, ptrdiff_t num, ptrdiff_t most)
 {
     struct network net;
-    float *room = 0;
-    return laid_out(&net, layers, num, most, room) - room;
+    return laid_out(&net, layers, num, most, 0);
 }
 
 /* Puts `margin` columns of zeros on both sides of planes [count, width, LANES]. */
@@ -370,7 +388,7 @@ static void backward(struct network *net, struct place at, ptrdiff_t n, const st
     }
 }
 
-/* Returns the mean cross-entropy of logits [n, classes] and writes its gradient; -1 for a label that is no class. */
+/* Returns the mean cross-entropy of logits [n, classes] and writes its gradient. */
 static double cross_entropy(const float *logits, float *g, const int64_t *y, const int64_t *order, ptrdiff_t n,
                             ptrdiff_t classes)
 {
@@ -378,8 +396,6 @@ static double cross_entropy(const float *logits, float *g, const int64_t *y, con
     for (ptrdiff_t s = 0; s < n; s++, logits += classes, g += classes) {
         const int64_t label = y[order[s]];
         double top = logits[0], sum = 0;
-        if (label < 0 || label >= classes)
-            return -1;
         for (ptrdiff_t c = 1; c < classes; c++)
             top = logits[c] > top ? logits[c] : top;
         for (ptrdiff_t c = 0; c < classes; c++)
@@ -402,43 +418,52 @@ static void enter(const struct network *net, const float *x, const int64_t *orde
             memcpy(net->x[0] + s * size, x + (order ? order[s] : s) * size, (size_t)size * sizeof *x);
 }
 
-/* Writes what the network makes of x [count, pixels] to y [count, outputs], `batch` samples at a time. */
-void layers_forward(const struct layer *layers, ptrdiff_t num, const float *w, const float *x, float *y, ptrdiff_t count,
-                    ptrdiff_t batch, float *room)
+/* Writes what the network makes of x [count, pixels] to y [count, outputs], `batch` samples at a time; returns 0, or
+ * NO_ROOM where `size` floats of room are too few. */
+int layers_forward(const struct layer *layers, ptrdiff_t num, const float *w, const float *x, float *y, ptrdiff_t count,
+                   ptrdiff_t batch, float *room, ptrdiff_t size)
 {
     const ptrdiff_t outputs = outputs_of(layers + num - 1);
     struct network net;
-    laid_out(&net, layers, num, batch, room);
+    if (laid_out(&net, layers, num, batch, room) > size)
+        return NO_ROOM;
     for (ptrdiff_t start = 0; start < count; start += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
         enter(&net, x + start * inputs_of(layers), 0, n);
         forward(&net, w, n, loops());
         memcpy(y + start * outputs, net.x[num], (size_t)(n * outputs) * sizeof *y);
     }
+    return 0;
 }
 
-/* Trains on the samples order[0 .. count), `batch` at a time; returns the sum of the batches' mean losses, or -1 for a label
- * that is no class. x: [N, pixels]; y: [N]; rates: learning rate, momentum, weight decay; done: steps before these; last:
+/* Trains on the samples order[0 .. count), `batch` at a time; returns the sum of the batches' mean losses, or, before anything
+ * moves, NO_CLASS for a label, NO_SAMPLE for a number of `order`, NO_ROOM where `size` floats of room are too few.
+ * x: [samples, pixels]; y: [samples]; rates: learning rate, momentum, weight decay; done: steps before these; last:
  * whether no step comes after them.
  * grad: null, or where the gradient of one batch goes while nothing moves. */
 double layers_train(const struct layer *layers, ptrdiff_t num, float *w, float *m, float *grad, const float *x,
-                    const int64_t *y, const int64_t *order, ptrdiff_t count, ptrdiff_t batch, const float *rates,
-                    ptrdiff_t done, int last, float *room)
+                    const int64_t *y, ptrdiff_t samples, const int64_t *order, ptrdiff_t count, ptrdiff_t batch,
+                    const float *rates, ptrdiff_t done, int last, float *room, ptrdiff_t size)
 {
     const struct loops *go = loops();
     const struct place at = {w, m, grad};
     const ptrdiff_t classes = outputs_of(layers + num - 1);
     struct network net;
     double total = 0;
-    laid_out(&net, layers, num, batch, room);
-    for (ptrdiff_t start = 0; start < count; start += batch, order += batch) {
+    for (ptrdiff_t s = 0; s < count; s++) {
+        if (order[s] < 0 || order[s] >= samples)
+            return NO_SAMPLE;
+        if (y[order[s]] < 0 || y[order[s]] >= classes)
+            return NO_CLASS;
+    }
+    if (laid_out(&net, layers, num, batch, room) > size)
+        return NO_ROOM;
+    for (ptrdiff_t start = 0; start < count; start += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
         const struct rates r = rates_of(rates, done + start == 0, last && start + batch >= count);
-        enter(&net, x, order, n);
+        enter(&net, x, order + start, n);
         forward(&net, w, n, go);
-        const double loss = cross_entropy(net.x[num], net.g, y, order, n, classes);
-        if (loss == -1)
-            return -1;
+        const double loss = cross_entropy(net.x[num], net.g, y, order + start, n, classes);
         backward(&net, at, n, &r, go);
         total += loss;
     }

@@ -342,7 +342,10 @@ TARGET static void NAME(relu_back)(const float *y, float *g, ptrdiff_t count)
         g[i] = y[i] <= 0 ? 0 : g[i];
 }
 
-/* Mean or largest value of each 2x2 window. x: [planes, height, width, LANES]; odd last lines belong to no window. */
+/* The larger number, or one that is not a number. */
+INLINE float NAME(larger)(float a, float b) { return (a < b) | (b != b) ? b : a; }
+
+/* Mean or largest value of each 2x2 window, a NaN where it holds one. x: [planes, height, width, LANES]; odd last lines belong to no window. */
 TARGET static void NAME(pool)(const float *x, float *y, ptrdiff_t planes, ptrdiff_t height, ptrdiff_t width, int largest)
 {
     for (ptrdiff_t c = 0; c < planes; c++)
@@ -351,13 +354,14 @@ TARGET static void NAME(pool)(const float *x, float *y, ptrdiff_t planes, ptrdif
                 const float *a = x + ((c * height + 2 * r) * width + 2 * l) * LANES, *b = a + LANES, *below = a + width * LANES,
                             *last = below + LANES;
                 for (int i = 0; i < LANES; i++) {
-                    const float top = a[i] < b[i] ? b[i] : a[i], bottom = below[i] < last[i] ? last[i] : below[i];
-                    y[i] = largest ? (top < bottom ? bottom : top) : (((a[i] + b[i]) + below[i]) + last[i]) * 0.25f;
+                    const float top = NAME(larger)(a[i], b[i]), bottom = NAME(larger)(below[i], last[i]);
+                    y[i] = largest ? NAME(larger)(top, bottom) : (((a[i] + b[i]) + below[i]) + last[i]) * 0.25f;
                 }
             }
 }
 
-/* Hands g on to the first of the largest values of each window, or a quarter of it to each. */
+/* Hands g on to the first of the largest values of each window (the first one where the largest is a NaN), or a quarter of
+ * it to each. */
 TARGET static void NAME(pool_back)(const float *x, const float *y, const float *g, float *gx, ptrdiff_t planes,
                                    ptrdiff_t height, ptrdiff_t width, int largest)
 {
@@ -369,9 +373,9 @@ TARGET static void NAME(pool_back)(const float *x, const float *y, const float *
                 const ptrdiff_t first = ((c * height + 2 * r) * width + 2 * l) * LANES, below = first + width * LANES;
                 for (int i = 0; i < LANES; i++) {
                     const float share = g[i] * 0.25f, best = y[i];
-                    const int one = x[first + i] == best, two = !one & (x[first + LANES + i] == best);
-                    const int three = !one & !two & (x[below + i] == best);
-                    const int four = !one & !two & !three & (x[below + LANES + i] == best);
+                    const int one = !(x[first + i] < best), two = !(one | (x[first + LANES + i] < best));
+                    const int three = !(one | two | (x[below + i] < best));
+                    const int four = !(one | two | three | (x[below + LANES + i] < best));
                     gx[first + i] = largest ? (one ? g[i] : 0) : share;
                     gx[first + LANES + i] = largest ? (two ? g[i] : 0) : share;
                     gx[below + i] = largest ? (three ? g[i] : 0) : share;

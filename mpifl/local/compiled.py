@@ -7,7 +7,7 @@ every processor that has these loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -20,6 +20,7 @@ from mpifl.core.federation import Split
 from mpifl.core.params import Layout, Part
 
 from .pooling import MaxPool, MeanPool, plain
+from .untouched import untouched
 
 CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE = range(6)  # as in layers.c
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: MEAN_POOL, MeanPool: MEAN_POOL}
@@ -27,6 +28,8 @@ MOST_LAYERS, WIDEST_KERNEL = 64, 12
 EVAL_BATCH = 64  # samples; their activations stay in a core's second cache
 LARGE = 2048  # input times output channels of a convolution from which PyTorch is quicker
 NOWHERE = 0, 0, 0
+KNOWN: tuple[type[nn.Module], ...] = nn.Sequential, nn.Linear, nn.Conv2d, nn.ReLU, nn.Flatten, *POOLS
+FORWARDS = [(cls, cls.forward) for cls in KNOWN]
 MOVES = 9  # column of the table: whether a layer is trained
 Shape = tuple[int, ...]
 Place = tuple[int, int, int]  # where weight and bias begin, and whether they are trained
@@ -34,17 +37,36 @@ Place = tuple[int, int, int]  # where weight and bias begin, and whether they ar
 
 def _in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers that are applied one after the other; whatever is no such sequence, as it is."""
-    parts = module.children() if type(module) is nn.Sequential else getattr(module, "sequence", None)
-    if parts is None:
-        yield module
+    if type(module) is nn.Sequential:
+        parts: Iterable[nn.Module] = module  # not its children: these leave out what is in it twice
+    elif _names_its_parts(module):
+        parts = module.sequence  # type: ignore[assignment]
     else:
-        for part in parts:
-            yield from _in_order(part)
+        yield module
+        return
+    for part in parts:
+        yield from _in_order(part)
 
 
-def _hooked(module: nn.Module) -> bool:
-    hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-    return any(getattr(m, name) for m in module.modules() for name in hooks)
+def _names_its_parts(module: nn.Module) -> bool:
+    """Return whether a module says itself, in `sequence`, what its `forward` applies one after the other.
+
+    All three methods must stand in its own class (`models.net.Net`): a subclass may do something else.
+    """
+    return all(_written_in(type(module), name) for name in ("sequence", "embed", "forward"))
+
+
+def _written_in(cls: type, name: str) -> bool:
+    """Return whether a method or property is that of the class statement: not inherited, not set later."""
+    method = vars(cls).get(name)
+    method = method.fget if isinstance(method, property) else method
+    found = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
+    return found == (cls.__module__, f"{cls.__qualname__}.{name}")
+
+
+def as_in_pytorch() -> bool:
+    """Return whether the layers that the loops know are still PyTorch's own."""
+    return all(cls.forward is forward for cls, forward in FORWARDS)
 
 
 class Network:
@@ -54,28 +76,30 @@ class Network:
         table: its layers, int64 [layers, 10].
         num_weights: p.
         part: what is trained.
+        embeds: whether the input of the last layer is the embedding.
     """
 
-    def __init__(self, table: np.ndarray, num_weights: int, part: Part) -> None:
+    def __init__(self, table: np.ndarray, num_weights: int, part: Part, embeds: bool) -> None:
         self.table, self.num_weights, self.part = table, num_weights, part
-        self.momentum, self.gradient = torch.zeros(num_weights), torch.zeros(num_weights)
-        self._scratch = torch.empty(0)
+        self.embeds = embeds and len(table) > 1
+        self.momentum, self.gradient = zeros(num_weights), zeros(num_weights)
+        self._scratch, self._most = zeros(0), 0  # room to work in, and for how many samples
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout, shape: Shape, part: Part | None = None) -> Network | None:
         """Return a module that maps images of `shape` as a network; None where it is not made of dense
-        layers, small convolutions, ReLU and pooling of 2x2 windows, or where `part` divides a layer.
+        layers, small convolutions, ReLU and pooling of 2x2 windows, where it has more than these (hooks,
+        methods of its own, buffers, shared weights), or where `part` divides a layer.
         """
-        tensors = dict(module.named_parameters())
-        whole = layout.size == layout.num_parameters == sum(p.numel() for p in tensors.values())
-        if not whole or _hooked(module) or not all(p.requires_grad for p in tensors.values()):
+        layers, part = list(_in_order(module)), (slice(0, layout.size),) if part is None else part
+        if not (_only_weights(module, layers, layout) and untouched(module) and as_in_pytorch()):
             return None
-        part = (slice(0, layout.size),) if part is None else part
         places = _places(module, layout, part)
-        table = None if places is None else _table(list(_in_order(module)), places, shape)
+        table = None if places is None else _table(layers, places, shape)
         if table is None or not table[:, MOVES].any():
             return None
-        return cls(table, layout.num_parameters, part)
+        embeds = _names_its_parts(module) and type(getattr(module, "head", None)) is nn.Linear
+        return cls(table, layout.num_parameters, part, embeds)
 
     def train(
         self,
@@ -97,7 +121,7 @@ class Network:
         Raises:
             IndexError: a label is no class.
         """
-        weights, steps, total = torch.empty(self.num_weights).copy_(start), 0, 0.0
+        weights, steps, total = self._read(start).clone(), 0, 0.0
         samples, numbers = (split.x, split.y), np.array(rates, np.float32)
         batch = min(batch, max(len(split), 1))
         scratch = self._room(batch)
@@ -120,12 +144,12 @@ class Network:
         table = self.table[:-1] if embedding else self.table
         width = int(self.table[-1, 1 if embedding else 4])
         batch = min(EVAL_BATCH, max(len(x), 1))
-        out = torch.empty(len(x), width)
+        out = torch.empty(len(x), width, dtype=torch.float32)
         return native.forward(table, self._read(vector), x, out, batch, self._room(batch))
 
     def mean_gradient(self, vector: torch.Tensor, split: Split, batch: int) -> torch.Tensor:
         """Return the gradient [p] of the mean cross-entropy over `split`, taken `batch` samples at a time."""
-        total, nothing = torch.zeros(self.num_weights), np.zeros(3, np.float32)
+        total, nothing = zeros(self.num_weights), np.zeros(3, np.float32)
         vector = self._read(vector)
         for index in _batches([np.arange(len(split))], batch):
             progress = nothing, 0, True, self._room(len(index))
@@ -153,10 +177,23 @@ class Network:
         return vector.to(torch.float32).contiguous()
 
     def _room(self, batch: int) -> torch.Tensor:
-        need = native.room(self.table, batch)
-        if need > len(self._scratch):
-            self._scratch = torch.empty(need)
+        if batch > self._most:
+            self._most, self._scratch = batch, zeros(native.room(self.table, batch))
         return self._scratch
+
+
+def zeros(size: int) -> torch.Tensor:
+    """Return numbers as the loops take them, whatever PyTorch's default kind is."""
+    return torch.zeros(size, dtype=torch.float32, device="cpu")
+
+
+def _only_weights(module: nn.Module, layers: Sequence[nn.Module], layout: Layout) -> bool:
+    """Return whether the vector holds the trained parameters of these layers and nothing else."""
+    tensors = list(module.parameters())
+    plain = all(type(p) is nn.Parameter and p.requires_grad for p in tensors)
+    inside = {id(p) for layer in layers for p in layer.parameters()} == {id(p) for p in tensors}
+    whole = layout.size == layout.num_parameters == sum(p.numel() for p in tensors)
+    return plain and inside and whole and not any(True for _ in module.buffers())
 
 
 def _batches(orders: Iterable[np.ndarray], batch: int) -> Iterator[np.ndarray]:
@@ -200,11 +237,14 @@ def _shared(a: slice, b: slice) -> int:
 def _table(layers: list[nn.Module], places: Mapping[nn.Module, Place], shape: Shape) -> np.ndarray | None:
     """Return the layers, one a row; None where one of them is not known here."""
     rows: list[tuple[int, ...]] = []
+    seen: set[nn.Module] = set()
     for layer in layers:
         row = _row(layer, places.get(layer), shape)
-        if row is None or (layer in layers[: len(rows)] and layer in places):
+        if row is None or (layer in seen and layer in places):
             return None
-        rows.append(row)
+        if row[0] != FLATTEN or len(shape) > 1:  # what is flat stays as it is
+            rows.append(row)
+        seen.add(layer)
         shape = _shape_after(row, shape)
     if any(r[0] == CONV for r in rows):
         fits = rows[0][0] in (CONV, MAX_POOL, MEAN_POOL)
@@ -220,7 +260,7 @@ def _row(layer: nn.Module, place: Place | None, shape: Shape) -> tuple[int, ...]
     image = (*shape, 1, 1)[:3]
     if type(layer) is nn.ReLU:
         return (RELU, *image, 0, 1, 0, *NOWHERE)
-    if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+    if type(layer) is nn.Flatten and shape and (layer.start_dim, layer.end_dim) == (1, -1):
         return (FLATTEN, *image, 0, 1, 0, *NOWHERE)
     if type(layer) in POOLS and len(shape) == 3 and min(shape[1:]) > 1 and plain(layer):
         return (POOLS[type(layer)], *image, 0, 1, 0, *NOWHERE)

@@ -13,6 +13,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from mpifl.core import native
 
+from .untouched import untouched
+
 LEAST = 1 << 14  # numbers; below, PyTorch's function costs less than one of ours
 
 
@@ -80,15 +82,20 @@ class MeanPool(nn.AvgPool2d):
         return _Mean.apply(x) if _fits(x) else super().forward(x)
 
 
+OURS: dict[type, type[nn.Module]] = {nn.MaxPool2d: MaxPool, nn.AvgPool2d: MeanPool}
+
+
 def quicken(module: nn.Module) -> nn.Module:
-    """Replace what pools windows of 2x2 in a model, where our loops were built; return the model."""
+    """Replace what pools windows of 2x2 in a model, where our loops were built; return the model.
+
+    What hooks or methods were added to stays as it is.
+    """
     if native.AVAILABLE:
         for owner in list(module.modules()):
             for name, layer in list(owner.named_children()):
-                if type(layer) is nn.MaxPool2d and plain(layer):
-                    setattr(owner, name, MaxPool(2))
-                elif type(layer) is nn.AvgPool2d and plain(layer):
-                    setattr(owner, name, MeanPool(2))
+                ours = OURS.get(type(layer))
+                if ours is not None and plain(layer) and untouched(layer):
+                    setattr(owner, name, ours(2))
     return module
 
 

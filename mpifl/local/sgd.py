@@ -25,11 +25,12 @@ from mpifl.core.params import FlatModel, Part, bounds
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
-from .compiled import Network, takes, takes_images
+from .compiled import Network, as_in_pytorch, takes, takes_images
 from .graphs import Replay
 from .pooling import quicken
 from .stacked import RANDOM, Request
 from .together import Together
+from .untouched import Untouched
 from .update import Moving, Update
 
 OPTIMIZERS = ("sgd", "adam")
@@ -102,6 +103,7 @@ class Learner:
         self.device = torch.device(device)
         self.flat = FlatModel(quicken(model), self.device)
         self.layout = self.flat.layout
+        self.untouched = Untouched(self.flat.module)
         self.init = self.flat.vector.clone()  # the vector the model came with
         self.auxiliary: Learner | None = None  # of the network beside the model
         self.together: Together | None = None  # where visits wait for each other, to be trained in a stack
@@ -135,7 +137,9 @@ class Learner:
         part: Part | None = None,
     ) -> Trained:
         """Train from `start` [d] on `split`; see `Client.sgd` for the arguments."""
-        if loss is None and self.together is not None and self.together.listening:
+        together = loss is None and self.together is not None and self.together.listening
+        if together and self.untouched():
+            assert self.together is not None
             trained: Trained = self.together.ask(Request(start, split, config, key, step, direction, part))
             return trained
         known = loss is None and config.optimizer == "sgd" and config.augment == "none" and takes(split)
@@ -188,14 +192,14 @@ class Learner:
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
         """Return logits or embeddings of images by compiled loops; None where PyTorch makes them."""
         network = self._network(x) if takes_images(x) else None
-        if network is None or (embedding and len(network.table) == 1):
+        if network is None or (embedding and not network.embeds):
             return None
         return network.outputs(vector, x, embedding)
 
     def _network(self, x: torch.Tensor, part: Part | None = None) -> Network | None:
         """Return the model for such images as compiled loops take it; None where PyTorch does the work."""
         here = self.device.type == "cpu" and not self.idle and not self.graphs
-        if not (here and self.compiled and native.NETWORKS):
+        if not (here and self.compiled and native.NETWORKS and self.untouched() and as_in_pytorch()):
             return None
         shape = tuple(x.shape[1:])
         address = shape, bounds(part)
@@ -217,7 +221,7 @@ class Learner:
         where more than the batch changes from step to step.
         """
         fits = config.optimizer == "sgd" and config.augment == "none" and len(split) >= config.batch_size
-        if not fits or any(isinstance(m, RANDOM) for m in self.flat.module.modules()):
+        if not fits or not self.untouched() or any(isinstance(m, RANDOM) for m in self.flat.module.modules()):
             return None
         shape = config.batch_size, *split.x.shape[1:]
         address = config.momentum, config.weight_decay, bounds(part), shape
@@ -281,7 +285,7 @@ class _only:
         for prefix, owner in module.named_modules():
             names = [f"{prefix}.{n}" if prefix else n for n, _ in owner.named_parameters(recurse=False)]
             fixed = [n for n in names if not any(s.start <= slices[n].start < s.stop for s in part)]
-            self.frozen += [module.get_parameter(n) for n in fixed]
+            self.frozen += [p for n in fixed if (p := module.get_parameter(n)).requires_grad]
             if names and fixed == names:
                 owner.eval()
 

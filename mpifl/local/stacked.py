@@ -23,6 +23,7 @@ from mpifl.core.params import Part, bounds
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
+from .untouched import untouched
 from .update import fused_sgd
 
 if TYPE_CHECKING:
@@ -51,8 +52,11 @@ class Request:
 
 
 def stackable(module: nn.Module) -> bool:
-    """Return whether a model's clients can be stacked: nothing random and no running means inside."""
-    return not any(isinstance(m, (*RANDOM, *STATEFUL)) for m in module.modules())
+    """Return whether a model's clients can be stacked: nothing random and no running means inside, no buffers
+    that a client could change, and nothing added to its modules.
+    """
+    kept = any(isinstance(m, (*RANDOM, *STATEFUL)) for m in module.modules())
+    return not kept and not any(True for _ in module.buffers()) and untouched(module)
 
 
 def train_all(learner: Learner, requests: Sequence[Request]) -> list[Trained]:
@@ -84,10 +88,11 @@ class _Stack:
         }
         p = self.layout.num_parameters
         part = first.part if first.part is not None else (slice(0, p),)
+        frozen = {name for name, param in self.module.named_parameters() if not param.requires_grad}
         self.moving = [
             name
             for name, s in self.layout.slices.items()
-            if s.stop <= p and any(q.start <= s.start < q.stop for q in part)
+            if s.stop <= p and name not in frozen and any(q.start <= s.start < q.stop for q in part)
         ]
         self.first = [torch.zeros_like(self.tensors[name]) for name in self.moving]  # momentum
         self.second = [torch.zeros_like(m) for m in self.first] if self.config.optimizer == "adam" else []

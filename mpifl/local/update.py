@@ -37,7 +37,7 @@ class Moving:
 
     @classmethod
     def of(cls, learner: Learner, part: Part | None) -> Moving:
-        """Return what moves of a learner's model; None for all parameters."""
+        """Return what moves of a learner's model: of `part` (None: of all) what its user has not frozen."""
         flat, p = learner.flat, learner.layout.num_parameters
         slices = (
             [slice(0, p)] if part is None else [slice(s.start, min(s.stop, p)) for s in part if s.start < p]
@@ -46,8 +46,10 @@ class Moving:
         moving = [
             (places[name], param)
             for name, param in flat.module.named_parameters()
-            if any(s.start <= places[name].start < s.stop for s in slices)
+            if param.requires_grad and any(s.start <= places[name].start < s.stop for s in slices)
         ]
+        if not all(param.requires_grad for param in flat.module.parameters()):
+            slices = [s for s, _ in moving]
         vectors = (flat.weights, flat.grad, learner.momentum)
         views = [[v[s].view(q.shape) for s, q in moving] for v in vectors]
         return cls(slices, [param for _, param in moving], views)
@@ -121,7 +123,7 @@ class Update:
         if self.adam:
             self.m.zero_()
             self.v.zero_()
-        if part is not None:
+        if sum(s.stop - s.start for s in self.part) < len(self.g):
             self.g.zero_()  # what does not move has no gradient
 
     @torch.no_grad()

@@ -161,6 +161,24 @@ def test_only_the_part_moves(name, config):
     assert all(p.requires_grad for p in learner.flat.module.parameters()), "nothing stays frozen"
 
 
+@pytest.mark.parametrize("prox", [0.0, 0.7])
+@pytest.mark.parametrize(
+    "config", [CONFIGS["momentum and decay"], CONFIGS["adam and decay"]], ids=["sgd", "adam"]
+)
+def test_what_a_user_froze_stays_as_it_is(config, prox):
+    """Trained as a whole and by its head, in this order: the second must not thaw it either."""
+    model = built(hidden=(7,))
+    model.body.requires_grad_(False)
+    learner = Learner(model)
+    (body,) = learner.layout.part("body")
+    options = {"direction": lambda g, w: g + prox * (w - learner.init)} if prox else {}
+    expected, _ = reference(built(hidden=(7,)), config, names="head", prox=prox)
+    for part in (None, learner.layout.part("head"), None):
+        trained = learner.sgd(learner.init, SPLIT, config, KEY, part=part, **options)
+        assert_close(trained.vector, expected, rtol=1e-5, atol=1e-6)
+        assert torch.equal(trained.vector[body], learner.init[body])
+
+
 def test_a_direction_is_added_to_the_gradient_as_a_penalty_would():
     """The gradient of mu/2 |w - x|^2 is mu (w - x); decay and momentum come after it."""
     config = LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.9)

@@ -95,10 +95,70 @@ def test_requests_of_several_kinds_are_answered_in_their_order():
     compare(one, asked)
 
 
-def test_what_is_random_or_keeps_running_means_is_not_stacked():
-    assert stackable(learner().flat.module)
-    assert not stackable(learner("flt_mlp").flat.module)
-    assert not stackable(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+def with_hook(register: str, on: str = "") -> nn.Module:
+    """Return a network with a hook on itself or on its weights."""
+    module = nn.Linear(2, 2)
+    getattr(getattr(module, on) if on else module, register)(lambda *given: None)
+    return module
+
+
+def with_buffer() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Dropout(),
+        nn.Dropout2d(),
+        nn.AlphaDropout(),
+        nn.RReLU(),
+        nn.BatchNorm1d(2),
+        nn.BatchNorm2d(2),
+        nn.BatchNorm2d(2, affine=False, track_running_stats=False),
+        nn.SyncBatchNorm(2),
+        nn.InstanceNorm2d(2, track_running_stats=True),
+        with_buffer(),
+        with_hook("register_forward_hook"),
+        with_hook("register_full_backward_hook"),
+        with_hook("register_hook", on="weight"),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_is_random_or_keeps_something_is_not_stacked(module):
+    """A stack has one module for all clients: one random draw, one running mean, one call of a hook."""
+    assert stackable(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2)))
+    assert not stackable(nn.Sequential(nn.Linear(2, 2), nn.Sequential(module)))
+
+
+def test_a_frozen_layer_stays_frozen_in_a_stack():
+    one = learner(hidden=(7,))
+    one.flat.module.body.requires_grad_(False)
+    (body,) = one.layout.part("body")
+    compare(one, requests(one, CONFIGS["momentum and decay"]))
+    for request, found in zip(
+        requests(one, CONFIGS["plain"]), train_all(one, requests(one, CONFIGS["plain"])), strict=True
+    ):
+        assert_close(found.vector[body], request.start[body], rtol=0, atol=0)
+
+
+def test_a_hook_added_later_takes_its_client_out_of_the_stack():
+    one = learner()
+    one.compiled, asked = False, []
+    one.together = Together(lambda questions: asked.extend(questions) or train_all(one, questions))
+    visit = lambda: one.sgd(one.init, SPLITS[0], CONFIGS["plain"], key(1)).vector  # noqa: E731
+    plain = one.together.run([visit])[0]
+    assert len(asked) == 1
+    handle = one.flat.module.head.weight.register_hook(lambda g: 0 * g)
+    hooked = one.together.run([visit])[0]
+    handle.remove()
+    assert len(asked) == 1
+    assert (hooked - plain).abs().max() > 1e-3
+
+
+def test_the_size_of_a_stack_is_one_where_nothing_can_be_stacked():
     assert pick_stack(learner("flt_mlp"), SPLITS[0], CONFIGS["plain"], 8) == 1
     assert pick_stack(learner(), SPLITS[0], CONFIGS["plain"], 3) in (1, 3)
 

@@ -1,0 +1,199 @@
+"""The loops in C: what they are built from, what they refuse to read, and that no compiler warns."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from mpifl.core import native
+
+CC = shutil.which("gcc") or shutil.which("cc")
+built = pytest.mark.skipif(not native.AVAILABLE, reason=native.PROBLEM or "the loops in C are there")
+networks = pytest.mark.skipif(not native.NETWORKS, reason=native.PROBLEM or "the loops in C are there")
+
+
+@pytest.mark.skipif(
+    CC is None or not native.hash_of_sources(), reason="no compiler, or no sources beside mpifl"
+)
+def test_where_there_is_a_compiler_the_loops_are_built_from_these_sources():
+    assert native.AVAILABLE, native.PROBLEM
+    assert native.BUILD["sources"] == native.hash_of_sources()
+    assert "-O3" in native.BUILD["flags"]
+    assert native.BUILD["compiler"]
+
+
+@built
+def test_the_hash_of_the_sources_changes_with_each_of_them(tmp_path):
+    for name in native.SOURCES:
+        shutil.copy(native.HERE / name, tmp_path)
+    before = native.hash_of_sources(tmp_path)
+    assert before == native.hash_of_sources()
+    for name in native.SOURCES:
+        text = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(text + b"\n")
+        assert native.hash_of_sources(tmp_path) != before, name
+        (tmp_path / name).write_bytes(text)
+    (tmp_path / native.SOURCES[2]).unlink()
+    assert native.hash_of_sources(tmp_path) == "", "a wheel has none: nothing to compare with"
+
+
+@built
+@pytest.mark.parametrize("name", ["kernels", "layers"])
+def test_a_library_built_from_other_sources_is_not_used(name):
+    signatures = {"kernels": native.SIGNATURES, "layers": native.LAYER_SIGNATURES}[name]
+    assert native._open(name, signatures, native.BUILD["sources"])
+    assert native._open(name, signatures, ""), "where no sources lie beside it"
+    with pytest.raises(native.Absent, match="other sources"):
+        native._open(name, signatures, hashlib.sha256(b"newer").hexdigest()[:12])
+    with pytest.raises(native.Absent, match="other sources"):
+        native._open(name, {**signatures, "function_of_a_later_version": ([], None)}, "")
+
+
+def test_libraries_that_are_missing_or_broken_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "HERE", tmp_path)
+    assert native._open_both()[:2] == (None, None)
+    assert "not built" in native._open_both()[2]
+    for suffix in native.EXTENSION_SUFFIXES:
+        (tmp_path / f"kernels{suffix}").write_bytes(b"no library")
+    assert "do not load" in native._open_both()[2]
+
+
+@pytest.mark.skipif(
+    CC is None or not native.hash_of_sources(), reason="no compiler, or no sources beside mpifl"
+)
+@pytest.mark.parametrize("name", ["kernels", "layers"])
+def test_the_sources_compile_without_a_warning(name, tmp_path):
+    flags = ["-O3", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-fPIC", "-shared"]
+    command = [CC, *flags, native.HERE / f"{name}.c", "-lm", "-o", tmp_path / "out.so"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    fast = subprocess.run([*command, "-ffast-math", "-fsyntax-only"], capture_output=True, text=True)
+    assert "fast-math" in fast.stderr, "sums would be others"
+
+
+def tensors(width: int = 5) -> tuple[torch.Tensor, list[torch.Tensor], np.ndarray, np.ndarray]:
+    """Return what `add_exactly` takes: two rows of sums, three uploads, weights, grid constants."""
+    uploads = [torch.ones(width) for _ in range(3)]
+    return torch.zeros(2, width, dtype=torch.int64), uploads, np.ones((2, 3)), np.ones(2)
+
+
+WRONG = {
+    "float64": torch.ones(5, dtype=torch.float64),
+    "float16": torch.ones(5, dtype=torch.float16),
+    "integers": torch.ones(5, dtype=torch.int32),
+    "bool": torch.ones(5, dtype=torch.bool),
+    "too short": torch.ones(4),
+    "too long": torch.ones(6),
+    "elsewhere": torch.ones(5, device="meta"),
+}
+
+
+@built
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_sums_take_uploads_of_one_kind_and_length_only(wrong):
+    sums, uploads, weights, magic = tensors()
+    native.add_exactly(sums, uploads, weights, magic)
+    with pytest.raises(ValueError, match="an upload must be"):
+        native.add_exactly(sums, [*uploads[:2], wrong], weights, magic)
+
+
+@built
+def test_sums_refuse_tables_of_other_shapes():
+    sums, uploads, weights, magic = tensors()
+    for wrong in [
+        (sums.float(), uploads, weights, magic),
+        (sums.t(), uploads, weights, magic),
+        (sums, uploads[:2], weights, magic),
+        (sums, uploads, weights[:1], magic),
+        (sums, uploads, weights, magic[:1]),
+    ]:
+        with pytest.raises(ValueError, match="must be"):
+            native.add_exactly(*wrong)
+    native.add_exactly(sums, [torch.ones(10)[::2]] * 3, weights, magic)  # made contiguous
+    grid, kept = np.ones(2), torch.zeros(2, 5, dtype=torch.float64)
+    assert native.finish(sums, grid, kept).shape == (2, 5)
+    for broken in [
+        (sums.int(), grid, kept),
+        (sums, grid[:1], kept),
+        (sums, grid, kept.float()),
+        (sums, grid, kept[:1]),
+    ]:
+        with pytest.raises(ValueError, match="must"):
+            native.finish(*broken)
+    for vector in (WRONG["float64"], torch.ones(10)[::2]):
+        with pytest.raises(ValueError, match="must be"):
+            native.peak(vector)
+
+
+@built
+def test_pooling_refuses_images_it_cannot_read():
+    images = torch.zeros(1, 2, 4, 6)
+    for pool in (native.max_pool, native.mean_pool):
+        for wrong in [
+            images.double(),
+            images.transpose(2, 3),
+            images[..., :5],
+            images[..., :3, :],
+            torch.zeros(1, 1, 2, 2050),
+        ]:
+            with pytest.raises(ValueError, match="must be"):
+                pool(wrong)
+    grad, where = torch.zeros(1, 2, 2, 3), torch.zeros(1, 2, 2, 3, dtype=torch.uint8)
+    assert native.max_pool_backward(grad, where).shape == images.shape
+    for wrong in [(grad.double(), where), (grad, where.int()), (grad, where[..., :2])]:
+        with pytest.raises(ValueError, match="must be"):
+            native.max_pool_backward(*wrong)
+    with pytest.raises(ValueError, match="must be"):
+        native.mean_pool_backward(grad.double())
+
+
+@networks
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"weights": torch.zeros(9, dtype=torch.float64)}, ValueError),
+        ({"momentum": torch.zeros(8)}, ValueError),
+        ({"gradient": torch.zeros(8)}, ValueError),
+        (
+            {"samples": (torch.zeros(5, 2, dtype=torch.float64), torch.zeros(5, dtype=torch.int64))},
+            ValueError,
+        ),
+        ({"samples": (torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64))}, ValueError),
+        ({"samples": (torch.zeros(5, 2), torch.zeros(4, dtype=torch.int64))}, ValueError),
+        ({"samples": (torch.zeros(5, 2), torch.zeros(5, dtype=torch.int32))}, ValueError),
+        ({"samples": (torch.zeros(5, 2), torch.full((5,), 3))}, IndexError),
+        ({"order": np.arange(5, dtype=np.int32)}, ValueError),
+        ({"order": np.array([0, 5])}, IndexError),
+        ({"order": np.array([-1])}, IndexError),
+        ({"rates": np.zeros(3)}, ValueError),
+        ({"scratch": torch.zeros(3)}, ValueError),
+        ({"batch": 0}, ValueError),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_training_refuses_what_it_cannot_read_and_moves_nothing(change, error):
+    """A dense layer of two inputs and three classes: 9 weights."""
+    table = np.array([[5, 2, 1, 1, 3, 1, 0, 0, 6, 1]])
+    given = {
+        "table": table,
+        "weights": torch.zeros(9),
+        "momentum": torch.zeros(9),
+        "gradient": None,
+        "samples": (torch.ones(5, 2), torch.arange(5) % 3),
+        "order": np.arange(5),
+        "batch": 5,
+        "rates": np.array([0.1, 0, 0], np.float32),
+        "done": 0,
+        "last": True,
+        "scratch": torch.zeros(native.room(table, 5)),
+    }
+    with pytest.raises(error):
+        native.train(**{**given, **change})
+    assert not given["weights"].any()
+    assert native.train(**given) > 0
+    assert given["weights"].any()
