@@ -36,6 +36,25 @@ def test_every_image_is_one_of_its_shifted_or_mirrored_copies():
     assert {mirrored for _, _, mirrored in found} == {False, True}
 
 
+def test_all_shifts_are_equally_likely_and_half_of_the_images_are_mirrored():
+    """One pixel is set, left of the middle of 16 x 19: where it comes out says by how much, and if mirrored.
+
+    4050 images, 81 shifts: 50 each, give or take 4 times 7. A mirrored pixel is right of the middle, 9.
+    """
+    x = torch.zeros(4050, 1, 16, 19)
+    x[:, 0, 8, 4] = 1
+    place = crop_flip(x, key(7)).flatten(1).argmax(1).numpy()
+    down, column = 8 - place // 19, place % 19
+    mirrored = column > 9
+    right = 4 - np.where(mirrored, 18 - column, column)
+    for shift in (down, right):
+        assert set(shift.tolist()) == set(range(-MARGIN, MARGIN + 1))
+    counts = np.unique(np.stack([down, right]), axis=1, return_counts=True)[1]
+    assert len(counts) == 81
+    assert abs(counts - 50).max() < 4 * 7.1
+    assert abs(mirrored.mean() - 0.5) < 4 * 0.5 / np.sqrt(4050)
+
+
 def test_the_key_alone_decides():
     x = torch.rand(8, 3, 6, 6)
     assert_close(crop_flip(x, key(1)), crop_flip(x, key(1)), rtol=0, atol=0)

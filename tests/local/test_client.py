@@ -45,6 +45,19 @@ def test_accuracy_and_loss_by_hand(client):
     assert_allclose(client.losses(vector, client.data.test)[1], np.log1p(2 * np.exp(-9)), rtol=1e-3)
 
 
+def test_what_is_not_said_otherwise_is_trained_and_compared_on_training_data_and_judged_on_test_data(client):
+    train, test, w = client.data.train, client.data.test, client.init
+    assert client.judge(w) == client.judge(w, test) != client.judge(w, client.data.val)
+    assert_close(client.losses(w), client.losses(w, train), rtol=0, atol=0)
+    assert client.loss(w) == client.loss(w, train)
+    assert_allclose(client.loss(w), client.losses(w).double().mean())
+    assert_close(client.gradient(w), client.gradient(w, train), rtol=0, atol=0)
+    a, b = client.sgd(w, key(1)), client.sgd(w, key(1), split=train)
+    assert_close(a.vector, b.vector, rtol=0, atol=0)
+    seen = torch.cat([batch.y for batch in client.batches(key(1))])
+    assert sorted(seen.tolist()) == sorted(train.y.tolist())
+
+
 def test_an_empty_split_scores_nan(client):
     empty = Split(torch.zeros(0, *worlds.SHAPE), torch.zeros(0, dtype=torch.int64))
     assert np.isnan(list(client.judge(client.init, empty).values())).all()

@@ -135,6 +135,18 @@ def test_momentum_does_not_cross_visits(optimizer):
     assert_close(again.vector, first.vector, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 4, 5, 7, 12])
+def test_a_number_of_steps_is_counted_in_batches_pass_after_pass(steps):
+    """23 samples in batches of 6 are four batches a pass, the last of five: 7 steps are a pass and three."""
+    config = LocalConfig(steps=steps, epochs=99, batch_size=6, lr=0.1)
+    learner = Learner(built())
+    trained = learner.sgd(learner.init, SPLIT, config, KEY)
+    assert trained.steps == steps
+    orders = [torch.from_numpy(KEY.of("epoch", e).numpy().permutation(23)).split(6) for e in range(3)]
+    expected = [index.tolist() for order in orders for index in order][:steps]
+    assert [index.tolist() for index in learner.batches(SPLIT, config, KEY)] == expected
+
+
 def test_the_learning_rate_follows_the_server_steps():
     """0.1 * 0.5^(t-1), times 0.1 from step 3 on: 0.1, 0.05, 0.0025."""
     config = LocalConfig(epochs=1, batch_size=5, lr=0.1, lr_decay=0.5, milestones=(2,), gamma=0.1)
