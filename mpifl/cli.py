@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .comm import CannotGoOn, RankLost, Transport, asked_of, connect
 from .core.errors import Stopped, UserError, nearest, require
@@ -349,9 +349,17 @@ def describe_class(name: str, cls: type) -> str:
     return "\n".join(lines)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line, once for all ranks."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UserError`."""
+        raise UserError("command line", self.prog, f"{message}; see {self.prog} --help")
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    out = argparse.ArgumentParser("mpifl", description=sys.modules["mpifl"].__doc__)
+    out = Parser("mpifl", description=sys.modules["mpifl"].__doc__)
     commands = out.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (function, usage, options) in COMMANDS.items():
         sub = commands.add_parser(
@@ -387,10 +395,10 @@ def main(argv: Sequence[str]) -> int:
     """Run one command on every rank and return the exit code: 0; 2 for bad input; 75 for a run that was
     stopped and can go on; 1 for anything else.
     """
-    args, rest = parser().parse_known_args(argv)
-    args.options = rest
     keep_freed()
     try:
+        args, rest = parser().parse_known_args(argv)
+        args.options = rest
         transport = connect(monitored=getattr(args, "witness", False))
     except UserError as error:
         if asked_of(os.environ).rank:

@@ -50,7 +50,8 @@ from .placement import CPU, Place, check_places, mpi_memory, place, table, threa
 
 
 def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
-    """Return on every rank what `work` returns on rank 0; a UserError there is raised on every rank.
+    """Return on every rank what `work` returns on rank 0; a UserError there is raised on every rank, and an
+    OSError as one, where it names a file.
 
     Args:
         everywhere: False returns it on rank 0 only, and None elsewhere.
@@ -61,6 +62,11 @@ def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = 
             answer = (work(), None)
         except UserError as error:
             answer = (None, error)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            remedy = f"cannot be read or written ({error.strerror})"
+            answer = (None, UserError("file", str(error.filename), remedy))
     told, problem = transport.tell(answer if everywhere else (None, answer[1]), "start")
     if problem is not None:
         raise problem

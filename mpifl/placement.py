@@ -17,6 +17,7 @@ from .core.memory import peak_bytes
 
 Place = Mapping[str, Any]
 CPU = "cpu"
+MAX_THREADS = 256  # on a machine with fewer cores; a hundred thousand of them end in a segmentation fault
 MPS = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # the variable, and where the pipes are without it
 
 
@@ -75,6 +76,9 @@ def cores(text: str) -> set[int]:
 def threads_of(transport: Transport, asked: int) -> int:
     """Return the threads of every rank: as asked, or for 0 what the CPU masks give; every rank calls."""
     if asked:
+        most = max(MAX_THREADS, os.cpu_count() or 1)
+        remedy = f"this machine has {os.cpu_count()} cores; take at most {most}, or 0 for the CPU mask"
+        require(asked <= most, "system.threads", asked, remedy)
         return asked
     here = (transport.nodes[transport.rank], ranges(sorted(os.sched_getaffinity(0))))
     masks = transport.collect(here, "start")

@@ -237,8 +237,8 @@ def _write(folder: Path, rows: list[dict[str, Any]], curves: list[Curve]) -> Non
 
 def _row(case: Case, folder: Path) -> dict[str, Any]:
     """Return a case's labels and final figures."""
-    summary = json.loads((folder / "summary.json").read_text())
-    metrics = read_rows(folder / "metrics.csv")
+    run = load(folder)
+    summary, metrics = run.summary, run.rows("metrics.csv")
     last, late = metrics[-1], [float(row["accuracy_mean"]) for row in metrics[len(metrics) // 2 :]]
     found: dict[str, Any] = {n: float(last[n]) for n in FIGURES if last.get(n) not in (None, "", "nan")}
     if "asynchronous" in summary:

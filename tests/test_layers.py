@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {  # package -> packages of ours that it may impo
     "observe": {"core"},
     "bench": {"core", "comm", "engine", "data", "experiment", "driver", "config"},
 }
-MAX_MODULE, MAX_FUNCTION, MAX_ALGORITHM = 300, 40, 110
+MAX_MODULE, MAX_FUNCTION, MAX_ALGORITHM = 400, 40, 110
 FILES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in FILES}
 TREES = {name: ast.parse(source) for name, source in SOURCES.items()}

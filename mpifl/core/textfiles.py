@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +30,29 @@ TAGS = (
 FAULTS = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
-def text_of(path: Path, key: str, most_bytes: int | None = None) -> str:
-    """Return the text of a file.
-
-    Raises:
-        UserError: under `key`, where it is no regular file, cannot be read, is larger than `most_bytes` or is
-            not UTF-8.
+def check_file(path: Path, key: str, most_bytes: int | None = None) -> None:
+    """Raise `UserError` under `key` unless there is a file, of so many bytes at most. Pipes and devices are
+    none: who reads one may wait for ever.
     """
     try:
         found = path.stat()
-        require(stat.S_ISREG(found.st_mode), key, str(path), "is not a file")
-        large = f"has {found.st_size} bytes, more than {most_bytes}; is it the right file?"
-        require(most_bytes is None or found.st_size <= most_bytes, key, str(path), large)
-        text = path.read_bytes().decode()
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        what = error.strerror if isinstance(error, OSError) else error
+        raise UserError(key, str(path), f"there is no such file ({what})") from error
+    require(stat.S_ISREG(found.st_mode), key, str(path), "is no file")
+    large = f"has {found.st_size} bytes, more than {most_bytes}; is it the right file?"
+    require(most_bytes is None or found.st_size <= most_bytes, key, str(path), large)
+
+
+def text_of(path: Path, key: str, most_bytes: int | None = None) -> str:
+    """Return the text of a file; `UserError` under `key` where `check_file` raises, or it is not UTF-8."""
+    check_file(path, key, most_bytes)
+    try:
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise UserError(key, str(path), f"cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise UserError(key, str(path), f"is not text in UTF-8 (byte {error.start})") from error
-    except ValueError as error:  # a name with NUL
-        raise UserError(key, str(path), f"cannot be read ({error})") from error
-    return text
 
 
 def check_name(key: str, name: str) -> None:
@@ -201,26 +204,29 @@ def json_file(path: Path, key: str) -> Any:
         raise UserError(key, str(path), f"is not JSON: {error}") from error
 
 
-def csv_file(path: Path, key: str, columns: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, str]]]:
+def csv_file(path: Path, key: str, columns: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each row of a CSV file behind its place, "FILE line NUMBER".
 
     Raises:
         UserError: under `key`, where it cannot be read or lacks one of `columns`; under the place, where a
             row has another number of fields than the head.
     """
-    table = csv.reader(text_of(path, key).splitlines(keepends=True))
+    check_file(path, key)
     place = str(path)
     try:
-        head = next(table, [])
-        missing = [name for name in columns if name not in head]
-        require(not missing, key, str(path), f"has no column {', '.join(missing)}")
-        twice = [name for name in head if head.count(name) > 1]
-        require(not twice, key, str(path), f"has two columns {twice[:1]}")
-        for row in table:
-            place = f"{path} line {table.line_num}"
-            if row:
-                fits = len(row) == len(head)
-                require(fits, place, row, f"has {len(row)} fields, the head {len(head)}")
-                yield place, dict(zip(head, row, strict=True))
-    except csv.Error as error:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            table = csv.reader(lines)
+            head = next(table, [])
+            missing = ", ".join(name for name in columns if name not in head)
+            require(not missing, key, str(path), f"has no column {missing}")
+            require(len(set(head)) == len(head), key, str(path), "has two columns of the same name")
+            for row in table:
+                place = f"{path} line {table.line_num}"
+                if row:
+                    fits = len(row) == len(head)
+                    require(fits, place, row, f"has {len(row)} fields, the head has {len(head)}")
+                    yield place, dict(zip(head, row, strict=True))
+    except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(key, place, f"is not CSV: {error}") from error
+    except OSError as error:
+        raise UserError(key, str(path), f"cannot be read ({error.strerror})") from error

@@ -5,9 +5,10 @@ Both engines ask here, so synchronous rounds and asynchronous visits share one t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from .payload import Payload
 from .rows import read_rows
 from .visits import Worker
 
+LEAST_S = 1e-3  # mean seconds of a phase
+MOST_PHASES = 100_000  # of a client in a run: some seconds of drawing
+
 
 @dataclass(frozen=True)
 class Availability:
@@ -38,8 +42,14 @@ class Availability:
     off_s: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.on_s > 0, "on_s", self.on_s, "take a positive number of seconds")
-        require(self.off_s >= 0, "off_s", self.off_s, "take 0 (always there) or more seconds")
+        remedy = f"take at least {LEAST_S} seconds: shorter phases would be drawn one by one for ever"
+        require(self.on_s >= LEAST_S, "on_s", self.on_s, remedy)
+        require(
+            self.off_s == 0 or self.off_s >= LEAST_S,
+            "off_s",
+            self.off_s,
+            f"take 0 (always there), or {remedy[5:]}",
+        )
 
 
 class Presence:
@@ -59,9 +69,11 @@ class Presence:
         ends, there = self._ends.setdefault(client, []), self._first(client)
         while not ends or ends[-1] <= time:
             mean = self.model.on_s if there == (len(ends) % 2 == 0) else self.model.off_s
+            remedy = f"client {client} comes and goes {MOST_PHASES} times in {time:.3g} s; take longer phases"
+            require(len(ends) < MOST_PHASES, "availability.on_s", self.model.on_s, remedy)
             length = float(self.key.of(client, len(ends)).numpy().exponential(mean))
             ends.append((ends[-1] if ends else 0.0) + length)
-        number = int(np.searchsorted(ends, time, side="right"))
+        number = bisect_right(ends, time)
         return there == (number % 2 == 0), ends[number]
 
     def here(self, client: int, time: float) -> bool:
@@ -75,6 +87,7 @@ class Presence:
 
     def end(self, client: int, start: float, work: float) -> float:
         """Return when a client that begins at `start` has been there for `work` seconds."""
+        require(isfinite(work), "delay", work, f"a visit of client {client} would never end; take less")
         if not self.model.off_s:
             return start + work
         while True:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.textfiles import csv_file
 
 T = TypeVar("T")
 
@@ -24,18 +25,16 @@ def read(
     Raises:
         UserError: where there is no such file, or a row that `parse` cannot take.
     """
-    require(Path(file).is_file(), key, file, f"there is no such file; give a CSV of {form}")
+    require(os.path.isfile(file), key, file, f"there is no such file; give a CSV of {form}")
     out: dict[int, list[T]] = {}
-    with Path(file).open() as lines:
-        for number, row in enumerate(csv.DictReader(lines), 2):
-            place = f"{file} line {number}"
-            try:
-                client, found = int(row["client"]), parse(row, place)
-            except UserError:
-                raise
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(place, row, f"needs {needs}") from error
-            out.setdefault(client, []).append(found)
+    for place, row in csv_file(Path(file), key, ("client",)):
+        try:
+            client, found = int(row["client"]), parse(row, place)
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(place, row, f"needs {needs}") from error
+        out.setdefault(client, []).append(found)
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.textfiles import csv_file
 
 from .flight import Start
 
@@ -38,13 +39,8 @@ class Trace:
     """
 
     def __init__(self, path: str, num_clients: int) -> None:
-        require(Path(path).is_file(), "clock.trace", path, "there is no such file; give an events.csv")
-        with Path(path).open() as lines:
-            table = csv.DictReader(lines)
-            missing = set(COLUMNS) - set(table.fieldnames or ())
-            remedy = f"has no column {', '.join(sorted(missing))}; give an events.csv"
-            require(not missing, "clock.trace", path, remedy)
-            self.rows = [_row(row, f"{path} line {number}") for number, row in enumerate(table, 2)]
+        require(os.path.isfile(path), "clock.trace", path, "there is no such file; give an events.csv")
+        self.rows = [_row(row, place) for place, row in csv_file(Path(path), "clock.trace", COLUMNS)]
         self.at = 0
         self._times: dict[tuple[int, int], float] = {}
         self._starts: dict[float, list[Start]] = defaultdict(list)
@@ -56,6 +52,7 @@ class Trace:
             require(
                 last <= row.time < inf, row.place, row.time, "time goes back; rows come in order of arrival"
             )
+            require(row.start >= 0, row.place, row.start, "a visit starts before the run")
             require(row.start <= row.time, row.place, row.start, "a visit starts before it arrives")
             remedy = f"client {row.client} made {visits[row.client]} visits before this one"
             require(row.visit == visits[row.client], row.place, row.visit, remedy)

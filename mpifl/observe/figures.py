@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpifl.core.errors import require
 from mpifl.core.timing import PHASES
 
 from .curves import COLOURS
@@ -130,6 +131,9 @@ def matrices(groups: Sequence[Group]) -> Figure | None:
         memo = group.runs[0].memo
         name = next((n for n in MATRICES if n in memo and memo[n].ndim == 2), None)
         if name is not None and np.isfinite(memo[name]).any():
+            n = int(group.runs[0].summary["clients"])
+            remedy = f"memo.npz: {name} has shape {memo[name].shape}, for {n} clients; run it again"
+            require(memo[name].shape == (n, n), "RUN", str(group.runs[0].folder), remedy)
             found.append((group, name, memo[name]))
     if not found:
         return None
@@ -169,7 +173,7 @@ def _matrix(figure: Figure, axis: Any, group: Group, name: str, values: np.ndarr
 def silhouettes(groups: Sequence[Group]) -> Figure | None:
     """Draw the mean silhouette against the number of clusters, where a method chose by it."""
     memos = [(g, g.runs[0].memo.get("silhouette")) for g in groups]
-    found = [(g, scores) for g, scores in memos if scores is not None and scores.ndim == 2 and len(scores)]
+    found = [(g, scores) for g, scores in memos if scores is not None and scores.ndim == 2 and scores.size]
     if not found:
         return None
     figure = _figure(5.5, 3.0 + 0.18 * len(found))

@@ -48,6 +48,8 @@ class Group:
     def rounds(self) -> np.ndarray:
         """The evaluated rounds that all runs have."""
         common = set.intersection(*(set(r.metrics["round"].tolist()) for r in self.runs))
+        places = [str(run.folder) for run in self.runs]
+        require(bool(common), "RUN", places, "were not evaluated in any common round")
         return np.array(sorted(common))
 
     def column(self, name: str) -> np.ndarray:

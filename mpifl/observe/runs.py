@@ -2,25 +2,57 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import re
+import struct
 import time
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, require, shortened
+from mpifl.core.textfiles import csv_file, json_file, yaml_file
 
 from .folder import FORMAT
 
 FRESH_SECONDS = 120  # a file written this lately may still grow
-YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was built with it
+MAX_FIGURE = 1e15
 Rows = list[dict[str, str]]
+MAX_MEMO_BYTES = 1 << 32
+NPZ_FAULTS = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError, SyntaxError),
+    *(NotImplementedError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error),
+)
+
+INTEGER, ANY = re.compile(r"-?[0-9]{1,18}"), re.compile(r".*", re.DOTALL)
+NUMBER = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,2})?|nan|)")
+METRICS = ("accuracy_mean", "accuracy_worst", "accuracy_std", "num_clusters", "ari")
+COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # of the files that are read again
+    "metrics.csv": {
+        **dict.fromkeys(("round", "federation_bytes_up", "federation_bytes_down"), INTEGER),
+        **dict.fromkeys(METRICS, NUMBER),
+    },
+    "ledger.csv": {
+        **dict.fromkeys(("step", "bytes", "group_bytes"), INTEGER),
+        "direction": re.compile("up|down"),
+        "kind": ANY,
+    },
+    "visits.csv": {
+        **dict.fromkeys(("step", "client", "visit", "down", "up"), INTEGER),
+        "trains": re.compile("True|False"),
+    },
+    "clusters.csv": dict.fromkeys(("client", "cluster", "group"), INTEGER),
+    "timing.csv": {"rank": INTEGER},
+    "events.csv": {"staleness": INTEGER, "time": NUMBER},
+}
+FIGURES = ("ranks", "clients", "rounds", "model_numbers", "mpi_bytes", "wall_seconds")  # of summary.json
 
 
 @dataclass(frozen=True)
@@ -52,14 +84,28 @@ class Run:
         return json.dumps(tree, sort_keys=True, default=str)
 
     def rows(self, file: str) -> Rows:
-        """Return the rows of a CSV file, none where there is no such file."""
+        """Return the rows of a CSV file, none where there is no such file; numbers are checked."""
         return read_rows(self.folder / file)
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
         """Each column of `metrics.csv`, empty fields as NaN."""
         rows = self.rows("metrics.csv")
-        return {name: np.array([float(r[name] or "nan") for r in rows]) for name in rows[0]}
+        out = {}
+        for name in rows[0]:
+            try:
+                out[name] = np.array([float(r[name] or "nan") for r in rows])
+            except ValueError as error:
+                remedy = f"metrics.csv: {error} in column {name}; run it again"
+                raise UserError("RUN", str(self.folder), remedy) from error
+        times = out.get("virtual_seconds", np.zeros(1))
+        require(
+            not np.isinf(times).any(),
+            "RUN",
+            str(self.folder),
+            "metrics.csv: a time without end; run it again",
+        )
+        return out
 
     @cached_property
     def memo(self) -> dict[str, np.ndarray]:
@@ -67,16 +113,37 @@ class Run:
         path = self.folder / "memo.npz"
         if not path.exists():
             return {}
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        try:
+            with zipfile.ZipFile(path) as parts:
+                size = sum(part.file_size for part in parts.infolist())
+            require(size <= MAX_MEMO_BYTES, "RUN", str(path), f"holds {size} bytes, more than any run writes")
+            with np.load(path, allow_pickle=False) as arrays:
+                found = {name: arrays[name] for name in arrays.files}
+        except UserError:
+            raise
+        except NPZ_FAULTS as error:
+            raise UserError("RUN", str(path), f"cannot be read: {error}; run it again") from error
+        odd = [name for name, values in found.items() if values.dtype.kind not in "biuf"]
+        require(not odd, "RUN", str(path), f"holds no numbers in {odd[:1]}; run it again")
+        return found
 
 
 def read_rows(path: Path) -> Rows:
-    """Return the rows of a CSV file, none where there is no such file."""
+    """Return the rows of a CSV file of a run folder, none where there is no such file.
+
+    Raises:
+        UserError: where columns are missing, or hold something else than `COLUMNS` has it.
+    """
     if not path.exists():
         return []
-    with path.open(newline="") as lines:
-        return list(csv.DictReader(lines))
+    kinds = COLUMNS.get(path.name, {})
+    out = []
+    for place, row in csv_file(path, "RUN", [*kinds]):
+        for name, kind in (kinds if path.name != "timing.csv" else dict.fromkeys(row, NUMBER)).items():
+            good = kind.fullmatch(row[name]) is not None
+            require(good, place, row[name], f"is no value of column {name}; run it again")
+        out.append(row)
+    return out
 
 
 def load(folder: str | Path) -> Run:
@@ -94,18 +161,52 @@ def load(folder: str | Path) -> Run:
         state = "is still being written" if fresh else "was never finished"
         remedy = f"{state}: it has no summary.json; wait for its end, or run it again"
         raise UserError("RUN", str(folder), remedy)
-    try:
-        summary = json.loads((path / "summary.json").read_text())
-        config = yaml.load((path / "config.yaml").read_text(), YAML)
-    except (ValueError, yaml.YAMLError) as error:
-        remedy = f"cannot be read: {' '.join(str(error).split())}"
-        raise UserError("RUN", str(folder), remedy) from error
+    summary = json_file(path / "summary.json", "RUN")
+    config = yaml_file(path / "config.yaml", "RUN")
     require(isinstance(summary, dict) and isinstance(config, dict), "RUN", str(folder), "is no run folder")
     form = summary.get("format", 1)
-    remedy = f"has format {form} of another version of mpifl; this one reads {FORMAT}: run it again"
+    remedy = f"has format {form!r} of another version of mpifl; this one reads {FORMAT}: run it again"
     require(form == FORMAT, "RUN", str(folder), remedy)
     run = Run(path, config, summary)
-    missing = [f for f in ("metrics.csv", "ledger.csv", "clusters.csv") if not run.rows(f)]
-    missing = [f for f in missing if not (path / f).exists() or f == "metrics.csv"]
+    missing = [f for f in ("metrics.csv", "ledger.csv", "clusters.csv") if not (path / f).exists()]
     require(not missing, "RUN", str(folder), f"is incomplete: it has no {', '.join(missing)}; run it again")
+    _check(run)
     return run
+
+
+def _check(run: Run) -> None:
+    """Raise `UserError` unless what readers count on is there."""
+    place, summary, remedy = str(run.folder), run.summary, "; run it again"
+    for name in FIGURES:
+        value = summary.get(name)
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MAX_FIGURE
+        require(good, "RUN", place, f"has {name} = {shortened(repr(value))} in summary.json{remedy}")
+    good = all(isinstance(summary.get(name), str) for name in ("algorithm", "digest"))
+    require(good, "RUN", place, f"names no algorithm and digest in summary.json{remedy}")
+    lags = summary.get("asynchronous") or {"staleness_histogram": {}}
+    lags = lags.get("staleness_histogram") if isinstance(lags, dict) else None
+    good = isinstance(lags, dict) and all(
+        INTEGER.fullmatch(k) and isinstance(n, int) for k, n in lags.items()
+    )
+    require(good, "RUN", place, f"has no histogram of staleness in summary.json{remedy}")
+    good = all(isinstance(run.config.get(name, {}), dict) for name in ("network", "seed"))
+    require(good, "RUN", place, f"has a config.yaml without sections network and seed{remedy}")
+    try:
+        assert run.label
+    except TypeError as error:
+        raise UserError("RUN", place, f"has keys in config.yaml that are no words{remedy}") from error
+    steps = [int(row["round"]) for row in run.rows("metrics.csv")]
+    good = bool(steps) and steps[-1] == summary["rounds"] and all(a < b for a, b in pairwise(steps))
+    require(
+        good,
+        "RUN",
+        place,
+        f"has rounds {shortened(str(steps))} in metrics.csv, {summary['rounds']} in all{remedy}",
+    )
+    good = len(run.rows("clusters.csv")) == summary["clients"]
+    require(
+        good,
+        "RUN",
+        place,
+        f"has a clusters.csv without a row for each of {summary['clients']} clients{remedy}",
+    )

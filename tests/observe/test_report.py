@@ -215,7 +215,7 @@ def damaged(folder: Path, place: Path, how: str) -> Path:
         ("unfinished", "was never finished: it has no summary.json"),
         ("growing", "is still being written: it has no summary.json"),
         ("old", "has format 99 of another version of mpifl"),
-        ("torn", "cannot be read"),
+        ("torn", "is not JSON"),
         ("no metrics", "is incomplete: it has no metrics.csv"),
         ("no run", "is no run folder: it has no config.yaml"),
     ],
