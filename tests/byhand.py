@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,21 @@ import torch
 
 from mpifl.core.client import Client, Trained
 from mpifl.core.federation import ClientData, Split
-from mpifl.core.params import Layout
-from mpifl.core.rng import key
+from mpifl.core.params import Layout, Part, put, take
+from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Notes, Server
 
 KEY = key(0)
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a client was asked to train: from where, under which key, which part, with which changes."""
+
+    start: torch.Tensor
+    key: Key
+    part: Part | None
+    changes: dict[str, Any]
 
 
 class Quadratic(Client):
@@ -26,10 +37,13 @@ class Quadratic(Client):
     Args:
         target: of the training data, 10 samples [d].
         lr: rate of plain SGD.
-        steps: mini-batches of one visit.
+        steps: mini-batches of an epoch, and of a visit.
         init: the common initial vector.
         val: target of the validation data, 8 samples; by default 100 in each number.
         test: target of the test data, 6 samples; by default -100 in each number.
+
+    Attributes:
+        calls: how it was asked to train.
     """
 
     def __init__(
@@ -41,7 +55,7 @@ class Quadratic(Client):
         val: list[float] | None = None,
         test: list[float] | None = None,
     ) -> None:
-        self.id, self.visit, self.num_samples = 0, 0, 10
+        self.id, self.visit, self.num_samples, self.calls = 0, 0, 10, []
         self.target, self.lr, self.steps = torch.tensor(target), lr, steps
         others = val or [100.0] * len(target), test or [-100.0] * len(target)
         self.targets = self.target, *(torch.tensor(t) for t in others)
@@ -57,13 +71,15 @@ class Quadratic(Client):
         return self.targets[0 if split is None else int(split.x.reshape(-1)[0])]
 
     def sgd(self, start, key, *, direction=None, loss=None, part=None, split=None, **changes: Any) -> Trained:
-        """Take `steps` steps, or one for each epoch on a given split."""
+        """Take `steps` steps an epoch, or one on a given split; only `part` moves."""
+        self.calls.append(Call(start.clone(), key, part, changes))
         w, lr, target = start.clone(), changes.get("lr", self.lr), self._target(split)
-        steps = changes.get("steps", self.steps if split is None else changes.get("epochs"))
+        steps = changes.get("steps", changes.get("epochs", 1) * (self.steps if split is None else 1))
         for _ in range(steps):
             g = w - target
             g = direction(g, w) if direction else g
-            w = w - lr * (g + changes.get("weight_decay", 0.0) * w)
+            new = w - lr * (g + changes.get("weight_decay", 0.0) * w)
+            w = new if part is None else put(w, part, take(new, part))
         return Trained(w, steps, 0.0, lr)
 
     def batches(self, key, **changes: Any) -> Iterator[Split]:

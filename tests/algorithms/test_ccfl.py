@@ -22,16 +22,11 @@ from mpifl.core.params import Layout
 from mpifl.core.types import World
 
 
-class Keyed(byhand.Quadratic):
-    """A client of the server's, with so many images, that remembers how it trained."""
-
-    def __init__(self, target: float, num_samples: int = 10) -> None:
-        super().__init__([target])
-        self.num_samples, self.trained = num_samples, []
-
-    def sgd(self, start, key, **changes):
-        self.trained.append((start.clone(), key, changes))
-        return super().sgd(start, key, **changes)
+def owned(target: float, num_samples: int) -> byhand.Quadratic:
+    """Return a labelled set of the server's, as a client."""
+    client = byhand.Quadratic([target])
+    client.num_samples = num_samples
+    return client
 
 
 def test_a_client_of_ccfl_is_held_near_what_it_received():
@@ -76,19 +71,21 @@ def test_ccfl_answers_with_the_clients_own_mixture():
 
 @pytest.mark.parametrize("method", [CCFL(pretrain_epochs=3), FedSoftAsync(pretrain_epochs=3)])
 def test_the_first_models_are_trained_on_the_servers_sets(method):
-    """From the common 2 towards 4 and 8: one step each of rate 0.5. All mixtures are even at first."""
-    public = Keyed(4.0), Keyed(8.0)
+    """From the common 2 towards 4 and 8, three epochs of one step, rate 0.5: 3, 3.5, 3.75 and 5, 6.5, 7.25.
+
+    All mixtures are even at first.
+    """
+    public = owned(4.0, 10), owned(8.0, 10)
     layout = Layout(("w",), ((1,),), 1)
     world = World(3, 2, np.ones(3), layout, lambda j: torch.full((1,), 2.0 + j), public=public)
     server = method.setup(world, None, byhand.KEY)
-    assert_close(server.tables["model"], torch.tensor([[3.0], [5.0]]))
+    assert_close(server.tables["model"], torch.tensor([[3.75], [7.25]]))
     assert_array_equal(method.mixtures(server), np.full((3, 2), 0.5))
     assert_array_equal(server.memo["changed"], [0, 0])
-    assert [d.trained[0][2]["epochs"] for d in public] == [3, 3]
-    assert public[0].trained[0][1] != public[1].trained[0][1], "each draws batches of its own"
+    assert public[0].calls[0].key != public[1].calls[0].key, "each draws batches of its own"
 
 
-PUBLIC = Keyed(4.0, num_samples=300), Keyed(8.0, num_samples=100)
+PUBLIC = owned(4.0, 300), owned(8.0, 100)
 
 
 def test_the_server_judges_an_upload_by_sums_over_sixteen_batches():

@@ -61,6 +61,75 @@ def test_a_step_by_hand():
     assert_array_equal(first.keep, [1, 1])
 
 
+LAYOUT = Layout(("body.fc1.w", "head.w"), ((1,), (1,)), 2, ("head",))  # trunk and block, a number each
+
+
+def client_of(**options: object) -> byhand.Quadratic:
+    """Return a client with targets 4 for the trunk and 8 for the block, initial vector (7, 5) and rate 0.5."""
+    client = byhand.Quadratic([4.0, 8.0], init=[7.0, 5.0], **options)
+    client.layout = LAYOUT
+    return client
+
+
+def test_the_update_of_the_last_layer_after_one_epoch_is_sent():
+    """(7, 5) moves by (-1.5, 1.5): 1.5 of the head, after one epoch however many a visit has."""
+    client = client_of()
+    report = FedCUAU().fingerprint(client, {"seed": torch.zeros(1, 1)}, byhand.KEY)
+    assert_close(report.vectors["last_layer"], torch.tensor([1.5]))
+    assert client.calls[0].changes == {"epochs": 1}
+
+
+def test_a_visit_trains_trunk_and_last_copy_and_then_the_copies_below_under_the_new_trunk():
+    """Cluster 0 of three, trunk 2, copies 10, 12, 20. Together (2, 20) becomes (3, 14). Under trunk 3 copy 0
+    goes from 10 to 9 and copy 1 from 12 to 10, alone.
+    """
+    client, block = client_of(), LAYOUT.part("block")
+    message = byhand.message(trunk=[[2.0]], block=[[10.0], [12.0], [20.0]])
+    report, state = FedCUAU(num_clusters=3).local_update(message, {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([3.0, 14.0]))
+    assert_close(report.vectors["copy0"], torch.tensor([9.0]))
+    assert_close(report.vectors["copy1"], torch.tensor([10.0]))
+    assert (report.unsent, state) == ((), {})
+    together, first, second = client.calls
+    assert_close(together.start, torch.tensor([2.0, 20.0]))
+    assert_close(first.start, torch.tensor([3.0, 10.0]))
+    assert_close(second.start, torch.tensor([3.0, 12.0]))
+    assert [call.part for call in client.calls] == [None, block, block]
+    assert len({call.key for call in client.calls}) == 3
+
+
+def test_a_client_of_a_skewed_cluster_trains_no_copy_below_its_own():
+    """Cluster 1 of three downloads copies 1 and 2: 12 and 20. It trains copy 1; copy 0 is not sent."""
+    client = client_of()
+    message = byhand.message(trunk=[[2.0]], block=[[12.0], [20.0]])
+    report, _ = FedCUAU(num_clusters=3).local_update(message, {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([3.0, 14.0]))
+    assert_close(report.vectors["copy1"], torch.tensor([10.0]))
+    assert report.unsent == ("copy0",)
+    assert len(client.calls) == 2
+
+
+def test_rows_that_are_read_and_served():
+    """A client of cluster 1 of three reads copies 1 and 2; it is judged with copy 0 (initial) and copy 1
+    (own).
+    """
+    server = byhand.server(2, trunk=[[2.0]], block=[[10.0], [12.0], [20.0]])
+    server.assign[:] = [0, 1]
+    method = FedCUAU(num_clusters=3)
+    assert method.reads(server, 1) == {"trunk": (0,), "block": (1, 2)}
+    assert method.serves(server, 1) == {"trunk": (0,), "block": (0, 1)}
+
+
+def test_the_first_copy_is_judged_as_it_is_and_the_own_one_after_tuning():
+    """Trunk 2, first copy 10, own copy 20; two epochs of tuning: (3.5, 11). On validation data, whose targets
+    are 0: (2^2 + 10^2) / 2 = 52 before, (3.5^2 + 11^2) / 2 = 66.625 after.
+    """
+    client = client_of(val=[0.0, 0.0])
+    message = byhand.message(trunk=[[2.0]], block=[[10.0], [20.0]])
+    scores = FedCUAU(tune_epochs=2).evaluate(message, {}, client, client.data.val)
+    assert_allclose([scores["loss_initial"], scores["loss"]], [52, 66.625])
+
+
 def whole(run: worlds.Run, over: str, copy: int = -1) -> torch.Tensor:
     """Return trunk and one copy as the vector that the method below averages."""
     layout, tables = run.stepper.world.layout, run.server.tables

@@ -258,13 +258,13 @@ def test_scores_are_along_the_widest_directions_of_the_clients_own_images():
 
 
 def test_a_client_with_fewer_images_than_components_repeats_them():
-    """Two images 2 apart: scores 1 and -1 on the first of two components; three of five centroids are
-    unknown.
+    """Two images of three pixels, 2 apart: scores 1 and -1 on the first of three components; of five
+    centroids three are unknown.
     """
-    found = sent([[0.0, 0.0], [2.0, 0.0]], components=9, centroids=5)
-    assert_allclose(np.abs(found[:2]), [[1, 0], [1, 0]], atol=1e-6)
+    found = sent([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0]], components=9, centroids=5)
+    assert_allclose(np.abs(found[:2]), [[1, 0, 0], [1, 0, 0]], atol=1e-6)
     assert np.isnan(found[2:]).all()
-    assert found.shape == (5, 2), "no more components than pixels"
+    assert found.shape == (5, 3), "no more components than pixels"
 
 
 def test_a_threshold_that_is_just_met_does_not_relate():
