@@ -78,11 +78,10 @@ def agree(limit: Limit, other: str, participation: float, folder: Any) -> tuple[
     """Run a method and what it becomes; every client must be judged by the same model after every step."""
     federation = worlds.Tiny(**limit.federation)
     settings = {"participation": participation, **limit.settings}
-    for steps in range(1, limit.steps + 1):
-        one, two = (
-            worlds.run(algorithm, federation, folder / f"{steps} {i}", steps, **settings)
-            for i, algorithm in enumerate((CATALOGUE[limit.name](**limit.options), CATALOGUE[other]()))
-        )
+    methods = CATALOGUE[limit.name](**limit.options), CATALOGUE[other]()
+    runs = [worlds.walk(m, federation, folder / str(i), **settings) for i, m in enumerate(methods)]
+    for _ in range(limit.steps):
+        one, two = (next(run) for run in runs)
         assert_close(one.models(), two.models(), rtol=1e-4, atol=2e-6)
         assert_allclose(one.scores["accuracy"], two.scores["accuracy"])
     moved = (two.models() - two.stepper.world.init(0)).abs().amax(1)

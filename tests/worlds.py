@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,20 @@ def run(
     if judge:
         out.scores = stepper.judge(out.server, np.arange(federation.num_clients))
     return out
+
+
+def walk(algorithm: Algorithm, federation: Federation, folder: Path, **changes: Any) -> Iterator[Run]:
+    """Take one step after the other, and yield the run so far with all clients judged."""
+    stepper, sampler = start(algorithm, federation, folder, **changes)
+    out = Run(stepper)
+    stepper.algorithm = stepper.worker.algorithm = Watched(algorithm, out.hear)
+    out.servers.append(stepper.begin())
+    for step in count(1):
+        server, notes = stepper.step(out.server, sampler(step))
+        out.servers.append(server)
+        out.notes.append(notes)
+        out.scores = stepper.judge(server, np.arange(federation.num_clients))
+        yield out
 
 
 def events(

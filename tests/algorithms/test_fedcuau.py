@@ -65,7 +65,7 @@ LAYOUT = Layout(("body.fc1.w", "head.w"), ((1,), (1,)), 2, ("head",))  # trunk a
 
 
 def client_of(**options: object) -> byhand.Quadratic:
-    """Return a client with targets 4 for the trunk and 8 for the block, initial vector (7, 5) and rate 0.5."""
+    """Return a client with targets 4 for the trunk and 8 for the block, initial vector (7, 5), rate 0.5."""
     client = byhand.Quadratic([4.0, 8.0], init=[7.0, 5.0], **options)
     client.layout = LAYOUT
     return client
