@@ -19,6 +19,16 @@ FOLDER = Path(__file__).parents[2] / "configs"
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.yaml"))
 WHOLE = [name for name in FILES if not Path(name).name.startswith("_")]
 PAPERS = [name for name in WHOLE if name.startswith("papers/")]
+FEW_PAPERS = [  # planned in every suite; all of them take a minute
+    "papers/ccfl/ablation-clients-100.yaml",
+    "papers/emdcfl/table6-cifar10-p10.yaml",
+    "papers/emdcfl/table6-mnist-p10.yaml",
+    "papers/fedcuau/table1-c1.yaml",
+    "papers/fedcuau/table3-femnist-fedbabu.yaml",
+    "papers/flt/table1-mnist.yaml",
+    "papers/flt/table5-n100-p20.yaml",
+    "papers/ucfl/table1-c.yaml",
+]
 SMALL = ["--data.scenario.resize", "32"]  # a whole client at 224 x 224 is 2.7 GB
 SIMPLE = ["--algorithm.name", "fedavg"]  # FLT fits a plane to all clients: too slow for a test
 FEW = ["--data.scenario.public", "100"]  # CCFL judges every model on the server's sets
@@ -34,14 +44,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_configuration_loads_and_says_itself_again(name):
-    tree = configuration.read(str(FOLDER / name))
-    studied = [case.config for case in study.cases(tree)] if "vary" in tree else []
-    for config in studied or [configuration.load(str(FOLDER / name))]:
-        again = configuration.build(configuration.Config, configuration.to_tree(config))
-        assert again == config
-        assert config.name == Path(name).stem
+@pytest.mark.parametrize("folder", sorted({Path(name).parent.as_posix() for name in WHOLE}))
+def test_configurations_load_and_say_themselves_again(folder):
+    for name in (n for n in WHOLE if Path(n).parent.as_posix() == folder):
+        tree = configuration.read(str(FOLDER / name))
+        studied = [case.config for case in study.cases(tree)] if "vary" in tree else []
+        for config in studied or [configuration.load(str(FOLDER / name))]:
+            again = configuration.build(configuration.Config, configuration.to_tree(config))
+            assert again == config, name
+            assert config.name == Path(name).stem, name
 
 
 def test_a_papers_configuration_says_which_table_it_is():
@@ -79,7 +90,9 @@ def test_every_table_of_the_papers_has_a_configuration():
             assert any(name == table or name.startswith(f"{table}-") for name in names), f"{paper}: {table}"
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize(
+    "name", [n if n in FEW_PAPERS else pytest.param(n, marks=pytest.mark.nightly) for n in PAPERS]
+)
 def test_a_papers_configuration_is_planned(name, cache):
     """Opens its clients, builds its model, works out the first step's mixing; trains nothing."""
     config = configuration.load(str(FOLDER / name))
