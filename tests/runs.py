@@ -21,7 +21,7 @@ RUNS: dict[str, list[str]] = {
     "fedavg-stacked": [*HALF, "--system.stack", "3"],
     "scaffold-stacked": ["--algorithm", "scaffold", *HALF, "--system.stack", "3"],
     "scaffold": ["--algorithm", "scaffold", *HALF],
-    "ifca": ["--algorithm", "{name: ifca, num_clusters: 3}", *HALF],
+    "ifca": ["--algorithm", "{name: ifca, num_clusters: 3}", *HALF, "--seed", "1"],  # two rows are chosen
     "fedper": ["--algorithm", "fedper", *HALF],
     "cfl": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", *HALF],
     "emdcfl": ["--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}"],
