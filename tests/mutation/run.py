@@ -72,12 +72,11 @@ class Bug:
     survives: str = ""
 
     @property
-    def ordered(self) -> tuple[str, ...]:
-        """Its tests, in front those of folders that bear the name of its file: they see it soonest."""
+    def named(self) -> tuple[str, ...]:
+        """Those of its tests that bear the name of its file: they run first, since they see it soonest."""
         name = f"test_{Path(self.file).stem}*.py"
-        folders = [ROOT / part for part in self.tests if (ROOT / part).is_dir()]
-        named = [path.relative_to(ROOT) for folder in folders for path in sorted(folder.rglob(name))]
-        return (*map(str, named), *self.tests)
+        paths = [path for part in self.tests for path in _files(ROOT / part, name)]
+        return tuple(str(path.relative_to(ROOT)) for path in dict.fromkeys(paths))
 
     @property
     def compiled(self) -> bool:
@@ -105,6 +104,11 @@ class Outcome:
     by: str
     seconds: float
     said: str = field(default="", repr=False)
+
+
+def _files(place: Path, name: str) -> list[Path]:
+    """Return the files of such a name at a place: a folder, or a file."""
+    return sorted(place.rglob(name)) if place.is_dir() else [p for p in [place] if p.match(name)]
 
 
 def load(folder: Path = BUGS) -> list[Bug]:
@@ -169,7 +173,9 @@ class Copy:
                 said = self._compile()
                 if said:
                     return Outcome(bug, "killed", "the compiler", perf_counter() - start, said)
-            code, said = self.run(bug.ordered, limit)
+            code, said = self.run(bug.named, limit) if bug.named else (PASSED, "")
+            if code in (PASSED, NONE_COLLECTED):
+                code, said = self.run(bug.tests, limit)
         shutil.rmtree(self.folder / "tmp", ignore_errors=True)
         (self.folder / "tmp").mkdir()
         if code in (NONE_COLLECTED, USAGE):
