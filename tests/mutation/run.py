@@ -57,7 +57,7 @@ class Bug:
         area: the file of `bugs/` it stands in. kind: `textbook` or `hole`.
         file: below the root. old: text that occurs in it once. new: what takes its place.
         why: what is wrong then, in a line.
-        tests: arguments of pytest: paths, or `-k` and an expression.
+        tests: files and folders.
         survives: why no test can see it; empty for all that one should.
     """
 
@@ -72,11 +72,14 @@ class Bug:
     survives: str = ""
 
     @property
-    def named(self) -> tuple[str, ...]:
-        """Those of its tests that bear the name of its file: they run first, since they see it soonest."""
+    def stages(self) -> list[tuple[str, ...]]:
+        """Its tests in the order in which they run until some fail: files named after its own, which see it
+        soonest, then place by place.
+        """
         name = f"test_{Path(self.file).stem}*.py"
         paths = [path for part in self.tests for path in _files(ROOT / part, name)]
-        return tuple(str(path.relative_to(ROOT)) for path in dict.fromkeys(paths))
+        named = tuple(str(path.relative_to(ROOT)) for path in dict.fromkeys(paths))
+        return [*([named] if named else []), *((part,) for part in self.tests)]
 
     @property
     def compiled(self) -> bool:
@@ -173,9 +176,10 @@ class Copy:
                 said = self._compile()
                 if said:
                     return Outcome(bug, "killed", "the compiler", perf_counter() - start, said)
-            code, said = self.run(bug.named, limit) if bug.named else (PASSED, "")
-            if code in (PASSED, NONE_COLLECTED):
-                code, said = self.run(bug.tests, limit)
+            for tests in bug.stages:
+                code, said = self.run(tests, limit)
+                if code not in (PASSED, NONE_COLLECTED):
+                    break
         shutil.rmtree(self.folder / "tmp", ignore_errors=True)
         (self.folder / "tmp").mkdir()
         if code in (NONE_COLLECTED, USAGE):
@@ -267,12 +271,21 @@ def judge(
             say(f"{outcome.verdict:8} {outcome.seconds:6.1f} s  {bug.area}/{bug.name}  {outcome.by}")
             return outcome
 
-        if baseline:
-            for tests in dict.fromkeys(bug.tests for bug in bugs):
-                code, said = borrowed(lambda copy, tests=tests: copy.run(tests, 10 * limit))
-                if code != PASSED:
-                    raise ValueError(f"without any bug {' '.join(tests)} fails:\n{said}")
+        def passes(place: str) -> None:
+            code, said = borrowed(lambda copy: copy.run([place], 10 * limit))
+            say(f"without any bug {place} {'passes' if code == PASSED else 'fails'}")
+            if code != PASSED:
+                raise ValueError(f"without any bug {place} fails:\n{said}")
+
+        for _ in pool.map(passes, places(bugs) if baseline else ()):
+            pass
         return list(pool.map(one, bugs))
+
+
+def places(bugs: Sequence[Bug]) -> list[str]:
+    """Return all files and folders of the bugs' tests, none of which lies in another."""
+    found = {Path(part) for bug in bugs for part in bug.tests}
+    return sorted(str(path) for path in found if found.isdisjoint(path.parents))
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -46,6 +46,18 @@ def test_a_text_that_occurs_twice_is_no_bug():
             bug.planted(text)
 
 
+def test_a_place_within_another_is_tried_once():
+    one, two = (
+        run.Bug("x", name, "hole", "mpifl/core/rng.py", "o", "n", "w", tests)
+        for name, tests in (
+            ("a", ("tests/core", "tests/comm/test_exact.py")),
+            ("b", ("tests/core/test_rng.py",)),
+        )
+    )
+    assert run.places([one, two]) == ["tests/comm/test_exact.py", "tests/core"]
+    assert one.stages == [("tests/core/test_rng.py",), ("tests/core",), ("tests/comm/test_exact.py",)]
+
+
 def test_the_table_counts_by_area_and_kind():
     def outcome(area: str, kind: str, verdict: str) -> run.Outcome:
         return run.Outcome(run.Bug(area, "n", kind, "f", "o", "n", "w", ("t",)), verdict, "", 0.0)
