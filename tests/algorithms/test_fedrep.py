@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import byhand
 import worlds
-from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedrep import FedRep
@@ -31,10 +29,3 @@ def test_heads_stay_and_differ(tmp_path):
     assert_close(body, body[:1].expand(6, -1), rtol=0, atol=0)
     assert float((head[0] - head[5]).abs().max()) > 0.05
     assert done.stepper.ledger.total("up") == 4 * 3 * 6 * body.shape[1]
-
-
-def test_bodies_are_averaged_by_samples():
-    """n = 1, 3: (1, 3) / 4."""
-    (mixing,) = FedRep().aggregate(byhand.server(2, body=[[0.0]]), byhand.notes([1, 3])).mixings
-    assert_allclose(mixing.weights, [[1 / 4, 3 / 4]])
-    assert (mixing.into, mixing.of) == ("body", "body")

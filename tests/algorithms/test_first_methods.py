@@ -324,8 +324,8 @@ def test_ucfls_variance_is_that_of_disjoint_batches():
 
 
 def two_streams(parallel: bool = True) -> tuple[object, object]:
-    """Return UCFL with two streams of three users, and its server: W = (1/2, 1/4, 1/4), (0, 1/2, 1/2)."""
-    memo = {"collaboration": np.full((3, 3), 1 / 3), "weights": [[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]]}
+    """Return UCFL with two streams of three users, and its server: W = (1/2, 3/8, 1/8), (0, 1/4, 3/4)."""
+    memo = {"collaboration": np.full((3, 3), 1 / 3), "weights": [[0.5, 0.375, 0.125], [0.0, 0.25, 0.75]]}
     server = byhand.server(3, memo, model=[[0.0], [2.0]])
     server.assign[:] = [0, 1, 1]
     return CATALOGUE["ucfl"](streams=2, parallel=parallel), server
@@ -350,13 +350,13 @@ def test_in_parallel_every_user_trains_every_stream():
 
 
 def test_in_parallel_a_stream_mixes_its_own_component_of_each_upload():
-    """Users 0 and 2 took part: W over them is (2/3, 1/3), (0, 1). Uploads hold two components each."""
+    """Users 0 and 2 took part: W over them is (4/5, 1/5), (0, 1). Uploads hold two components each."""
     method, server = two_streams()
     (mixing,) = method.aggregate(server, byhand.notes([1, 9], client=[0, 2])).mixings
-    assert_allclose(mixing.weights, [[2 / 3, 0, 1 / 3, 0], [0, 0, 0, 1]])
+    assert_allclose(mixing.weights, [[4 / 5, 0, 1 / 5, 0], [0, 0, 0, 1]])
     alone, server = two_streams(parallel=False)
     (mixing,) = alone.aggregate(server, byhand.notes([1, 9], client=[0, 2])).mixings
-    assert_allclose(mixing.weights, [[2 / 3, 1 / 3], [0, 1]])
+    assert_allclose(mixing.weights, [[4 / 5, 1 / 5], [0, 1]])
 
 
 def test_a_users_own_mixture_is_over_those_who_took_part():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import byhand
 import pytest
 import torch
-import worlds
 from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
@@ -42,8 +41,17 @@ def test_the_server_keeps_a_share_of_its_model():
 
 
 @pytest.mark.parametrize("rounds", [1, 7])
-def test_a_visit_takes_as_many_batches_as_local_rounds(rounds, tmp_path):
-    """Clients of 8 samples have two batches of 5 an epoch: 7 local rounds wrap around."""
-    method = PFedMe(local_rounds=rounds, inner_steps=2)
-    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=1)
-    assert float((done.models() - done.stepper.world.init(0)).abs().max()) > 1e-3
+def test_a_visit_takes_as_many_batches_as_local_rounds(rounds):
+    """Two batches an epoch: seven local rounds wrap around. On each batch theta takes its inner steps."""
+    client = byhand.Quadratic([4.0], steps=2)
+    method = PFedMe(local_rounds=rounds, inner_steps=3)
+    method.local_update(byhand.message(model=[[0.0]]), {}, client, byhand.KEY)
+    assert [call.changes["epochs"] for call in client.calls] == [3] * rounds
+    assert len({call.key for call in client.calls}) == rounds
+
+
+def test_a_client_is_judged_by_theta_and_before_its_first_visit_by_the_initial_model():
+    client = byhand.Quadratic([4.0], init=[7.0])
+    assert PFedMe().serves(byhand.server(1, model=[[0.0]]), 0) == {}
+    for state, expected in (({"model": torch.tensor([2.0])}, 2.0), ({}, 7.0)):
+        assert_close(PFedMe().model_of(byhand.message(), state, client), torch.tensor([expected]))

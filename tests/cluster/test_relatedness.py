@@ -107,6 +107,15 @@ def test_a_row_with_old_and_new_members_starts_from_the_old_ones():
     assert_array_equal(plan.mixings[0].keep, [[0, 1, 0], [1, 0, 0], [0, 0, 1]])
 
 
+def test_a_newcomers_row_starts_from_an_old_relative_and_not_from_itself():
+    """Known are 1 and 2, apart; newcomer 0 is related to 2, and 1 to 2: sets {0, 2}, {1, 2}, {0, 1, 2}."""
+    server = related_server(world([1] * 3), np.array([1, 2]), np.eye(2, dtype=bool))
+    linked = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
+    plan = regrouped(server, np.arange(3), linked)
+    assert_array_equal(plan.assign, [0, 1, 2])
+    assert_array_equal(plan.mixings[0].keep, [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+
+
 def test_clients_that_part_both_start_from_the_row_they_shared():
     """0 and 1 shared row 0; as newcomer 3 comes they are no longer related."""
     linked = np.eye(4, dtype=bool)
