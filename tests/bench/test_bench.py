@@ -21,7 +21,7 @@ from mpifl.core.errors import UserError
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 
 
-def testratios_are_taken_turn_by_turn():
+def test_ratios_are_taken_turn_by_turn():
     """2/1, 9/3 and 4/4: the machine was three times slower in the second turn, for both."""
     ours, theirs = ([{"s": s} for s in seconds] for seconds in ((2.0, 9.0, 4.0), (1.0, 3.0, 4.0)))
     assert compare.ratios(ours, theirs, lambda t: t["s"]) == {"median": 2.0, "low": 1.0, "high": 3.0}

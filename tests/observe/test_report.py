@@ -186,6 +186,21 @@ def test_the_table_in_terminal_csv_and_latex(folder, tmp_path, capsys):
     assert r"accuracy, \%" in text
 
 
+def test_a_table_is_aligned_in_the_terminal_and_escaped_in_latex():
+    rows = [{"run": "a_b", "MB, %": "1.5"}, {"run": "c", "MB, %": "12 +- 3"}]
+    assert as_text(rows).splitlines() == ["run    MB, %", "a_b      1.5", "c    12 +- 3"]
+    assert as_latex(rows).splitlines() == [
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"run & MB, \% \\",
+        r"\midrule",
+        r"a\_b & 1.5 \\",
+        r"c & 12 $\pm$ 3 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
 def damaged(folder: Path, place: Path, how: str) -> Path:
     """Return a copy of a run folder that something happened to."""
     copy = Path(shutil.copytree(folder / "tiny-ucfl", place / "copy"))

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mpifl import cli
-from mpifl.observe.sheet import Sheet, Strip, draw
+from mpifl.observe.sheet import MAX_TICKS, Sheet, Strip, _rgb, _thinned, draw
 
 
 def sheet_of(rng: np.random.Generator, **changes) -> Sheet:
@@ -44,6 +44,24 @@ def test_a_sheet_is_a_png_that_is_not_blank(tmp_path, changes):
         assert picture.width >= 1200
         pixels = np.asarray(picture.convert("L"))
     assert pixels.std() > 10
+
+
+def test_grey_images_are_shown_in_grey_and_colours_stay_in_order():
+    grey, colour = (
+        np.arange(6, dtype=np.uint8).reshape(1, 2, 3),
+        np.arange(18, dtype=np.uint8).reshape(3, 2, 3),
+    )
+    assert _rgb(grey)[1, 2].tolist() == [5, 5, 5]
+    assert _rgb(colour)[1, 2].tolist() == [5, 11, 17]
+
+
+@pytest.mark.parametrize(
+    ("count", "step"), [(1, 1), (20, 1), (21, 2), (40, 2), (41, 5), (101, 10), (2001, 200)]
+)
+def test_few_round_numbers_stand_below_many_clients(count, step):
+    ticks = _thinned(count)
+    assert ticks.tolist() == list(range(0, count, step))
+    assert len(ticks) <= MAX_TICKS
 
 
 def test_the_table_counts_groups_and_names_them(tmp_path, capsys):
