@@ -179,16 +179,17 @@ def test_cfl_does_not_split_otherwise(options, updates, version):
 
 
 def test_cfl_splits_when_one_client_still_moves():
-    """Updates (2, 0), (-0.4, 0), (-0.4, 0.1), (-0.4, -0.1): mean (0.2, 0), longest 2, mean length 0.8.
+    """Updates (2, 0), (-0.4, 0), (-0.4, 0.1), (-0.4, -0.1): mean (0.2, 0), longest 2; their mean length is
+    0.8, the root of their mean square 1.06.
 
-    0.2 < 0.4 and 2 > 0.9: client 0 leaves. With eps2 = 2.1 nobody moves enough, with eps1 = 0.15 the mean is
-    too long; lengths of other clients and samples (1, 2, 3, 4) do not count.
+    0.2 < 0.4 and 2 > 1.5: client 0 leaves. With eps2 = 2.1 nobody moves enough, with eps1 = 0.15 the mean is
+    too long.
     """
     updates = np.array([[2.0, 0.0], [-0.4, 0.0], [-0.4, 0.1], [-0.4, -0.1]])
-    weights, _, assign = split({}, updates)
+    weights, _, assign = split({"eps2": 1.5}, updates)
     assert_array_equal(assign == assign[0], [True, False, False, False])
     assert sorted(map(tuple, weights.tolist())) == [(0.0, 1 / 3, 1 / 3, 1 / 3), (1.0, 0.0, 0.0, 0.0)]
-    for options in ({"eps2": 2.1}, {"eps1": 0.15}):
+    for options in ({"eps2": 2.1}, {"eps2": 1.5, "eps1": 0.15}):
         assert_array_equal(split(options, updates)[2], 0)
 
 
@@ -269,6 +270,63 @@ def test_emdcfl_links_only_where_both_are_near_and_everyone_with_itself():
     weights, _, labels = linked(distance.tolist(), [1, 1, 1, 3])
     assert_array_equal(labels, [0, 1, 2, 2])
     assert_allclose(weights, [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0.25, 0.75]])
+
+
+class Seen(byhand.Quadratic):
+    """A client whose images are told: training, validation, test; under w the embedding of x is w x."""
+
+    def __init__(self, number: int, *splits: list[float]) -> None:
+        super().__init__([1.0, 1.0], init=[0.0, 0.0])
+        self.layout = Layout(("body.w", "head.weight"), ((1,), (1,)), 2, ("head",))
+        self.id = number
+        self._data = ClientData(
+            *(Split(torch.tensor(x)[:, None], torch.zeros(len(x)).long()) for x in splits)
+        )
+
+    data = property(lambda self: self._data)
+
+    def embed(self, vector, x, *, train_mode=False):
+        return vector[0] * x
+
+
+class Neighbour:
+    """Another client, and what was told to it and asked of it."""
+
+    def __init__(self, client: Seen) -> None:
+        self.id, self.client, self.told, self.asked = client.id, client, [], []
+
+    def tell(self, payload):
+        self.told.append(payload)
+
+    def ask(self, payload, answer):
+        self.asked.append(payload)
+        return answer(self.client, payload)
+
+
+@pytest.mark.parametrize(("against", "distance"), [("val", 8.0), ("train", 18.0)])
+def test_a_client_of_emdcfl_measures_others_under_its_own_extractor(against, distance):
+    """Extractor 2; own images 0 and 2 in training, 1 and 3 in validation: tau = 2 |1 - 0| = 2.
+
+    The other has 5, 7 in validation: 2 * 5 = 10, less tau 8; in training 10, 12: 20 - 2 = 18. Test images, 90
+    and 99, count nowhere.
+    """
+    own = Seen(0, [0.0, 2.0], [1.0, 3.0], [90.0, 90.0])
+    other = Neighbour(Seen(1, [10.0, 12.0], [5.0, 7.0], [99.0, 99.0]))
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, against=against)
+    look = method.probe(own, {"model": torch.tensor([2.0, 7.0])}, [Neighbour(own), other], byhand.KEY)
+    assert_allclose(look.findings["distance"], [0.0, distance], atol=1e-4)
+    assert_allclose(look.notes["tau"], 2.0, rtol=1e-6)
+    assert_close(other.asked[0], torch.tensor([2.0]))
+    assert_close(other.told[0].abs().sort(0).values, torch.tensor([[0.0], [4.0]]))
+
+
+def test_emdcfl_looks_at_no_more_images_than_its_cap():
+    """Five images each, cap 3: three embeddings go to the other."""
+    own, other = Seen(0, [1.0] * 5, [1.0] * 5, [9.0]), Neighbour(Seen(1, [4.0] * 5, [4.0] * 5, [9.0]))
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, sample_cap=3)
+    look = method.probe(own, {"model": torch.tensor([1.0, 0.0])}, [other], byhand.KEY)
+    assert len(other.told[0]) == 3
+    assert_allclose(look.findings["distance"], [3.0], atol=1e-4)
 
 
 def test_emdcfl_finds_the_groups_and_freezes_them(tmp_path):

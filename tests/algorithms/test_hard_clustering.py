@@ -79,6 +79,56 @@ def test_a_visit_of_fesem_is_held_near_the_centre_under_emdcfl():
     assert_close(report.vectors["model"], torch.tensor([2.5]))
 
 
+def fesem(assign: list[int], told: dict[str, object], version: int = 1, **options: object) -> np.ndarray:
+    """Return the assignment after one step on as many clients."""
+    server = byhand.server(len(assign), version=version, model=[[0.0]] * options.get("num_clusters", 2))
+    server.assign[:] = assign
+    return CATALOGUE["fesem"](**{"num_clusters": 2, **options}).aggregate(server, byhand.notes(**told)).assign
+
+
+def test_fesems_later_steps_keep_the_numbers_of_the_centres():
+    """Centres 8 and 0: the third client is nearest to the first of them. In the first step clusters are
+    numbered as they appear, and under `emdcfl` they stay as they were drawn.
+    """
+    told = {"n": [1, 3, 2], "gram": gram(POINTS), "row_distance": [row[::-1] for row in APART]}
+    assert_array_equal(fesem([0, 0, 0], told), [1, 1, 0])
+    assert_array_equal(fesem([0, 0, 0], told, version=0), [0, 0, 1])
+    assert_array_equal(fesem([1, 0, 1], told, version=0, variant="emdcfl"), [1, 0, 1])
+    assert_array_equal(fesem([1, 0, 1], told, version=1, variant="emdcfl"), [1, 1, 0])
+
+
+def test_a_centre_that_is_nearest_to_nobody_moves_to_the_farthest_client():
+    """Centres 0, 8, 50 for 0, 1, 9: nobody is nearest to 50. Clients 1 and 9 are 1 from their centres, the
+    first of them is 1: k-means goes on from 0.5, 9 and 1.
+    """
+    apart = [[0.0, 8.0, 50.0], [1.0, 7.0, 49.0], [9.0, 1.0, 41.0]]
+    told = {"n": [1, 3, 2], "gram": gram(POINTS), "row_distance": apart}
+    assert_array_equal(fesem([0, 0, 0], told, num_clusters=3), [0, 2, 1])
+
+
+def test_fesem_with_fewer_clients_than_centres_has_one_for_each():
+    told = {"n": [1, 3], "gram": gram(POINTS[1:]), "row_distance": [row * 2 for row in APART[1:]]}
+    assert_array_equal(fesem([0, 0], told, num_clusters=4), [0, 1])
+
+
+def test_flexcfls_fesem_leaves_the_absent_where_they_are():
+    notes = byhand.notes([1, 3, 2], gram=gram(POINTS), row_distance=APART)
+    notes = replace(notes, fresh=np.array([True, True, False]))
+    server = byhand.server(3, version=1, model=[[0.0], [8.0]])
+    method = CATALOGUE["fesem"](num_clusters=2, variant="flexcfl")
+    assert_array_equal(method.aggregate(server, notes).assign, [0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("variant", "centres"), [("flt", [0.0, 0.0]), ("emdcfl", [0.0, 0.0]), ("flexcfl", [0.0, 1.0])]
+)
+def test_fesems_centres_start_alike_except_under_flexcfl(variant, centres):
+    """Under `flt` all clients begin in cluster 0; otherwise they are drawn, 40 of them not all alike."""
+    server = CATALOGUE["fesem"](num_clusters=2, variant=variant).setup(world([1] * 40), None, byhand.KEY)
+    assert_close(server.tables["model"][:, 0], torch.tensor(centres))
+    assert_array_equal(np.unique(server.assign), [0] if variant == "flt" else [0, 1])
+
+
 # ---- CFL-GP
 
 
@@ -246,22 +296,43 @@ def test_newcomers_of_pacfl_join_or_found_a_cluster():
     )  # the new row starts from the initial one
 
 
-def test_the_signature_of_pacfl_spans_the_images_of_each_class():
-    """Class 0 has images (2, 0) and (0, 1), class 1 only (3, 3): u = (1, 0) and (1, 1) / sqrt(2), up to
-    sign.
-    """
-    x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]])[:, None, None]
-    data = Split(x, torch.tensor([0, 0, 1]))
+def signature(train: Split, val: Split, **options: object) -> np.ndarray:
+    """Return the absolute entries of what a client of PACFL sends; columns without a number are left out."""
 
     class Client(byhand.Quadratic):
-        @property
-        def data(self):
-            return ClientData(data, data, data)
+        data = ClientData(train, val, Split(99 * torch.ones(1, 1, 1, 2), torch.zeros(1).long()))
 
     client = Client([0.0])
     client.layout = FLAT
-    U = CATALOGUE["pacfl"](p=1).fingerprint(client, {}, byhand.KEY).notes["basis"]
-    assert_allclose(np.abs(U), [[1, 0.5**0.5], [0, 0.5**0.5]], atol=1e-6)
+    U = CATALOGUE["pacfl"](**options).fingerprint(client, {}, byhand.KEY).notes["basis"]
+    return np.abs(U[:, ~np.isnan(U[0])])
+
+
+PLANES = Split(torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]])[:, None, None], torch.tensor([0, 0, 1]))
+ACROSS = Split(torch.tensor([[0.0, 5.0]])[:, None, None], torch.tensor([0]))
+
+
+def test_the_signature_of_pacfl_spans_the_images_of_each_class():
+    """Class 0 has images (2, 0) and (0, 1), class 1 only (3, 3): u = (1, 0) and (1, 1) / sqrt(2), up to
+    sign. Validation images play no part; under `emdcfl` they are all.
+    """
+    assert_allclose(signature(PLANES, ACROSS, p=1), [[1, 0.5**0.5], [0, 0.5**0.5]], atol=1e-6)
+    assert_allclose(signature(PLANES, ACROSS, p=1, variant="emdcfl"), [[0], [1]], atol=1e-6)
+
+
+def test_pacfl_under_emdcfl_takes_each_channel_for_an_image():
+    """An image of channels (1, 0) and (0, 2): the first direction is (0, 1); as one image it would have four
+    numbers.
+    """
+    two = Split(torch.tensor([[[[1.0, 0.0]], [[0.0, 2.0]]]]), torch.tensor([0]))
+    assert_allclose(signature(PLANES, two, p=1, variant="emdcfl"), [[0], [1]], atol=1e-6)
+    assert_allclose(signature(two, PLANES, p=1).shape, (4, 1))
+
+
+def test_pacfls_budget_is_shared_among_the_classes():
+    """Two of three images are of class 0: of three vectors it has two, class 1 one. By p each has one."""
+    both = signature(PLANES, ACROSS, p=1, budget=3)
+    assert_allclose(both, [[1, 0, 0.5**0.5], [0, 1, 0.5**0.5]], atol=1e-6)
 
 
 # ---- FedClust
