@@ -43,7 +43,7 @@ install() {
     local python stamp pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input -qq install -c constraints.txt)
     cd "$repository"
     python=$(find_python)
-    stamp=$(cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/core/kernels.c <(echo "$repository") | sha256sum)
+    stamp=$(cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/core/*.[ch] <(echo "$repository") | sha256sum)
     if [[ -x $environment/bin/mpifl && $(cat "$environment/installed" 2>/dev/null) == "$stamp" ]]; then return; fi
     echo "Installing mpifl and what it needs into $environment (a few minutes, once)"
     "$environment/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$environment" ||

@@ -14,16 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import torch
-
 from . import config as configuration
 from .config import Config
 from .core.errors import Stopped, UserError, require
 from .engine.checkpointing import SAVE, STOP, Checkpointer, FileSums
 from .engine.saved import Saved
 from .observe import checkpoint as disk
-from .observe.folder import processor, write_json
+from .observe.folder import write_json
+from .observe.identity import differences
 from .observe.recorder import Recorder
 from .observe.signals import Signals
 
@@ -43,12 +41,6 @@ def same_numbers(config: Config) -> str:
     """Return a digest of all options that decide numbers."""
     tree = {name: part for name, part in configuration.to_tree(config).items() if name not in FREE}
     return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def surroundings(config: Config, device: str) -> dict[str, Any]:
-    """Return what equal bits need to be equal."""
-    versions = {"torch": torch.__version__, "numpy": np.__version__, "processor": processor()}
-    return versions | {"threads": torch.get_num_threads(), "device": device.split(":")[0]}
 
 
 def aloud(text: str) -> None:
@@ -73,17 +65,22 @@ class Checkpoints(Checkpointer):
 
     Args:
         folder: of the run; every rank.
-        config, device: what is running, and where.
+        config: what is running. surroundings: the identity of its numbers; on rank 0.
         signals, recorder, say: on rank 0.
     """
 
     def __init__(
-        self, folder: Path, config: Config, device: str, signals: Signals, say: Callable[[str], None]
+        self,
+        folder: Path,
+        config: Config,
+        surroundings: Mapping[str, Any],
+        signals: Signals,
+        say: Callable[[str], None],
     ) -> None:
         self.run, self.config, self.signals, self.say = folder, config, signals, say
         self.about: dict[str, Any] = {
             "config": same_numbers(config),
-            "surroundings": surroundings(config, device),
+            "surroundings": dict(surroundings),
         }
         self.recorder: Recorder | None = None
         self.hold: IO[str] | None = None
@@ -152,8 +149,8 @@ class Checkpoints(Checkpointer):
 
     def _compare(self, then: Mapping[str, Any]) -> None:
         now = self.about["surroundings"]
-        for name in (name for name in now if then.get(name) != now[name]):
-            aloud(f"{name} was {then.get(name)} and is {now[name]}: the last bits of numbers may differ")
+        for name in differences(then, now):
+            aloud(f"{name} was {then.get(name)} and is {now.get(name)}: the last bits of numbers may differ")
 
     def restore(self, recorder: Recorder) -> None:
         """Put the tables of the run folder back to what they were then; on rank 0, after `find`."""

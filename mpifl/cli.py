@@ -162,13 +162,15 @@ def report(transport: Transport, args: argparse.Namespace) -> None:
 def compare(transport: Transport, args: argparse.Namespace) -> None:
     """Print a table of final figures of several runs."""
     from .observe.folder import write_csv
-    from .observe.report import as_latex, as_text
+    from .observe.report import as_latex, as_text, warnings
     from .observe.report import compare as compare_runs
 
     none_left(args)
     rows, target = compare_runs(args.RUN, _target(args))
     if transport.is_server:
         print(f"{as_text(rows)}\ntarget: mean accuracy {100 * target:.2f} %")
+        for text in warnings(args.RUN):
+            print(f"mpifl: last bits of these runs may differ, {text}", file=sys.stderr)
         try:
             if args.csv:
                 write_csv(Path(args.csv), rows)

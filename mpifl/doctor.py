@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ from .comm.cuda import cuda_aware
 from .comm.deadline import within
 from .comm.pairs import Link
 from .comm.pairs import measure as measure_pairs
-from .placement import crowded, place
+from .core import native
+from .observe.identity import version_of
+from .placement import crowded, place, workers_of
 from .placement import table as bindings
 
 PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn", "mpi4py", "safetensors")
@@ -46,15 +47,8 @@ def facts(transport: Transport) -> dict[str, Any]:
     """Return what a rank knows of its place, its versions and the time."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = f"cuda:{getattr(transport, 'local_rank', 0) % gpus}" if gpus else "cpu"
-    versions = {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()}
+    versions = {name: version_of(name) for name in PACKAGES} | {"python": platform.python_version()}
     return {**place(transport, device), "versions": versions, "time": time.time()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
@@ -71,6 +65,7 @@ def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
     found = f"the slowest is rank {slow}: programs loaded after {stages.get('imports', 0):.1f} s, MPI after "
     found += f"{stages.get('mpi', 0):.1f} s"
     out.append(Check("start", stages.get("mpi", 0) < START_SECONDS, found, START_ADVICE))
+    out += _loops(places)
     full = crowded(places)
     advice = "fewer ranks or threads, or wider CPU masks (--bind-to, --cpus-per-task)"
     out.append(Check("cores", not full, "; ".join(full) or "enough for every worker's threads", advice))
@@ -85,6 +80,19 @@ def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
     )
     out.append(Check("GPUs", not mixed, seen, "ask for GPUs on every node, or take system.device: cpu"))
     return out
+
+
+def _loops(places: Sequence[dict[str, Any]]) -> list[Check]:
+    """Judge what decides last bits: the loops in C and the processors of the ranks that train."""
+    workers = [p["machine"] for p in workers_of(places)]
+    loops = sorted({w["loops_in_c"] for w in workers})
+    found = f"{', '.join(loops)}; compiler: {', '.join(sorted({w['compiler'] for w in workers}))}"
+    remedy = native.PROBLEM or "install the same build everywhere"
+    advice = f"{remedy}; other builds, and PyTorch in their place, give other last bits"
+    out = [Check("loops in C", loops == loops[:1] != ["none"], found, advice)]
+    kinds = sorted({f"{w['processor']} ({w['instructions']})" for w in workers})
+    advice = "last bits depend on which of them trained a client: take nodes of one kind"
+    return [*out, Check("processors", len(kinds) == 1, ", ".join(kinds), advice)]
 
 
 def _collectives(transport: Transport) -> list[Check]:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from . import config as configuration
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, aloud
 from .comm import ClientStore, Transport
 from .comm.cuda import DEVICE, MAIN
 from .comm.sweep import costs_of
 from .config import Config
+from .core import native
 from .core.age import age
 from .core.errors import UserError, require
 from .core.federation import Federation
@@ -41,12 +42,13 @@ from .finishing import finish
 from .local import Learner, public_clients, settle
 from .models import AUTOENCODERS
 from .observe import folder as folders
+from .observe.identity import identity, line
 from .observe.logs import RankLog
 from .observe.progress import Progress
 from .observe.recorder import Recorder
 from .observe.signals import Signals
 from .observe.watchdog import Watchdog
-from .placement import CPU, Place, check_places, mpi_memory, place, table, threads_of
+from .placement import CPU, Place, check_places, mpi_memory, place, table, threads_of, workers_of
 
 
 def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
@@ -85,6 +87,18 @@ class Bench:
     num_sampled: int
     places: tuple[Place, ...] = ()  # of all ranks; on rank 0
     mpi_memory: str = MAIN
+    stack: int = 0  # clients that are trained together; 0: not decided yet
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the last bits of numbers here, on rank 0; nothing elsewhere."""
+        system, on_cpu = self.config.system, self.learner.device.type == CPU
+        names = ["sums", *(["compiled"] if on_cpu else ["graphs", "deterministic"])]
+        options = {name: getattr(system, name) for name in names}
+        if system.sums != "exact":
+            options |= {"ranks": self.transport.size, "collective": system.collective}
+        options |= {"stack": self.stack, "threads": torch.get_num_threads()}
+        return identity(options, [p["machine"] for p in workers_of(self.places)]) if self.places else {}
 
     @property
     def late(self) -> tuple[int, ...]:
@@ -277,7 +291,7 @@ def stepper(bench: Bench, store: ClientStore) -> Stepper:
             finetune_epochs=config.evaluation.finetune_epochs,
             payload=config.payload,
             costs=costs_of(system.cost, bench.transport),
-            stack=stack_of(bench),
+            stack=bench.stack or stack_of(bench),
             drops=config.on_client_error == DROP,
             direct=bench.mpi_memory == DEVICE,
         )
@@ -309,8 +323,12 @@ def run(
         clock = on_server(transport, lambda: check_engine(bench))
         if isinstance(config.clock, Replay) and not isinstance(config.policy, Synchronous):
             progress.say(f"times are those of {config.clock.trace}, not of delay, network and availability")
+        bench = replace(bench, stack=stack_of(bench))
+        if bench.identity:
+            progress.say(line(bench.identity))
+            _say_problem(config)
         folder = on_server(transport, lambda: resumed or _new_folder(bench))
-        keeper = Checkpoints(folder, config, str(bench.learner.device), signals, progress.say)
+        keeper = Checkpoints(folder, config, bench.identity, signals, progress.say)
         begin = partial(keeper.find, from_start) if resumed else keeper.create
         saved = on_server(transport, begin, everywhere=False)
         token = on_server(transport, lambda: f"{keeper.identity}-{secrets.token_hex(4)}")
@@ -331,6 +349,15 @@ def run(
             keeper.done()
             progress.say(f"results: {folder}")
         return folder if recorder is not None else None
+
+
+def _say_problem(config: Config) -> None:
+    """Say, once in a process, that numbers are not those that the loops in C give."""
+    if native.PROBLEM and config.system.compiled and config.system.device != "cuda":
+        once(f"{native.PROBLEM}; PyTorch trains instead: slower, with other last bits and another digest")
+
+
+once = cache(aloud)
 
 
 def _new_folder(bench: Bench) -> Path:

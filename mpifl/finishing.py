@@ -119,6 +119,7 @@ def _summary(bench: Bench, taker: Stepper, last: Mapping[str, float | int], sha:
         "clients": bench.world.num_clients,
         "model_numbers": bench.world.layout.size,
         "digest": sha,
+        "identity": bench.identity,
         **{name: last[name] for name in figures},
         "federation_bytes_up": taker.ledger.total("up"),
         "federation_bytes_down": taker.ledger.total("down"),

@@ -11,9 +11,9 @@ import torch
 
 from .comm import Transport
 from .comm.cuda import AUTO, DEVICE, MAIN, cuda_aware
-from .core import native
 from .core.errors import UserError, require
 from .core.memory import peak_bytes
+from .observe.identity import machine
 
 Place = Mapping[str, Any]
 CPU = "cpu"
@@ -45,7 +45,7 @@ def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
         "mps": cuda and (MPS[0] in os.environ or os.path.exists(MPS[1])),
         "cpus": ranges(mask),
         "threads": torch.get_num_threads(),
-        "networks_in_c": native.NETWORKS,
+        "machine": machine(torch.cuda.get_device_name(device) if cuda else None),
         "start_s": transport.started,
     }
 
@@ -119,15 +119,15 @@ def crowded(places: Sequence[Place]) -> list[str]:
 
 def check_places(places: Sequence[Place], compiled: bool = True) -> None:
     """Raise `UserError` where a rank was given several GPUs that no other rank of its node can use, or where
-    only some workers have the loops that small networks are trained by.
+    the workers do not all have the same loops that small networks are trained by.
     """
-    lacking = [f"{p['host']} (process {p['pid']})" for p in workers_of(places) if not p["networks_in_c"]]
+    loops = {f"{p['host']} (process {p['pid']})": p["machine"]["loops_in_c"] for p in workers_of(places)}
     remedy = (
-        f"{'; '.join(lacking)}: mpifl was installed there without its loops in C, and PyTorch gives other "
-        "last bits; install it with a compiler on every node, or set it to false"
+        f"{', '.join(f'{place} has {build}' for place, build in loops.items())}: other builds of the loops in"
+        " C, and PyTorch in their place, give other last bits; install mpifl with a compiler on every node, "
+        "or set it to false"
     )
-    equal = len(lacking) in (0, len(workers_of(places)))
-    require(equal or not compiled, "system.compiled", compiled, remedy)
+    require(len(set(loops.values())) < 2 or not compiled, "system.compiled", compiled, remedy)
     for rank, one in enumerate(places):
         others = [set(p["gpus"]) for p in places if p["node"] == one["node"] and p is not one]
         alone = others and set(one["gpus"]).isdisjoint(set().union(*others))

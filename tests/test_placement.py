@@ -16,12 +16,12 @@ from mpifl.config import SystemConfig
 from mpifl.core.errors import UserError
 
 
-def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, networks=True):
+def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2b"):
     """Return a rank's place."""
     return {
         **{"host": f"host{node}", "node": node, "local_rank": 0, "device": "cpu", "visible_gpus": "0,1"},
         **{"cpus": cpus, "threads": threads, "gpus": [*gpus], "gpu": gpu, "mps": mps, "start_s": {}},
-        **{"pid": 1, "networks_in_c": networks},
+        **{"pid": 1, "machine": {"loops_in_c": loops}},
     }
 
 
@@ -134,8 +134,9 @@ def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
 
 
 def test_loops_in_c_on_some_nodes_only_are_refused():
-    mixed = [rank(), rank(), rank(networks=False)]
-    with pytest.raises(UserError, match=r"host0 \(process 1\).*PyTorch gives other last bits"):
-        placement.check_places(mixed)
-    placement.check_places(mixed, compiled=False)
-    placement.check_places([rank(networks=False), rank(), rank()])  # the server trains nothing
+    for loops in ("none", "3c4d"):
+        mixed = [rank(), rank(node=1), rank(node=2, loops=loops)]
+        with pytest.raises(UserError, match=f"host1 .*has 1a2b.*host2 .*has {loops}"):
+            placement.check_places(mixed)
+        placement.check_places(mixed, compiled=False)
+        placement.check_places([rank(loops=loops), rank(), rank()])  # the server trains nothing

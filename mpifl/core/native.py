@@ -107,7 +107,9 @@ def _open(name: str, signatures: Mapping[str, tuple[list[Any], Any]], sources: s
 
 def _built(library: ctypes.CDLL) -> dict[str, str]:
     """Return from what a library was built: `sources` (their hash), `flags`, `compiler`."""
-    return dict(zip(("sources", "flags", "compiler"), library.build().decode().split("|"), strict=True))
+    sources, flags, compiler = library.build().decode().split("|")
+    compiler = f"gcc {compiler}" if compiler[:1].isdigit() else compiler  # others say their names
+    return {"sources": sources, "flags": flags, "compiler": compiler}
 
 
 def _open_both() -> tuple[ctypes.CDLL | None, ctypes.CDLL | None, str]:

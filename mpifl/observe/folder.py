@@ -11,12 +11,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mpifl.core import native
 from mpifl.core.errors import UserError
+
+from .identity import processor, version_of
 
 FORMAT = 2  # of run folders; 1 had no visits.csv and another ledger.csv
 PACKAGES = (
@@ -156,8 +157,8 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "processor": processor(),
-        "loops_in_c": native.AVAILABLE,
-        "packages": {name: v for name in PACKAGES if (v := _version(name))},
+        "loops_in_c": native.BUILD or native.PROBLEM,
+        "packages": {name: v for name in PACKAGES if (v := version_of(name))},
         "git_commit": _commit(),
         "command": sys.argv,
         "variables": {
@@ -165,22 +166,6 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
         },
         **layout,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor()
-    )
 
 
 def _commit() -> str | None:

@@ -12,6 +12,7 @@ from mpifl.core.errors import UserError
 
 from .figures import FIGURES
 from .groups import Group, default_target, gather, table
+from .identity import unlike
 
 FORMATS = ("svg", "png", "pdf")
 STYLE = """
@@ -132,6 +133,12 @@ def compare(names: Sequence[str], target: float | None) -> tuple[list[dict[str, 
     groups = gather(names)
     target = default_target(groups) if target is None else target
     return table(groups, target), target
+
+
+def warnings(names: Sequence[str]) -> list[str]:
+    """Return a line for each thing that decides last bits and is not the same for all these runs."""
+    runs = [run for group in gather(names) for run in group.runs]
+    return unlike({run.folder.name: run.summary.get("identity", {}) for run in runs})
 
 
 def as_text(rows: Sequence[Mapping[str, str]]) -> str:

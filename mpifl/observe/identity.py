@@ -1,0 +1,105 @@
+"""What decides the last bits of a run's numbers beside its configuration and seeds: the identity of a run.
+
+Equal configurations with equal identities give equal digests. It stands beside the digest in `summary.json`;
+a resumed run and `compare` name what differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpifl.core import native
+
+DECIDING = ("mpifl", "torch", "numpy", "scipy", "scikit-learn")  # packages that compute numbers
+NONE = "none"
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of a package, None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), platform.processor()
+    )
+
+
+def machine(gpu: str | None = None) -> dict[str, str]:
+    """Return what a rank brings to the last bits of what it computes.
+
+    Args:
+        gpu: name of the GPU that it trains on; None: it trains on the CPU.
+    """
+    build = native.BUILD if native.NETWORKS else {}
+    return {
+        "device": gpu or "cpu",
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "loops_in_c": build.get("sources", NONE),
+        "compiler": f"{build['compiler']}, {build['flags']}" if build else NONE,
+        **{name: str(version_of(name)) for name in DECIDING},
+    }
+
+
+def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Return the identity of a run, with a short hash of it under `hash`.
+
+    Args:
+        options: settings that decide last bits.
+        machines: of the ranks that train; where they differ, all kinds are named.
+    """
+    found: dict[str, Any] = {**options}
+    for name in dict.fromkeys(name for one in machines for name in one):
+        found[name] = " | ".join(sorted({one.get(name, NONE) for one in machines}))
+    text = json.dumps(found, sort_keys=True, default=str)
+    return {"hash": hashlib.sha256(text.encode()).hexdigest()[:12], **found}
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the names of what differs between two identities, but for their hashes."""
+    names = dict.fromkeys((*one, *other))
+    return [name for name in names if name != "hash" and one.get(name) != other.get(name)]
+
+
+def unlike(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for everything in which the identities of runs differ.
+
+    Args:
+        found: by name of the run; an empty one (of an older version) tells nothing.
+    """
+    known = {run: one for run, one in found.items() if one}
+    first = next(iter(known.values()), {})
+    names = dict.fromkeys(name for one in known.values() for name in differences(first, one))
+    return [f"{name}: {_kinds((run, one.get(name)) for run, one in known.items())}" for name in names]
+
+
+def _kinds(values: Iterable[tuple[str, Any]]) -> str:
+    runs: dict[str, list[str]] = {}
+    for run, value in values:
+        runs.setdefault(str(value), []).append(run)
+    return "; ".join(f"{value} ({', '.join(names)})" for value, names in runs.items())
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """Return an identity in one line."""
+    loops = found["loops_in_c"]
+    loops = "no loops in C" if loops == NONE else f"loops in C {loops} ({found['compiler'].split(',')[0]})"
+    parts = [loops, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
+    parts += [] if found["device"] == "cpu" else [found["device"]]
+    parts += [f"{name} {found[name]}" for name in ("torch", "numpy", "mpifl")]
+    return f"numbers {found['hash']}: {', '.join(parts)}"
