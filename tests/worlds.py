@@ -77,6 +77,17 @@ class Tiny(Federation):
         return tuple(draw("public", g, 12, g) for g in range(int(self.groups.max()) + 1))
 
 
+class Drifting(Tiny):
+    """Clients whose samples are others at every visit."""
+
+    def client(self, k: int, visit: int = 0) -> ClientData:
+        """Return the data of one visit."""
+        train, val, test = (
+            self._split(k, f"{name}{visit}", i) for i, name in enumerate(("train", "val", "test"))
+        )
+        return ClientData(train, val, test)
+
+
 def draw(name: str, k: int, n: int, group: int) -> Split:
     """Return `n` samples addressed by name and number, as a group sees them."""
     means = key(0, "means").numpy().normal(size=(CLASSES, *SHAPE))
@@ -98,6 +109,7 @@ class Run:
     Attributes:
         server: after the last step. servers: after setup and after each step.
         notes, plans: what each step was decided from, and the decision. scores: of the last judging, [N].
+        scored: step -> scores, of a run that an engine drove.
         engine, arrivals, times: of an asynchronous run: what drove it, its events, the time of each step.
     """
 
@@ -106,6 +118,7 @@ class Run:
     notes: list[Notes] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     scores: Mapping[str, np.ndarray] = field(default_factory=dict)
+    scored: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     served: dict[int, tuple[Any, Any, Client]] = field(default_factory=dict)
     engine: Events | Rounds | None = None
     arrivals: list[dict[str, Any]] = field(default_factory=list)
@@ -135,6 +148,8 @@ class Run:
         self.servers.append(record.server)
         self.times.append(record.virtual_seconds)
         self.scores = record.scores or self.scores
+        if record.scores is not None:
+            self.scored[record.step] = record.scores
 
     def model(self, k: int) -> torch.Tensor:
         """Return the vector that client `k` is judged by."""

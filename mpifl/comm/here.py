@@ -30,7 +30,7 @@ def mixed_here(
         old: [K0, w].
         uploads: float32, in the order of the weights; peaks: largest absolute value of each.
     """
-    mine = [take(u, mixing.part) if mixing.part else u for u in uploads]
+    mine = [u if mixing.part is None else take(u, mixing.part) for u in uploads]
     grid, width = spacings(mixing.weights, peaks), old.shape[1]
     out = torch.empty(mixing.num_rows, width)
     scratch = torch.empty(3, min(BLOCK, width), dtype=torch.float64)
@@ -52,7 +52,7 @@ def blended_here(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tens
     out = torch.empty(mixing.num_rows, old.shape[1])
     for k, row in enumerate(out.unbind()):
         terms = [
-            (take(uploads[j], mixing.part) if mixing.part else uploads[j], w)
+            (uploads[j] if mixing.part is None else take(uploads[j], mixing.part), w)
             for j, w in _nonzero(mixing.weights[k]).items()
         ]
         if mixing.keep is not None:

@@ -108,7 +108,7 @@ class Mixer:
         changed: dict[str, torch.Tensor] = {}
         for i, shipment in enumerate(self.transport.deal(parcels, "plan")):
             mine = uploads.get(shipment.of, [])
-            mine = [take(u, shipment.part) if shipment.part else u for u in mine]
+            mine = [u if shipment.part is None else take(u, shipment.part) for u in mine]
             if shipment.collective == SCATTER:
                 self._scatter(shipment, mine)
             else:

@@ -64,6 +64,25 @@ def test_two_caches_and_two_builds_hold_the_same_bytes(cache, tmp_path, scenario
     np.testing.assert_array_equal(built[0].sizes, built[1].sizes)
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_what_is_kept_at_hand_are_the_data_of_each_visit(cache, static):
+    """Read twice and out of order, with and without memory; addresses are drawn for (client, visit)."""
+    options = dict(WORLDS)["ccfl"] | {"static": static}
+    config = DataConfig(cache=str(cache), scenario=SCENARIOS["ccfl"](**options))
+    fresh, kept = open_federation(config, 3), open_federation(config, 3)
+    kept.keep(100)
+    assert kept.keeps(100 * 10**6)
+    assert (fresh.changes, kept.changes) == (not static, not static)
+    for k in (0, 5):
+        found = {visit: digest_of(kept, k, visit) for visit in (1, 0, 2, 1, 0)}
+        assert found == {visit: digest_of(fresh, k, visit) for visit in (1, 0, 2)}
+        assert len({*found.values()}) == (1 if static else 3)
+        for visit in found:
+            draw = fresh.allotment.of(k, "train", visit)
+            labels = fresh.pool.labels[draw.index]
+            np.testing.assert_array_equal(kept.client(k, visit).train.y, labels)
+
+
 @pytest.mark.parametrize(("scenario", "options"), WORLDS)
 def test_another_seed_gives_other_data(cache, scenario, options):
     config = DataConfig(cache=str(cache), scenario=SCENARIOS[scenario](**options))
