@@ -220,12 +220,34 @@ def test_cfl_may_ask_that_clients_are_near_the_mean_of_their_side(bound, shortes
     assert_array_equal(assign != assign[0], [False, False, splits, splits])
 
 
+def test_the_client_farthest_from_the_mean_of_its_side_decides():
+    """(1, 0), (1, 0), (1, 1.5) and (-1, 0): cosine across at most -0.5547, bound 0.8817. The third is
+    1 from the mean (1, 0.5), whose length is 1.118: 0.894, too far; the root mean square would be 0.632.
+    """
+    updates = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 1.5], [-1.0, 0.0]])
+    _, _, assign = split({"gamma_max": -1, "eps1": 9.0}, updates)
+    assert_array_equal(assign, 0)
+    updates[2, 1] = 1.4  # 0.9333 of 1.1035: 0.8457, bound 0.8892
+    assert_array_equal(split({"gamma_max": -1, "eps1": 9.0}, updates)[2] != 0, [False, False, False, True])
+
+
 def test_absent_members_of_a_cluster_that_splits_keep_its_number():
-    """Of cluster 0 = {0, 1, 2, 3} clients 0, 1 and 2 take part, and 1 leaves."""
+    """Of cluster 0 = {0, 1, 2, 3} clients 1, 2 and 3 take part, and 2 leaves."""
     server = byhand.server(4, version=5, model=[[0.0, 0.0]])
-    notes = byhand.notes([1, 2, 3], gram=UPDATES[:3] @ UPDATES[:3].T)
+    notes = byhand.notes([1, 2, 3], [1, 2, 3], gram=UPDATES[:3] @ UPDATES[:3].T)
     plan = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5).aggregate(server, notes)
-    assert_array_equal(plan.assign, [0, 1, 0, 0])
+    assert_array_equal(plan.assign, [0, 0, 1, 0])
+
+
+def test_a_child_starts_from_its_parents_row():
+    """Cluster 1 = {1, 2, 3} splits into rows 1 and 2, both from row 1; cluster 0 = {0} keeps its own."""
+    server = byhand.server(4, version=5, model=[[3.0, 0.0], [5.0, 0.0]])
+    server.assign[:] = [0, 1, 1, 1]
+    plan = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5).aggregate(
+        server, byhand.notes([1] * 4, gram=UPDATES @ UPDATES.T)
+    )
+    assert_array_equal(plan.mixings[0].keep, [[1, 0], [0, 1], [0, 1]])
+    assert_array_equal(plan.assign, [0, 1, 2, 1])
 
 
 def test_a_visit_of_cfl_compares_parameters_and_under_emdcfl_everything():
