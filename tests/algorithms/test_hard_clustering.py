@@ -156,6 +156,44 @@ def test_cflgp_trains_the_criterion_model_beside_the_own_one():
     assert_close(state["profile"], torch.tensor([[2.0]]))
 
 
+def test_cflgp_looks_at_profiles_every_other_round_until_the_tenth():
+    """Period 2: rounds 0, 2, ..., 8. Then clients of other clusters than the first download the criterion
+    model, row 0, too. Under `emdcfl` every round looks, and nobody downloads more than the own model.
+    """
+    method, server = CATALOGUE["cflgp"](num_clusters=2, period=2), byhand.server(2, model=[[0.0], [5.0]])
+    server.assign[:] = [0, 1]
+    looks = [method.compares(replace(server, version=t)) for t in range(12)]
+    assert_array_equal(looks, [t % 2 == 0 and t < 10 for t in range(12)])
+    assert [method.reads(server, k)["model"] for k in (0, 1)] == [(0,), (1, 0)]
+    assert method.reads(replace(server, version=1), 1)["model"] == (1,)
+    assert method.serves(server, 1)["model"] == (1,)
+    emdcfl = CATALOGUE["cflgp"](num_clusters=2, period=2, variant="emdcfl")
+    assert all(emdcfl.compares(replace(server, version=t)) for t in range(12))
+    assert emdcfl.reads(server, 1)["model"] == (1,)
+
+
+def test_cflgp_under_emdcfl_writes_the_block_of_the_own_cluster():
+    """K = 2, round t = 2: beta = 1 / (floor(3 / 2) + 1) = 1/2. Cluster 1: 6 -> 5, v = -1: (6 - 1) / 2."""
+    method = CATALOGUE["cflgp"](num_clusters=2, variant="emdcfl")
+    told = byhand.message(3, model=[[6.0]])
+    told = replace(told, rows={"model": (1,)})
+    state = {"profile": torch.tensor([[8.0], [6.0]])}
+    report, state = method.local_update(told, state, byhand.Quadratic([4.0]), byhand.KEY)
+    assert_close(state["profile"], torch.tensor([[8.0], [2.5]]))
+    assert_close(report.vectors["profile"], torch.tensor([8.0, 2.5]))
+    assert_close(report.vectors["model"], torch.tensor([5.0]))
+    assert "delta" not in report.vectors
+
+
+def test_cflgp_may_take_one_gradient_instead_of_a_visit():
+    """A visit of three mini-batches, 0 -> 2 -> 3 -> 3.5; protocol `gradient` takes the first only."""
+    for protocol, moved in (("gradient", 2.0), ("gap", 3.5)):
+        method = CATALOGUE["cflgp"](num_clusters=2, protocol=protocol)
+        client = byhand.Quadratic([4.0], steps=3)
+        report, _ = method.local_update(byhand.message(2, model=[[0.0]]), {}, client, byhand.KEY)
+        assert_close(report.vectors["delta"], torch.tensor([moved]))
+
+
 def test_cflgp_clusters_profiles_and_keeps_the_old_names():
     """Profiles (1, 0), (0, 1), (1, 0), (0, 1): {0, 2} and {1, 3}. Old labels 1, 0, 1, 1 agree best with 1, 0,
     1, 0.
@@ -205,6 +243,22 @@ def test_flhc_cuts_the_hierarchy_of_updates_once(options, labels):
     for k in range(max(labels) + 1):
         n = np.array([1, 3, 2]) * (np.array(labels) == k)
         assert_allclose(plan.mixings[0].weights[k], n / n.sum())
+
+
+def test_flhc_may_cluster_directions():
+    """(1, 0), (9, 0), (0, 1): by direction the first two are one, by distance the first and the last."""
+    directions = gram([[1.0, 0.0], [9.0, 0.0], [0.0, 1.0]])
+    for metric, labels in (("cosine", [0, 0, 1]), ("euclidean", [0, 1, 0])):
+        method = CATALOGUE["flhc"](rounds_before=2, metric=metric, num_clusters=2)
+        server = byhand.server(3, version=2, model=[[0.0]])
+        assert_array_equal(method.aggregate(server, byhand.notes([1] * 3, gram=directions)).assign, labels)
+
+
+def test_a_visit_of_flhc_reports_its_update():
+    report, _ = CATALOGUE["flhc"]().local_update(
+        byhand.message(model=[[6.0]]), {}, byhand.Quadratic([4.0]), byhand.KEY
+    )
+    assert_close(report.vectors["delta"], torch.tensor([-1.0]))
 
 
 def test_flhc_averages_everybody_before_and_clusters_after():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import byhand
@@ -15,6 +16,7 @@ from torch.testing import assert_close
 from mpifl.algorithms import CATALOGUE
 from mpifl.observe.recorder import metrics_row
 
+EVEN = torch.tensor([0.5, 0.5])
 ROWS = [[0.0], [5.0], [9.0]]
 CHOOSERS = {
     "ifca": {"num_clusters": 3},
@@ -69,6 +71,31 @@ def test_those_never_visited_are_judged_by_their_best_row(name, tmp_path):
         assert_close(done.scores["loss"][k], client.judge(rows[row])["loss"])
     chosen = {int((rows == done.model(k)).all(1).nonzero()[0]) for k in unseen.tolist()}
     assert chosen == {0, 1}, "in this world the groups choose different rows"
+
+
+@pytest.mark.parametrize("name", ["fedem", "fedrc"])
+def test_mixtures_of_models_find_the_shares_of_a_client_on_its_training_data(name):
+    """Losses 0 under component 0, ln 3 under component 1: shares (3/4, 1/4) from even ones; C is even in FedRC.
+
+    Chances of label 0 are 0.9 and 0.1: mixed 0.7. Under `emdcfl` the last component alone is judged.
+    """
+    client = byhand.Told([[0.0] * 10, [math.log(3)] * 10], [[[0.9, 0.1]] * 10, [[0.1, 0.9]] * 10])
+    told = byhand.message(model=[[0.0], [1.0]], labels=[[1.0, 1.0], [1.0, 1.0]])
+    split = byhand.images(2, 10)
+    option = "num_components" if name == "fedem" else "num_clusters"
+    scores = CATALOGUE[name](**{option: 2}).evaluate(told, {}, client, split)
+    assert_allclose(scores["loss"], -math.log(0.7), rtol=1e-6)
+    own = CATALOGUE[name](**{option: 2}).evaluate(told, {"pi": EVEN, "omega": EVEN}, client, split)
+    assert_allclose(own["loss"], -math.log(0.5), rtol=1e-6)
+
+
+def test_fedsoft_mixes_the_centres_by_the_clients_training_samples():
+    """Centre 0 fits six of ten samples, centre 1 four: 0.6 * 0 + 0.4 * 1. Afterwards it has a model of its own."""
+    client = byhand.Told([[1.0] * 10, [0.0] * 4 + [2.0] * 6])
+    message = byhand.message(model=[[0.0], [1.0]])
+    assert_close(CATALOGUE["fedsoft"]().model_of(message, {}, client), torch.tensor([0.4]))
+    state = {"model": torch.tensor([7.0])}
+    assert_close(CATALOGUE["fedsoft"]().model_of(message, state, client), torch.tensor([7.0]))
 
 
 def test_everyone_else_is_judged_as_before(tmp_path):
