@@ -75,9 +75,9 @@ def test_those_never_visited_are_judged_by_their_best_row(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["fedem", "fedrc"])
 def test_mixtures_of_models_find_the_shares_of_a_client_on_its_training_data(name):
-    """Losses 0 under component 0, ln 3 under component 1: shares (3/4, 1/4) from even ones; C is even in FedRC.
+    """Losses 0 under component 0 and ln 3 under 1: shares (3/4, 1/4) from even ones. FedRC's C is even.
 
-    Chances of label 0 are 0.9 and 0.1: mixed 0.7. Under `emdcfl` the last component alone is judged.
+    Chances of label 0 are 0.9 and 0.1: mixed 0.7. A client that was visited has its shares.
     """
     client = byhand.Told([[0.0] * 10, [math.log(3)] * 10], [[[0.9, 0.1]] * 10, [[0.1, 0.9]] * 10])
     told = byhand.message(model=[[0.0], [1.0]], labels=[[1.0, 1.0], [1.0, 1.0]])
@@ -90,7 +90,7 @@ def test_mixtures_of_models_find_the_shares_of_a_client_on_its_training_data(nam
 
 
 def test_fedsoft_mixes_the_centres_by_the_clients_training_samples():
-    """Centre 0 fits six of ten samples, centre 1 four: 0.6 * 0 + 0.4 * 1. Afterwards it has a model of its own."""
+    """Centre 0 fits six of ten samples, centre 1 four: 0.4. Later it has a model of its own."""
     client = byhand.Told([[1.0] * 10, [0.0] * 4 + [2.0] * 6])
     message = byhand.message(model=[[0.0], [1.0]])
     assert_close(CATALOGUE["fedsoft"]().model_of(message, {}, client), torch.tensor([0.4]))
