@@ -66,7 +66,7 @@ class Place:
     def run(self, runs: dict[str, list[str]]) -> None:
         """Run all in one start."""
         program = (HERE / "many.py", CONFIG, self.folder, json.dumps(runs), "--data.cache", self.cache)
-        end = self.mpirun(self.ranks, *program, timeout=180, env=worlds.PYTHONPATH)
+        end = self.mpirun(self.ranks, *program, timeout=600, env=worlds.PYTHONPATH)
         assert end.returncode == 0, end.stderr
 
     def summary(self, name: str) -> dict[str, Any]:
@@ -81,19 +81,36 @@ class Place:
 
 @pytest.fixture(scope="module")
 def at(mpirun, tmp_path_factory):
-    """Return a function ranks -> a place where all virtual runs were made."""
+    """Return a function ranks -> a place where all virtual runs were made, each place in one start.
+
+    Three ranks also run on the wall clock; one process also replays what they did.
+    """
     cache, places = tmp_path_factory.mktemp("cache"), {}
 
     def make(ranks: int | None) -> Place:
         if ranks not in places:
+            runs = RUNS if ranks != 6 else {name: RUNS[name] for name in ("fedbuff", "ccfl")}
+            if ranks == 3:
+                runs = runs | {f"real-{name}": options for name, options in REAL.items()}
+            if ranks is None:
+                runs = runs | replays_of(make(3))
             places[ranks] = Place(mpirun, tmp_path_factory.mktemp("runs"), cache, ranks)
-            places[ranks].run(RUNS if ranks != 6 else {"fedbuff": RUNS["fedbuff"], "ccfl": RUNS["ccfl"]})
+            places[ranks].run(runs)
         return places[ranks]
 
     return make
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 6])
+def replays_of(place: Place) -> dict[str, list[str]]:
+    """Return the runs that repeat what happened at a place on the wall clock."""
+    traces = {name: place.folder / f"tiny-real-{name}" / "events.csv" for name in REAL}
+    return {
+        f"again-{name}": [*RUNS[name], "--clock", f"{{name: replay, trace: {trace}}}"]
+        for name, trace in traces.items()
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(6, marks=pytest.mark.nightly)])
 def test_virtual_time_gives_the_same_run_on_any_number_of_ranks(ranks, at):
     alone, there = at(None), at(ranks)
     for name in RUNS if ranks != 6 else ("fedbuff", "ccfl"):
@@ -109,15 +126,9 @@ def test_virtual_time_gives_the_same_run_on_any_number_of_ranks(ranks, at):
 @pytest.mark.parametrize("ranks", [None, 3])
 def test_the_replay_of_a_wall_clock_run_is_that_run_on_any_number_of_ranks(ranks, at):
     """What three ranks really did, replayed by one process and by three."""
-    there = at(3)
-    if not (there.folder / "tiny-real-ccfl").exists():
-        there.run({f"real-{name}": options for name, options in REAL.items()})
-    replays = {}
-    for name in REAL:
-        trace = there.folder / f"tiny-real-{name}" / "events.csv"
-        replays[f"again-{name}"] = [*RUNS[name], "--clock", f"{{name: replay, trace: {trace}}}"]
-    here = at(ranks)
-    here.run(replays)
+    there, here = at(3), at(ranks)
+    if ranks == 3:
+        here.run(replays_of(there))
     for name in REAL:
         real, again = there.summary(f"real-{name}"), here.summary(f"again-{name}")
         assert real["digest"] == again["digest"], name
