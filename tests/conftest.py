@@ -137,7 +137,7 @@ def mpirun() -> Run:
     def run(
         ranks: int | None,
         *arguments: str | Path,
-        timeout: float = 60,
+        timeout: float = 300,  # for a machine on which much else runs
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         launcher: Sequence[str] = (),

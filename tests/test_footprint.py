@@ -27,7 +27,7 @@ def test_the_plan_foretells_the_peak_memory(ranks, least, mpirun, tmp_path):
     """Within 15 %, with 60 uploads of 3 MB: more than that beside what Python and PyTorch take."""
     common = [*MANY, "--data.cache", str(tmp_path / "cache")]
     env = worlds.PYTHONPATH
-    mpirun(None, "-m", "mpifl", "prepare", CONFIG, *common, timeout=120, env=env)  # its memory is not a run's
+    mpirun(None, "-m", "mpifl", "prepare", CONFIG, *common, timeout=300, env=env)  # its memory is not a run's
     plan = mpirun(
         None,
         "-m",
@@ -37,11 +37,11 @@ def test_the_plan_foretells_the_peak_memory(ranks, least, mpirun, tmp_path):
         *common,
         "--system.ranks",
         ranks or 1,
-        timeout=120,
+        timeout=300,
         env=env,
     )
     place = ["--output.folder", str(tmp_path), "--output.id", "run", "--quiet"]
-    run = mpirun(ranks, "-m", "mpifl", "run", CONFIG, *common, *place, timeout=120, env=env)
+    run = mpirun(ranks, "-m", "mpifl", "run", CONFIG, *common, *place, timeout=300, env=env)
     assert run.returncode == 0, run.stderr
     peaks = json.loads((tmp_path / "tiny-run" / "summary.json").read_text())["peak_bytes"]
     assert len(peaks) == (ranks or 1)

@@ -59,7 +59,7 @@ def stumbles(t, folder):
 bodies.BODIES["stumbles"] = stumbles
 bodies.main(bodies.Path({str(tmp_path)!r}), ["ranks_know_their_place", "stumbles"])
 """
-    end = mpirun(3, "-c", program, timeout=120, env=ENV)
+    end = mpirun(3, "-c", program, env=ENV)
     assert end.returncode != 0
     noted = [read(tmp_path / f"{rank}.jsonl") for rank in range(3)]
     assert [note["ranks_know_their_place"] for note in noted] == ["", "", ""]

@@ -23,6 +23,7 @@ SLOW = Exponential(mean_s=2.0)
 ONE_EACH = [*{case[0]: case for case in reversed(CASES)}.values()]
 
 
+@pytest.mark.usefixtures("flat_plane")
 @pytest.mark.parametrize("case", ONE_EACH, ids=named)
 def test_every_method_goes_on_from_a_saved_state(case, tmp_path):
     name, options = case

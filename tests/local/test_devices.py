@@ -94,6 +94,7 @@ def test_ranks_share_a_quarter_of_what_is_free_on_their_gpus(monkeypatch):
     assert room(CPU, 1) == 0, "nothing is away from main memory"
 
 
+@pytest.mark.usefixtures("flat_plane")
 @pytest.mark.parametrize("case", TRIED, ids=named)
 def test_a_method_finds_on_a_pretended_gpu_what_it_finds_on_a_cpu(case, tmp_path):
     """Nothing reads a device's memory as if it were main memory, or mixes the two; short visits will do."""

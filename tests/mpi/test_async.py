@@ -151,7 +151,7 @@ def test_a_trace_of_another_run_ends_all_ranks_with_one_line(at, mpirun):
         "--output.id",
         "wrong",
     ]
-    end = mpirun(3, *command, *options, "--data.cache", str(place.cache), timeout=60, env=worlds.PYTHONPATH)
+    end = mpirun(3, *command, *options, "--data.cache", str(place.cache), env=worlds.PYTHONPATH)
     assert end.returncode == 2
     assert "no trace of such a run" in end.stderr
     assert end.stderr.count("mpifl: ") == 1
