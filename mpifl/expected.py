@@ -215,7 +215,7 @@ def _fedsoft(bench: Bench) -> Bytes:
     a: Any = bench.config.algorithm
     seen, without = set[int](), 0
     for step, cohort in enumerate(cohorts(bench)):
-        without += len(seen & set(cohort.tolist())) if step % a.tau else 0
+        without += len(seen & set(cohort.tolist())) if step % a.period else 0
         seen |= set(cohort.tolist())
     return 0, -without * bench.config.payload.size(a.num_clusters, note=True)
 

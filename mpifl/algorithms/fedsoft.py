@@ -60,6 +60,11 @@ class FedSoft(Algorithm):
         require(self.selected >= 0, "selected", self.selected, "take 0 (all) or a number of clients")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
+    @property
+    def period(self) -> int:
+        """Rounds between two counts."""
+        return self.tau or (1 if self.variant == "emdcfl" else 2)
+
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start from K independent centres; draws of the server are addressed by `seed` and version."""
         centres = torch.stack([world.init(s) for s in range(self.num_clusters)])
@@ -76,8 +81,7 @@ class FedSoft(Algorithm):
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Count samples when due, then train near the centres."""
         c = message["model"]  # [K, d]
-        tau = self.tau or (1 if self.variant == "emdcfl" else 2)
-        due = not state or (message.step - 1) % tau == 0
+        due = not state or (message.step - 1) % self.period == 0
         counts = self._counts(c, client) if due else state["counts"]  # [K]
         if self.variant == "emdcfl":
             w = client.sgd(_mixed(c, counts), key)

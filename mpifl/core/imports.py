@@ -41,6 +41,8 @@ def _import(place: str, path: str, key: str) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         raise UserError(key, path, f"{error}; give package.module:Name or file.py:Name") from error
+    except Exception as error:
+        raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _from_file(file: Path, path: str, key: str) -> ModuleType:

@@ -15,6 +15,8 @@ from mpifl.core.rng import Key
 
 from . import per_client
 
+MOST_SIGMA = 20.0  # of a logarithm: the wildest draw is then e^200 times the median
+
 
 class Delay(ABC):
     """A model of the seconds between a client's download and its upload."""
@@ -119,11 +121,11 @@ class LogNormal(Delay):
 
     def __post_init__(self) -> None:
         require(0 < self.median_s < inf, "median_s", self.median_s, "take a positive number of seconds")
-        require(0 <= self.sigma < inf, "sigma", self.sigma, "take 0 or more")
+        require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, f"take 0 to {MOST_SIGMA:g}")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Draw."""
-        return float(self.median_s * np.exp(self.sigma * key.of(client, visit).numpy().standard_normal()))
+        return self.median_s * float(np.exp(self.sigma * key.of(client, visit).numpy().standard_normal()))
 
 
 @dataclass(frozen=True)

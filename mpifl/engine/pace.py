@@ -27,7 +27,7 @@ from .rows import read_rows
 from .visits import Worker
 
 LEAST_S = 1e-3  # mean seconds of a phase
-MOST_PHASES = 100_000  # of a client in a run: some seconds of drawing
+MOST_PHASES = 10_000  # during a visit, in the mean
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,6 @@ class Presence:
         ends, there = self._ends.setdefault(client, []), self._first(client)
         while not ends or ends[-1] <= time:
             mean = self.model.on_s if there == (len(ends) % 2 == 0) else self.model.off_s
-            remedy = f"client {client} comes and goes {MOST_PHASES} times in {time:.3g} s; take longer phases"
-            require(len(ends) < MOST_PHASES, "availability.on_s", self.model.on_s, remedy)
             length = float(self.key.of(client, len(ends)).numpy().exponential(mean))
             ends.append((ends[-1] if ends else 0.0) + length)
         number = bisect_right(ends, time)
@@ -90,6 +88,8 @@ class Presence:
         require(isfinite(work), "delay", work, f"a visit of client {client} would never end; take less")
         if not self.model.off_s:
             return start + work
+        remedy = f"a client that works for {work:.3g} s would come and go more than {MOST_PHASES} times"
+        require(work <= MOST_PHASES * self.model.on_s, "availability.on_s", self.model.on_s, remedy)
         while True:
             here, until = self._phase(client, start)
             if here and start + work < until:

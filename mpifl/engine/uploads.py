@@ -21,7 +21,7 @@ from mpifl.core.rng import Key
 
 from . import per_client
 from .clock import Clock, DrawnClock, VirtualClock, WallClock
-from .delay import Delay
+from .delay import MOST_SIGMA, Delay
 from .pace import Pace
 
 Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data it meets then
@@ -99,13 +99,14 @@ class Rates(Uploads):
 
     def __post_init__(self) -> None:
         require(0 < self.mean_s < inf, "mean_s", self.mean_s, "take a positive number of seconds")
-        require(0 <= self.sigma < inf, "sigma", self.sigma, "take 0 (equal rates) or more")
+        remedy = f"take 0 (equal rates) to {MOST_SIGMA:g}"
+        require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, remedy)
 
     def mean(self, client: int, key: Key) -> float:
         """Return the mean seconds between two uploads of a client."""
         if self.file:
             return _means(self.file)[client][0]
-        return float(self.mean_s * np.exp(self.sigma * key.of("rate", client).numpy().standard_normal()))
+        return self.mean_s * float(np.exp(self.sigma * key.of("rate", client).numpy().standard_normal()))
 
     def paced(self, pace: Pace, federation: Federation) -> Pace:
         """Let every visit wait for its client's next time."""
