@@ -38,12 +38,15 @@ find_python() {
     fail "Python 3.11 or later is needed: install it, or name it: PYTHON=/path/to/python3.11 ${0##*/}"
 }
 
+# What an installation is made from: settings, versions, the sources in C, and where it lies.
+stamp() { cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/core/*.[ch] <(echo "$repository") | sha256sum; }
+
 # Make .venv and install mpifl in it, unless that was done for the same versions.
 install() {
     local python stamp pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input -qq install -c constraints.txt)
     cd "$repository"
     python=$(find_python)
-    stamp=$(cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/core/*.[ch] <(echo "$repository") | sha256sum)
+    stamp=$(stamp)
     if [[ -x $environment/bin/mpifl && $(cat "$environment/installed" 2>/dev/null) == "$stamp" ]]; then return; fi
     echo "Installing mpifl and what it needs into $environment (a few minutes, once)"
     "$environment/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$environment" ||

@@ -171,7 +171,13 @@ class FlatModel:
             owner._buffers[name.rpartition(".")[2]] = self.vector[slices[name]].view(b.shape)
 
     def load(self, vector: torch.Tensor, train: bool | None = None) -> nn.Module:
-        """Copy `vector` [d] into the module and return it, in training mode or not (None: as it is)."""
+        """Copy `vector` [d] into the module and return it, in training mode or not (None: as it is).
+
+        Raises:
+            ValueError: it has another length; one number would be copied to all places.
+        """
+        if vector.shape != self.vector.shape:
+            raise ValueError(f"expected {len(self.vector)} numbers, got a tensor of {list(vector.shape)}")
         self.vector.copy_(vector)
         if train is not None:
             for module in self._modules:  # quicker than Module.train, which sets what is set already

@@ -116,6 +116,9 @@ class Learner:
         self._replays: dict[tuple[object, ...], Replay] = {}
         self._moving: dict[tuple[tuple[int, int], ...] | None, Moving] = {}
         self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        # such a mean weighs each batch by how many this rank has seen, of whichever clients
+        remedy = "batch norm without momentum depends on which clients a rank trained before; give it one"
+        require(all(m.momentum is not None for m in self._norms), "model", "batch norm", remedy)
 
     def moving(self, part: Part | None) -> Moving:
         """Return what moves when `part` is trained."""

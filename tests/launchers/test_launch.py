@@ -172,3 +172,24 @@ def test_again_restarts_what_was_killed_and_nothing_else(codes, ended, tmp_path)
     again 2 next"""
     done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == ended, done.stderr
+
+
+def test_an_installation_is_made_anew_when_any_of_its_sources_changes(tmp_path):
+    """A pull that changes a file in C must not leave the old library in use."""
+    sources = [*(f.relative_to(ROOT) for f in (ROOT / "mpifl" / "core").glob("*.[ch]"))]
+    sources += [Path(name) for name in ("setup.cfg", "setup.py", "pyproject.toml", "constraints.txt")]
+    for file in [*sources, Path("launch/common.sh")]:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes((ROOT / file).read_bytes())
+
+    def stamp() -> str:
+        program = f"set -euo pipefail; source {tmp_path}/launch/common.sh; cd {tmp_path}; stamp"
+        return subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout
+
+    found = [stamp(), stamp()]
+    assert found[0] == found[1] != ""
+    for file in sources:
+        (tmp_path / file).write_bytes((ROOT / file).read_bytes() + b"\n")
+        found.append(stamp())
+    assert {file.name for file in sources} >= {"kernels.c", "layers.c", "layers.h"}
+    assert len(set(found)) == len(sources) + 1

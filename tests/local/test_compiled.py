@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.skipif(
     not native.NETWORKS, reason="the loops in C were not built, or cannot run here"
 )
 
+EXAMPLES = int(os.environ.get("MPIFL_EXAMPLES", "70"))  # generated networks; more under the sanitizers
 TAKEN = ["mlp", "ifca_mlp", "lenet5", "flt_cnn_cifar", "leaf_cnn", "ccfl_cnn", "cfl_cnn"]
 LEFT = ["flt_mlp", "flt_cnn_mnist", "resnet18_cifar", "emdcnn"]
 CONFIGS = {
@@ -263,14 +265,14 @@ def generated_networks(examples: int, **sizes):
 
 def test_generated_networks_agree_with_pytorch():
     """Any order of layers with any options, odd sizes, batches of one, single samples, cut last batches."""
-    known, taken = generated_networks(70)()
+    known, taken = generated_networks(EXAMPLES)()
     assert taken > known / 2 > 10, "the loops should take most of what they know"
 
 
 @pytest.mark.nightly
 def test_many_generated_networks_agree_with_pytorch():
-    known, taken = generated_networks(3000, most=12, sides=17)()
-    assert taken > known / 2 > 500
+    known, taken = generated_networks(1500, most=12, sides=17)()
+    assert taken > known / 2 > 250
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "cfl_cnn"])

@@ -289,6 +289,23 @@ def test_a_frozen_batch_norm_uses_and_keeps_its_running_means():
     assert learner.flat.module.body[2].training, "the next visit trains batch norm again"
 
 
+def test_batch_norm_that_averages_over_all_batches_of_a_rank_is_refused():
+    """Its counter is no part of the vector: a client's mean would depend on who trained there before."""
+    with pytest.raises(UserError, match="momentum"):
+        Learner(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16, momentum=None), nn.Linear(16, 3)))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    "start", [torch.ones(()), torch.ones(1), torch.ones(3)], ids=lambda x: str(list(x.shape))
+)
+def test_a_start_of_another_length_is_refused(start, compiled):
+    """One number would be copied to all places of the vector."""
+    learner = Learner(built(), compiled=compiled)
+    with pytest.raises(ValueError, match=str(learner.layout.size)):
+        learner.sgd(start, SPLIT, CONFIGS["plain"], KEY)
+
+
 def test_the_gradient_is_that_of_the_mean_loss_in_evaluation_mode():
     torch.manual_seed(0)
     model = Normed().eval()
