@@ -390,6 +390,7 @@ def _observer(
             note = f"accuracy {row['accuracy_mean']:.4f}  worst {row['accuracy_worst']:.4f}"
             if bench.federation.groups is not None:
                 note += f"  ARI {row['ari']:.2f}"
+                note += f" without {row['num_unplaced']} unplaced clients" if row["num_unplaced"] else ""
             note += f"  clusters {row['num_clusters']}"
         progress.step(record.step, note)
 

@@ -108,7 +108,7 @@ def _layout(bench: Bench, taker: Stepper, places: Sequence[Place]) -> dict[str, 
 def _summary(bench: Bench, taker: Stepper, last: Mapping[str, float | int], sha: str) -> dict[str, Any]:
     """Return the final figures of a run."""
     tree = configuration.to_tree(bench.config)
-    figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters")
+    figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters", "num_unplaced")
     return {
         "format": folders.FORMAT,
         "name": bench.config.name,

@@ -163,6 +163,8 @@ def table(groups: Sequence[Group], target: float) -> list[dict[str, str]]:
         row["worst client, %"] = _spread(100 * g.final("accuracy_worst"))
         row["std over clients, %"] = _mean(100 * g.final("accuracy_std"))
         row["ARI"] = _mean(g.final("ari"), "{:.2f}")
+        unplaced = g.final("num_unplaced")
+        row["unplaced clients"] = _mean(unplaced, "{:.3g}") if unplaced.any() else ""
         row["clusters"] = _mean(g.final("num_clusters"), "{:.3g}")
         row["MB up"] = _mean(g.final("federation_bytes_up") / 1e6, "{:.4g}")
         row["MB down"] = _mean(g.final("federation_bytes_down") / 1e6, "{:.4g}")

@@ -150,6 +150,14 @@ def test_the_table_is_in_percent_megabytes_and_seconds_by_hand():
     assert (row["accuracy, %"], row["MB to target"]) == ("80.00", "never")
 
 
+def test_the_table_says_whose_cluster_is_not_known():
+    """Two and one clients that nobody has seen: 1.5 on average; no column where all were seen."""
+    runs = finished_run(num_unplaced=[6, 4, 2]), finished_run(num_unplaced=[5, 4, 1])
+    assert table([Group("one", runs)], 0.5)[0]["unplaced clients"] == "1.5"
+    seen = Group("one", (finished_run(num_unplaced=[5, 4, 0]),))
+    assert "unplaced clients" not in table([seen], 0.5)[0]
+
+
 def test_a_curve_is_the_mean_of_seeds_between_the_least_and_the_most():
     curve = Group("one", (finished_run(), finished_run(accuracy_mean=[0.4, 0.4, 1.0]))).curve(
         "bytes", "accuracy_mean"
