@@ -303,12 +303,12 @@ class Mpi(Transport):
             self._watch()
 
     def _watch(self) -> None:
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
+        before, self._watcher = self._watcher, None
         near = [r for r in range(self.size) if self.nodes[r] == self.nodes[self.rank]]
         if self._stopped_s and self.rank == near[0]:
             self._watcher = Watcher(self._stopped_s, [(self.processes[r], self.names[r]) for r in near])
+        if before is not None:
+            before.close()
 
     def regroup(self) -> tuple[int, ...]:
         """Shrink the communicator to the ranks that are left; their numbers close up."""
@@ -372,9 +372,9 @@ class Mpi(Transport):
 
     def leave(self, code: int) -> None:
         """Leave without MPI_Finalize where ranks may be lost: it would wait for those, and for Open MPI's
-        thread that finds hangs.
+        thread that finds hangs. Ranks are watched to the last: one that is stopped here keeps the launcher
+        waiting.
         """
-        self.watch(0.0)
         if is_tolerant():
             if not code:
                 self.part()

@@ -1,8 +1,10 @@
 """Ends processes of this host that are stopped: `python stopped.py SECONDS`, a program of its own, which goes
 on where its parent stands still, and which takes nothing but the standard library, so that it is light.
 
-It reads a line of JSON, [[pid, born, name], ...], and watches those processes until its input ends. Looks are
-counted, not seconds: while a scheduler suspends the whole job, this program stands still too.
+It reads a line of JSON, [[pid, born, name], ...], and watches those processes until another line comes. Where
+its input ends without one, its parent is gone: then it watches for one limit more, or until all are gone,
+because a rank that is stopped at the end keeps the launcher waiting. Looks are counted, not seconds: while a
+scheduler suspends the whole job, this program stands still too.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 LOOKS = 10  # within the limit
+GONE_S = 0.1  # between looks whether any process is left
 DISK_LIMITS = 10  # so many limits a process may wait for a disk before that is said
 HEARD_S = 0.5  # a launcher drops what it has not heard yet when a rank ends
-STOPPED, DISK = "T", "D"  # states of proc(5); t, stopped by a debugger, is none of our business
+STOPPED, DISK, DEAD = "T", "D", "Z"  # states of proc(5); t, stopped by a debugger, is none of our business
 
 Row = tuple[int, int, str]  # pid, born, name
 Looked = tuple[str, int, int]  # state, processor time then, how often in a row
@@ -52,12 +55,32 @@ def look(rows: Iterable[Row], seen: dict[int, Looked]) -> Iterator[tuple[str, Ro
             yield state, row
 
 
+def wait(rows: Iterable[Row], seconds: float) -> bool:
+    """Wait as long as any of the processes is there, at most so many seconds; return whether one still is."""
+    end = time.monotonic() + seconds
+    while any(status(pid)[2] == born and status(pid)[0] != DEAD for pid, born, _ in rows):
+        if time.monotonic() > end:
+            return True
+        time.sleep(GONE_S)
+    return False
+
+
 def main(limit: float) -> None:
-    """Watch until the input ends."""
-    rows: list[Row] = [(pid, born, name) for pid, born, name in json.loads(sys.stdin.readline() or "[]")]
+    """Watch until there is nothing to watch."""
+    told = open(0, "rb", buffering=0)  # noqa: SIM115  # so that `select` sees all that was not read
+    rows: list[Row] = [(pid, born, name) for pid, born, name in json.loads(told.readline() or "[]")]
     seen: dict[int, Looked] = {}
     heard = min(HEARD_S, limit / 2)
-    while not select.select([sys.stdin], [], [], (limit - heard) / LOOKS)[0]:
+    pause, more = (limit - heard) / LOOKS, LOOKS + 1
+    while more:
+        if more > LOOKS and select.select([told], [], [], pause)[0]:
+            if told.readline():
+                return
+            more = LOOKS
+        if more <= LOOKS:
+            more -= 1
+            if not wait(rows, pause):
+                return
         found = [*look(rows, seen)]
         for state, (_, _, name) in found:
             text = f"{name}, has waited for a disk for {DISK_LIMITS * limit:g} s; it is waited for"

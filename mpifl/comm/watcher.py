@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 
 from . import stopped
 from .process import Process
@@ -17,7 +18,7 @@ SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.
 
 
 class Watcher:
-    """A program beside this process that watches others, until it is closed or this process is gone.
+    """A program beside this process that watches others until it is closed, or all of them are gone.
 
     Args:
         limit: seconds that a process may be stopped, at most; then it is ended.
@@ -43,4 +44,5 @@ class Watcher:
     def close(self) -> None:
         """End it."""
         if self._program is not None:
-            self._program.communicate()
+            with suppress(BrokenPipeError):
+                self._program.communicate(b"\n")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
+import worlds
 
 from mpifl.comm import stopped
 from mpifl.comm.process import Process
@@ -73,4 +76,42 @@ def test_a_stopped_process_is_ended_by_a_watcher_that_no_signal_to_its_group_end
     sleeper.send_signal(signal.SIGSTOP)
     assert sleeper.wait(60) == -signal.SIGKILL
     watcher.close()
+    assert watcher._program.returncode == 0
     assert capfd.readouterr().err == "mpifl: rank 7, was stopped for 1 s (system.stopped_s) and is ended\n"
+
+
+def test_a_closed_watcher_ends_at_once(sleeper):
+    begin = time.monotonic()
+    Watcher(3600.0, [(Process.of(sleeper.pid), "rank 7")]).close()
+    assert time.monotonic() - begin < 30
+
+
+PARENT = """
+import sys
+from mpifl.comm.process import Process
+from mpifl.comm.watcher import Watcher
+watcher = Watcher(float(sys.argv[2]), [(Process.of(int(sys.argv[1])), "rank 7")])
+print(watcher._program.pid)
+"""
+
+
+def orphaned(sleeper: subprocess.Popen[bytes], limit: float) -> int:
+    """Return the pid of a watcher whose parent is gone."""
+    command = [sys.executable, "-c", PARENT, str(sleeper.pid), str(limit)]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, env=worlds.PYTHONPATH, check=True).stdout)
+
+
+def test_a_process_that_is_stopped_at_the_end_is_ended_though_the_watchers_parent_is_gone(sleeper):
+    stop(sleeper)
+    orphaned(sleeper, LIMIT)
+    assert sleeper.wait(60) == -signal.SIGKILL
+
+
+def test_a_watcher_does_not_outlive_its_parent_and_all_that_it_watches(sleeper):
+    pid = orphaned(sleeper, 3600.0)
+    assert os.path.exists(f"/proc/{pid}")
+    sleeper.kill()
+    end = time.monotonic() + 60
+    while os.path.exists(f"/proc/{pid}") and stopped.status(pid)[0] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.05)
