@@ -16,7 +16,7 @@ from mpifl.engine.delay import Exponential
 from mpifl.engine.policy import Buffer
 from mpifl.observe import checkpoint
 
-CASES = 500
+CASES = 80
 
 
 def written(folder: Path, seed: int) -> Path:
@@ -99,11 +99,12 @@ def swap(rng: random.Random, file: Path, other: Path) -> str:
     return "swapped"
 
 
-def test_five_hundred_damaged_checkpoints_are_all_found_out(runs, tmp_path):
+@pytest.mark.parametrize("cases", [CASES, pytest.param(500, marks=pytest.mark.nightly)])
+def test_damaged_checkpoints_are_all_found_out(cases, runs, tmp_path):
     mine, theirs = runs
     assert checkpoint.read(mine, 4, halted.RUN).step == 4
     rng, kinds, names = random.Random(7), set(), set()
-    for case in range(CASES):
+    for case in range(cases):
         folder = tmp_path / str(case) / "checkpoints"
         shutil.copytree(mine.parent, folder.parent, ignore=shutil.ignore_patterns("step-*[1235]", "first*"))
         shutil.copytree(mine / "clients", folder / "clients", dirs_exist_ok=True)

@@ -97,6 +97,7 @@ def test_a_run_whose_ranks_get_sigterm_goes_on_later_as_if_nothing_had_been(trai
     assert deaths.digest(tmp_path, "x") == deaths.digest(tmp_path, "whole")
 
 
+@pytest.mark.nightly
 def test_launch_scripts_turn_sigterm_into_a_stop_that_mpirun_hands_on(training, tmp_path):
     process = training("bash", "-c", GENTLY, COMMON)
     process.send_signal(signal.SIGTERM)
