@@ -4,8 +4,8 @@
     MPIFL_KILLS=15 MPIFL_KILLS_FROM=20 pytest -m nightly ...       numbers 20 to 34
 
 A case is a run, a moment (before MPI is up, as it comes up, while data are prepared, in training, in a
-message, while a client's state or a checkpoint is written, at the end), who gets which signal, and whether the
-job has fault tolerance. After the job has ended the same command goes on with `--resume`, once, at another
+message, while a client's state or a checkpoint is written, at the end), who gets which signal, and whether
+the job has fault tolerance. After the job has ended the same command goes on with `--resume`, at another
 number of ranks, unless the run is complete. Then all files are those of the undisturbed run.
 """
 
