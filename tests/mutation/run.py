@@ -44,7 +44,18 @@ BUGS = Path(__file__).parent / "bugs"
 COPIED = ("mpifl", "tests")  # the rest of the tree is linked to
 KINDS = ("textbook", "hole")
 LIMIT_S = 300.0
-PYTEST = ("-m", "pytest", "-x", "-q", "--tb=line", "-m", "not nightly", "-p", "no:cacheprovider")
+PYTEST = (
+    "-m",
+    "pytest",
+    "-x",
+    "-q",
+    "--tb=line",
+    "--assert=plain",
+    "-m",
+    "not nightly",
+    "-p",
+    "no:cacheprovider",
+)
 PASSED, NONE_COLLECTED, USAGE = 0, 5, 4  # exit codes of pytest
 SUFFIXES = (".c", ".h")
 
