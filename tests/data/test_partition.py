@@ -156,6 +156,16 @@ def test_the_rich_give_until_everyone_has_enough():
     np.testing.assert_array_equal(at_least(owner, 2, 2, rng()), owner)
 
 
+@pytest.mark.parametrize("name", ["a", "b", "c", "d"])
+def test_the_richest_give_and_are_cut_down_to_one_level(name):
+    """6, 6 and 0 samples, at least 2 each: both give one. 5, 4 and 0, at least 3: 3 each."""
+    for sizes, minimum, expected in (([6, 6, 0], 2, [5, 5, 2]), ([5, 4, 0], 3, [3, 3, 3])):
+        owner = np.repeat(np.arange(3), sizes)
+        found = at_least(owner, 3, minimum, rng(name))
+        np.testing.assert_array_equal(np.bincount(found, minlength=3), expected)
+        assert (found != owner).sum() == expected[2], "nobody else moves"
+
+
 def test_shards_hold_few_classes():
     labels = np.arange(1000) % 10
     owner = owners_by_shards(labels, 50, 2, rng())

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
+from mpifl.data.open import open_public
 from mpifl.data.partition.csr import everyone, from_lists
 from mpifl.data.pool import Pool
 from mpifl.data.transforms import Finish, PermuteLabels, Rotate
@@ -208,3 +210,24 @@ def test_mixture_is_one_hot_where_nothing_drifts(cache):
     federation = open_federation(DataConfig(cache=str(cache)), 0)
     np.testing.assert_array_equal(federation.mixture(5), [0, 1, 0, 0])
     assert federation.public() == ()
+
+
+def test_the_servers_own_images_are_the_training_part_of_their_source(tmp_path):
+    """Digits in the shape and normalisation of the clients' images; the test part is nobody's."""
+    config = DataConfig(
+        None, str(tmp_path), SOURCES["digits"](), SCENARIOS["iid"](clients=4), SOURCES["digits"]()
+    )
+    federation = open_federation(config, 0)
+    public, pool = open_public(config, federation), federation.pool
+    assert len(public) == pool.num_train != len(pool.test)
+    np.testing.assert_array_equal(public.y, pool.labels[pool.train])
+    torch.testing.assert_close(public.x, federation.finish(pool.images[pool.train]))
+
+
+def test_writers_with_just_enough_samples_are_clients():
+    """Three, two and five training samples: with at least three, two clients; with four, one."""
+    origin = np.array([0] * 3 + [1] * 2 + [2] * 5 + [0, 1, 2])
+    pool = Pool(np.zeros((13, 1, 2, 2), np.uint8), np.arange(13) % 2, 10, 2, origin)
+    for least, clients in ((2, 3), (3, 2), (4, 1), (5, 1)):
+        world = SCENARIOS["natural"](min_samples=least).world(pool, key(0))
+        assert len(world.facts["origins"]) == clients

@@ -83,6 +83,21 @@ def test_what_is_rolled_back_was_never_counted():
     assert again.close(2, np.array([2]), np.ones(3, int)) == once.close(2, np.array([2]), np.ones(3, int))
 
 
+def test_what_was_counted_of_a_step_before_stays_when_the_rest_is_rolled_back():
+    """Asynchronous visits of one step are committed one by one: the same entries grow and shrink again."""
+    once, again = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))
+    for ledger in (once, again):
+        enter(ledger, 1)
+        ledger.commit()
+    for _ in range(2):
+        enter(again, 1)
+        again.roll_back()
+    assert again.rows() == once.rows()
+    assert again.totals() == once.totals()
+    assert again.per_client() == once.per_client()
+    assert (again.total("up", 1), again.cast_bytes(1)) == (once.total("up", 1), once.cast_bytes(1))
+
+
 def test_a_ledger_goes_on_from_its_state_as_if_nothing_had_happened():
     """Also in the middle of a step: what is open, which row each client read, broadcasts, visits."""
     whole, broken = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))

@@ -70,6 +70,16 @@ def test_the_servers_link_is_shared():
     assert_allclose(end(slow, moved((100, 200))), 10 + 1 + 1 + 10, err_msg="its own link is the slower")
 
 
+def test_downloads_over_the_servers_link_wait_for_all_before_them():
+    """Of 100, 200 and 300 bytes at 100 a second the last is there after 6 seconds; computing takes one."""
+    visits = moved((100, 0), (200, 0), (300, 0))
+    assert_allclose(end(Links(server_bytes_s=100), visits), 10 + 6 + 1)
+    slow = Links(server_bytes_s=100, downlink_bytes_s=50, latency_s=0.5)
+    assert_allclose(
+        end(slow, visits), 10 + 3 + 6 + 0.5 + 1 + 0.5, err_msg="3 s of waiting, 6 over its own link"
+    )
+
+
 def test_statistics_take_no_computing_time():
     assert_allclose(end(Links(uplink_bytes_s=10), moved((0, 50), trains=False)), 10 + 5)
     assert end(Links(), []) == 10
