@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import UserError, require
 from mpifl.core.files import new_array
 
 META = "meta.json"
@@ -123,15 +123,23 @@ def _harm(path: Path, expected: Mapping[str, Any], verify: bool) -> str:
 def home_of(root: str | None, cache: str | None) -> Path:
     """Return `cache`, or the first writable of `root`/.mpifl, the user cache and the temporary folder."""
     if cache is not None:
-        return Path(os.path.expanduser(cache))
+        return folder_of(cache, "data.cache")
     xdg = os.environ.get("XDG_CACHE_HOME")
-    candidates = [Path(os.path.expanduser(root)) / ".mpifl"] if root is not None else []
+    candidates = [folder_of(root, "data.root") / ".mpifl"] if root is not None else []
     candidates.append(Path(xdg) / "mpifl" if xdg else Path(os.path.expanduser("~/.cache/mpifl")))
     for candidate in candidates:
         nearest = next(p for p in (candidate, *candidate.parents) if os.path.exists(p))
         if nearest.is_dir() and os.access(nearest, os.W_OK):
             return candidate
     return Path(tempfile.gettempdir()) / f"mpifl-{os.getuid()}"
+
+
+def folder_of(name: str, key: str) -> Path:
+    """Return the folder that a user names, `~` being home; refuse a name that no folder can have."""
+    folder = os.path.expanduser(name)
+    known = "\0" not in folder and not folder.startswith("~")
+    require(known, key, name, "there is no such user, or no folder of such a name; name another")
+    return Path(folder)
 
 
 def digest(*parts: Any) -> str:

@@ -21,7 +21,7 @@ from mpifl.data.federation import PoolFederation
 from mpifl.data.partition.csr import Csr
 from mpifl.data.pool import Pool, check_pool
 from mpifl.data.scenarios import Rotated
-from mpifl.data.sources import Digits, Photos, Source, normalisation
+from mpifl.data.sources import Digits, Photos, Source, in_one_line, normalisation
 from mpifl.data.transforms import Finish
 from mpifl.data.world import Scenario, Table, World
 
@@ -52,7 +52,7 @@ class DataConfig:
     def folder(self) -> Path | None:
         """Return the data root as the user or MPIFL_DATA gives it, None if neither does."""
         root = self.root or os.environ.get("MPIFL_DATA")
-        return Path(os.path.expanduser(root)) if root else None
+        return cache.folder_of(root, "data.root") if root else None
 
     @property
     def home(self) -> Path:
@@ -132,10 +132,21 @@ def prepare(
         remedy = "say where to put the files: --data.root DIR, or set MPIFL_DATA"
         require(root is not None, "data.root", None, remedy)
         assert root is not None
-        if any(not os.path.exists(path) for path in source.files(root)):
+        if any(not os.path.exists(path) for path in _files(source, root)):
             say(f"fetching {source.name} into {root}")
             source.download(root)
     return open_federation(config, seed, progress)
+
+
+def _files(source: Source, root: Path) -> list[Path]:
+    """Return the files that a source reads; refuse names that no folder can have."""
+    try:
+        return source.files(root)
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        remedy = f"cannot be looked into ({in_one_line(error)}); name another folder"
+        raise UserError("data.root", str(root), remedy) from error
 
 
 FileState = tuple[str, int, int]  # name, bytes, time of the last change in ns
@@ -151,7 +162,7 @@ def _states(config: DataConfig) -> list[FileState]:
     if source.needs_root:
         require(root is not None, "data.root", None, f"source {source.name} needs files: {how}")
     states = []
-    for path in source.files(root or Path()):
+    for path in _files(source, root or Path()):
         try:
             status = path.stat()
         except (OSError, ValueError) as error:  # a name may be none

@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from PIL import Image
 
 from mpifl.core.errors import UserError
-from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation, prepare
 from mpifl.data.sources import base
 
 MNIST = "MNIST/raw/train-images-idx3-ubyte"
@@ -439,6 +439,17 @@ def test_a_text_that_unpacks_to_more_than_usps_is_named(tmp_path):
     (tmp_path / "usps.bz2").write_bytes(bz2.compress(bytes(1 << 23)) * 9)
     (tmp_path / "usps.t.bz2").write_bytes(b"")
     assert "larger" in refusal(tmp_path, "usps")
+
+
+@pytest.mark.parametrize("key", ["root", "cache"])
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b", "~nobody-of-that-name"])
+def test_names_that_no_folder_can_have_are_refused(tmp_path, key, name):
+    source = SOURCES["digits" if key == "cache" else "mnist"]()
+    config = DataConfig(**({"root": str(tmp_path), "cache": str(tmp_path)} | {key: name}), source=source)
+    for opens in (open_federation, prepare):
+        with pytest.raises(UserError) as error:
+            opens(config, 0)
+        assert error.value.key == f"data.{key}"
 
 
 @pytest.mark.parametrize("path", ["a" * 300, "a\0b", "~nobody-of-that-name/a.npz"])

@@ -238,6 +238,23 @@ class Ragged(Own):
         return np.zeros((5, 5 + i), np.uint8), 0
 
 
+class Doubtful(Own):
+    def __getitem__(self, i):
+        return np.zeros((5, 5), np.uint8), 0.7
+
+
+class Gone(Own):
+    def __getitem__(self, i):
+        raise KeyError(i)
+
+
+class Painted(Own):
+    def __getitem__(self, i):
+        from PIL import Image
+        picture = Image.new("RGB", (5, 5), (i, 200, 0))
+        return picture.convert("P", palette=Image.Palette.ADAPTIVE), i % 3
+
+
 def Closed():
     raise OSError("the archive is closed")
 """
@@ -260,11 +277,20 @@ def test_a_users_dataset_is_read_by_file_or_by_module(tmp_path, monkeypatch):
     assert open_federation(config, 0).sizes.sum() == 16
 
 
+def test_a_picture_with_a_palette_is_read_in_its_colours(tmp_path):
+    (tmp_path / "painted.py").write_text(DATASET)
+    pool = load("dataset", tmp_path, path=f"{tmp_path}/painted.py:Painted")
+    assert pool.images[7, :, 2, 2].tolist() == [7, 200, 0]
+
+
 def test_a_users_dataset_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "owndata_broken.py").write_text(DATASET)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(UserError, match="of one shape"):
         load("dataset", tmp_path, path="owndata_broken:Ragged")
+    for name, word in (("Doubtful", "float"), ("Gone", "KeyError")):
+        with pytest.raises(UserError, match=word):
+            load("dataset", tmp_path, path=f"owndata_broken:{name}")
     with pytest.raises(UserError, match="has no 'Missing'"):
         load("dataset", tmp_path, path="owndata_broken:Missing")
     with pytest.raises(UserError, match="cannot be made from nothing"):

@@ -1,6 +1,6 @@
 """Sources of images. `SOURCES` is what `source.name` may say."""
 
-from mpifl.data.sources.base import Source, normalisation
+from mpifl.data.sources.base import Source, in_one_line, normalisation
 from mpifl.data.sources.cifar import Cifar10, Cifar20, Cifar100
 from mpifl.data.sources.dataset import Dataset
 from mpifl.data.sources.digits import Digits
@@ -32,4 +32,4 @@ SOURCES: dict[str, type[Source]] = {
     "synthetic": Synthetic,
 }
 
-__all__ = ["SOURCES", "Digits", "Photos", "Source", "normalisation"]
+__all__ = ["SOURCES", "Digits", "Photos", "Source", "in_one_line", "normalisation"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -79,7 +79,10 @@ class Dataset(Source):
         """Read every item."""
         factory = load_object(self.path, "data.source.path")
         require(callable(factory), "data.source.path", self.path, "name a class or a function")
-        takes = inspect.signature(factory).parameters
+        try:
+            takes: Mapping[str, Any] = inspect.signature(factory).parameters
+        except (TypeError, ValueError):  # of a class of Python's own
+            takes = {}
         parts = [
             self._read(factory, takes, str(root), train) for train in (True, False)[: 1 + ("train" in takes)]
         ]
