@@ -59,6 +59,16 @@ def test_group_broadcasts_are_sent_one_after_the_other():
     assert_allclose(end(links, visits, casts=400), 10 + 4 + 1 + 8)
 
 
+def test_a_group_broadcast_goes_at_the_rate_of_the_slowest(tmp_path):
+    """Links of 100 and 50 bytes a second: 800 bytes in 16 s for both, each with a latency of its own."""
+    file = tmp_path / "links.csv"
+    file.write_text("client,downlink_bytes_s,uplink_bytes_s,latency_s\n0,100,inf,0\n1,50,inf,0.5\n")
+    visits = moved((400, 0), (800, 0))
+    assert_allclose(end(NetworkTrace(str(file), cast="group"), visits, casts=800), 10 + 16 + 0.5 + 1 + 0.5)
+    narrow = NetworkTrace(str(file), cast="group", server_bytes_s=25)
+    assert_allclose(end(narrow, visits, casts=800), 10 + 32 + 0.5 + 1 + 0.5)
+
+
 def test_the_servers_link_is_shared():
     """100 bytes a second for all: downloads end at 1, 2, 3; computing 1 s; uploads of 200 bytes follow each
     other.
