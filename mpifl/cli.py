@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .comm import CannotGoOn, RankLost, Transport, asked_of, connect
-from .core.errors import Stopped, UserError, nearest, require
+from .core.errors import CodeFailed, Stopped, UserError, nearest, require
 from .core.files import is_full
 from .core.memory import keep_freed
 
@@ -38,6 +38,10 @@ def command(usage: str, **options: str) -> Callable[[Command], Command]:
         return function
 
     return register
+
+
+class NotWell(Exception):
+    """The doctor, or the witness, found something; all is said."""
 
 
 BINDING = {"bind-report": "print host, device, CPU mask and threads of every rank"}
@@ -219,7 +223,7 @@ def doctor(transport: Transport, args: argparse.Namespace) -> None:
     well = witness(transport, say) if args.witness else examine(transport, args.runs or "runs", say)
     if not well:
         transport.part()
-        raise SystemExit(1)
+        raise NotWell
 
 
 @command("CONFIG")
@@ -408,10 +412,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(f"mpifl: {error}", file=sys.stderr, flush=True)
         return 2
-    try:
-        code = _outcome(transport, args)
-    except SystemExit as end:
-        code = int(end.code or 0)
+    code = _outcome(transport, args)
     transport.leave(code)
     return code
 
@@ -422,12 +423,11 @@ def _outcome(transport: Transport, args: argparse.Namespace) -> int:
         COMMANDS[args.command][0](transport, args)
         sys.stdout.flush()
     except UserError as error:
-        if transport.is_server:
-            print(f"mpifl: {error}", file=sys.stderr, flush=True)
-        if not transport.part():  # the others do not know of it
-            print(f"mpifl: {error} (on rank {transport.rank})", file=sys.stderr, flush=True)
-            transport.abort(2)
-        return 2
+        return failed(transport, error, f"mpifl: {error}", 2)
+    except CodeFailed as error:
+        return failed(transport, error, f"{error.trace}mpifl: {error}", error.code)
+    except NotWell:
+        return 1
     except BrokenPipeError:  # the reader left: mpifl list methods | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -438,7 +438,11 @@ def _outcome(transport: Transport, args: argparse.Namespace) -> int:
         return STOPPED
     except (RankLost, CannotGoOn) as error:
         return broken_off(transport, error)
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt) as end:  # of the user's own code: mpifl itself raises neither
+        code = 130 if isinstance(end, KeyboardInterrupt) else 1
+        what = f"rank {transport.rank}: {type(end).__name__}({end}) outside of a method's hooks"
+        return failed(transport, CodeFailed(what, code=code), f"mpifl: {what}", code)
+    except BaseException as error:
         if is_full(error):
             text = f"{error}; make room, then go on from the last checkpoint: mpifl resume RUN"
             print(f"mpifl: rank {transport.rank}: {text}", file=sys.stderr, flush=True)
@@ -449,3 +453,15 @@ def _outcome(transport: Transport, args: argparse.Namespace) -> int:
         transport.abort(1)
         return 1
     return 0
+
+
+def failed(transport: Transport, error: Exception, text: str, code: int) -> int:
+    """End all ranks with one message and an exit code, by force only where others do not hear of it."""
+    transport.fail(error)
+    if transport.is_server:
+        print(text, file=sys.stderr, flush=True)
+    if not transport.part():
+        if not transport.is_server:
+            print(f"{text} (on rank {transport.rank})", file=sys.stderr, flush=True)
+        transport.abort(code)
+    return code

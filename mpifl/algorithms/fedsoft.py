@@ -83,10 +83,11 @@ class FedSoft(Algorithm):
         c = message["model"]  # [K, d]
         due = not state or (message.step - 1) % self.period == 0
         counts = self._counts(c, client) if due else state["counts"]  # [K]
+        n = torch.tensor(client.num_samples) if due else state["samples"]  # those that were counted
         if self.variant == "emdcfl":
             w = client.sgd(_mixed(c, counts), key)
         else:
-            u = (counts / client.num_samples).to(c)
+            u = (counts / n).to(c)
             mean = u @ c  # sum_s u_s c_s
             pull = self.lam * u.sum()
             target = (mean / u.sum())[: client.layout.num_parameters]
@@ -94,7 +95,7 @@ class FedSoft(Algorithm):
             w = client.sgd(start, key, direction=lambda g, w: g + pull * (w - target))
         notes = {"counts": counts.numpy()} if due else {}
         report = client.report(notes, {"train_loss": w.loss}, model=w.vector)
-        return report, {"model": w.vector, "counts": counts}
+        return report, {"model": w.vector, "counts": counts, "samples": n}
 
     def _counts(self, c: torch.Tensor, client: Client) -> torch.Tensor:
         """Return n_is [K]: samples whose loss is lowest under c_s, and never none."""

@@ -2,7 +2,8 @@
 linked to.
 
 Shared by FLT and PCA+kM+HC. The last row of table `model` is the initial model: it stands for clients that
-were never visited, and unknown clients use it. Memo: `linked` [N, N], `known` [N], `num_samples` [N].
+were never visited, and unknown clients use it. Memo: `linked` [N, N], `known` [N], `num_samples` [N] of the
+last visit.
 """
 
 from __future__ import annotations
@@ -71,8 +72,10 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
             only those who take part count.
     """
     known, last = server.memo["known"], len(server.tables["model"]) - 1
+    num_samples = server.memo["num_samples"].copy()
+    num_samples[notes.client] = notes.num_samples  # data may change from visit to visit
     first = [np.flatnonzero(known & (server.assign == k))[0] for k in range(last)]
-    shares = server.memo["linked"][first] * server.memo["num_samples"].astype(np.float64)  # [K, N]
+    shares = server.memo["linked"][first] * num_samples.astype(np.float64)  # [K, N]
     weights = shares[:, notes.client] * (notes.fresh | all_clients)  # [K, m]
     absent = np.maximum(shares.sum(1) - weights.sum(1), 0.0) * all_clients
     total = weights.sum(1) + absent
@@ -80,7 +83,7 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
     keep[:last, :last] *= (total == 0)[:, None]
     keep[:last, last] = absent / np.where(total > 0, total, 1.0)
     weights = np.vstack([weights / np.where(total > 0, total, 1.0)[:, None], np.zeros(len(notes))])
-    return Plan([Mixing(weights, keep=keep)])
+    return Plan([Mixing(weights, keep=keep)], memo={**server.memo, "num_samples": num_samples})
 
 
 def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **memo: np.ndarray) -> Plan:

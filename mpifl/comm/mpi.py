@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,7 +35,8 @@ from .wire import Count, Wire
 
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
 TAGS = 30000  # tags of paired messages cycle through this many numbers; MPI guarantees 32767
-HEADER, BLOCK = 30001, 30002
+HEADER, BLOCK, ALARM = 30001, 30002, 30003
+LISTEN = 16  # looks in vain for a message, after which it is worth asking whether another rank has failed
 POSTED = 32  # sends under way before it is worth asking which are over
 PARTING_SECONDS = 3.0
 NOTICE_SECONDS = 2.0  # in which the loss of a rank becomes known everywhere
@@ -112,6 +114,8 @@ class Mpi(Transport):
         self._received = 0  # bytes of the last paired message
         self._posted: list[tuple[MPI.Request, Any]] = []  # sends under way, and what they read from
         self._coming: list[tuple[MPI.Request, int, Any, torch.Tensor]] = []  # blocks under way
+        self._looks = 0  # in vain
+        self._heard: tuple[Exception | None, int] = None, 0  # with what a rank has failed, and who said so
         self._stopped_s = 0.0
         self._watcher: Watcher | None = None
         self.nodes = self._find_nodes(comm or MPI.COMM_WORLD)
@@ -179,11 +183,30 @@ class Mpi(Transport):
     def _recv(self, source: int, tag: int, purpose: str) -> Any:
         with self.wire("receive", purpose):
             status = MPI.Status()
-            message = patiently(lambda: self.comm.Improbe(source, tag, status))
+            message = patiently(lambda: self.comm.Improbe(source, tag, status) or self._listen())
             blob = bytearray(status.Get_count(MPI.BYTE))
             message.Recv([blob, len(blob), MPI.BYTE])
             self._received = len(blob)
         return pickle.loads(blob)
+
+    def _listen(self) -> Any:
+        """Raise what another rank has failed with, if it says so; called after a look in vain."""
+        self._looks += 1
+        status = MPI.Status()
+        if self._looks % LISTEN == 0 and self.comm.Iprobe(MPI.ANY_SOURCE, ALARM, status):
+            source = status.Get_source()
+            error: Exception = self.comm.recv(source=source, tag=ALARM)
+            self._heard = error, source
+            raise error
+
+    def fail(self, error: Exception) -> None:
+        """Send it on a tag of its own; small enough to be on its way without anybody waiting for it."""
+        heard, source = self._heard
+        others = range(1, self.size) if self.is_server else (0,)
+        with suppress(MPI.Exception):
+            for rank in others:
+                if error is not heard or rank != source:
+                    self._posted.append((self.comm.isend(error, rank, ALARM), error))
 
     @guarded
     def census(self) -> list[dict[str, Any]] | None:
@@ -285,6 +308,7 @@ class Mpi(Transport):
         status = MPI.Status()
         message = self.comm.Improbe(MPI.ANY_SOURCE, HEADER, status)
         if message is None:
+            self._listen()
             return None
         blob, source = bytearray(status.Get_count(MPI.BYTE)), status.Get_source()
         message.Recv([blob, len(blob), MPI.BYTE])

@@ -145,6 +145,12 @@ class Transport(ABC):
         """The work is done; the process may end here, with this exit code."""
         return
 
+    def fail(self, error: Exception) -> None:
+        """Have the others raise `error` too, where they wait next for a word: rank 0 if a worker calls, all
+        workers if rank 0 does. They may be elsewhere, and then do not hear of it.
+        """
+        return
+
     @abstractmethod
     def abort(self, code: int) -> None:
         """End every rank, now."""

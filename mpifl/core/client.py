@@ -47,7 +47,7 @@ class Client(ABC):
     """One client at one visit.
 
     Attributes:
-        id: 0..N-1. visit: how many visits it made before. num_samples: training samples.
+        id: 0..N-1. visit: how many visits it made before. num_samples: training samples at this visit.
         layout: of the model's flat vector. init: the common initial vector [d], which all know from the seed.
     """
 

@@ -26,6 +26,54 @@ class UserError(ValueError):
         return UserError(f"{prefix}.{self.key}" if prefix else self.key, self.value, self.remedy)
 
 
+class MethodError(UserError):
+    """A method's hook returned, or asked for, what cannot be. The user's method is at fault.
+
+    Args:
+        key: class and hook, as `FedAvg.aggregate`; what is wrong in `value`, in words.
+    """
+
+    def __init__(self, key: str, value: str, remedy: str) -> None:
+        super().__init__(key, value, remedy)
+        self.args = (one_line(f"{key}: {value}; {remedy}"),)
+
+
+class NotFinite(MethodError):
+    """An upload holds NaN or infinity: the one such error that need not be the method's fault."""
+
+
+class Missing(KeyError):
+    """A method asked for something by a name that is not there.
+
+    Args:
+        what: what is missing. remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self.what, self.remedy = what, remedy
+        super().__init__(what, remedy)
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
+class CodeFailed(RuntimeError):
+    """Code of the user's raised. Shown once, by rank 0: the traceback from that code on, then one line.
+
+    Args:
+        text: where, and what was raised.
+        trace: the traceback; empty for none.
+        code: the exit code.
+    """
+
+    def __init__(self, text: str, trace: str = "", code: int = 1) -> None:
+        self.text, self.trace, self.code = text, trace, code
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.text, self.trace, self.code)  # so that it can travel between ranks
+
+
 def _written(value: Any) -> str:
     try:
         return repr(value)

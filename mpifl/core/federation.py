@@ -45,7 +45,8 @@ class Federation(ABC):
         num_clients: N.
         num_classes: L, the number of labels.
         shape: (C, H, W) of one sample as `client` returns it.
-        sizes: int64 [N, 3], samples for training, validation and test of each client.
+        sizes: int64 [N, 3], samples for training, validation and test of each client (at its first visit,
+            where they change).
         groups: int64 [N], the hidden group of each client, or None where there is no ground truth.
         targets: int64, the clients whose accuracy is reported by itself (those a backdoor is aimed at), or
             None.
@@ -61,6 +62,12 @@ class Federation(ABC):
     @abstractmethod
     def client(self, k: int, visit: int = 0) -> ClientData:
         """Return the data of client `k` at its `visit`-th visit (a static federation ignores `visit`)."""
+
+    def num_samples(self, k: int, visit: int = 0) -> int:
+        """Return the number of training samples of client `k` at its `visit`-th visit, without reading them.
+        Default: `sizes`, for data that do not change.
+        """
+        return int(self.sizes[k, 0])
 
     @property
     def test_pool(self) -> int:

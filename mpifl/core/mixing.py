@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .errors import require
 from .params import Part
 from .types import Notes
 
@@ -56,18 +57,24 @@ class Plan:
 
 
 def shares(notes: Notes) -> np.ndarray:
-    """Return n_k / sum n [m]."""
+    """Return n_k / sum n [m].
+
+    Raises:
+        UserError: nobody has samples.
+    """
     n = notes.num_samples.astype(np.float64)
+    require(n.sum() > 0, "num_samples", n.tolist(), "nobody has samples to share by")
     return np.asarray(n / n.sum())
 
 
 def average(
     notes: Notes, weights: np.ndarray | None = None, into: str = "model", of: str = "model"
 ) -> Mixing:
-    """One row: the mean of all uploads, by samples unless `weights` [m] says otherwise."""
+    """One row: the mean of all uploads, by samples unless `weights` [m] says otherwise. It stays as it is
+    where all weights are 0.
+    """
     w = notes.num_samples if weights is None else weights
-    w = np.asarray(w, np.float64)
-    return Mixing((w / w.sum())[None], into=into, of=of)
+    return rows(np.asarray(w, np.float64)[None], into=into, of=of)
 
 
 def by_cluster(
@@ -87,9 +94,16 @@ def by_cluster(
 def rows(weights: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
     """Row k: the uploads mixed by row k of `weights` [K, m], which is normalised; a row of zeros stays as it
     is.
+
+    Raises:
+        UserError: weights of a row are not finite, or cancel each other.
     """
-    total = weights.sum(1)
-    empty = total == 0
+    total, empty = weights.sum(1), np.asarray(~weights.any(1))
+    bad = np.flatnonzero(~np.isfinite(total) | ((total == 0) & ~empty))
+    if len(bad):
+        require(
+            False, f"weights of row {bad[0]}", weights[bad[0]].tolist(), "their sum must be finite and not 0"
+        )
     normal = weights / np.where(empty, 1.0, total)[:, None]
     return Mixing(normal, keep=empty.astype(np.float64) if empty.any() else None, into=into, of=of)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .errors import Missing
 from .params import Layout
 
 Vector = torch.Tensor  # float32 [d] or [C, d]
@@ -16,6 +17,11 @@ State = Mapping[str, torch.Tensor]  # what a client keeps between its visits; em
 Reads = Mapping[
     str, "tuple[int, ...] | np.ndarray"
 ]  # table -> rows to download, or weights [K] of one mixture
+
+ASKED_FOR = {  # notes that the engine adds -> how to ask for them
+    "gram": "declare needs = Needs(gram=...) with an upload's name, or fingerprint_gram before training",
+    "row_distance": "declare needs = Needs(row_distance=...) with the name of an upload and its table",
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,9 @@ class Message:
     step: int = 1
 
     def __getitem__(self, table: str) -> torch.Tensor:
+        if table not in self.vectors:
+            there = ", ".join(self.vectors) or "nothing"
+            raise Missing(f"no table {table!r} was downloaded", f"reads() names {there}; name it there")
         return self.vectors[table]
 
 
@@ -79,6 +88,10 @@ class Notes:
         return len(self.client)
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.columns:
+            there = ", ".join(self.columns) or "no notes"
+            noted = f"clients send {there}; note it: client.report({{{name!r}: ...}})"
+            raise Missing(f"no note {name!r}", ASKED_FOR.get(name, noted))
         return self.columns[name]
 
     def having(self, **columns: np.ndarray) -> Notes:
@@ -109,7 +122,7 @@ class World:
     """What a method may know when it sets up the server.
 
     Attributes:
-        num_samples: int64 [N], training samples of each client.
+        num_samples: int64 [N], training samples of each client, at its first visit where they change.
         groups: int64 [N], the hidden truth; only given to methods that declare `Needs.groups`.
         layout: of the model's flat vector.
         public: the labelled sets the server owns, each as a client (`public[g].sgd`, `public[g].loss`).

@@ -40,6 +40,10 @@ class Drifted(Allotment):
         """Return what client `k` holds at its visit."""
         return self.inner.of(k, split, self.cycle(k, visit))
 
+    def num_samples(self, k: int, visit: int) -> int:
+        """Return how many training samples that are."""
+        return self.inner.num_samples(k, self.cycle(k, visit))
+
     def mixture(self, k: int, visit: int) -> np.ndarray | None:
         """Return the shares of the groups in that."""
         return self.inner.mixture(k, self.cycle(k, visit))

@@ -81,6 +81,10 @@ class PoolFederation(Federation):
         """Return the data of client `k` at its `visit`-th visit."""
         return LazyClient.reading(lambda split: self._split(k, split, visit), self.extra)
 
+    def num_samples(self, k: int, visit: int = 0) -> int:
+        """Return the number of training samples of client `k` at its `visit`-th visit."""
+        return self.allotment.num_samples(k, 0 if self._static else visit)
+
     def keep(self, megabytes: int) -> None:
         """Keep so much of finished samples at hand for their next use; whoever reads must not change them.
 

@@ -39,6 +39,12 @@ class Allotment(ABC):
     def of(self, k: int, split: str, visit: int) -> Draw:
         """Return what client `k` holds in `split` at its `visit`-th visit, a pure function of the three."""
 
+    def num_samples(self, k: int, visit: int) -> int:
+        """Return how many training samples client `k` holds at its `visit`-th visit; always as many, by
+        default.
+        """
+        return int(self.sizes[k, 0])
+
     def mixture(self, k: int, visit: int) -> np.ndarray | None:
         """Return the true share [groups] of each group in client `k`'s data, None if `groups` says it all."""
         return None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import CodeFailed, NotFinite, UserError
+
+from .hooks import trace_of
 
 DROP, ABORT = "drop", "abort"
 LOG = logging.getLogger("mpifl.clients")
 Made = TypeVar("Made")
 
 
-class ClientError(RuntimeError):
+class ClientError(CodeFailed):
     """An exception in a client's code, with its place."""
 
 
@@ -31,14 +32,6 @@ class Dropped:
     reason: str
 
 
-def checked(made: Made, peaks: Mapping[str, Any]) -> Made:
-    """Return what was made; raise `FloatingPointError` where an upload's largest value is not finite."""
-    for name, values in peaks.items():
-        if not np.isfinite(values).all():
-            raise FloatingPointError(f"upload {name!r} is not finite")
-    return made
-
-
 def attempt(work: Callable[[], Made], rank: int, visit: Dropped, drops: bool) -> Made | Dropped:
     """Return what `work` makes, at the second try if the first fails; or who is dropped, and why.
 
@@ -47,21 +40,24 @@ def attempt(work: Callable[[], Made], rank: int, visit: Dropped, drops: bool) ->
 
     Raises:
         ClientError: the work failed, and nobody is dropped.
+        MethodError, CodeFailed: the method is wrong, or ends the process: whoever the client is.
     """
-    try:
-        return work()
-    except UserError:  # such as a full disk: nothing that the client did
-        raise
-    except Exception as error:
-        where = getattr(error, "order", visit)
-        place = f"rank {rank}, client {where.client}, round {visit.step}, visit {where.visit}"
-        if not drops:
-            raise ClientError(f"{place}: {type(error).__name__}: {error}") from error
-        LOG.warning("%s failed, is tried again", place, exc_info=error)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    try:
-        return work()
-    except Exception as error:
-        LOG.warning("%s failed again, is left out", place, exc_info=error)
-        return Dropped(visit.step, visit.client, visit.visit, f"{type(error).__name__}: {error}")
+    for number in (1, 2):
+        try:
+            return work()
+        except Exception as error:
+            if isinstance(error, (UserError, CodeFailed)) and not (drops and isinstance(error, NotFinite)):
+                raise
+            where = getattr(error, "order", visit)
+            place = f"rank {rank}, client {where.client}, round {visit.step}, visit {where.visit}"
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, NotFinite):
+                reason = error.value.partition(": ")[2]
+            if not drops:
+                hook = f"{error.hook}: " if hasattr(error, "hook") else ""
+                raise ClientError(f"{hook}{place}: {reason}", trace_of(error)) from error
+            how = "failed, is tried again" if number == 1 else "failed again, is left out"
+            LOG.warning("%s %s", place, how, exc_info=error)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return Dropped(visit.step, visit.client, visit.visit, reason)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mpifl.comm import Lasting, RankLost, Task, open_pool, serve
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.core.timing import now
 from mpifl.core.types import Message, Server
@@ -111,12 +111,8 @@ class Events:
             lambda: regroup(stepper),
             lambda task: stepper.scheduler.candidates(task.header[0].client),
         )
-        try:
-            server = self._begin(pool, saved)
-            server = self._drive(server, pool, observe, saved)
-        except UserError as error:  # found on rank 0 only; the others must hear of it
-            pool.close("fail", error)
-            raise
+        server = self._begin(pool, saved)
+        server = self._drive(server, pool, observe, saved)
         pool.close("end")
         return server
 
@@ -164,8 +160,6 @@ class Events:
             try:
                 said = serve(stepper.transport, self._visit)
                 self.last_word, word = {"idle": said.idle, "served": said.seconds}, said.word
-                if word == "fail":
-                    raise said.what
                 if word == STOP:
                     self.checkpointer.stop(said.what)
                 acts.get(word, lambda: None)()
@@ -252,7 +246,7 @@ class Events:
         require(version in self.servers, "clock.trace", f"client {k}", remedy)
         stepper, server, v = self.stepper, self.servers[version], int(self.stepper.visits[k])
         step = max(self.servers) + 1
-        reads = stepper.algorithm.reads(server, k)
+        reads = stepper.read_by("reads", server, np.array([k]))[k]
         widths = {name: table.shape[1] for name, table in server.tables.items()}
         stepper.ledger.add_reads(step, {k: reads}, widths)
         due = self.clock.due(k, v, bytes_down(reads, widths, stepper.ledger.payload), self.upload_bytes)
@@ -311,7 +305,7 @@ class Events:
             notes = self.taker.compared(
                 server, self.stepper.columns(server.version + 1, lights, lag), uploads
             )
-            plan = algorithm.aggregate(server, notes)
+            plan = self.stepper.planned("aggregate", server, notes, algorithm.aggregate)
         if not algorithm.needs.asynchronous:
             plan = damped(plan, self.policy.rates(lag))
         for j, a in enumerate(arrivals):

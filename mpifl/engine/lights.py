@@ -6,17 +6,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpifl.core.errors import MethodError
+
 from .visits import Light
 
 
-def stacked_notes(lights: Sequence[Light]) -> dict[str, np.ndarray]:
-    """Stack the notes and findings of all reports; a report without one gets NaN."""
+def stacked_notes(lights: Sequence[Light], where: str = "notes") -> dict[str, np.ndarray]:
+    """Stack the notes and findings of all reports; a report without one gets NaN.
+
+    Args:
+        where: the hook that noted them.
+
+    Raises:
+        MethodError: a note has another shape at another client.
+    """
     tables = [{**light.notes, **light.findings} for light in lights]
     out = {}
     for name in dict.fromkeys(n for t in tables for n in t):
         example = np.asarray(next(t[name] for t in tables if name in t))
         blank = np.full(example.shape, np.nan)
-        out[name] = np.stack([np.asarray(t[name]) if name in t else blank for t in tables])
+        column = [np.asarray(t[name]) if name in t else blank for t in tables]
+        other = next((j for j, value in enumerate(column) if value.shape != example.shape), None)
+        if other is not None:
+            shape, client = column[other].shape, lights[other].client
+            what = f"note {name!r} of client {client} has shape {shape}, not {example.shape}"
+            raise MethodError(where, what, "a note has one shape for all clients: pad it with NaN")
+        out[name] = np.stack(column)
     return out
 
 
@@ -25,4 +40,10 @@ def mean_metrics(lights: Sequence[Light]) -> dict[str, float]:
     fresh = [light for light in lights if light.fresh]
     n = np.array([light.num_samples for light in fresh], float)
     names = dict.fromkeys(name for light in fresh for name in light.metrics)
-    return {name: float(np.average([light.metrics[name] for light in fresh], weights=n)) for name in names}
+    out = {}
+    for name in names:
+        there = np.array([name in light.metrics for light in fresh])
+        out[name] = float(
+            np.average([light.metrics[name] for light in fresh if name in light.metrics], weights=n[there])
+        )
+    return out

@@ -16,6 +16,8 @@ from mpifl.core.algorithm import apply_plan
 from mpifl.core.mixing import Plan
 from mpifl.core.types import Notes, Server
 
+from .hooks import check_clients, check_tables, deciding
+
 if TYPE_CHECKING:
     from .step import Stepper
 
@@ -34,18 +36,25 @@ class Prints:
         self._shown: Mapping[str, torch.Tensor] = {}  # what all download; on rank 0
 
     def founders(self) -> np.ndarray:
-        """Return who gives statistics before training: all, where nobody can be taken in later."""
+        """Return who gives statistics before training: all, where nobody can be taken in later; on rank 0."""
         stepper = self.stepper
+        if not stepper.transport.is_server:
+            return np.zeros(0, np.int64)
         if not (stepper.may_welcome and stepper.algorithm.needs.newcomers):
             return np.arange(len(stepper.sizes))
         present = np.setdiff1d(np.arange(len(stepper.sizes)), self.absent)
-        return stepper.algorithm.founders(stepper.world, present, stepper.seed.of("founders"))
+        with deciding(stepper.algorithm, "founders") as where:
+            chosen = stepper.algorithm.founders(stepper.world, present, stepper.seed.of("founders"))
+            check_clients(where, chosen, present)
+        return chosen
 
     def welcome(self, server: Server | None, cohort: np.ndarray) -> Server | None:
         """Return the server after it took in the strangers of a cohort."""
         stepper, strangers = self.stepper, None
         if server is not None:
-            strangers = stepper.algorithm.strangers(server, cohort)
+            with deciding(stepper.algorithm, "strangers", f"step {server.version + 1}") as where:
+                strangers = stepper.algorithm.strangers(server, cohort)
+                check_clients(where, strangers, cohort)
         strangers = stepper.transport.tell(strangers, "orders")
         if not len(strangers):
             return server
@@ -53,7 +62,7 @@ class Prints:
         plan = None
         if server is not None and prints is not None:
             with stepper.watch("cluster"):
-                plan = stepper.algorithm.welcome(server, prints)
+                plan = stepper.planned("welcome", server, prints, stepper.algorithm.welcome)
         return self.mixed(server, plan, uploads)
 
     def take(self, clients: np.ndarray, server: Server | None) -> tuple[Notes | None, Uploads]:
@@ -78,14 +87,17 @@ class Prints:
     def _compared(self, server: Server | None) -> tuple[str, int] | None:
         """Return the table whose rows a stranger's statistics are measured against, and their number."""
         name = self.stepper.algorithm.needs.fingerprint_distance
-        return (name, len(server.tables[name])) if server is not None and name is not None else None
+        return self.stepper.compared(server, name) if server is not None else None
 
     def _show(self) -> Mapping[str, torch.Tensor]:
         """Publish what all download for their statistics, made once."""
         stepper = self.stepper
         if not self._shown:
             with stepper.watch("cluster"):
-                self._shown = stepper.algorithm.shows(stepper.world, stepper.seed.of("shows"))
+                with deciding(stepper.algorithm, "shows") as where:
+                    shown = stepper.algorithm.shows(stepper.world, stepper.seed.of("shows"))
+                    check_tables(where, shown)
+                self._shown = shown
             stepper.tables.publish(self._shown)
         return self._shown
 

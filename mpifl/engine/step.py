@@ -6,7 +6,7 @@ line that speaks; rank 0 decides, the others are told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,13 +17,16 @@ from mpifl.comm.choose import is_spread
 from mpifl.comm.cost import Costs
 from mpifl.comm.tables import Tables
 from mpifl.core.algorithm import Algorithm, apply_plan
+from mpifl.core.errors import MethodError
 from mpifl.core.federation import Federation
+from mpifl.core.mixing import Plan
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Notes, Reads, Server, World
 from mpifl.local import Learner, LocalConfig
 
 from .client_errors import ClientError, Dropped
+from .hooks import Shapes, check_needs, check_plan, check_reads, check_server, deciding, hook_name
 from .ledger import Ledger, count_numbers
 from .lights import mean_metrics, stacked_notes
 from .payload import Payload
@@ -68,6 +71,7 @@ class Stepper:
 
     def __init__(self, setting: Setting) -> None:
         s = setting
+        check_needs(s.algorithm)
         self.transport, self.algorithm, self.world, self.seed = s.transport, s.algorithm, s.world, s.seed
         self.sizes = s.federation.sizes
         self.watch, self.store = Stopwatch(), s.store
@@ -103,7 +107,7 @@ class Stepper:
         self.train_metrics: dict[str, float] = {}
         self._owner = np.zeros(0, np.int64)  # rank of each report of the step
         self._peaks: dict[str, np.ndarray] = {}  # upload -> largest absolute value [m, C]
-        self._sizes: Mapping[str, int] = {}  # upload -> numbers
+        self._widths: Mapping[str, int] = {}  # upload -> width
         self._layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # nodes and ranks left, half-way
 
     # -- setting up ------------------------------------------------------------------------------------------
@@ -117,15 +121,72 @@ class Stepper:
         server = None
         if self.transport.is_server:
             with self.watch("cluster"):
-                server = self.algorithm.setup(self.world, prints, self.seed.of("setup"))
-                if self.algorithm.needs.inspect:
-                    server = self.algorithm.appraise(None, server, self.world.public)
+                with deciding(self.algorithm, "setup") as where:
+                    server = self.algorithm.setup(self.world, prints, self.seed.of("setup"))
+                    self.check_server(where, server)
+                server = self.appraised(None, server)
             self.tables.publish(server.tables)
         if self.algorithm.needs.fingerprint:
-            plan = self.algorithm.found(server, prints) if server is not None and prints is not None else None
+            plan = None
+            if server is not None and prints is not None:
+                plan = self.planned("found", server, prints, self.algorithm.found)
             server = self.prints.mixed(server, plan, uploads)
         self.settle(server)
         return server
+
+    def appraised(self, old: Server | None, new: Server) -> Server:
+        """Return `new` with what the server must know of its own rows."""
+        if not self.algorithm.needs.inspect:
+            return new
+        with deciding(self.algorithm, "appraise") as where:
+            done = self.algorithm.appraise(old, new, self.world.public)
+            self.check_server(where, done, new)
+        return done
+
+    def check_server(self, where: str, server: Server, known: Server | None = None) -> None:
+        """Raise `MethodError` for a server that no step can start from; see `hooks.check_server`."""
+        check_server(where, server, len(self.sizes), self._reads_own_row, known)
+
+    @property
+    def _reads_own_row(self) -> bool:
+        inner: Algorithm = getattr(self.algorithm, "inner", self.algorithm)
+        return type(inner).reads is Algorithm.reads
+
+    def planned(
+        self, hook: str, server: Server, notes: Notes, decide: Callable[[Server, Notes], Plan]
+    ) -> Plan:
+        """Return what a hook decides from notes, checked."""
+        uploads = {name: (peaks.size, self._widths[name]) for name, peaks in self._peaks.items()}
+        flat = {name: peaks.reshape(-1) for name, peaks in self._peaks.items()}
+        with deciding(self.algorithm, hook, f"step {server.version + 1}") as where:
+            plan = decide(server, notes)
+            spread = tuple(self.tables.spread)
+            check_plan(where, plan, server, uploads, flat, spread, self._reads_own_row)
+        return plan
+
+    def polished(self, old: Server, mixed: Server) -> Server:
+        """Return the server after `server_update`, whose rows change only where that is declared."""
+        with deciding(self.algorithm, "server_update", f"step {mixed.version}") as where:
+            new = self.algorithm.server_update(old, mixed)
+            if new is mixed:
+                return new
+            self.check_server(where, new, mixed)
+            others = [name for name, rows in new.tables.items() if rows is not mixed.tables.get(name)]
+            if others and not self.algorithm.needs.polish:
+                remedy = "declare needs = Needs(polish=True)"
+                raise MethodError(where, f"changed table {others[0]!r}", remedy)
+        return replace(new, version=mixed.version)
+
+    def read_by(self, hook: str, server: Server, clients: np.ndarray) -> dict[int, Reads]:
+        """Return what a hook, `reads` or `serves`, says that clients download."""
+        tables: Shapes = {name: (len(rows), rows.shape[1]) for name, rows in server.tables.items()}
+        out = {}
+        with deciding(self.algorithm, hook) as where:
+            ask = getattr(self.algorithm, hook)
+            for k in clients.tolist():
+                out[k] = ask(server, k)
+                check_reads(where, k, out[k], tables)
+        return out
 
     def settle(self, server: Server | None) -> None:
         """Take the rows of a server; spread tables out whose rows are each read by one client."""
@@ -149,7 +210,7 @@ class Stepper:
         fixed = not self.may_spread or self.mixer.collective is not None or needs.polish or needs.newcomers
         if k != n or fixed:
             return None
-        reads = [self.algorithm.reads(server, c).get(name, ()) for c in range(n)]
+        reads = [rows.get(name, ()) for rows in self.read_by("reads", server, np.arange(n)).values()]
         if any(len(r) != 1 for r in reads):
             return None
         reader = np.array([r[0] for r in reads])
@@ -180,17 +241,21 @@ class Stepper:
         lights, uploads = self.worker.run(orders)
         notes = self.gather(orders.step, lights)
         if name := self.algorithm.needs.gram or "":
-            notes = self.with_gram(notes, uploads, name, server is None or self.algorithm.compares(server))
+            wanted = True
+            if server is not None:
+                with deciding(self.algorithm, "compares"):
+                    wanted = self.algorithm.compares(server)
+            notes = self.with_gram(notes, uploads, name, wanted)
         plan = None
         if server is not None and notes is not None:
             with self.watch("cluster"):
-                plan = self.algorithm.aggregate(server, notes)
+                plan = self.planned("aggregate", server, notes, self.algorithm.aggregate)
         with self.watch("reduce"):
             changed = self.mixer.mix(plan.mixings if plan else None, self.cargo if plan else None, uploads)
         if server is None or plan is None or notes is None:
             return None, None
         new = apply_plan(server, plan, {**server.tables, **changed})
-        new = replace(self.algorithm.server_update(server, new), version=new.version)
+        new = self.polished(server, new)
         self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.spread})
         self.visits[notes.client[notes.fresh]] += 1
         return new, notes
@@ -201,15 +266,24 @@ class Stepper:
         if needs.memory:
             clients = np.union1d(cohort, np.flatnonzero(self.visits))
         fresh = np.isin(clients, cohort)
-        reads = {int(k): self.algorithm.reads(server, int(k)) for k in cohort}
+        reads = self.read_by("reads", server, cohort)
         widths = {name: self.tables.width(name) for name in server.tables}
         self.ledger.add_reads(step, reads, widths)
-        look = needs.probe and self.algorithm.probes(server, step)
+        with deciding(self.algorithm, "probes"):
+            look = needs.probe and self.algorithm.probes(server, step)
         costs = np.where(fresh, self.sizes[clients, 0], 1) + (len(clients) * 64 if look else 0)
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if look else ()
-        name = needs.row_distance or ""
-        compared = (name, len(server.tables[name])) if name else None
+        compared = self.compared(server, needs.row_distance)
         return self.parcels(step, clients, reads, costs, server.version, fresh, peers, compared)
+
+    def compared(self, server: Server, name: str | None) -> tuple[str, int] | None:
+        """Return the table that uploads of its name are measured against, and how many rows it has."""
+        if name is None:
+            return None
+        if name not in server.tables:
+            remedy = f"name an upload and the table of its name; the server has {', '.join(server.tables)}"
+            raise MethodError(hook_name(self.algorithm, "needs"), f"there is no table {name!r}", remedy)
+        return name, len(server.tables[name])
 
     def parcels(
         self,
@@ -274,20 +348,23 @@ class Stepper:
 
     def columns(self, step: int, everyone: Sequence[Light], staleness: np.ndarray) -> Notes:
         """Return the notes of reports in the order of their numbers; remember what mixing them needs."""
-        self._peaks = {
-            name: np.array([light.peaks[name] for light in everyone]) for name in everyone[0].peaks
-        }
-        self._sizes = everyone[0].sizes
-        for name, peaks in self._peaks.items():
-            if not np.isfinite(peaks).all():
-                bad = everyone[int(np.argmin(np.isfinite(peaks).all(1)))].client
-                raise FloatingPointError(f"client {bad}, round {step}: upload {name!r} is not finite")
+        where = hook_name(self.algorithm, "local_update" if step else "fingerprint")
+        first = everyone[0]
+        for light in everyone:
+            if light.widths != first.widths or any(
+                len(light.peaks[name]) != len(peaks) for name, peaks in first.peaks.items()
+            ):
+                (a, b), (k, other) = map(_uploads, (first, light)), (first.client, light.client)
+                what = f"client {k} uploads {a}, client {other} {b}"
+                raise MethodError(where, what, "all uploads of a step have the same names and shapes")
+        self._peaks = {name: np.array([light.peaks[name] for light in everyone]) for name in first.peaks}
+        self._widths = first.widths
         return Notes(
             client=np.array([light.client for light in everyone]),
             num_samples=np.array([light.num_samples for light in everyone]),
             staleness=staleness,
             fresh=np.array([light.fresh for light in everyone]),
-            columns=stacked_notes(everyone),
+            columns=stacked_notes(everyone, where),
         )
 
     def book(self, step: int, light: Light) -> None:
@@ -326,7 +403,7 @@ class Stepper:
         told = None
         if notes is not None and wanted:
             counts = np.bincount(self._owner, minlength=self.transport.size)
-            told = (tuple(int(c) for c in counts), self._sizes[name])
+            told = (tuple(int(c) for c in counts), self._peaks[name].shape[1] * self._widths[name])
         with self.watch("reduce"):
             told = self.transport.tell(told, "plan")
             if told is None:
@@ -342,8 +419,9 @@ class Stepper:
         """Return the scores of `clients` on rank 0: name -> float64 [len(clients)]."""
         parcels = None
         if server is not None:
-            hooks = self.algorithm.serves_unseen, self.algorithm.serves
-            serves = {int(k): hooks[bool(self.visits[k])](server, int(k)) for k in clients}
+            seen = self.visits[clients] > 0
+            serves = self.read_by("serves", server, clients[seen])
+            serves |= self.read_by("serves_unseen", server, clients[~seen])
             parcels = self.parcels(
                 server.version, clients, serves, self.sizes[clients, 2] + 1, server.version
             )
@@ -355,4 +433,14 @@ class Stepper:
             return None
         everyone = {k: s for part in parts for k, s in part.items()}
         names = everyone[int(clients[0])]
+        other = next((k for k, scores in everyone.items() if set(scores) != set(names)), None)
+        if other is not None:
+            what = f"client {other} scores {sorted(everyone[other])}, client {clients[0]} {sorted(names)}"
+            raise MethodError(hook_name(self.algorithm, "evaluate"), what, "return the same names for all")
         return {name: np.array([everyone[int(k)][name] for k in clients]) for name in names}
+
+
+def _uploads(light: Light) -> str:
+    """Return the names and shapes of a report's uploads, in words."""
+    shapes = [f"{name!r} [{len(light.peaks[name])}, {width}]" for name, width in light.widths.items()]
+    return ", ".join(shapes) or "nothing"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from mpifl.core.algorithm import apply_plan
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.types import Notes, Server
 
+from .hooks import deciding
 from .policy import Policy
 from .rows import read_rows, row_distances
 from .step import Stepper
@@ -33,12 +33,14 @@ class Taker:
         """Return the notes with what the method wants compared."""
         algorithm = self.stepper.algorithm
         name = algorithm.needs.gram
-        if name and algorithm.compares(server):
+        with deciding(algorithm, "compares"):
+            wanted = bool(name) and algorithm.compares(server)
+        if name and wanted:
             x = uploads[name]
             gram = self.mixer.gram(x, (len(x),), np.zeros(len(x), int), len(x[0]))
             assert gram is not None
             notes = notes.having(gram=gram)
-        if name := algorithm.needs.row_distance:
+        if self.stepper.compared(server, name := algorithm.needs.row_distance) and name:
             rows, p = server.tables[name], self.stepper.world.layout.num_parameters
             notes = notes.having(row_distance=np.stack([row_distances(u, rows, p) for u in uploads[name]]))
         return notes
@@ -48,25 +50,24 @@ class Taker:
         tables = dict(server.tables)
         with self.stepper.watch("reduce"):
             for m in plan.mixings:
-                tables[m.into] = self._mix(m, tables[m.into], uploads[m.of])
+                tables[m.into] = self._mix(m, tables[m.into], uploads.get(m.of, []))
         new = apply_plan(server, plan, tables)
-        polished = self.stepper.algorithm.server_update(server, new)
-        new = polished if polished is new else replace(polished, version=new.version)
-        if self.stepper.algorithm.needs.inspect:
-            with self.stepper.watch("evaluate"):
-                new = self.stepper.algorithm.appraise(server, new, self.stepper.world.public)
+        new = self.stepper.polished(server, new)
+        with self.stepper.watch("evaluate"):
+            new = self.stepper.appraised(server, new)
         self.stepper.tables.publish(new.tables)
         return new
 
     def _mix(self, mixing: Mixing, old: torch.Tensor, uploads: list[torch.Tensor]) -> torch.Tensor:
         if self.policy.singly:
             return blended_here(mixing, old, uploads)
-        return mixed_here(mixing, old, uploads, self.stepper.peaks(mixing.of).reshape(-1))
+        peaks = self.stepper.peaks(mixing.of).reshape(-1) if mixing.of else np.zeros(0)
+        return mixed_here(mixing, old, uploads, peaks)
 
 
 def largest_weight(plan: Plan, j: int, m: int) -> float:
-    """Return the largest weight of report j in any row of the first mixing."""
-    if not plan.mixings:
+    """Return the largest weight of report j in any row of the first mixing; 0 where it takes no uploads."""
+    if not plan.mixings or not plan.mixings[0].of:
         return 0.0
     weights = plan.mixings[0].weights
     return float(np.abs(weights.reshape(len(weights), m, -1)[:, j]).max())

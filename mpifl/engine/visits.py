@@ -26,8 +26,20 @@ from mpifl.core.types import Message, Report, State, Vector
 from mpifl.local import Learner, LocalClient, LocalConfig, Together, public_clients, train_all
 from mpifl.local.devices import message_on, report_home, state_on, tensors_on
 
-from .client_errors import Dropped, attempt, checked
+from .client_errors import Dropped, attempt
 from .coding import Coder
+from .hooks import (
+    calling,
+    check_look,
+    check_peaks,
+    check_scores,
+    check_vector,
+    checked_light,
+    checked_note,
+    checked_report,
+    checked_visit,
+    hook_name,
+)
 from .ledger import count_numbers
 from .payload import Payload
 from .peers import CountedPeer
@@ -77,7 +89,7 @@ class Light:
 
     Attributes:
         peaks: largest absolute value of each component of each upload.
-        sizes: numbers in each upload.
+        sizes: numbers in each upload. widths: of each of its components.
         bytes: of each upload as a federation would send it.
         unsent: names of uploads and notes that are no traffic.
         traffic: (kind, direction, client) -> (numbers, messages) exchanged in a probe.
@@ -92,6 +104,7 @@ class Light:
     metrics: Mapping[str, float]
     peaks: Mapping[str, list[float]]
     sizes: Mapping[str, int]
+    widths: Mapping[str, int] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
     traffic: Mapping[tuple[str, str, int], tuple[int, int]] = field(default_factory=dict)
     unsent: tuple[str, ...] = ()
@@ -181,26 +194,31 @@ class Worker:
                 stacked |= self._stacked(block, orders)
             done = stacked.pop(order.number, None)
             report, sizes = done or self._visit(order, orders)
+        hook = "fingerprint" if stacked is None else "local_update"
         notes, findings, traffic = self._look(report, order, peers, orders.step)
         findings = {**findings, **self._distances(report, orders.compared)}
-        light = _light(order, report, sizes, notes, findings, traffic)
-        return self._checked(light), report.vectors
+        return self._light(hook, order, report, sizes, notes, findings, traffic), report.vectors
 
     def _print(self, order: Order, orders: Orders) -> Coded:
         with self.watch("train"):
             client = self.client(order.client, order.visit, orders.step)
             shown = message_on(self.message(order, orders.step, 0), self.learner.device).vectors
             key = self.key.of("fingerprint", order.client)
-            report = self.algorithm.fingerprint(client, shown, key)
-        assert report is not None, "a method that declares fingerprint returns a report"
+            needs, place = self.algorithm.needs, _place(order)
+            asked = {"fingerprint_gram": needs.fingerprint_gram}
+            asked["fingerprint_distance"] = needs.fingerprint_distance
+            with calling(self.algorithm, "fingerprint", place) as where:
+                made = self.algorithm.fingerprint(client, shown, key)
+                report = checked_report(where, place, made, asked, self.learner.device)
         return self.coder.up(self._home(report), None, order.visit, key)
 
     def _visit(self, order: Order, orders: Orders) -> Coded:
-        client = self.client(order.client, order.visit, orders.step)
         if not order.fresh:
             with self.watch("load"):
                 remembered = self.store.load("upload", order.client, order.visit)
-            return Report(client.id, client.num_samples, remembered), {}
+            num_samples = self.federation.num_samples(order.client, order.visit - 1)  # those it was made from
+            return Report(order.client, num_samples, remembered), {}
+        client = self.client(order.client, order.visit, orders.step)
         return self._train(client, order, self.message(order, orders.step, orders.version))
 
     def serve(self, order: Order, message: Message) -> tuple[Light | Dropped, dict[str, torch.Tensor]]:
@@ -212,8 +230,8 @@ class Worker:
         def work() -> tuple[Light, Report]:
             report, sizes = self._train(client, order, self.coder.down(message))
             report = report_home(report, self.learner.device)
-            light = _light(order, report, sizes, {}, self.inspect(report), {})
-            return self._checked(light), report
+            findings = self.inspect(order, report)
+            return self._light("local_update", order, report, sizes, {}, findings, {}), report
 
         visit = Dropped(message.step, order.client, order.visit, "")
         made = attempt(work, self.rank, visit, self.drops)
@@ -234,17 +252,52 @@ class Worker:
         ranks = sum(t.nodes[r] == t.nodes[t.rank] for r in t.workers)
         return room(self.learner.device, ranks)
 
-    def _checked(self, light: Light) -> Light:
-        return checked(light, light.peaks) if self.drops else light
+    def _light(
+        self,
+        hook: str,
+        order: Order,
+        report: Report,
+        sizes: Mapping[str, int],
+        notes: Mapping[str, Any],
+        findings: Mapping[str, Any],
+        traffic: Mapping[tuple[str, str, int], tuple[int, int]],
+    ) -> Light:
+        """Return a report of a hook without its vectors, which are found finite on the way."""
 
-    def inspect(self, report: Report) -> Mapping[str, Any]:
+        def peaks(v: Vector) -> list[float]:
+            return [peak(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
+
+        where, place = hook_name(self.algorithm, hook), _place(order)
+        report = checked_light(where, place, report, order.client)
+        largest = {name: peaks(v) for name, v in report.vectors.items()}
+        check_peaks(where, place, largest)
+        return Light(
+            number=order.number,
+            client=report.client,
+            num_samples=report.num_samples,
+            fresh=order.fresh,
+            notes={**report.notes, **notes},
+            findings=findings,
+            metrics=report.metrics,
+            peaks=largest,
+            sizes={name: count_numbers(v) for name, v in report.vectors.items()},
+            widths={name: v.shape[-1] for name, v in report.vectors.items()},
+            bytes=sizes,
+            traffic=traffic,
+            unsent=report.unsent,
+        )
+
+    def inspect(self, order: Order, report: Report) -> Mapping[str, Any]:
         """Judge an upload on the server's own data, here where it is."""
         if not self.algorithm.needs.inspect:
             return {}
         with self.watch("evaluate"):
             if not self._public:
                 self._public = public_clients(self.federation, self.learner, self.local)
-            return self.algorithm.inspect(report.vectors, self._public)
+            place = _place(order)
+            with calling(self.algorithm, "inspect", place) as where:
+                found = self.algorithm.inspect(report.vectors, self._public)
+                return {name: checked_note(where, place, name, value) for name, value in found.items()}
 
     def _stacked(self, block: int, orders: Orders) -> dict[int, Coded]:
         """Train the clients of one block together; return what they made, by the number of their report.
@@ -258,7 +311,7 @@ class Worker:
         for order in mine:
             client = self.client(order.client, order.visit, orders.step)
             messages.append(self.message(order, orders.step, orders.version))
-            works.append(partial(self.algorithm.local_update, *self._before(client, order, messages[-1])))
+            works.append(partial(self._local_update, order, *self._before(client, order, messages[-1])))
         try:
             with self.watch("train"):
                 made = self.together.run(works)
@@ -274,8 +327,17 @@ class Worker:
         """Train and commit the client's state."""
         arguments = self._before(client, order, message)
         with self.watch("train"):
-            made = self.algorithm.local_update(*arguments)
+            made = self._local_update(order, *arguments)
         return self._after(order, message, *made)
+
+    def _local_update(
+        self, order: Order, message: Message, state: State, client: LocalClient, key: Key
+    ) -> tuple[Report, State]:
+        """Return what the method's own returns, checked."""
+        place = _place(order)
+        with calling(self.algorithm, "local_update", place) as where:
+            made = self.algorithm.local_update(message, state, client, key)
+            return checked_visit(where, place, made, self.algorithm, self.learner.device)
 
     def _before(
         self, client: LocalClient, order: Order, message: Message
@@ -319,7 +381,9 @@ class Worker:
             me = self.client(order.client, order.visit, step)
             others = [CountedPeer(me.id, p, traffic, self.coder.payload) for p in peers]
             key = self.key.of("probe", order.client, step)
-            look = self.algorithm.probe(me, report.vectors, others, key)
+            with calling(self.algorithm, "probe", _place(order)) as where:
+                look = self.algorithm.probe(me, report.vectors, others, key)
+                check_look(where, _place(order), look)
         return look.notes, look.findings, traffic
 
     def judge(self, orders: Orders) -> dict[int, dict[str, float]]:
@@ -335,15 +399,29 @@ class Worker:
                 client = self.client(order.client, last, orders.step)
                 message = message_on(self.message(order, orders.step, orders.version), self.learner.device)
                 state = state_on(self.store.load("state", order.client, order.visit), self.learner.device)
-                scores = self.algorithm.evaluate(message, state, client, client.data.test)
-                for name, split in client.data.extra.items():
-                    extra = self.algorithm.evaluate(message, state, client, split)
-                    scores |= {f"{what}_{name}": value for what, value in extra.items()}
-                if self.finetune_epochs:
-                    start = self.algorithm.model_of(message, state, client)
-                    scores |= self._finetuned(client, start)
+                visit = Dropped(orders.step, order.client, last, "")
+                work = partial(self._scores, message, state, client)
+                scores = attempt(work, self.rank, visit, drops=False)
+                assert not isinstance(scores, Dropped)
                 out[order.client] = scores
         return out
+
+    def _scores(self, message: Message, state: State, client: LocalClient) -> dict[str, float]:
+        place = f"client {client.id}"
+        with calling(self.algorithm, "evaluate", place) as where:
+            scores = self.algorithm.evaluate(message, state, client, client.data.test)
+            check_scores(where, place, scores)
+            scores = dict(scores)
+            for name, split in client.data.extra.items():
+                extra = self.algorithm.evaluate(message, state, client, split)
+                check_scores(where, place, extra)
+                scores |= {f"{what}_{name}": value for what, value in extra.items()}
+        if self.finetune_epochs:
+            with calling(self.algorithm, "model_of", place) as where:
+                start = self.algorithm.model_of(message, state, client)
+                check_vector(where, place, start, client.layout.size)
+            scores |= self._finetuned(client, start)
+        return scores
 
     def _finetuned(self, client: LocalClient, start: Vector) -> dict[str, float]:
         """Return what the model a client is judged by scores after some more epochs on its training data."""
@@ -352,30 +430,6 @@ class Worker:
         return {f"{what}_finetuned": value for what, value in client.judge(tuned).items()}
 
 
-def _light(
-    order: Order,
-    report: Report,
-    sizes: Mapping[str, int],
-    notes: Mapping[str, Any],
-    findings: Mapping[str, Any],
-    traffic: Mapping[tuple[str, str, int], tuple[int, int]],
-) -> Light:
-    """Return a report without its vectors."""
-
-    def peaks(v: Vector) -> list[float]:
-        return [peak(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
-
-    return Light(
-        number=order.number,
-        client=report.client,
-        num_samples=report.num_samples,
-        fresh=order.fresh,
-        notes={**report.notes, **notes},
-        findings=findings,
-        metrics=report.metrics,
-        peaks={name: peaks(v) for name, v in report.vectors.items()},
-        sizes={name: count_numbers(v) for name, v in report.vectors.items()},
-        bytes=sizes,
-        traffic=traffic,
-        unsent=report.unsent,
-    )
+def _place(order: Order) -> str:
+    """Return whose visit it is, in words."""
+    return f"client {order.client}, visit {order.visit}"

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from mpifl.core.client import Client, Direction, Loss, Trained
+from mpifl.core.errors import Missing
 from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.core.params import Part
 from mpifl.core.rng import Key
@@ -44,8 +45,12 @@ class LocalClient(Client):
         self._home = learner.device if home is None else home
         self.id, self.visit, self.step = k, visit, step
         self.layout, self.init = learner.layout, learner.init.to(self._home)
-        self.num_samples = int(federation.sizes[k, 0])
         self._federation, self._learner, self._config = federation, learner, config
+
+    @cached_property
+    def num_samples(self) -> int:  # type: ignore[override]  # an attribute of Client
+        """The number of training samples at this visit."""
+        return self._federation.num_samples(self.id, self.visit)
 
     @cached_property
     def data(self) -> ClientData:
@@ -62,7 +67,8 @@ class LocalClient(Client):
     def auxiliary(self) -> LocalClient:
         """The same client with the network beside the model."""
         learner = self._learner.auxiliary
-        assert learner is not None, "a method that names an auxiliary network gets one"
+        if learner is None:
+            raise Missing("no network beside the model", "name one: define auxiliary()")
         twin = LocalClient(
             self.id, self._federation, learner, self._config, self.visit, self.step, self._home
         )

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from mpifl.algorithms import CATALOGUE
 from mpifl.config import SystemConfig
 from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.errors import NotFinite
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
 from mpifl.engine.client_errors import ClientError
@@ -114,7 +115,7 @@ def test_an_exception_in_a_client_names_rank_client_round_and_visit(tmp_path):
 
 
 def test_an_upload_that_is_not_finite_stops_the_run_and_is_named(tmp_path):
-    with pytest.raises(FloatingPointError, match="client 2, round 1: upload 'model' is not finite"):
+    with pytest.raises(NotFinite, match="client 2, visit 0: upload 'model' is not finite"):
         worlds.run(Counting(fail=2, how="nan"), worlds.Tiny(), tmp_path)
 
 

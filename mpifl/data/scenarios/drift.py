@@ -128,6 +128,11 @@ class Mixtures(Allotment):
         chosen = mixed[:held] if split == "val" else mixed[held:]
         return Draw(index[chosen], group[chosen])
 
+    def num_samples(self, k: int, visit: int) -> int:
+        """Return how many training images client `k` holds at `visit`."""
+        total = self._totals(0 if self.options.static else visit)[k]
+        return int(total - self._held(total))
+
     def mixture(self, k: int, visit: int) -> np.ndarray:
         """Return the share of each cluster in client `k`'s images at `visit`, float64 [K]."""
         visit = 0 if self.options.static else visit
