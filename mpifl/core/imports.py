@@ -41,7 +41,7 @@ def _import(place: str, path: str, key: str) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         raise UserError(key, path, f"{error}; give package.module:Name or file.py:Name") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -60,6 +60,6 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
     return module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,73 @@ def test_a_step_without_any_client_ends_the_run(clumsy, mpirun, tmp_path):
     end = go(mpirun, None, tmp_path, "x", *clumsy, *ROUNDS, "--on_client_error", "drop")
     assert end.returncode == 1
     assert "all clients of round 1 failed; client 0, visit 0: MemoryError: no room" in end.stderr
+
+
+LEAVING = """
+import sys
+from dataclasses import dataclass
+
+from mpifl.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Leaving(FedAvg):
+    where: str = ""
+
+    def local_update(self, message, state, client, key):
+        if client.id == 3 and self.where == "client":
+            sys.exit(0)
+        if client.id == 3 and self.where == "key":
+            raise KeyboardInterrupt
+        if client.id == 3 and self.where == "raise":
+            raise ArithmeticError("no such number")
+        return super().local_update(message, state, client, key)
+
+    def aggregate(self, server, notes):
+        return sys.exit(0) if self.where == "server" else super().aggregate(server, notes)
+
+    def evaluate(self, message, state, client, split):
+        scores = super().evaluate(message, state, client, split)
+        return scores if client.id != 3 or self.where != "judging" else None
+"""
+ENDS = {  # where the method goes wrong -> the exit code, and what is said once
+    "client": (2, "Leaving.local_update: client 3, visit 0: sys.exit(0)"),
+    "key": (130, "Leaving.local_update: client 3, visit 0: interrupted"),
+    "raise": (1, "visit 0: ArithmeticError: no such number"),
+    "server": (2, "Leaving.aggregate: step 1: sys.exit(0)"),
+    "judging": (2, "Leaving.evaluate: client 3: returned None"),
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "ranks", "kind"),
+    [
+        *((where, None, ROUNDS) for where in ENDS),
+        *((where, 3, ROUNDS) for where in ("client", "key", "raise", "server", "judging")),
+        *((where, 3, EVENTS) for where in ("client", "server", "judging")),
+    ],
+)
+def test_code_of_a_method_that_ends_or_fails_ends_all_ranks_with_one_message(
+    where, ranks, kind, mpirun, tmp_path
+):
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    method = ["--algorithm.name", f"{tmp_path / 'leaving.py'}:Leaving", "--algorithm.where", where]
+    start = time.monotonic()
+    end = go(mpirun, ranks, tmp_path, "x", *method, *kind, "--data.cache", str(tmp_path / "cache"))
+    code, text = ENDS[where]
+    assert end.returncode == code
+    assert end.stderr.count(text) == 1
+    assert end.stderr.count("Traceback") == (where == "raise")
+    assert "MPI_ABORT" not in end.stderr
+    assert not (tmp_path / "tiny-x" / "summary.json").exists()
+    assert time.monotonic() - start < 120  # of which nearly all is the start of Python on a busy machine
+
+
+def test_a_rank_that_trains_for_long_does_not_keep_the_others_from_ending(mpirun, tmp_path):
+    text = LEAVING.replace("return super().local_update", "import time; time.sleep(600)")
+    (tmp_path / "leaving.py").write_text(text)
+    method = ["--algorithm.name", f"{tmp_path / 'leaving.py'}:Leaving", "--algorithm.where", "client"]
+    cohort = ["--local.epochs", "1", "--data.scenario.clients", "4", "--data.cache", str(tmp_path / "cache")]
+    end = go(mpirun, 3, tmp_path, "x", *method, *ROUNDS, *cohort)
+    assert end.returncode == 2
+    assert "sys.exit(0)" in end.stderr
