@@ -34,7 +34,9 @@ def test_the_proximal_step_by_hand():
     w <- 2 - 0.5 (2 - 4 + 0.5 (1/4 (2 - 1) + 3/4 (2 - 5))) = 2 - 0.5 (-2 - 1) = 3.5.
     """
     client = byhand.Quadratic([4.0])
-    state = {"model": torch.tensor([2.0]), "counts": torch.tensor([2.5, 7.5], dtype=torch.float64)}
+    client.num_samples = 40  # others than when they were counted, a round ago: the shares stay
+    counts = torch.tensor([2.5, 7.5], dtype=torch.float64)
+    state = {"model": torch.tensor([2.0]), "counts": counts, "samples": torch.tensor(10)}
     method = FedSoft(num_clusters=2, lam=0.5, tau=2)
     report, new = method.local_update(byhand.message(step=2, model=[[1.0], [5.0]]), state, client, byhand.KEY)
     assert_close(new["model"], torch.tensor([3.5]))
@@ -47,7 +49,9 @@ def test_the_proximal_step_by_hand():
 def test_the_emdcfl_variant_counts_in_every_round(variant, tau, due):
     """Round 2: the paper counts in every second round, the EMD-CFL repository in each."""
     client = byhand.Told([[1.0] * 10, [2.0] * 10], val=[[1.0] * 10, [2.0] * 10])
-    state = {"model": torch.tensor([2.0]), "counts": torch.tensor([2.5, 7.5], dtype=torch.float64)}
+    client.num_samples = 40  # others than when they were counted, a round ago: the shares stay
+    counts = torch.tensor([2.5, 7.5], dtype=torch.float64)
+    state = {"model": torch.tensor([2.0]), "counts": counts, "samples": torch.tensor(10)}
     method = FedSoft(num_clusters=2, tau=tau, variant=variant)
     report, _ = method.local_update(byhand.message(step=2, model=CENTRES[:2]), state, client, byhand.KEY)
     assert ("counts" in report.notes) == due

@@ -32,6 +32,29 @@ def test_ccfl_draws_new_data_at_every_visit(ccfl):
     assert not np.array_equal(ccfl.labels(3, "train", 0)[:50], ccfl.labels(3, "train", 1)[:50])
 
 
+CYCLES = {"smallest": 20, "largest": 60, "public": 40, "test_images": 20}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options", "awaits"),
+    [
+        ("ccfl", CYCLES | {"validation": 0.3}, False),
+        ("ccfl", CYCLES | {"validation": 0.3}, True),
+        ("ccfl", CYCLES | {"static": True}, False),
+        ("population", {"clients": 5, "samples": 12, "test_images": 4, "validation": 0.2}, False),
+        ("dirichlet", {"clients": 5, "alpha": 1.0}, False),
+    ],
+)
+def test_the_number_of_samples_is_that_of_the_visit(scenario, options, awaits, open_small):
+    federation = open_small("fashionmnist", scenario, **options)
+    if awaits:
+        federation.await_drift(0.2, 5)
+    found = [[len(federation.client(k, v).train) for v in range(4)] for k in range(3)]
+    assert found == [[federation.num_samples(k, v) for v in range(4)] for k in range(3)]
+    np.testing.assert_array_equal(np.array(found)[:, 0], federation.sizes[:3, 0])
+    assert (len(np.unique(found)) > 3) == federation.changes
+
+
 def test_ccfl_mixtures_favour_the_main_cluster(ccfl):
     mixtures = np.array([[ccfl.mixture(k, v) for v in range(5)] for k in range(80)])
     np.testing.assert_allclose(mixtures.sum(axis=2), 1.0)
