@@ -448,6 +448,8 @@ def _outcome(transport: Transport, args: argparse.Namespace) -> int:
             print(f"mpifl: rank {transport.rank}: {text}", file=sys.stderr, flush=True)
             transport.abort(1)
             return 1
+        if transport.size == 1 and not isinstance(error, Exception):
+            raise
         trace = traceback.format_exc()
         print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)
         transport.abort(1)

@@ -35,7 +35,7 @@ def late(number: int, frame: FrameType | None) -> None:
 
 def accepted(*arguments: Any) -> Any:
     """Stand in for the engine."""
-    raise SystemExit(0)
+    raise Accepted
 
 
 def answered(case: dict[str, Any], errors: Path) -> dict[str, Any]:
@@ -55,6 +55,8 @@ def answered(case: dict[str, Any], errors: Path) -> dict[str, Any]:
     signal.alarm(LIMIT_S)
     try:
         code: Any = main(case["argv"])
+    except Accepted:
+        code = 0
     except SystemExit as end:
         code = end.code
     except TooLate:
