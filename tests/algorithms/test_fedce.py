@@ -6,10 +6,13 @@ import math
 
 import byhand
 import numpy as np
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from test_limits import Limit, agree
+from torch.testing import assert_close
 
 from mpifl.algorithms.fedce import FedCE, association
+from mpifl.core.federation import ClientData
 
 L = np.array([[3.0, 5.0], [0.0, 1.0], [0.0, 3.0]])  # [K, batches]
 
@@ -25,6 +28,30 @@ def test_emdcfl_increments_the_running_best():
     """Best so far: 0, then 1, then 1: model 0 grows by 1 beside its e^-2.5, model 1 by 2."""
     _, growth = association(L, 0.5, running=True)
     assert_allclose(growth, [1 + math.exp(-2.5), 2, math.exp(-1)])
+
+
+class Validated(byhand.Told):
+    """A client with 70 validation samples whose losses are told."""
+
+    @property
+    def data(self):
+        return ClientData(byhand.images(0, 10), byhand.images(1, 70), byhand.images(2, 6))
+
+
+def test_models_are_compared_by_means_over_batches_of_validation_data():
+    """Model 0 has losses 1 on the first 64 samples and 0 on the other 6: batch means (1, 0). Model 1 has
+    (0.6, 0.6).
+
+    Means of batches are 0.5 and 0.6: model 0 is the best, although 0.91 of all samples would be more than
+    0.6. ||L_0 - L_1|| = sqrt(0.16 + 0.36): with delta = 0.5 the other grows by exp(-0.36056). It trains from
+    0 towards 0.
+    """
+    client = Validated([], val=[[1.0] * 64 + [0.0] * 6, [0.6] * 70])
+    message = byhand.message(model=[[0.0], [1.0]])
+    report, _ = FedCE(num_clusters=2).local_update(message, {}, client, byhand.KEY)
+    assert int(report.notes["best"]) == 0
+    assert_allclose(report.notes["association"], [1, math.exp(-0.5 * math.sqrt(0.52))], rtol=1e-6)
+    assert_close(client.calls[0].start, torch.tensor([0.0]))
 
 
 def test_aggregation_by_hand():

@@ -61,6 +61,21 @@ def test_a_step_by_hand():
     assert_array_equal(first.keep, [1, 1])
 
 
+def test_a_copy_takes_from_its_own_cluster_and_the_more_even_ones():
+    """Clusters 0, 1, 2 with n = 1, 1, 2: copy 0 is client 0's, copy 1 halves of 0 and 1, the last is
+    everyone's.
+    """
+    memo = {"trunk_part": [[0, 1]], "block_part": [[1, 2]]}
+    server = byhand.server(3, memo, trunk=[[7.0]], block=[[5.0], [5.0], [5.0]])
+    server.assign[:] = [0, 1, 2]
+    _, last, *copies = FedCUAU(num_clusters=3).aggregate(server, byhand.notes([1, 1, 2])).mixings
+    assert_allclose(last.weights, [[0, 0, 0], [0, 0, 0], [0.25, 0.25, 0.5]])
+    assert [copy.of for copy in copies] == ["copy0", "copy1"]
+    assert_allclose(copies[0].weights, [[1, 0, 0], [0, 0, 0], [0, 0, 0]])
+    assert_allclose(copies[1].weights, [[0, 0, 0], [0.5, 0.5, 0], [0, 0, 0]])
+    assert_array_equal(copies[1].keep, [1, 0, 1])
+
+
 LAYOUT = Layout(("body.fc1.w", "head.w"), ((1,), (1,)), 2, ("head",))  # trunk and block, a number each
 
 

@@ -288,6 +288,26 @@ def test_a_client_of_hypcluster_trains_the_best_hypothesis_and_the_server_weighs
     assert_array_equal(plan.mixings[0].keep, [1, 0])
 
 
+def test_a_visit_of_ifcas_gradient_variant_is_one_step_on_all_training_data():
+    """Model 5 fits best: one step of rate 0.5 towards 4 is an update of -0.5, without momentum."""
+    method, client = CATALOGUE["ifca"](num_clusters=2, variant="gradient"), byhand.Quadratic([4.0])
+    report, _ = method.local_update(byhand.message(model=[[0.0], [5.0]]), {}, client, byhand.KEY)
+    assert_close(report.vectors["model"], torch.tensor([-0.5]))
+    expected = {"epochs": 1, "batch_size": client.num_samples, "momentum": 0.0, "optimizer": "sgd"}
+    assert client.calls[0].changes == expected
+
+
+def test_ifcas_weight_sharing_sends_body_and_head():
+    """Body 1 under heads (0, 0) and (2, 2), target (3, 2, 2), rate 0.5: the second head fits; (2, 2, 2)."""
+    method, client = CATALOGUE["ifca"](num_clusters=2, share="body"), byhand.Quadratic([3.0, 2.0, 2.0])
+    client.layout = FLAT
+    told = byhand.message(body=[[1.0]], head=[[0.0, 0.0], [2.0, 2.0]])
+    report, _ = method.local_update(told, {}, client, byhand.KEY)
+    assert int(report.notes["cluster"]) == 1
+    expected = {"body": torch.tensor([2.0]), "head": torch.tensor([2.0, 2.0])}
+    assert_close(dict(report.vectors), expected)
+
+
 def test_ifcas_gradient_step_divides_by_all_who_take_part():
     """Clients 0, 1 chose model 1, client 2 model 0: each gradient counts 1/3, and both models stay."""
     method = CATALOGUE["ifca"](num_clusters=2, variant="gradient")
