@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.flt import FLT
 from mpifl.algorithms.pca_km_hc import PCAKMHC
+from mpifl.cluster.plane import umap_plane
 from mpifl.core.client import Trained
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.params import Layout
@@ -223,6 +224,11 @@ def test_flt_on_the_real_plane():
     plan = method.welcome(server, byhand.notes([1, 1], client=[8, 9], centroids=codes[8:]))
     assert_array_equal(plan.memo["linked"], same)
     assert_array_equal(plan.assign, group)
+
+
+def test_the_real_plane_is_the_same_at_every_call():
+    points = np.random.default_rng(1).normal(size=(20, 4))
+    assert_array_equal(umap_plane(points[:15], points[15:]), umap_plane(points[:15], points[15:]))
 
 
 # ---- PCA+kM+HC
