@@ -39,19 +39,19 @@ class Validated(byhand.Told):
 
 
 def test_models_are_compared_by_means_over_batches_of_validation_data():
-    """Model 0 has losses 1 on the first 64 samples and 0 on the other 6: batch means (1, 0). Model 1 has
+    """Model 1 has losses 1 on the first 64 samples and 0 on the other 6: batch means (1, 0). Model 0 has
     (0.6, 0.6).
 
-    Means of batches are 0.5 and 0.6: model 0 is the best, although 0.91 of all samples would be more than
-    0.6. ||L_0 - L_1|| = sqrt(0.16 + 0.36): with delta = 0.5 the other grows by exp(-0.36056). It trains from
-    0 towards 0.
+    Means of batches are 0.6 and 0.5: model 1 is the best, although its mean over samples, 0.91, is not.
+    ||L_1 - L_0|| = sqrt(0.16 + 0.36): with delta = 0.5 the other grows by exp(-0.36056). It trains from 1 to
+    0.5.
     """
-    client = Validated([], val=[[1.0] * 64 + [0.0] * 6, [0.6] * 70])
+    client = Validated([], val=[[0.6] * 70, [1.0] * 64 + [0.0] * 6])
     message = byhand.message(model=[[0.0], [1.0]])
     report, _ = FedCE(num_clusters=2).local_update(message, {}, client, byhand.KEY)
-    assert int(report.notes["best"]) == 0
-    assert_allclose(report.notes["association"], [1, math.exp(-0.5 * math.sqrt(0.52))], rtol=1e-6)
-    assert_close(client.calls[0].start, torch.tensor([0.0]))
+    assert int(report.notes["best"]) == 1
+    assert_allclose(report.notes["association"], [math.exp(-0.5 * math.sqrt(0.52)), 1], rtol=1e-6)
+    assert_close(report.vectors["model"], torch.tensor([0.5]))
 
 
 def test_aggregation_by_hand():

@@ -107,22 +107,22 @@ def test_everyone_else_is_judged_as_before(tmp_path):
 # ---- agreement with the truth
 
 SCORES = {"accuracy": np.full(4, 0.5), "loss": np.ones(4)}
-LABELS, GROUPS = np.array([0, 1, 0, 0]), np.array([0, 1, 1, 1])
+LABELS, GROUPS = np.array([0, 1, 2, 2]), np.array([0, 1, 1, 1])
 
 
 def test_agreement_counts_those_whose_cluster_is_known():
-    """Clients 0 and 1 are apart as they should be; 2 and 3 stand in cluster 0, where all began.
+    """Clients 0 and 1 are apart as they should be; 2 and 3 stand in cluster 2, where all began.
 
-    Of all: 0 | 1 against {0, 2, 3} | 1: table [[1, 2], [0, 1]], together in both 1, in clusters 3, in groups
-    3, of 6 pairs: (1 - 1.5) / (3 - 1.5) = -1/3.
+    Of all: 0 | 1 | {2, 3} against 0 | {1, 2, 3}: pairs together in both 1, in clusters 1, in groups 3, of 6:
+    (1 - 0.5) / (2 - 0.5) = 1/3.
     """
     row = metrics_row(SCORES, LABELS, GROUPS, placed=np.array([True, True, False, False]))
     assert_allclose([row[name] for name in ("ari", "nmi", "purity")], 1.0)
     assert (row["num_clusters"], row["num_unplaced"]) == (2, 2)
-    assert_allclose(row["ari_everyone"], -1 / 3)
+    assert_allclose(row["ari_everyone"], 1 / 3)
     whole = metrics_row(SCORES, LABELS, GROUPS)
-    assert_allclose([whole["ari"], whole["ari_everyone"]], -1 / 3)
-    assert whole["num_unplaced"] == 0
+    assert_allclose([whole["ari"], whole["ari_everyone"]], 1 / 3)
+    assert (whole["num_clusters"], whole["num_unplaced"]) == (3, 0)
     nobody = metrics_row(SCORES, LABELS, GROUPS, placed=np.zeros(4, bool))
     assert np.isnan([nobody[name] for name in ("ari", "nmi", "purity")]).all()
 

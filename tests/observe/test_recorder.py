@@ -171,6 +171,30 @@ def test_fine_tuning_changes_nothing_else(tmp_path):
     assert "accuracy_finetuned_mean" not in plain[0]
 
 
+def test_clients_nobody_has_seen_are_in_no_cluster(tmp_path):
+    """Two of eight clients take part in the only round: six are unplaced."""
+    options = [
+        "--participation",
+        "0.25",
+        "--rounds",
+        "1",
+        "-q",
+        "--algorithm",
+        "{name: ifca, num_clusters: 2}",
+    ]
+    assert cli.main(["run", str(TINY), *options, "--output.folder", str(tmp_path)]) == 0
+    (row,) = rows_of(tmp_path)
+    assert row["num_unplaced"] == "6"
+    (clusters,) = tmp_path.glob("*/clusters.csv")
+    with clusters.open() as file:
+        placed = [client for client in csv.DictReader(file) if client["placed"] == "1"]
+    (visits,) = tmp_path.glob("*/traffic.csv")
+    with visits.open() as file:
+        seen = {client["client"] for client in csv.DictReader(file) if int(client["bytes_up"])}
+    assert {client["client"] for client in placed} == seen
+    assert len(seen) == 2
+
+
 def test_groups_that_join_after_the_end_are_judged_but_never_train(tmp_path):
     late = ["--newcomers", "{groups: [1], joins: 9}", "--evaluation.every", "1", "-q"]
     assert cli.main(["run", str(TINY), *late, "--output.folder", str(tmp_path)]) == 0
