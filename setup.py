@@ -14,7 +14,7 @@ HASH = hashlib.sha256(b"".join(Path(name).read_bytes() for name in SOURCES)).hex
 
 def extension(name: str, *flags: str) -> Extension:
     """Return a library of one file; all are built anew when any source changes."""
-    given = [*FLAGS, *flags, *os.environ.get("CFLAGS", "").split()]
+    given = [*FLAGS, *flags, *os.environ.get("CFLAGS", "").replace("\\", "/").replace('"', "'").split()]
     return Extension(
         f"mpifl.core.{name}",
         [f"mpifl/core/{name}.c"],

@@ -107,7 +107,8 @@ def _open(name: str, signatures: Mapping[str, tuple[list[Any], Any]], sources: s
 
 def _built(library: ctypes.CDLL) -> dict[str, str]:
     """Return from what a library was built: `sources` (their hash), `flags`, `compiler`."""
-    sources, flags, compiler = library.build().decode().split("|")
+    sources, _, more = library.build().decode(errors="replace").partition("|")
+    flags, _, compiler = more.rpartition("|")
     compiler = f"gcc {compiler}" if compiler[:1].isdigit() else compiler  # others say their names
     return {"sources": sources, "flags": flags, "compiler": compiler}
 

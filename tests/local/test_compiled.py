@@ -426,6 +426,15 @@ def test_a_window_with_a_nan_pools_to_nan_and_takes_its_gradient(largest):
     )
 
 
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.AvgPool2d(2)], ids=["max", "mean"])
+def test_equal_pixels_share_a_gradient_as_in_pytorch(pool):
+    """Pixels of 1 or 2 and kernels of one weight: most windows hold their largest value several times."""
+    module = nn.Sequential(nn.Conv2d(1, 2, 1), pool, nn.Flatten(), nn.Linear(2 * 3 * 2, 3))
+    samples = split(23, (1, 7, 4), classes=3)
+    samples.x.copy_((samples.x > 0) + 1)
+    assert not disagree(learner_of(module), samples, CONFIGS["plain"])
+
+
 def test_pytorchs_default_kind_of_numbers_does_not_matter():
     samples, module = split(23), MODELS["lenet5"]().build((1, 28, 28), 10)
     plain = learner_of(copy.deepcopy(module)).sgd(flatten(module), samples, CONFIGS["plain"], key(1))

@@ -76,6 +76,20 @@ def test_a_model_that_draws_numbers_trains_step_by_step():
     assert isinstance(learner.flat, FlatModel)
 
 
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
+def test_a_model_with_hooks_trains_step_by_step(register):
+    """A captured step would call the hook once and never again."""
+    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)))
+    learner.graphs, calls = True, []
+    handle = getattr(learner.flat.module[2], register)(lambda *given: calls.append(1))
+    trained = learner.sgd(learner.init, SPLITS[0], CONFIGS["plain"], key(1))
+    assert len(calls) == trained.steps
+    assert not learner._replays
+    handle.remove()
+    learner.sgd(learner.init, SPLITS[0], CONFIGS["plain"], key(1))
+    assert learner._replays
+
+
 @gpu
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet18"])
 def test_graphs_on_a_gpu_give_what_ordinary_steps_give(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from mpifl.core import native
 from mpifl.local import Learner
@@ -86,6 +87,36 @@ def test_only_plain_windows_of_two_are_replaced():
     found = quicken(nn.Sequential(*plain, nn.Sequential(*other)))
     assert [type(layer) for layer in found[:3]] == [MaxPool, MeanPool, MaxPool]
     assert list(found[3]) == other
+
+
+def test_what_something_was_added_to_is_not_replaced():
+    """A hook, or a method given to one layer, would be lost with the layer."""
+    layers = [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.MaxPool2d(2), nn.AvgPool2d(2)]
+    layers[0].register_forward_hook(lambda module, x, y: 2 * y)
+    layers[1].register_full_backward_hook(lambda module, gx, gy: None)
+    layers[2].forward = lambda x: x[..., ::2, ::2]
+    found = quicken(nn.Sequential(*layers))
+    assert list(found)[:3] == layers[:3]
+    assert type(found[3]) is MeanPool
+    x = torch.ones(1, 1, 256, 256)
+    assert torch.equal(found[0](x), 2 * torch.ones(1, 1, 128, 128))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_window_pools_to_the_bits_and_places_of_pytorch(seed):
+    """Ties, zeros of both signs, infinities and NaN in all combinations; lines of any even length."""
+    draws = torch.Generator().manual_seed(seed)
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, -1.0])[: 7 if seed % 2 else 6]
+    h, w = (2 * int(n) for n in torch.randint(1, 40, (2,), generator=draws))
+    x = values[torch.randint(seed % 4 // 2, len(values), (3, 2, h, w), generator=draws)]
+    out, where = native.max_pool(x)
+    expected, index = nn.functional.max_pool2d(x, 2, return_indices=True)
+    assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+    row, column = where.long() // 2, where.long() % 2
+    place = (2 * torch.arange(h // 2)[:, None] + row) * w + 2 * torch.arange(w // 2) + column
+    assert torch.equal(place, index)
+    assert_close(native.mean_pool(x), nn.functional.avg_pool2d(x, 2), rtol=0, atol=0, equal_nan=True)
+    assert_close(native.peak(x.view(-1)), float(x.abs().max()), rtol=0, atol=0, equal_nan=True)
 
 
 def test_windows_rounded_up_stay_pytorchs():

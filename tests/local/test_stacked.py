@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import worlds
+from runs import CONFIG
 from torch import nn
 from torch.testing import assert_close
 
+from mpifl import cli
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
 from mpifl.local import Learner, LocalConfig, Together, pick_stack, stackable, train_all
@@ -131,6 +133,16 @@ def test_what_is_random_or_keeps_something_is_not_stacked(module):
     """A stack has one module for all clients: one random draw, one running mean, one call of a hook."""
     assert stackable(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2)))
     assert not stackable(nn.Sequential(nn.Linear(2, 2), nn.Sequential(module)))
+
+
+@pytest.mark.parametrize("model", ["{name: flt_mlp}", "{name: resnet20}"], ids=["dropout", "batch norm"])
+def test_a_run_that_would_stack_dropout_or_batch_norm_is_refused(model, tmp_path, capsys):
+    where = ["--output.folder", str(tmp_path / "runs"), "--data.cache", str(tmp_path), "--model", model]
+    assert cli.main(["run", str(CONFIG), "--quiet", *where, "--system.stack", "2"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    for word in ("system.stack", "2", "dropout", "batch norm", "take 1"):
+        assert word in said
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
 
 
 def test_a_frozen_layer_stays_frozen_in_a_stack():
