@@ -38,8 +38,10 @@ def spacings(weights: np.ndarray, peaks: np.ndarray) -> np.ndarray:
         peaks: largest absolute value of each upload [m].
     """
     bound = np.abs(weights) @ peaks
-    exponent = np.where(bound > 0, np.ceil(np.log2(np.where(bound > 0, bound, 1.0))) + 1, 0)
-    return np.asarray(np.exp2(np.clip(exponent, -900, 900) - 51))
+    half, exponent = np.frexp(bound)  # not log2, which rounds: bound = half * 2^exponent, half in [0.5, 1)
+    exponent = np.where(bound > 0, exponent + 1 - (half == 0.5), 0)
+    exponent = np.where(np.isinf(bound), 900, exponent)
+    return np.asarray(np.exp2(np.clip(exponent, -900, 900) - 51.0))
 
 
 def partial_sums(

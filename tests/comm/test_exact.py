@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from pretended import Pretended, there
@@ -71,6 +71,8 @@ def test_the_sum_is_the_true_one_up_to_the_grid(mixture):
             assert abs(int(found[k, c]) * Fraction(float(grid[k])) - sum(terms)) <= allowed
 
 
+@example((torch.ones(2, 1), np.array([[1.5, 2.0**48]])))  # log2 of their sum rounds to 48
+@example((torch.ones(1, 1), np.array([[2.0**-30]])))
 @given(mixtures())
 def test_the_spacing_is_a_power_of_two_that_leaves_room_for_every_sum(mixture):
     uploads, weights = mixture
@@ -78,6 +80,7 @@ def test_the_spacing_is_a_power_of_two_that_leaves_room_for_every_sum(mixture):
     assert_array_equal(np.frexp(grid)[0], 0.5)
     bound = np.abs(weights) @ uploads.abs().amax(1).numpy().astype(np.float64)
     assert (bound <= grid * 2.0**50).all()
+    assert ((bound > grid * 2.0**49) | (bound == 0) | (grid == 2.0**-951)).all(), "and no more than it takes"
     assert (bound[bound > 1e-250] >= (grid * 2.0**47)[bound > 1e-250]).all(), "coarser than it needs to be"
     assert (sums_of(uploads, weights, grid).abs() <= 2**50 + len(uploads)).all()
 
