@@ -38,12 +38,9 @@ def stacked_notes(lights: Sequence[Light], where: str = "notes") -> dict[str, np
 def mean_metrics(lights: Sequence[Light]) -> dict[str, float]:
     """Return the means of the clients' metrics, weighted by samples."""
     fresh = [light for light in lights if light.fresh]
-    n = np.array([light.num_samples for light in fresh], float)
-    names = dict.fromkeys(name for light in fresh for name in light.metrics)
     out = {}
-    for name in names:
-        there = np.array([name in light.metrics for light in fresh])
-        out[name] = float(
-            np.average([light.metrics[name] for light in fresh if name in light.metrics], weights=n[there])
-        )
+    for name in dict.fromkeys(name for light in fresh for name in light.metrics):
+        there = [light for light in fresh if name in light.metrics]
+        n = np.array([light.num_samples for light in there], float)
+        out[name] = float(np.average([light.metrics[name] for light in there], weights=n))
     return out
