@@ -33,10 +33,10 @@ def refusal(root: Path, source: str, **options: object) -> str:
     config = DataConfig(
         str(root), str(root / "cache"), SOURCES[source](**options), SCENARIOS["iid"](clients=2)
     )
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UserError) as error:
         open_federation(config, 0)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert "\n" not in str(error.value)
     return str(error.value)
 
