@@ -43,7 +43,7 @@ EVENTS = {
     "barrier": ("scaffold", {"policy": Barrier(), "delay": SLOW}),
     "mixtures": ("fedem", {"policy": Buffer(size=2), "delay": SLOW}),
     "client decides": ("local", {"policy": ClientDecides()}),
-    "drawn staleness": ("fedasync", {"policy": DrawnStaleness(most=3)}),
+    "drawn staleness": ("fedasync", {"policy": DrawnStaleness(most=4)}),
     "link": (
         "ifca",
         {
