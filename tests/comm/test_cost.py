@@ -89,7 +89,7 @@ def test_costs_are_measured_stored_and_change_no_number(mpirun, tmp_path):
     tests = Path(__file__).parents[1]
     runs = {"bytes": [], "measured": ["--system.cost.name", "measured"]}
     program = (tests / "mpi" / "many.py", tests / "configs" / "tiny.yaml", tmp_path, json.dumps(runs))
-    end = mpirun(2, *program, timeout=180, env=worlds.PYTHONPATH)
+    end = mpirun(2, *program, timeout=600, env=worlds.PYTHONPATH)
     assert end.returncode == 0, end.stderr
     read = {
         name: {
