@@ -26,7 +26,7 @@ from mpifl.core.types import Notes, Reads, Server, World
 from mpifl.local import Learner, LocalConfig
 
 from .client_errors import ClientError, Dropped
-from .hooks import Shapes, check_needs, check_plan, check_reads, check_server, deciding, hook_name
+from .hooks import Shapes, check_needs, check_plan, check_reads, check_server, deciding, hook_name, unwrapped
 from .ledger import Ledger, count_numbers
 from .lights import mean_metrics, stacked_notes
 from .payload import Payload
@@ -149,8 +149,7 @@ class Stepper:
 
     @property
     def _reads_own_row(self) -> bool:
-        inner: Algorithm = getattr(self.algorithm, "inner", self.algorithm)
-        return type(inner).reads is Algorithm.reads
+        return type(unwrapped(self.algorithm)).reads is Algorithm.reads
 
     def planned(
         self, hook: str, server: Server, notes: Notes, decide: Callable[[Server, Notes], Plan]
