@@ -404,9 +404,18 @@ def test_pacfl_under_emdcfl_takes_each_channel_for_an_image():
 
 
 def test_pacfls_budget_is_shared_among_the_classes():
-    """Two of three images are of class 0: of three vectors it has two, class 1 one. By p each has one."""
-    both = signature(PLANES, ACROSS, p=1, budget=3)
+    """Four of six images are of class 0: of three vectors it has two, class 1 one. By p each has one."""
+    x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 1.0], [3.0, 3.0], [3.0, 3.0]])
+    both = signature(Split(x[:, None, None], torch.tensor([0, 0, 0, 0, 1, 1])), ACROSS, p=1, budget=3)
     assert_allclose(both, [[1, 0, 0.5**0.5], [0, 1, 0.5**0.5]], atol=1e-6)
+
+
+@pytest.mark.parametrize(("angle", "labels"), [("columns", [0, 1]), ("smallest", [0, 0])])
+def test_pacfl_measures_the_angle_that_is_asked_for(angle, labels):
+    """Vectors at 0 and 175 degrees: 175 apart as columns, 5 as lines."""
+    prints = byhand.notes([1, 1], basis=bases(0, 175))
+    server = CATALOGUE["pacfl"](threshold=12, angle=angle).setup(world([1, 1]), prints, byhand.KEY)
+    assert_array_equal(server.assign, labels)
 
 
 # ---- FedClust
@@ -453,6 +462,15 @@ def test_fedclusts_statistics_are_the_final_layer_and_under_emdcfl_everything():
         method = CATALOGUE["fedclust"](variant=variant)
         report = method.fingerprint(client, {"init": torch.zeros(1, 3)}, byhand.KEY)
         assert_close(report.vectors["signature"], torch.tensor(sent))
+        assert client.calls[0].changes == {}
+
+
+def test_fedclusts_first_training_may_be_shorter_or_longer_than_a_round():
+    """Three epochs of a step from 0 towards 6: 3, 4.5, 5.25."""
+    client = byhand.Quadratic([0.0, 0.0, 6.0])
+    client.layout = FLAT
+    report = CATALOGUE["fedclust"](epochs=3).fingerprint(client, {"init": torch.zeros(1, 3)}, byhand.KEY)
+    assert_close(report.vectors["signature"], torch.tensor([0.0, 5.25]))
 
 
 def test_fedclust_under_emdcfl_averages_once_by_samples():
@@ -578,18 +596,18 @@ def test_flexcfls_short_training_takes_mini_batches_and_emdcfls_epochs(variant, 
 
 
 def test_newcomers_of_flexcfl_join_the_most_similar_direction():
-    """g = (4, 0) and (0, 1); dw = (1, 2): cosines 1 / sqrt(5) and 2 / sqrt(5): group 1.
+    """g = (10, 0) and (0, 1); dw = (1, 2): cosines 1 / sqrt(5) and 2 / sqrt(5): group 1.
 
-    The server knows lengths and distances: |dw - g| = sqrt(13) and sqrt(2).
+    The server knows lengths and distances: |dw - g| = sqrt(85) and sqrt(2).
     """
     method, server = (
         CATALOGUE["flexcfl"](num_groups=2),
         byhand.server(
-            3, {"known": [True, True, False]}, model=[[0.0]] * 3, direction=[[4.0, 0.0], [0.0, 1.0]]
+            3, {"known": [True, True, False]}, model=[[0.0]] * 3, direction=[[10.0, 0.0], [0.0, 1.0]]
         ),
     )
     server.assign[:] = [0, 1, 2]
-    notes = byhand.notes([1], [2], norm=[5**0.5], row_distance=[[13**0.5, 2**0.5]])
+    notes = byhand.notes([1], [2], norm=[5**0.5], row_distance=[[85**0.5, 2**0.5]])
     assert_array_equal(method.welcome(server, notes).assign, [0, 1, 1])
 
 
