@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -327,6 +328,8 @@ def run(
         if bench.identity:
             progress.say(line(bench.identity))
             _say_problem(config)
+        if config.system.scratch is not None:
+            _check_scratch(config.system.scratch, transport)
         folder = on_server(transport, lambda: resumed or _new_folder(bench))
         keeper = Checkpoints(folder, config, bench.identity, signals, progress.say)
         begin = partial(keeper.find, from_start) if resumed else keeper.create
@@ -358,6 +361,23 @@ def _say_problem(config: Config) -> None:
 
 
 once = cache(aloud)
+
+
+def _check_scratch(scratch: str, transport: Transport) -> None:
+    """Raise `UserError` where a rank cannot write to its scratch folder, before the run folder is made."""
+    fault = None
+    try:
+        Path(scratch).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=scratch).close()
+    except OSError as error:
+        fault = f"cannot be written ({error.strerror}) on {socket.gethostname()}; give another folder"
+    faults = transport.collect(fault, "start")
+
+    def judge() -> None:
+        first = next((f for f in faults or () if f), None)
+        require(first is None, "system.scratch", scratch, str(first))
+
+    on_server(transport, judge)
 
 
 def _new_folder(bench: Bench) -> Path:

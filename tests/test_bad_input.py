@@ -147,6 +147,38 @@ OPTIONS = {
     "a list as a name": (["--model", "{name: [mlp]}"], ["model.name = ['mlp']", "name one of"]),
     "a key twice in an option": (["--local", "{lr: 1, lr: 2}"], ["--local", "'lr'", "twice"]),
     "a line break in an option": (["--a\nb", "1"], ["a b", "unknown key"]),
+    "more threads than any machine has": (
+        ["--system.threads", "100000"],
+        ["system.threads = 100000", "cores"],
+    ),
+    "absences without end": (
+        ["--availability", "{on_s: 1.0e-12, off_s: 1}"],
+        ["availability.on_s = 1e-12", "0.001"],
+    ),
+    "a visit of a million absences": (
+        ["--availability", "{on_s: 0.01, off_s: 1}", "--delay", "{name: constant, value_s: 10000}"],
+        ["availability.on_s = 0.01", "come and go"],
+    ),
+    "a visit without end": (
+        ["--delay", "{name: constant, value_s: 1.0e+308}", "--network", "{name: links, latency_s: 1.0e+308}"],
+        ["delay = inf", "never end"],
+    ),
+    "a delay beside a network's own": (
+        ["--network", "wired", "--delay", "{name: tiers}"],
+        ["delay = Tiers", "has no effect"],
+    ),
+    "presence without absence": (["--availability.on_s", "5"], ["availability.on_s = 5.0", "has no effect"]),
+    "a clock for rounds": (["--clock", "wall"], ["clock = WallTime", "has no effect"]),
+    "a spread of no links": (
+        ["--network", "{name: links, spread: 1}"],
+        ["network.spread = 1.0", "no effect"],
+    ),
+    "scratch that cannot be written": (
+        ["--system.scratch", "/proc/x"],
+        ["system.scratch = '/proc/x'", "cannot be written"],
+    ),
+    "a home of nobody": (["--algorithm.name", "~nobody/a.py:Mine"], ["algorithm.name", "there is no file"]),
+    "a module without a name": (["--algorithm.name", ":Mine"], ["algorithm.name", "cannot be imported"]),
     "an option without value": (["--rounds"], ["--rounds", "needs a value"]),
     "a value without option": (["rounds", "3"], ["rounds", "--key.path"]),
     "a value that is not YAML": (["--model", "{name: mlp"], ["--model", "YAML"]),
@@ -223,6 +255,13 @@ def test_a_chain_of_bases_has_an_end(refused, tmp_path):
     for i in range(1500):
         (tmp_path / f"{i}.yaml").write_text(f"base: {i + 1}.yaml\n")
     assert "base" in refused("run", str(tmp_path / "0.yaml"))
+
+
+def test_a_wrong_command_line_is_one_line_too(refused):
+    assert "'runn'" in refused("runn")
+    assert "COMMAND" in refused()
+    assert "CONFIG" in refused("run")
+    assert "expected one argument" in refused("compare", "--csv")
 
 
 def test_unknown_names_are_refused(refused):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from contextlib import suppress
 from hashlib import sha256
@@ -22,7 +23,7 @@ def load_object(path: str, key: str) -> Any:
     """
     place, _, name = path.partition(":")
     module = (
-        _from_file(Path(place).expanduser(), path, key)
+        _from_file(Path(os.path.expanduser(place)), path, key)
         if place.endswith(".py")
         else _import(place, path, key)
     )

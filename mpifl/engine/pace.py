@@ -26,7 +26,7 @@ from .payload import Payload
 from .rows import read_rows
 from .visits import Worker
 
-LEAST_S = 1e-3  # mean seconds of a phase
+LEAST_S, MOST_S = 1e-3, 1e9  # mean seconds of a phase
 MOST_PHASES = 10_000  # during a visit, in the mean
 
 
@@ -42,14 +42,10 @@ class Availability:
     off_s: float = 0.0
 
     def __post_init__(self) -> None:
-        remedy = f"take at least {LEAST_S} seconds: shorter phases would be drawn one by one for ever"
-        require(self.on_s >= LEAST_S, "on_s", self.on_s, remedy)
-        require(
-            self.off_s == 0 or self.off_s >= LEAST_S,
-            "off_s",
-            self.off_s,
-            f"take 0 (always there), or {remedy[5:]}",
-        )
+        remedy = f"{LEAST_S} to {MOST_S:g} seconds: phases are drawn one by one"
+        require(LEAST_S <= self.on_s <= MOST_S, "on_s", self.on_s, f"take {remedy}")
+        away = self.off_s == 0 or LEAST_S <= self.off_s <= MOST_S
+        require(away, "off_s", self.off_s, f"take 0 (always there), or {remedy}")
 
 
 class Presence:
