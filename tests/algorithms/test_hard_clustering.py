@@ -173,9 +173,9 @@ def test_cflgp_looks_at_profiles_every_other_round_until_the_tenth():
 
 
 def test_cflgp_under_emdcfl_writes_the_block_of_the_own_cluster():
-    """K = 2, round t = 2: beta = 1 / (floor(3 / 2) + 1) = 1/2. Cluster 1: 6 -> 5, v = -1: (6 - 1) / 2."""
+    """K = 2, round t = 1: beta = 1 / (floor(2 / 2) + 1) = 1/2. Cluster 1: 6 -> 5, v = -1: (6 - 1) / 2."""
     method = CATALOGUE["cflgp"](num_clusters=2, variant="emdcfl")
-    told = byhand.message(3, model=[[6.0]])
+    told = byhand.message(2, model=[[6.0]])
     told = replace(told, rows={"model": (1,)})
     state = {"profile": torch.tensor([[8.0], [6.0]])}
     report, state = method.local_update(told, state, byhand.Quadratic([4.0]), byhand.KEY)
