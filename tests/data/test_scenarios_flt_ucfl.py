@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, open_federation
+from mpifl.data.pool import Pool
 from mpifl.data.transforms import rotated
 
 MNIST_COUNTS = np.array([5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
@@ -226,3 +228,18 @@ def test_the_batch_size_study_gives_every_user_as_many(open_small):
         "emnist", "ucfl_batch", source_options={"split": "byclass"}, clients=10, points=1000
     )
     np.testing.assert_array_equal(federation.sizes, [[100, 0, 25]] * 10)
+
+
+@pytest.mark.parametrize("num_classes", [4, 10])
+def test_neighbouring_clusters_of_flt2_share_one_class_in_a_ring(num_classes):
+    """Of ten classes in an order p: {p0, p1, p2}, {p2, p3, p4}, ..., {p8, p9, p0}."""
+    labels = np.arange(40 * num_classes) % num_classes
+    pool = Pool(np.zeros((len(labels), 1, 2, 2), np.uint8), labels, len(labels) // 2, num_classes)
+    for seed in range(3):
+        classes = (
+            SCENARIOS["flt2"](clients=num_classes // 2, images=6).world(pool, key(seed)).facts["classes"]
+        )
+        assert sorted({c for own in classes for c in own}) == list(range(num_classes))
+        for i, own in enumerate(classes):
+            assert len(set(own)) == 3
+            assert own[2] == classes[(i + 1) % len(classes)][0]

@@ -168,6 +168,7 @@ class Copy:
         # compiled once, and looked up by content: a change within the same second is seen
         compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", *COPIED]
         subprocess.run(compiling, cwd=folder, check=True, env=self.env | {"PYTHONDONTWRITEBYTECODE": ""})
+        self._build()  # those of the working tree may be older than its sources
 
     def run(self, tests: Sequence[str], limit: float) -> tuple[int | None, str]:
         """Return the exit code of pytest (None: no end in time), and what it said."""
@@ -204,11 +205,15 @@ class Copy:
     def _compile(self) -> str:
         """Build the extensions anew; return what the compiler said where it failed."""
         before = {p: p.stat().st_mtime_ns for p in self._libraries()}
-        env = {k: v for k, v in self.env.items() if k != "PYTHONPATH"}
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--build-temp", "tmp/build"]
-        code, said = finished(command, self.folder, env, LIMIT_S)
+        code, said = self._build()
         changed = any(p.stat().st_mtime_ns != before.get(p) for p in self._libraries())
         return "" if code == 0 and changed else said or "no library was built"
+
+    def _build(self) -> tuple[int | None, str]:
+        """Build those extensions whose sources have changed; return exit code and words."""
+        env = {k: v for k, v in self.env.items() if k != "PYTHONPATH"}
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--build-temp", "tmp/build"]
+        return finished(command, self.folder, env, LIMIT_S)
 
 
 def finished(
