@@ -115,6 +115,7 @@ class Mpi(Transport):
         self._posted: list[tuple[MPI.Request, Any]] = []  # sends under way, and what they read from
         self._coming: list[tuple[MPI.Request, int, Any, torch.Tensor]] = []  # blocks under way
         self._looks = 0  # in vain
+        self._failed = False  # here or elsewhere
         self._heard: tuple[Exception | None, int] = None, 0  # with what a rank has failed, and who said so
         self._stopped_s = 0.0
         self._watcher: Watcher | None = None
@@ -202,6 +203,7 @@ class Mpi(Transport):
     def fail(self, error: Exception) -> None:
         """Send it on a tag of its own; small enough to be on its way without anybody waiting for it."""
         heard, source = self._heard
+        self._failed = True
         others = range(1, self.size) if self.is_server else (0,)
         with suppress(MPI.Exception):
             for rank in others:
@@ -407,6 +409,32 @@ class Mpi(Transport):
             if self._out_of_reach and not self.rank:
                 self.abort(code)
             os._exit(code)
+        if self._failed and not self._drained():
+            os._exit(code)
+
+    def _drained(self) -> bool:
+        """Take in what ranks still sent to each other before they heard of a failure; return whether all is
+        taken in time. MPI_Finalize would wait for it.
+        """
+        end = time.perf_counter() + PARTING_SECONDS
+        status = MPI.Status()
+
+        def drained(requests: Sequence[MPI.Request]) -> bool:
+            message = self.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+            if message is not None:
+                message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
+            return message is None and all([request.Test() for request in requests])
+
+        def in_time(requests: Sequence[MPI.Request]) -> bool:
+            return bool(patiently(lambda: drained(requests) or time.perf_counter() > end)) and drained(
+                requests
+            )
+
+        try:
+            mine = [request for request, _ in self._posted] + [request for request, *_ in self._coming]
+            return in_time(mine) and in_time([self._exit.Ibarrier()])
+        except MPI.Exception:
+            return False
 
     def give_up(self, code: int) -> None:
         """Abort the job by force."""
