@@ -430,3 +430,15 @@ def test_classes_of_cifar100_and_flts_cifar20(tmp_path, small_root):
     with pytest.raises(UserError, match="below 100") as error:
         SOURCES["cifar100"](classes=(3, 3))
     assert error.value.key == "classes"
+
+
+def test_labels_of_the_letters_split_count_from_one_in_the_files_only(tmp_path, formats):
+    for part in ("train", "test"):
+        stem = tmp_path / "EMNIST" / "raw" / f"emnist-letters-{part}"
+        formats(stem.with_name(f"{stem.name}-images-idx3-ubyte"), np.zeros((26, 28, 28), np.uint8))
+        formats(stem.with_name(f"{stem.name}-labels-idx1-ubyte"), np.arange(1, 27, dtype=np.uint8))
+    pool = load("emnist", tmp_path, split="letters")
+    assert pool.labels.tolist() == [*range(26)] * 2
+    formats(stem.with_name(f"{stem.name}-labels-idx1-ubyte"), np.arange(26, dtype=np.uint8))
+    with pytest.raises(UserError, match="emnist-letters-test-labels"):
+        load("emnist", tmp_path, split="letters")
