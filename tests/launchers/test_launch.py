@@ -36,7 +36,7 @@ def launch(script: str, *arguments: str, **options) -> subprocess.CompletedProce
     """Run a launch script to its end."""
     command = ["bash", str(LAUNCH / script), *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, **options
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300, **options
     )
 
 
@@ -117,7 +117,7 @@ def test_slurm_hands_the_warning_on_and_queues_the_job_again(stubs, tmp_path):
             assert job.poll() is None
             time.sleep(0.02)
         job.send_signal(signal.SIGUSR1)
-        assert job.wait(60) == 0
+        assert job.wait(300) == 0
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"
 
 
@@ -161,7 +161,7 @@ def test_what_a_scheduler_sends_to_all_processes_stops_the_run_in_good_order(
             assert job.poll() is None
             time.sleep(0.02)
         os.killpg(job.pid, number)
-        assert job.wait(60) == 75
+        assert job.wait(300) == 75
     assert (tmp_path / "started").read_text() == "-n 2 mpifl run a.yaml --resume --output.id 9"
 
 
@@ -170,7 +170,7 @@ def test_again_restarts_what_was_killed_and_nothing_else(codes, ended, tmp_path)
     program = f"""set -euo pipefail; source {LAUNCH}/common.sh; codes=({codes})
     next() {{ local n; n=$(cat n 2> /dev/null || echo 0); echo $((n + 1)) > n; return "${{codes[$n]}}"; }}
     again 2 next"""
-    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == ended, done.stderr
 
 

@@ -29,7 +29,7 @@ def namespaces() -> list[str]:
 def cluster(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run launch/virtual-cluster with this interpreter's MPI."""
     environment = os.environ | {"VIRTUAL_ENV": sys.prefix}
-    return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=300, env=environment)
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,15 @@ def runs_at(mpirun, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def monitored(runs_at, tmp_path_factory) -> tuple[Runs, Path]:
-    """The runs over 3 ranks, and the prefix of what the monitor wrote."""
+    """The runs over 4 ranks, and the prefix of what the monitor wrote."""
     prefix = tmp_path_factory.mktemp("monitor") / "m"
     env = {**MONITOR, "OMPI_MCA_pml_monitoring_filename": str(prefix)}
-    return runs_at("3 ranks", env=env), prefix
+    return runs_at("4 ranks", env=env), prefix
 
 
 @pytest.mark.parametrize(
-    "place", ["2 ranks", "3 ranks", "4 ranks", pytest.param("6 ranks", marks=pytest.mark.nightly)]
+    "place",
+    ["2 ranks", "4 ranks", *(pytest.param(p, marks=pytest.mark.nightly) for p in ("3 ranks", "6 ranks"))],
 )
 def test_digests_do_not_depend_on_the_ranks(place, runs_at, monitored):
     alone, there = runs_at("alone"), runs_at(place)
@@ -80,14 +81,14 @@ def test_only_the_collective_may_change_without_changing_the_digest(runs_at):
 
 
 @pytest.mark.parametrize("file", ["clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "traffic.csv"])
-def test_tables_do_not_depend_on_the_ranks_either(file, runs_at):
+def test_tables_do_not_depend_on_the_ranks_either(file, runs_at, monitored):
     for name in RUNS:
         assert runs_at("alone").table(name, file) == runs_at("4 ranks").table(name, file)
 
 
 def test_the_runs_do_what_they_are_there_for(runs_at, monitored):
     """Clusters split, groups are found, and each of the three ways to mix is walked."""
-    runs = runs_at("3 ranks")
+    runs = runs_at("4 ranks")
     assert runs.summary("cfl")["num_clusters"] >= 3
     assert runs.summary("ifca")["num_clusters"] >= 2
     assert runs.summary("emdcfl")["num_clusters"] >= 2
@@ -102,7 +103,7 @@ def test_the_runs_do_what_they_are_there_for(runs_at, monitored):
 
 
 def test_bytes_are_those_that_open_mpi_monitored(monitored):
-    """Every run of 3 ranks, rounds and an asynchronous one, to the byte; `mpi_bytes` is their sum."""
+    """Every run of 4 ranks, rounds and an asynchronous one, to the byte; `mpi_bytes` is their sum."""
     runs, prefix = monitored
     if not list(prefix.parent.iterdir()):
         pytest.skip("this MPI has no monitoring (Open MPI has)")
@@ -158,7 +159,7 @@ def test_federation_bytes_are_the_closed_forms(runs_at):
         assert summary["federation_bytes_down"] == 4 * down, name
 
 
-def test_a_run_folder_is_complete_and_its_figures_agree(runs_at):
+def test_a_run_folder_is_complete_and_its_figures_agree(runs_at, monitored):
     runs = runs_at("4 ranks")
     for name in RUNS:
         summary, clients = runs.summary(name), runs.table(name, "clients.csv")
