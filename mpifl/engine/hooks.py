@@ -139,7 +139,11 @@ def checked_visit(
         raise MethodError(where, what, "return (client.report(...), state), state {} where nothing is kept")
     report, state = made
     needs = algorithm.needs
-    asked = {"gram": needs.gram, "memory": needs.memory, "row_distance": needs.row_distance}
+    always = (
+        type(unwrapped(algorithm)).compares is Algorithm.compares
+    )  # or in the steps that the method names
+    gram = needs.gram if always else None
+    asked = {"gram": gram, "memory": needs.memory, "row_distance": needs.row_distance}
     report = checked_report(where, place, report, asked, device)
     if not isinstance(state, Mapping) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         what = f"{place}: the state it returned is no mapping from names to tensors"
