@@ -289,6 +289,7 @@ def test_emdcfl_links_only_where_both_are_near_and_everyone_with_itself():
     distance = np.full((4, 4), 0.9)
     distance[0, 1] = distance[2, 3] = distance[3, 2] = 0.05
     distance[0, 2] = distance[2, 0] = 0.1
+    distance[1, 2], distance[2, 1] = 0.05, 0.1
     weights, _, labels = linked(distance.tolist(), [1, 1, 1, 3])
     assert_array_equal(labels, [0, 1, 2, 2])
     assert_allclose(weights, [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0.25, 0.75]])
