@@ -228,13 +228,12 @@ def test_principal_coordinates_equal_the_singular_value_decomposition_up_to_sign
     assert_allclose(np.abs(ours), np.abs(left[:, :3].T @ profiles).T, atol=1e-9)
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_the_largest_principal_coordinate_is_positive(sign):
-    """Points t (3, 4) for t = 1, -2, 0: coordinates 5 t, of which -10 is the longest: (-5, 10, 0), and the
-    same for the mirrored points.
-    """
-    points = sign * np.outer([1.0, -2.0, 0.0], [3.0, 4.0])
-    assert_allclose(G.principal_coordinates(points @ points.T, 1), [[-5], [10], [0]], atol=1e-9)
+@pytest.mark.parametrize("t", [(1, -2, 0), (2, 1, 0), (1, 1, 3), (-3, 1, 1), (1, 2, 3), (1, 0, -4)])
+def test_the_largest_principal_coordinate_is_positive(t):
+    """Points t (3, 4): coordinates 5 t or -5 t, such that the longest is positive."""
+    points = np.outer(t, [3.0, 4.0])
+    expected = 5.0 * np.array(t) * np.sign(t[np.argmax(np.abs(t))])
+    assert_allclose(G.principal_coordinates(points @ points.T, 1)[:, 0], expected, atol=1e-9)
 
 
 def test_principal_coordinates_are_in_order_of_their_singular_values():
