@@ -401,6 +401,11 @@ class Stepper:
         """Add the pairwise products of an upload to the notes, if `wanted` on rank 0; every rank calls."""
         told = None
         if notes is not None and wanted:
+            if name not in self._peaks:
+                what = f"no upload {name!r} in a step that compares: uploads are {', '.join(self._peaks)}"
+                raise MethodError(
+                    hook_name(self.algorithm, "local_update"), what, "upload it, or see compares"
+                )
             counts = np.bincount(self._owner, minlength=self.transport.size)
             told = (tuple(int(c) for c in counts), self._peaks[name].shape[1] * self._widths[name])
         with self.watch("reduce"):

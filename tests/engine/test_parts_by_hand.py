@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, Plan, average
 from mpifl.core.rng import key
 from mpifl.engine.clock import DrawnClock, VirtualClock
@@ -125,6 +126,41 @@ def test_only_those_who_take_part_are_counted_as_visited(tmp_path):
     done = worlds.run(CATALOGUE["oracle"](), worlds.Tiny(), tmp_path, steps=3, participation=0.5, judge=False)
     assert len(done.notes[-1]) > 3
     assert done.stepper.visits.sum() == 9
+
+
+@dataclass(frozen=True)
+class ComparesNow(Algorithm):
+    """Products of `delta` are read in the second step; it is uploaded in steps from `sends` on."""
+
+    sends: int = 2
+
+    needs: ClassVar[Needs] = Needs(gram="delta")
+
+    def compares(self, server):
+        """In the second step only."""
+        return server.version == 1
+
+    def local_update(self, message, state, client, key):
+        """Upload what is compared when it is time."""
+        w = message["model"][0]
+        return client.report(model=w, **({"delta": w} if message.step >= self.sends else {})), {}
+
+    def aggregate(self, server, notes):
+        """Remember whether there were products."""
+        return Plan([average(notes)], memo={"gram": np.array("gram" in notes.columns)})
+
+
+def test_products_are_taken_of_what_is_uploaded_in_the_steps_that_compare(tmp_path):
+    done = worlds.run(ComparesNow(), worlds.Tiny(), tmp_path, steps=3, judge=False)
+    assert [bool(s.memo["gram"]) for s in done.servers[1:]] == [False, True, False]
+    with pytest.raises(MethodError, match="no upload 'delta'"):
+        worlds.run(ComparesNow(sends=3), worlds.Tiny(), tmp_path / "late", steps=3, judge=False)
+
+
+def test_cflgp_looks_at_profiles_every_other_round(tmp_path):
+    method = CATALOGUE["cflgp"](num_clusters=2, period=2)
+    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=3, judge=False)
+    assert ["gram" in notes.columns for notes in done.notes] == [True, False, True]
 
 
 # -- policies and clocks -------------------------------------------------------------------------------------
