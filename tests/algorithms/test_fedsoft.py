@@ -59,7 +59,8 @@ def test_the_emdcfl_variant_counts_in_every_round(variant, tau, due):
 
 def test_the_pull_grows_with_the_sum_of_shares():
     """As above with u = (1/4, 1/2): 2 - 0.5 (2 - 4 + 0.5 (1/4 (2 - 1) + 1/2 (2 - 5))) = 3.3125."""
-    state = {"model": torch.tensor([2.0]), "counts": torch.tensor([2.5, 5.0], dtype=torch.float64)}
+    counts = torch.tensor([2.5, 5.0], dtype=torch.float64)
+    state = {"model": torch.tensor([2.0]), "counts": counts, "samples": torch.tensor(10)}
     message = byhand.message(step=2, model=[[1.0], [5.0]])
     method = FedSoft(num_clusters=2, lam=0.5, tau=2)
     _, new = method.local_update(message, state, byhand.Quadratic([4.0]), byhand.KEY)
