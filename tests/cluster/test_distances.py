@@ -22,7 +22,11 @@ def test_squared_distances_come_from_products():
 
 
 def test_squared_distances_are_never_negative():
-    rows = 1e6 + 1e-9 * np.arange(12.0).reshape(4, 3)
+    """Rows that nearly coincide: without a floor, rounding makes some of these distances -1e-8."""
+    rng = np.random.default_rng(0)
+    rows = 1e3 * rng.normal(size=(1, 50)) + 1e-9 * rng.normal(size=(12, 50))
+    squares, products = np.square(rows).sum(1), rows @ rows.T
+    assert (squares[:, None] + squares - 2 * products).min() < 0
     assert (D.squared_distances(rows @ rows.T) >= 0).all()
 
 
