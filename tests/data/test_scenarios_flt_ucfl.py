@@ -243,3 +243,15 @@ def test_neighbouring_clusters_of_flt2_share_one_class_in_a_ring(num_classes):
         for i, own in enumerate(classes):
             assert len(set(own)) == 3
             assert own[2] == classes[(i + 1) % len(classes)][0]
+
+
+def test_users_of_ucfl_c_are_tested_with_the_labels_of_their_group(open_small):
+    """All see the same 50 test images; user k calls class c what its group does, in training and in test."""
+    federation = open_small("cifar10", "ucfl_c", clients=4, test_images=50)
+    tables, pool = federation.facts["labels"], federation.pool
+    assert len(set(tables)) == 4
+    for k in range(4):
+        for split in ("train", "test"):
+            plain = pool.labels[federation.allotment.of(k, split, 0).index]
+            expected = np.array(tables[federation.groups[k]])[plain]
+            np.testing.assert_array_equal(getattr(federation.client(k), split).y, expected)
