@@ -104,3 +104,12 @@ def test_resizing_is_torchvisions(side: int):
     expected = resize(torch.from_numpy(x).float(), [side, side], antialias=True) / 255
     out = Finish((0.0,) * 3, (1.0,) * 3, resize=side)(x)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+
+
+def test_white_is_painted_in_exactly_the_colour():
+    """255 times v / 255 is v for each of the 256 levels, whatever the rounding."""
+    levels = np.arange(256)
+    white = np.full((256, 1, 1, 1), 255, np.uint8)
+    table = tuple((v / 255, 0.0, 1.0) for v in levels.tolist())
+    painted, _ = Colour((table,))(white, levels, np.zeros(256, int))
+    np.testing.assert_array_equal(painted[:, :, 0, 0], np.stack([levels, 0 * levels, 0 * levels + 255], 1))
