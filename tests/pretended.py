@@ -75,6 +75,16 @@ class There(torch.Tensor):
         return f"There({self.inner})"
 
     @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Multiply vector and matrix without `squeeze_`, whose new shape no wrapper can take on."""
+        if function.__name__ in ("matmul", "__matmul__") and [a.dim() for a in args] == [1, 2]:
+            return args[0][None].mm(args[1])[0]
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+    @classmethod
     def __torch_dispatch__(
         cls, function: Any, types: Any, args: Iterable[Any] = (), named: Mapping[str, Any] | None = None
     ) -> Any:

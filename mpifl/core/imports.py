@@ -51,16 +51,21 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
         raise UserError(key, path, f"there is no file {file}")
     name = f"mpifl_user_{file.stem}_{sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
     known = sys.modules.get(name)
-    if known is not None and known.read_at == file.stat().st_mtime_ns:
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise UserError(key, path, f"cannot be read ({error.strerror})") from error
+    if known is not None and known.source == text:
         return known  # the same class for the same file
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    module.read_at = file.stat().st_mtime_ns  # type: ignore[attr-defined]  # ours
+    module.source = text  # type: ignore[attr-defined]  # ours
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(
+            compile(text, file, "exec"), vars(module)
+        )  # not from bytecode, which is told from its source by seconds
     except (Exception, SystemExit) as error:
         raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
     return module

@@ -140,9 +140,14 @@ ENDS = {  # where the method goes wrong -> the exit code, and what is said once
 @pytest.mark.parametrize(
     ("where", "ranks", "kind"),
     [
-        *((where, None, ROUNDS) for where in ENDS),
-        *((where, 3, ROUNDS) for where in ("client", "key", "raise", "server", "judging")),
-        *((where, 3, EVENTS) for where in ("client", "server", "judging")),
+        *((where, 3, ROUNDS) for where in ("client", "raise")),
+        *((where, 3, EVENTS) for where in ("server", "judging")),
+        *(pytest.param(where, None, ROUNDS, marks=pytest.mark.nightly) for where in ENDS),
+        *(
+            pytest.param(where, 3, ROUNDS, marks=pytest.mark.nightly)
+            for where in ("key", "server", "judging")
+        ),
+        pytest.param("client", 3, EVENTS, marks=pytest.mark.nightly),
     ],
 )
 def test_code_of_a_method_that_ends_or_fails_ends_all_ranks_with_one_message(
