@@ -177,6 +177,8 @@ def networks(draw, most: int = 7, sides: int = 11):
             continue
         if type(layer) is nn.ReLU and layers and isinstance(layers[-1], nn.Conv2d | nn.Linear):
             layer = nn.ReLU(inplace=draw(st.booleans()))  # elsewhere PyTorch may refuse to go back
+        elif type(layer) is nn.ReLU and layer.inplace:  # one that comes a second time
+            layer = nn.ReLU()
         known = known and not other
         layers, shape = [*layers, layer], after
     if len(shape) > 1 or draw(st.booleans()):

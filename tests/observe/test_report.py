@@ -251,7 +251,7 @@ def test_a_folder_that_is_no_finished_run_is_refused(how, message, folder, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["/nowhere"], "there is no such folder"),
+        (["{runs}/nowhere"], "there is no such folder"),
         (["{runs}", "--target", "85"], "--target = '85': take an accuracy in"),
         (["{runs}", "--size", "3"], "option = '--size'"),
     ],
