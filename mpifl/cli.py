@@ -14,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from mpifl.core.process import keep_freed
+
 from .comm import CannotGoOn, RankLost, Transport, asked_of, connect
 from .core.errors import CodeFailed, Stopped, UserError, nearest, require
 from .core.files import is_full
-from .core.memory import keep_freed
 
 if TYPE_CHECKING:
     from .config import Config

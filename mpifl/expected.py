@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpifl.core.devices import message_on, tensors_on
+
 from .core.rng import key
 from .core.types import Message, Notes, Report, Server, Vector
 from .engine.ledger import Ledger, count_numbers
@@ -20,7 +22,6 @@ from .engine.policy import Synchronous
 from .engine.rows import read_rows
 from .engine.sampler import Sampler
 from .local import LocalClient
-from .local.devices import message_on, tensors_on
 
 if TYPE_CHECKING:
     from .experiment import Bench

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpifl.core.parameters import Layout, flatten
+from mpifl.core.process import age
+
 from . import config as configuration
 from .checkpoints import Checkpoints, aloud
 from .comm import ClientStore, Transport
@@ -23,10 +26,8 @@ from .comm.cuda import DEVICE, MAIN
 from .comm.sweep import costs_of
 from .config import Config
 from .core import native
-from .core.age import age
 from .core.errors import UserError, require
 from .core.federation import Federation
-from .core.params import Layout, flatten
 from .core.rng import key
 from .core.types import World
 from .data import CacheMissing, PoolFederation, open_federation, open_public

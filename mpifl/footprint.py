@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from mpifl.core.process import peak_bytes
+
 from .core.algorithm import Algorithm
-from .core.memory import peak_bytes
 from .core.rng import key
 from .core.types import Report, Server
 from .data import PoolFederation

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from mpifl.core.process import peak_bytes
+
 from .comm import Transport
 from .comm.cuda import AUTO, DEVICE, MAIN, cuda_aware
 from .core.errors import UserError, require
-from .core.memory import peak_bytes
 from .observe.identity import machine
 
 Place = Mapping[str, Any]

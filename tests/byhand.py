@@ -11,7 +11,7 @@ import torch
 
 from mpifl.core.client import Client, Trained
 from mpifl.core.federation import ClientData, Split
-from mpifl.core.params import Layout, Part, put, take
+from mpifl.core.parameters import Layout, Part, put, take
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Notes, Server
 

@@ -26,7 +26,7 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client, Peer
 from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.core.mixing import Plan
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Notes, Server, World
 from mpifl.engine.events import Events

@@ -26,7 +26,7 @@ from mpifl.cluster.neighbourhoods import neighbourhood_labels, neighbourhood_pla
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Look, Needs, Notes, Peer, Server, Vector
 from mpifl.core.mixing import Plan
-from mpifl.core.params import put, take
+from mpifl.core.parameters import put, take
 
 
 @dataclass(frozen=True)

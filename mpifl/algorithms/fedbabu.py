@@ -16,7 +16,7 @@ from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, average
-from mpifl.core.params import put, take
+from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
 from mpifl.local.tune import judge_tuned
 

@@ -25,7 +25,7 @@ from mpifl.cluster.oneshot import clustered_plan, clustered_server, joined
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
 from mpifl.core.mixing import Plan, by_cluster
-from mpifl.core.params import take, width
+from mpifl.core.parameters import take, width
 from mpifl.core.types import Vector
 
 

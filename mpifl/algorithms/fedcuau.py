@@ -26,7 +26,7 @@ from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Mixing, Plan, average, by_cluster
-from mpifl.core.params import Layout, Part, put, take, within
+from mpifl.core.parameters import Layout, Part, put, take, within
 from mpifl.core.types import Reads, Vector
 from mpifl.local.directions import proximal
 from mpifl.local.tune import judge_tuned

@@ -14,7 +14,7 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, average
-from mpifl.core.params import put, take
+from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
 
 

@@ -33,7 +33,7 @@ from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
 from mpifl.core.mixing import Plan
-from mpifl.core.params import put, take
+from mpifl.core.parameters import put, take
 from mpifl.core.types import Vector
 
 KMEANS_SEED = 43  # the repository's

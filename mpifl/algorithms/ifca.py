@@ -24,7 +24,7 @@ from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, add, by_cluster
-from mpifl.core.params import put, take
+from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
 from mpifl.local.choose import best_model, fitting_model
 

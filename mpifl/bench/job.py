@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from mpifl.comm import ClientStore, Transport, connect
-from mpifl.core.memory import keep_freed
+from mpifl.core.process import keep_freed
 from mpifl.driver import engine
 from mpifl.engine.failures import obey, say
 from mpifl.engine.rounds import Rounds

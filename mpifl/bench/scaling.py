@@ -24,7 +24,7 @@ import numpy as np
 from mpifl import config as configuration
 from mpifl.comm.choose import REDUCE
 from mpifl.comm.cost import between
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.data import open_federation, prepare
 from mpifl.engine.sampler import cohort_size
 

@@ -7,7 +7,7 @@ import socket
 from time import process_time
 from typing import Any
 
-from mpifl.core.memory import kilobytes, peak_bytes
+from mpifl.core.process import kilobytes, peak_bytes
 
 
 def usage() -> dict[str, Any]:

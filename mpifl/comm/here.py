@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mpifl.core.mixing import Mixing
-from mpifl.core.params import take
+from mpifl.core.parameters import take
 
 from .exact import MAGIC, spacings
 

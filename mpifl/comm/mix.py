@@ -14,7 +14,7 @@ import torch
 
 from mpifl.core.devices import staged
 from mpifl.core.mixing import Mixing
-from mpifl.core.params import Part, take
+from mpifl.core.parameters import Part, take
 
 from .choose import GATHER, REDUCE, SCATTER, choose
 from .cost import BLOCK, Costs, far_ranks

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mpifl.core.age import age
+from mpifl.core.process import age
 
 from .monitoring import prepare
 from .starting import SIZES, check_size, starting

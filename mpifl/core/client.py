@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .federation import ClientData, Split
-from .params import Layout, Part
+from .parameters import Layout, Part
 from .rng import Key
 from .types import Report, Vector
 

@@ -1,10 +1,20 @@
-"""What lies on a device: how it comes to main memory, and how much may stay."""
+"""What lies on a device: how it comes to main memory, and how much may stay.
+
+What crosses from the server's memory to a client's device, and back.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
+from typing import Any
 
 import torch
+
+from .federation import Split
+from .types import Message, Report, State
 
 CPU = torch.device("cpu")
 SHARE = 0.25  # of a device's free memory that the uploads of a round may take
@@ -44,3 +54,54 @@ def room(device: torch.device, ranks: int) -> int:
     again = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     sharing = ceil(ranks / torch.cuda.device_count())
     return int(SHARE * (free + again) / sharing)
+
+
+def settle(device: torch.device) -> None:
+    """Have a GPU give the same bits each time; before anything is computed on it.
+
+    Operations that have no such form give a warning, and bits that may differ.
+    """
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # nothing reads what it did not write
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = False
+
+
+def tensors_on(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the mapping with its tensors on `device`; what is there already is not copied."""
+    return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+
+
+def message_on(message: Message, device: torch.device) -> Message:
+    """Return a message whose rows are on `device`."""
+    return message if device == CPU else replace(message, vectors=tensors_on(message.vectors, device))
+
+
+def state_on(state: State, device: torch.device) -> State:
+    """Return a client's state on `device`."""
+    return state if device == CPU else tensors_on(state, device)
+
+
+def split_on(split: Split, device: torch.device) -> Split:
+    """Return samples on `device`."""
+    return Split(split.x.to(device, non_blocking=True), split.y.to(device, non_blocking=True))
+
+
+def report_home(report: Report, device: torch.device, vectors: bool = True) -> Report:
+    """Return a report made on `device` whose vectors and notes are in the server's kind of memory.
+
+    Args:
+        vectors: False leaves them where they are.
+    """
+    if device == CPU:
+        return report
+    notes, heavy = _sent_home(report.notes), _sent_home(report.vectors) if vectors else report.vectors
+    wait(device)
+    return replace(report, vectors=heavy, notes=notes)
+
+
+def _sent_home(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with its tensors in main memory; they come one behind the other."""
+    return {name: sent_home(v) if isinstance(v, torch.Tensor) else v for name, v in values.items()}

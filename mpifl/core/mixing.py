@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import require
-from .params import Part
+from .parameters import Part
 from .types import Notes
 
 

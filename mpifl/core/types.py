@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .errors import Missing
-from .params import Layout
+from .parameters import Layout
 
 Vector = torch.Tensor  # float32 [d] or [C, d]
 State = Mapping[str, torch.Tensor]  # what a client keeps between its visits; empty before the first

@@ -12,8 +12,7 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
-
-from . import per_client
+from mpifl.core.textfiles import check_per_client, read_per_client
 
 MOST_SIGMA = 20.0  # of a logarithm: the wildest draw is then e^200 times the median
 
@@ -166,7 +165,7 @@ class Measured(Delay):
 
     def check(self, num_clients: int) -> None:
         """Every client must have a row, and no other may."""
-        per_client.check(_durations(self.file), num_clients, self.file, "delay.file")
+        check_per_client(_durations(self.file), num_clients, self.file, "delay.file")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Look up."""
@@ -183,7 +182,7 @@ def _durations(file: str) -> dict[int, list[float]]:
         require(0 <= seconds < inf, place, seconds, "take 0 or more seconds")
         return seconds
 
-    return per_client.read(file, "delay.file", "client, seconds", "a client and its seconds", parse)
+    return read_per_client(file, "delay.file", "client, seconds", "a client and its seconds", parse)
 
 
 DELAYS: dict[str, type[Delay]] = {

@@ -18,7 +18,7 @@ from mpifl.core.algorithm import Algorithm, Look
 from mpifl.core.devices import CPU
 from mpifl.core.errors import CodeFailed, MethodError, Missing, NotFinite, UserError
 from mpifl.core.mixing import Mixing, Plan
-from mpifl.core.params import width
+from mpifl.core.parameters import width
 from mpifl.core.types import ASKED_FOR, Report, Server, State
 
 ENGINE = str(Path(__file__).parent)

@@ -10,8 +10,8 @@ from math import inf
 
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
+from mpifl.core.textfiles import check_per_client, read_per_client
 
-from . import per_client
 from .delay import Delay, ShiftedExponential
 
 MEGABIT = 125_000  # bytes
@@ -243,7 +243,7 @@ class NetworkTrace(Network):
 
     def check(self, num_clients: int) -> None:
         """Every client must have a row, and no other may."""
-        per_client.check(_links(self.file), num_clients, self.file, "network.file")
+        check_per_client(_links(self.file), num_clients, self.file, "network.file")
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
         """Look up."""
@@ -263,7 +263,7 @@ def _links(file: str) -> dict[int, list[Rates]]:
         return Rates(down, up, latency)
 
     needs = "a client, downlink_bytes_s and uplink_bytes_s"
-    return per_client.read(file, "network.file", "links", needs, parse)
+    return read_per_client(file, "network.file", "links", needs, parse)
 
 
 NETWORKS: dict[str, type[Network]] = {

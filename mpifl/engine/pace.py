@@ -12,11 +12,11 @@ from math import inf, isfinite
 
 import numpy as np
 
+from mpifl.core.devices import message_on
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Reads, Report, Server
 from mpifl.local import LocalClient
-from mpifl.local.devices import message_on
 
 from .coding import sizes
 from .delay import Delay

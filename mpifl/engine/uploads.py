@@ -18,8 +18,8 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
+from mpifl.core.textfiles import check_per_client, read_per_client
 
-from . import per_client
 from .clock import Clock, DrawnClock, VirtualClock, WallClock
 from .delay import MOST_SIGMA, Delay
 from .pace import Pace
@@ -111,7 +111,7 @@ class Rates(Uploads):
     def paced(self, pace: Pace, federation: Federation) -> Pace:
         """Let every visit wait for its client's next time."""
         if self.file:
-            per_client.check(_means(self.file), federation.num_clients, self.file, "policy.uploads.file")
+            check_per_client(_means(self.file), federation.num_clients, self.file, "policy.uploads.file")
         return replace(pace, delay=_AtRates(self, pace.delay))
 
     def wall_clock(self, pace: Pace, scale: float) -> Clock:
@@ -129,7 +129,7 @@ def _means(file: str) -> dict[int, list[float]]:
         return seconds
 
     needs = "a client and the mean seconds between its uploads"
-    return per_client.read(file, "policy.uploads.file", "client, mean_s", needs, parse)
+    return read_per_client(file, "policy.uploads.file", "client, mean_s", needs, parse)
 
 
 @dataclass(frozen=True)

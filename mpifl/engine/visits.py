@@ -18,13 +18,12 @@ from mpifl.comm.exact import peak
 from mpifl.comm.tables import Tables
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client
-from mpifl.core.devices import CPU, room, staged
+from mpifl.core.devices import CPU, message_on, report_home, room, staged, state_on, tensors_on
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
 from mpifl.local import Learner, LocalClient, LocalConfig, Together, public_clients, train_all
-from mpifl.local.devices import message_on, report_home, state_on, tensors_on
 
 from .client_errors import Dropped, attempt
 from .coding import Coder

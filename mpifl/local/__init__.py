@@ -1,7 +1,8 @@
 """What happens on a device: the one training loop, losses, embeddings, evaluation."""
 
+from mpifl.core.devices import settle
+
 from .client import LocalClient, public_clients
-from .devices import settle
 from .pick import pick_stack
 from .sgd import Learner, LocalConfig
 from .stacked import stackable, train_all

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from mpifl.core.client import Client, Direction, Loss, Trained
+from mpifl.core.devices import CPU, split_on
 from mpifl.core.errors import Missing
 from mpifl.core.federation import ClientData, Federation, Split
-from mpifl.core.params import Part
+from mpifl.core.parameters import Part
 from mpifl.core.rng import Key
 from mpifl.core.types import Vector
 
-from .devices import CPU, split_on
 from .sgd import Learner, LocalConfig
 
 EVAL_BATCH = 256  # samples; fixed, so that an evaluation does not depend on where it runs

@@ -17,10 +17,10 @@ from torch import nn
 from mpifl.core import native
 from mpifl.core.client import Direction
 from mpifl.core.federation import Split
-from mpifl.core.params import Layout, Part
+from mpifl.core.module_checks import untouched
+from mpifl.core.parameters import Layout, Part
 
 from .pooling import MaxPool, MeanPool, plain
-from .untouched import untouched
 
 CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE = range(6)  # as in layers.c
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: MEAN_POOL, MeanPool: MEAN_POOL}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mpifl.core.client import Client, Direction, Trained
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Vector
 

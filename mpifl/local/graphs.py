@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from mpifl.core.federation import Split
-from mpifl.core.params import Part
+from mpifl.core.parameters import Part
 
 from .update import Update
 

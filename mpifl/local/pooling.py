@@ -12,8 +12,7 @@ from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from mpifl.core import native
-
-from .untouched import untouched
+from mpifl.core.module_checks import untouched
 
 LEAST = 1 << 14  # numbers; below, PyTorch's function costs less than one of ours
 

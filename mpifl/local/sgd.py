@@ -21,7 +21,8 @@ from mpifl.core import native
 from mpifl.core.client import Direction, Loss, Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.params import FlatModel, Part, bounds
+from mpifl.core.module_checks import Untouched
+from mpifl.core.parameters import FlatModel, Part, bounds
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
@@ -30,7 +31,6 @@ from .graphs import Replay
 from .pooling import quicken
 from .stacked import RANDOM, Request
 from .together import Together
-from .untouched import Untouched
 from .update import Moving, Update
 
 OPTIMIZERS = ("sgd", "adam")

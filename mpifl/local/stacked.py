@@ -19,11 +19,11 @@ from torch import nn
 
 from mpifl.core.client import Direction, Trained
 from mpifl.core.federation import Split
-from mpifl.core.params import Part, bounds
+from mpifl.core.module_checks import untouched
+from mpifl.core.parameters import Part, bounds
 from mpifl.core.rng import Key
 
 from .augment import AUGMENTATIONS
-from .untouched import untouched
 from .update import fused_sgd
 
 if TYPE_CHECKING:

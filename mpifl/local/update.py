@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 
 from mpifl.core.client import Direction
-from mpifl.core.params import Part
+from mpifl.core.parameters import Part
 
 if TYPE_CHECKING:
     from .sgd import Learner, LocalConfig

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mpifl.core.errors import require
-from mpifl.core.vision import torchvision
+from mpifl.core.torchvision_compat import torchvision
 
 from .net import Net, Shape, chain, need_channels, need_side
 from .weights import load_weights

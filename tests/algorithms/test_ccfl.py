@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from mpifl import driver
 from mpifl.algorithms.ccfl import CCFL
 from mpifl.algorithms.fedsoft_async import FedSoftAsync
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.core.types import World
 
 

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedbabu import FedBABU
-from mpifl.core.params import take
+from mpifl.core.parameters import take
 
 
 def test_only_the_body_moves(tmp_path):

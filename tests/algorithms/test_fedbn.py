@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedbn import FedBN
-from mpifl.core.params import Layout, take, width
+from mpifl.core.parameters import Layout, take, width
 from mpifl.models import MODELS
 
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from mpifl.algorithms import CATALOGUE
 from mpifl.algorithms.fedcuau import FedCUAU
 from mpifl.core.errors import UserError
-from mpifl.core.params import Layout, put, take
+from mpifl.core.parameters import Layout, put, take
 from mpifl.core.types import World
 
 MOMENTUM = worlds.LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.5)

@@ -6,7 +6,7 @@ import worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedrep import FedRep
-from mpifl.core.params import put, take
+from mpifl.core.parameters import put, take
 from mpifl.core.rng import key
 
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.federation import ClientData, Split
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
 from mpifl.local.directions import proximal, unsquared
 

@@ -17,7 +17,7 @@ from mpifl.algorithms.pca_km_hc import PCAKMHC
 from mpifl.cluster.plane import umap_plane
 from mpifl.core.client import Trained
 from mpifl.core.federation import ClientData, Split
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.core.types import World
 
 HEAD = Layout(("head.weight",), ((2, 1),), 2)  # of the model: two classes

@@ -19,7 +19,7 @@ from mpifl.algorithms import CATALOGUE
 from mpifl.cluster.oneshot import pulled
 from mpifl.cluster.relatedness import linked_clients, related_plan, related_server
 from mpifl.core.federation import ClientData, Split
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.core.types import World
 
 FLAT = Layout(("body.w", "head.weight"), ((1,), (2, 1)), 3, ("head",))  # a body of one number, a head of two

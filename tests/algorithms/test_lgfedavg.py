@@ -7,7 +7,7 @@ import worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.lgfedavg import LGFedAvg
-from mpifl.core.params import take
+from mpifl.core.parameters import take
 
 
 @pytest.mark.parametrize(("shared", "private"), [("head", "body"), ("block", "trunk")])

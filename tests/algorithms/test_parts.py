@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 
 LAYOUT = Layout(("body.w", "head.weight"), ((1,), (1,)), 2, ("head",))
 

@@ -11,7 +11,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from mpifl.cluster.relatedness import linked_clients, regrouped, related_plan, related_server
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.core.types import World
 
 PAIR = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)  # 0 and 1 are related, 2 is alone

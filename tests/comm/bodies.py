@@ -25,7 +25,7 @@ from mpifl.comm.choose import GATHER, REDUCE
 from mpifl.comm.mpi import Mpi
 from mpifl.comm.tables import Tables
 from mpifl.core.mixing import Mixing
-from mpifl.core.params import take
+from mpifl.core.parameters import take
 from mpifl.core.rng import key
 
 BODIES: dict[str, Callable[[Mpi, Path], None]] = {}

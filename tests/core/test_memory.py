@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys
-from mpifl.core.memory import keep_freed
+from mpifl.core.process import keep_freed
 answer, libc = keep_freed(), ctypes.CDLL(None)
 libc.malloc.restype, libc.sbrk.restype = ctypes.c_void_p, ctypes.c_void_p
 block, top = libc.malloc(16 << 20), libc.sbrk(0)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from mpifl.core.params import FlatModel, Layout, flatten, put, take, width, within
+from mpifl.core.parameters import FlatModel, Layout, flatten, put, take, width, within
 
 
 class Norms(nn.Module):

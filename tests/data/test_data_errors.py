@@ -116,7 +116,7 @@ def test_a_source_nobody_offers_says_so(tmp_path):
 
 
 def test_a_failed_download_is_one_line(tmp_path, monkeypatch):
-    from mpifl.core.vision import torchvision
+    from mpifl.core.torchvision_compat import torchvision
 
     def offline(*args, **kwargs):
         raise OSError("no route to host")

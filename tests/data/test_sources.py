@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mpifl.core.errors import UserError
-from mpifl.core.vision import torchvision
+from mpifl.core.torchvision_compat import torchvision
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.data.sources.idx import read_idx
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpifl.core.vision import torchvision
+from mpifl.core.torchvision_compat import torchvision
 from mpifl.data.transforms import Border, Colour, Finish, Patch, PermuteLabels, Rotate, canvas, rotated
 
 SQUARE = np.array([[[[1, 2], [3, 4]]]], np.uint8)

@@ -17,7 +17,7 @@ from mpifl.cluster.relatedness import related_plan, related_server
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.federation import ClientData
 from mpifl.core.mixing import Plan, average
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.core.types import World
 from mpifl.engine.policy import Buffer
 from mpifl.local import LocalClient

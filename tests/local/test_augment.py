@@ -9,7 +9,7 @@ import worlds
 from torch.testing import assert_close
 
 from mpifl.core.errors import UserError
-from mpifl.core.params import flatten
+from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
 from mpifl.local import Learner, LocalConfig
 from mpifl.local.augment import MARGIN, crop_flip

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 from mpifl.core.federation import Split
-from mpifl.core.params import put, take
+from mpifl.core.parameters import put, take
 from mpifl.core.rng import key
 from mpifl.local import Learner, LocalClient
 from mpifl.local.client import EVAL_BATCH

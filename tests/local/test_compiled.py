@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from mpifl.core import native
 from mpifl.core.federation import Split
-from mpifl.core.params import flatten
+from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
 from mpifl.local import Learner, LocalConfig
 from mpifl.local.compiled import Network

@@ -14,11 +14,10 @@ from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.config import SystemConfig
-from mpifl.core.devices import CPU, room
+from mpifl.core.devices import CPU, message_on, report_home, room, settle, split_on, state_on, tensors_on
 from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report
 from mpifl.local import Learner, LocalConfig, public_clients
-from mpifl.local.devices import message_on, report_home, settle, split_on, state_on, tensors_on
 
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from mpifl.core.client import Direction
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
 from mpifl.local.choose import best_model
 from mpifl.local.directions import aligned, proximal, scaled, train_aligned, unsquared

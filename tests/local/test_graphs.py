@@ -8,7 +8,7 @@ import worlds
 from torch import nn
 from torch.testing import assert_close
 
-from mpifl.core.params import FlatModel
+from mpifl.core.parameters import FlatModel
 from mpifl.core.rng import key
 from mpifl.local import Learner, LocalConfig
 from mpifl.models import MODELS

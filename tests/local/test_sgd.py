@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from mpifl.core import native
 from mpifl.core.errors import UserError
 from mpifl.core.federation import Split
-from mpifl.core.params import Layout, flatten
+from mpifl.core.parameters import Layout, flatten
 from mpifl.core.rng import key
 from mpifl.local import Learner, LocalConfig
 from mpifl.models import MODELS

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from mpifl.core.errors import UserError
-from mpifl.core.params import Layout
+from mpifl.core.parameters import Layout
 from mpifl.models import AUTOENCODERS, MODELS
 
 GREY, COLOUR, LARGE = (1, 28, 28), (3, 32, 32), (3, 224, 224)

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from mpifl.core.errors import UserError
-from mpifl.core.vision import torchvision
+from mpifl.core.torchvision_compat import torchvision
 from mpifl.models import MODELS
 
 IMAGE = (3, 32, 32)

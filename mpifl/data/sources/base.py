@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.vision import torchvision
+from mpifl.core.torchvision_compat import torchvision
 from mpifl.data.pool import Pool
 
 Channels = tuple[float, ...]

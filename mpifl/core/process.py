@@ -1,10 +1,14 @@
-"""The memory of this process: what it takes, and how the C library treats what was freed."""
+"""The memory of this process: what it takes, and how the C library treats what was freed.
+
+How long this process has been there.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+import time
 from pathlib import Path
 
 SETTINGS = {-1: 2_000_000_000, -2: 64 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
@@ -37,3 +41,10 @@ def keep_freed() -> bool:
         return False
     library = ctypes.CDLL(None)
     return all(library.mallopt(option, value) == 1 for option, value in SETTINGS.items())
+
+
+def age() -> float:
+    """Return the seconds since this process began, to a hundredth; Linux."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])  # starttime of proc(5)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
