@@ -39,7 +39,7 @@ find_python() {
 }
 
 # What an installation is made from: settings, versions, the sources in C, and where it lies.
-stamp() { cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/core/*.[ch] <(echo "$repository") | sha256sum; }
+stamp() { cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/kernels/*.[ch] mpifl/kernels/*.inc <(echo "$repository") | sha256sum; }
 
 # Make .venv and install mpifl in it, unless that was done for the same versions.
 install() {

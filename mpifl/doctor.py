@@ -20,10 +20,10 @@ from .comm.cuda import cuda_aware
 from .comm.deadline import within
 from .comm.pairs import Link
 from .comm.pairs import measure as measure_pairs
-from .core import native
+from .kernels import bindings
 from .observe.identity import version_of
 from .placement import crowded, place, workers_of
-from .placement import table as bindings
+from .placement import table as table_of_bindings
 
 PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn", "mpi4py", "safetensors")
 BLOCK = 1 << 20  # float32 numbers of the bandwidth check: 4 MiB
@@ -87,7 +87,7 @@ def _loops(places: Sequence[dict[str, Any]]) -> list[Check]:
     workers = [p["machine"] for p in workers_of(places)]
     loops = sorted({w["loops_in_c"] for w in workers})
     found = f"{', '.join(loops)}; compiler: {', '.join(sorted({w['compiler'] for w in workers}))}"
-    remedy = native.PROBLEM or "install the same build everywhere"
+    remedy = bindings.PROBLEM or "install the same build everywhere"
     advice = f"{remedy}; other builds, and PyTorch in their place, give other last bits"
     out = [Check("loops in C", loops == loops[:1] != ["none"], found, advice)]
     kinds = sorted({f"{w['processor']} ({w['instructions']})" for w in workers})
@@ -194,7 +194,7 @@ def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], st
     blind = [r for r, seen in enumerate(reach) if not seen]
     where = f"{data or 'not set'}: " + (f"ranks {blind} cannot read it" if blind else "all ranks read it")
     checks.append(Check("data", not blind, where, "put it where every node sees it (MPIFL_DATA)"))
-    return [*checks, _folder(Path(runs), "run folder")], bindings(places)
+    return [*checks, _folder(Path(runs), "run folder")], table_of_bindings(places)
 
 
 def table(checks: Sequence[Check]) -> str:

@@ -25,7 +25,6 @@ from .comm import ClientStore, Transport
 from .comm.cuda import DEVICE, MAIN
 from .comm.sweep import costs_of
 from .config import Config
-from .core import native
 from .core.errors import UserError, require
 from .core.federation import Federation
 from .core.rng import key
@@ -41,6 +40,7 @@ from .engine.rounds import Record
 from .engine.sampler import cohort_size, newcomers
 from .engine.step import Setting, Stepper
 from .finishing import finish
+from .kernels import bindings
 from .local import Learner, public_clients, settle
 from .models import AUTOENCODERS
 from .observe import folder as folders
@@ -357,8 +357,8 @@ def run(
 
 def _say_problem(config: Config) -> None:
     """Say, once in a process, that numbers are not those that the loops in C give."""
-    if native.PROBLEM and config.system.compiled and config.system.device != "cuda":
-        once(f"{native.PROBLEM}; PyTorch trains instead: slower, with other last bits and another digest")
+    if bindings.PROBLEM and config.system.compiled and config.system.device != "cuda":
+        once(f"{bindings.PROBLEM}; PyTorch trains instead: slower, with other last bits and another digest")
 
 
 once = cache(aloud)

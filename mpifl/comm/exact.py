@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mpifl.core import native
 from mpifl.core.devices import CPU
+from mpifl.kernels import bindings
 
 MAGIC = 1.5 * 2.0**52
 SCRATCH = 1 << 14  # float64 numbers of scratch: 128 kB stay within a core's second cache
@@ -24,8 +24,8 @@ SCRATCH_THERE = 1 << 22  # the same on a device: 32 MB
 
 def peak(upload: torch.Tensor) -> float:
     """Return the largest absolute value of an upload [b]; a NaN where there is one."""
-    if native.AVAILABLE and upload.device.type == "cpu" and upload.dtype == torch.float32:
-        return native.peak(upload.contiguous())
+    if bindings.AVAILABLE and upload.device.type == "cpu" and upload.dtype == torch.float32:
+        return bindings.peak(upload.contiguous())
     low, high = torch.aminmax(upload)
     return max(-float(low), float(high))
 
@@ -57,15 +57,15 @@ def partial_sums(
     out.zero_()
     if out.device != CPU:
         _add_there(out, uploads, weights, MAGIC * grid)
-    elif native.AVAILABLE:
-        native.add_exactly(out, uploads, weights, MAGIC * grid)
+    elif bindings.AVAILABLE:
+        bindings.add_exactly(out, uploads, weights, MAGIC * grid)
     else:
         _add(out.numpy(), [u.numpy() for u in uploads], weights, MAGIC * grid)
     return out
 
 
 def _add(sums: np.ndarray, vectors: Sequence[np.ndarray], weights: np.ndarray, magics: np.ndarray) -> None:
-    """Do what `native.add_exactly` does."""
+    """Do what `bindings.add_exactly` does."""
     width = sums.shape[1]
     scratch = np.empty(min(SCRATCH, width))
     for lo in range(0, width, SCRATCH):
@@ -85,7 +85,7 @@ def _add(sums: np.ndarray, vectors: Sequence[np.ndarray], weights: np.ndarray, m
 def _add_there(
     sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magics: np.ndarray
 ) -> None:
-    """Do what `native.add_exactly` does, on whatever device, as many uploads at a time as scratch allows."""
+    """Do what `bindings.add_exactly` does, on any device, as many uploads at a time as scratch allows."""
     some, start = max(1, SCRATCH_THERE // max(1, sums.shape[1])), 0
     scales = torch.from_numpy(weights[weights != 0]).to(sums.device)[:, None]  # row by row
     for row_sum, row, magic in zip(sums.unbind(), weights, magics.tolist(), strict=True):
@@ -120,8 +120,8 @@ def sums_by_device(
 
 def finish(sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
     """Return new rows float32 [K, b] from the grid sums int64 [K, b] and what was kept float64 [K, b]."""
-    if native.AVAILABLE and sums.is_contiguous() and (kept is None or kept.is_contiguous()):
-        return native.finish(sums, grid, kept)
+    if bindings.AVAILABLE and sums.is_contiguous() and (kept is None or kept.is_contiguous()):
+        return bindings.finish(sums, grid, kept)
     values = sums.double() * torch.from_numpy(grid)[:, None]
     return (values if kept is None else values.add_(kept)).float()
 

@@ -17,18 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mpifl.core import native
 from mpifl.core.client import Direction, Loss, Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.module_checks import Untouched
 from mpifl.core.parameters import FlatModel, Part, bounds
 from mpifl.core.rng import Key
+from mpifl.kernels import bindings
+from mpifl.kernels.network import Network, as_in_pytorch, takes, takes_images
+from mpifl.kernels.pooling import quicken
 
 from .augment import AUGMENTATIONS
-from .compiled import Network, as_in_pytorch, takes, takes_images
 from .graphs import Replay
-from .pooling import quicken
 from .stacked import RANDOM, Request
 from .together import Together
 from .update import Moving, Update
@@ -202,7 +202,7 @@ class Learner:
     def _network(self, x: torch.Tensor, part: Part | None = None) -> Network | None:
         """Return the model for such images as compiled loops take it; None where PyTorch does the work."""
         here = self.device.type == "cpu" and not self.idle and not self.graphs
-        if not (here and self.compiled and native.NETWORKS and self.untouched() and as_in_pytorch()):
+        if not (here and self.compiled and bindings.NETWORKS and self.untouched() and as_in_pytorch()):
             return None
         shape = tuple(x.shape[1:])
         address = shape, bounds(part)

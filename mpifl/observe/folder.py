@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mpifl.core import native
 from mpifl.core.errors import UserError
+from mpifl.kernels import bindings
 
 from .identity import processor, version_of
 
@@ -157,7 +157,7 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "processor": processor(),
-        "loops_in_c": native.BUILD or native.PROBLEM,
+        "loops_in_c": bindings.BUILD or bindings.PROBLEM,
         "packages": {name: v for name in PACKAGES if (v := version_of(name))},
         "git_commit": _commit(),
         "command": sys.argv,

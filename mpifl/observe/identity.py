@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mpifl.core import native
+from mpifl.kernels import bindings
 
 DECIDING = ("mpifl", "torch", "numpy", "scipy", "scikit-learn")  # packages that compute numbers
 NONE = "none"
@@ -45,7 +45,7 @@ def machine(gpu: str | None = None) -> dict[str, str]:
     Args:
         gpu: name of the GPU that it trains on; None: it trains on the CPU.
     """
-    build = native.BUILD if native.NETWORKS else {}
+    build = bindings.BUILD if bindings.NETWORKS else {}
     return {
         "device": gpu or "cpu",
         "processor": processor(),

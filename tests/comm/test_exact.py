@@ -15,8 +15,8 @@ from pretended import Pretended, there
 
 from mpifl.comm import exact
 from mpifl.comm.exact import fast_sums, finish, kept_rows, partial_sums, spacings, sums_by_device
-from mpifl.core import native
 from mpifl.core.devices import CPU, staged
+from mpifl.kernels import bindings
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -219,7 +219,7 @@ def test_a_gpu_adds_to_the_same_bits(rows, uploads, width):
     assert torch.equal(found.cpu(), sums_of(x, w, grid))
 
 
-@pytest.mark.skipif(not native.AVAILABLE, reason="the loops in C were not built")
+@pytest.mark.skipif(not bindings.AVAILABLE, reason="the loops in C were not built")
 @pytest.mark.parametrize(
     ("rows", "uploads", "width"), [(1, 1, 5), (3, 7, 1000), (20, 40, 9000), (5, 11, 9000), (2, 0, 3)]
 )
@@ -238,7 +238,7 @@ def test_the_loops_in_c_give_the_bits_of_numpy(rows, uploads, width):
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_largest_absolute_value(compiled, monkeypatch):
-    monkeypatch.setattr(native, "AVAILABLE", compiled and native.AVAILABLE)
+    monkeypatch.setattr(bindings, "AVAILABLE", compiled and bindings.AVAILABLE)
     vector = torch.randn(1003, generator=torch.Generator().manual_seed(1))
     for number in (-7.5, 9.25, -np.inf, np.inf):
         vector[500] = number
@@ -256,5 +256,5 @@ def test_new_rows_are_the_same_with_and_without_the_loops_in_c(kept, monkeypatch
     grid = np.exp2([-40.0, -3.0, -60.0])
     old = torch.from_numpy(rng.standard_normal((3, 1001))) if kept else None
     found = finish(sums, grid, old)
-    monkeypatch.setattr(native, "AVAILABLE", False)
+    monkeypatch.setattr(bindings, "AVAILABLE", False)
     assert torch.equal(found, finish(sums, grid, old))

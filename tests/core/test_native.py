@@ -10,66 +10,66 @@ import numpy as np
 import pytest
 import torch
 
-from mpifl.core import native
+from mpifl.kernels import bindings
 
 CC = shutil.which("gcc") or shutil.which("cc")
-built = pytest.mark.skipif(not native.AVAILABLE, reason=native.PROBLEM or "the loops in C are there")
-networks = pytest.mark.skipif(not native.NETWORKS, reason=native.PROBLEM or "the loops in C are there")
+built = pytest.mark.skipif(not bindings.AVAILABLE, reason=bindings.PROBLEM or "the loops in C are there")
+networks = pytest.mark.skipif(not bindings.NETWORKS, reason=bindings.PROBLEM or "the loops in C are there")
 
 
 @pytest.mark.skipif(
-    CC is None or not native.hash_of_sources(), reason="no compiler, or no sources beside mpifl"
+    CC is None or not bindings.hash_of_sources(), reason="no compiler, or no sources beside mpifl"
 )
 def test_where_there_is_a_compiler_the_loops_are_built_from_these_sources():
-    assert native.AVAILABLE, native.PROBLEM
-    assert native.BUILD["sources"] == native.hash_of_sources()
-    assert "-O3" in native.BUILD["flags"]
-    assert native.BUILD["compiler"]
+    assert bindings.AVAILABLE, bindings.PROBLEM
+    assert bindings.BUILD["sources"] == bindings.hash_of_sources()
+    assert "-O3" in bindings.BUILD["flags"]
+    assert bindings.BUILD["compiler"]
 
 
 @built
 def test_the_hash_of_the_sources_changes_with_each_of_them(tmp_path):
-    for name in native.SOURCES:
-        shutil.copy(native.HERE / name, tmp_path)
-    before = native.hash_of_sources(tmp_path)
-    assert before == native.hash_of_sources()
-    for name in native.SOURCES:
+    for name in bindings.SOURCES:
+        shutil.copy(bindings.HERE / name, tmp_path)
+    before = bindings.hash_of_sources(tmp_path)
+    assert before == bindings.hash_of_sources()
+    for name in bindings.SOURCES:
         text = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(text + b"\n")
-        assert native.hash_of_sources(tmp_path) != before, name
+        assert bindings.hash_of_sources(tmp_path) != before, name
         (tmp_path / name).write_bytes(text)
-    (tmp_path / native.SOURCES[2]).unlink()
-    assert native.hash_of_sources(tmp_path) == "", "a wheel has none: nothing to compare with"
+    (tmp_path / bindings.SOURCES[2]).unlink()
+    assert bindings.hash_of_sources(tmp_path) == "", "a wheel has none: nothing to compare with"
 
 
 @built
-@pytest.mark.parametrize("name", ["kernels", "layers"])
+@pytest.mark.parametrize("name", ["reductions", "training"])
 def test_a_library_built_from_other_sources_is_not_used(name):
-    signatures = {"kernels": native.SIGNATURES, "layers": native.LAYER_SIGNATURES}[name]
-    assert native._open(name, signatures, native.BUILD["sources"])
-    assert native._open(name, signatures, ""), "where no sources lie beside it"
-    with pytest.raises(native.Absent, match="other sources"):
-        native._open(name, signatures, hashlib.sha256(b"newer").hexdigest()[:12])
-    with pytest.raises(native.Absent, match="other sources"):
-        native._open(name, {**signatures, "function_of_a_later_version": ([], None)}, "")
+    signatures = {"reductions": bindings.SIGNATURES, "training": bindings.LAYER_SIGNATURES}[name]
+    assert bindings._open(name, signatures, bindings.BUILD["sources"])
+    assert bindings._open(name, signatures, ""), "where no sources lie beside it"
+    with pytest.raises(bindings.Absent, match="other sources"):
+        bindings._open(name, signatures, hashlib.sha256(b"newer").hexdigest()[:12])
+    with pytest.raises(bindings.Absent, match="other sources"):
+        bindings._open(name, {**signatures, "function_of_a_later_version": ([], None)}, "")
 
 
 def test_libraries_that_are_missing_or_broken_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "HERE", tmp_path)
-    assert native._open_both()[:2] == (None, None)
-    assert "not built" in native._open_both()[2]
-    for suffix in native.EXTENSION_SUFFIXES:
+    monkeypatch.setattr(bindings, "HERE", tmp_path)
+    assert bindings._open_both()[:2] == (None, None)
+    assert "not built" in bindings._open_both()[2]
+    for suffix in bindings.EXTENSION_SUFFIXES:
         (tmp_path / f"kernels{suffix}").write_bytes(b"no library")
-    assert "do not load" in native._open_both()[2]
+    assert "do not load" in bindings._open_both()[2]
 
 
 @pytest.mark.skipif(
-    CC is None or not native.hash_of_sources(), reason="no compiler, or no sources beside mpifl"
+    CC is None or not bindings.hash_of_sources(), reason="no compiler, or no sources beside mpifl"
 )
-@pytest.mark.parametrize("name", ["kernels", "layers"])
+@pytest.mark.parametrize("name", ["reductions", "training"])
 def test_the_sources_compile_without_a_warning(name, tmp_path):
     flags = ["-O3", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-fPIC", "-shared"]
-    command = [CC, *flags, native.HERE / f"{name}.c", "-lm", "-o", tmp_path / "out.so"]
+    command = [CC, *flags, bindings.HERE / f"{name}.c", "-lm", "-o", tmp_path / "out.so"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     fast = subprocess.run([*command, "-ffast-math", "-fsyntax-only"], capture_output=True, text=True)
@@ -97,9 +97,9 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_sums_take_uploads_of_one_kind_and_length_only(wrong):
     sums, uploads, weights, magic = tensors()
-    native.add_exactly(sums, uploads, weights, magic)
+    bindings.add_exactly(sums, uploads, weights, magic)
     with pytest.raises(ValueError, match="an upload must be"):
-        native.add_exactly(sums, [*uploads[:2], wrong], weights, magic)
+        bindings.add_exactly(sums, [*uploads[:2], wrong], weights, magic)
 
 
 @built
@@ -113,10 +113,10 @@ def test_sums_refuse_tables_of_other_shapes():
         (sums, uploads, weights, magic[:1]),
     ]:
         with pytest.raises(ValueError, match="must be"):
-            native.add_exactly(*wrong)
-    native.add_exactly(sums, [torch.ones(10)[::2]] * 3, weights, magic)  # made contiguous
+            bindings.add_exactly(*wrong)
+    bindings.add_exactly(sums, [torch.ones(10)[::2]] * 3, weights, magic)  # made contiguous
     grid, kept = np.ones(2), torch.zeros(2, 5, dtype=torch.float64)
-    assert native.finish(sums, grid, kept).shape == (2, 5)
+    assert bindings.finish(sums, grid, kept).shape == (2, 5)
     for broken in [
         (sums.int(), grid, kept),
         (sums, grid[:1], kept),
@@ -124,16 +124,16 @@ def test_sums_refuse_tables_of_other_shapes():
         (sums, grid, kept[:1]),
     ]:
         with pytest.raises(ValueError, match="must"):
-            native.finish(*broken)
+            bindings.finish(*broken)
     for vector in (WRONG["float64"], torch.ones(10)[::2]):
         with pytest.raises(ValueError, match="must be"):
-            native.peak(vector)
+            bindings.peak(vector)
 
 
 @built
 def test_pooling_refuses_images_it_cannot_read():
     images = torch.zeros(1, 2, 4, 6)
-    for pool in (native.max_pool, native.mean_pool):
+    for pool in (bindings.max_pool, bindings.mean_pool):
         for wrong in [
             images.double(),
             images.transpose(2, 3),
@@ -144,12 +144,12 @@ def test_pooling_refuses_images_it_cannot_read():
             with pytest.raises(ValueError, match="must be"):
                 pool(wrong)
     grad, where = torch.zeros(1, 2, 2, 3), torch.zeros(1, 2, 2, 3, dtype=torch.uint8)
-    assert native.max_pool_backward(grad, where).shape == images.shape
+    assert bindings.max_pool_backward(grad, where).shape == images.shape
     for wrong in [(grad.double(), where), (grad, where.int()), (grad, where[..., :2])]:
         with pytest.raises(ValueError, match="must be"):
-            native.max_pool_backward(*wrong)
+            bindings.max_pool_backward(*wrong)
     with pytest.raises(ValueError, match="must be"):
-        native.mean_pool_backward(grad.double())
+        bindings.mean_pool_backward(grad.double())
 
 
 @networks
@@ -190,10 +190,10 @@ def test_training_refuses_what_it_cannot_read_and_moves_nothing(change, error):
         "rates": np.array([0.1, 0, 0], np.float32),
         "done": 0,
         "last": True,
-        "scratch": torch.zeros(native.room(table, 5)),
+        "scratch": torch.zeros(bindings.room(table, 5)),
     }
     with pytest.raises(error):
-        native.train(**{**given, **change})
+        bindings.train(**{**given, **change})
     assert not given["weights"].any()
-    assert native.train(**given) > 0
+    assert bindings.train(**given) > 0
     assert given["weights"].any()

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from mpifl.core import native
 from mpifl.core.federation import Split
 from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
+from mpifl.kernels import bindings
+from mpifl.kernels.network import Network
 from mpifl.local import Learner, LocalConfig
-from mpifl.local.compiled import Network
 from mpifl.models import MODELS
 from mpifl.models.net import Net
 
 pytestmark = pytest.mark.skipif(
-    not native.NETWORKS, reason="the loops in C were not built, or cannot run here"
+    not bindings.NETWORKS, reason="the loops in C were not built, or cannot run here"
 )
 
 EXAMPLES = int(os.environ.get("MPIFL_EXAMPLES", "70"))  # generated networks; more under the sanitizers
@@ -287,11 +287,11 @@ def test_wide_and_narrow_registers_give_the_same_bits(name):
     found = []
     try:
         for on in (False, True):
-            native.narrow(on)
+            bindings.narrow(on)
             trained = learner.sgd(learner.init, split(23), CONFIGS["momentum and decay"], key(1))
             found += [trained.vector, learner.gradient(trained.vector, split(23))]
     finally:
-        native.narrow(False)
+        bindings.narrow(False)
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
 

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from mpifl.core import native
+from mpifl.kernels import bindings
+from mpifl.kernels.pooling import LEAST, MaxPool, MeanPool, quicken
 from mpifl.local import Learner
-from mpifl.local.pooling import LEAST, MaxPool, MeanPool, quicken
 from mpifl.models import MODELS
 
-pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason="the loops in C were not built")
+pytestmark = pytest.mark.skipif(not bindings.AVAILABLE, reason="the loops in C were not built")
 PAIRS = {"max": (nn.MaxPool2d(2), MaxPool(2)), "mean": (nn.AvgPool2d(2), MeanPool(2))}
 
 
@@ -109,14 +109,14 @@ def test_any_window_pools_to_the_bits_and_places_of_pytorch(seed):
     values = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, -1.0])[: 7 if seed % 2 else 6]
     h, w = (2 * int(n) for n in torch.randint(1, 40, (2,), generator=draws))
     x = values[torch.randint(seed % 4 // 2, len(values), (3, 2, h, w), generator=draws)]
-    out, where = native.max_pool(x)
+    out, where = bindings.max_pool(x)
     expected, index = nn.functional.max_pool2d(x, 2, return_indices=True)
     assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
     row, column = where.long() // 2, where.long() % 2
     place = (2 * torch.arange(h // 2)[:, None] + row) * w + 2 * torch.arange(w // 2) + column
     assert torch.equal(place, index)
-    assert_close(native.mean_pool(x), nn.functional.avg_pool2d(x, 2), rtol=0, atol=0, equal_nan=True)
-    assert_close(native.peak(x.view(-1)), float(x.abs().max()), rtol=0, atol=0, equal_nan=True)
+    assert_close(bindings.mean_pool(x), nn.functional.avg_pool2d(x, 2), rtol=0, atol=0, equal_nan=True)
+    assert_close(bindings.peak(x.view(-1)), float(x.abs().max()), rtol=0, atol=0, equal_nan=True)
 
 
 def test_windows_rounded_up_stay_pytorchs():
@@ -128,7 +128,7 @@ def test_windows_rounded_up_stay_pytorchs():
 def test_a_learner_pools_with_our_loops(monkeypatch):
     module = Learner(MODELS["lenet5"]().build((1, 28, 28), 10)).flat.module
     calls = []
-    true = native.mean_pool
-    monkeypatch.setattr(native, "mean_pool", lambda x: calls.append(x.shape) or true(x))
+    true = bindings.mean_pool
+    monkeypatch.setattr(bindings, "mean_pool", lambda x: calls.append(x.shape) or true(x))
     module(torch.zeros(32, 1, 28, 28))
     assert calls == [(32, 6, 24, 24), (32, 16, 8, 8)]

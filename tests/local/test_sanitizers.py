@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpifl.core import native
+from mpifl.kernels import bindings
 
 ROOT = Path(__file__).parents[2]
 GCC = shutil.which("gcc")
@@ -26,7 +26,7 @@ BEYOND = """
 import torch
 from mpifl.core import native
 x = torch.ones(1000)
-native._call("peak", x.data_ptr(), x.numel() + {more})
+bindings._call("peak", x.data_ptr(), x.numel() + {more})
 """
 
 
@@ -40,7 +40,7 @@ def library(name: str) -> str:
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(not library("libasan.so"), reason="no gcc with sanitizers"),
-    pytest.mark.skipif(not native.hash_of_sources(), reason="no sources beside mpifl"),
+    pytest.mark.skipif(not bindings.hash_of_sources(), reason="no sources beside mpifl"),
 ]
 
 

@@ -10,11 +10,11 @@ from numpy.testing import assert_allclose
 from torch import nn
 from torch.testing import assert_close
 
-from mpifl.core import native
 from mpifl.core.errors import UserError
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Layout, flatten
 from mpifl.core.rng import key
+from mpifl.kernels import bindings
 from mpifl.local import Learner, LocalConfig
 from mpifl.models import MODELS
 
@@ -24,9 +24,9 @@ KEY = key(3, "visit", 0, 0)
 @pytest.fixture(params=[True, False], ids=["compiled", "interpreted"], autouse=True)
 def compiled(request, monkeypatch):
     """Test both kinds of loops, where both are there."""
-    if not native.NETWORKS and request.param:
+    if not bindings.NETWORKS and request.param:
         pytest.skip("the loops in C were not built")
-    monkeypatch.setattr(native, "NETWORKS", request.param)
+    monkeypatch.setattr(bindings, "NETWORKS", request.param)
 
 
 SPLIT = worlds.draw("train", 0, 23, 0)

@@ -9,8 +9,8 @@ import pytest
 from runs import CONFIG
 
 from mpifl import checkpoints, cli, experiment
-from mpifl.core import native
 from mpifl.engine.checkpointing import STOP
+from mpifl.kernels import bindings
 from mpifl.observe import identity as identities
 from mpifl.observe.identity import differences, identity, machine, unlike
 
@@ -42,9 +42,9 @@ def test_runs_that_are_unlike_are_named_with_their_values():
 def test_a_machine_says_what_it_computes_with(monkeypatch):
     here = machine()
     assert here["device"] == "cpu"
-    assert here["loops_in_c"] == (native.BUILD["sources"] if native.NETWORKS else "none")
+    assert here["loops_in_c"] == (bindings.BUILD["sources"] if bindings.NETWORKS else "none")
     assert "none" not in (here["torch"], here["numpy"], here["mpifl"], here["processor"])
-    monkeypatch.setattr(native, "NETWORKS", False)
+    monkeypatch.setattr(bindings, "NETWORKS", False)
     assert (machine("H200")["device"], machine()["loops_in_c"], machine()["compiler"]) == (
         "H200",
         "none",
@@ -65,14 +65,14 @@ def run(place: Path, run_id: str, *more: str) -> dict:
     return json.loads((place / f"tiny-{run_id}" / "summary.json").read_text())
 
 
-@pytest.mark.skipif(not native.NETWORKS, reason=native.PROBLEM or "loops")
+@pytest.mark.skipif(not bindings.NETWORKS, reason=bindings.PROBLEM or "loops")
 def test_the_identity_stands_beside_the_digest_and_at_the_start(place, capsys):
     one, two = run(place, "one"), run(place, "two")
     said = capsys.readouterr().out.splitlines()
     assert one["identity"] == two["identity"]
     assert one["digest"] == two["digest"]
     (line, _) = (line for line in said if line.startswith("numbers "))
-    for word in (one["identity"]["hash"], native.BUILD["sources"], native.BUILD["compiler"], "threads 1"):
+    for word in (one["identity"]["hash"], bindings.BUILD["sources"], bindings.BUILD["compiler"], "threads 1"):
         assert word in line
     changed = {
         "compiled": run(place, "torch", "--system.compiled", "false", "--quiet"),
@@ -84,12 +84,12 @@ def test_the_identity_stands_beside_the_digest_and_at_the_start(place, capsys):
     assert changed["compiled"]["digest"] != one["digest"]
 
 
-@pytest.mark.skipif(not native.NETWORKS, reason=native.PROBLEM or "loops")
+@pytest.mark.skipif(not bindings.NETWORKS, reason=bindings.PROBLEM or "loops")
 def test_a_run_without_the_loops_says_so_and_has_another_identity(place, capsys, monkeypatch):
     with_them = run(place, "with", "--quiet")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(native, "NETWORKS", False)
-    monkeypatch.setattr(native, "PROBLEM", "the loops in C were not built: install")
+    monkeypatch.setattr(bindings, "NETWORKS", False)
+    monkeypatch.setattr(bindings, "PROBLEM", "the loops in C were not built: install")
     experiment.once.cache_clear()
     without = run(place, "without", "--quiet")
     run(place, "twice", "--quiet")

@@ -1,8 +1,8 @@
 /* Training of small feed-forward networks: forward, gradient and a step of SGD for batch after batch, without a call in
- * between. Called through ctypes by native.py.
+ * between. Called through ctypes by bindings.py.
  *
  * Convolutions hold a lane for each sample, so that few channels and odd sizes cost nothing; dense layers hold samples row
- * by row, and their weights move while the gradient is in registers. The loops (layers.h) are compiled once for each
+ * by row, and their weights move while the gradient is in registers. The loops (training_simd.inc) are compiled once for each
  * instruction set and give the same bits on all of them. */
 #include <math.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 enum { LANES = 16, MOST = 12, DEEPEST = 64 };
 enum { CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE }; /* in the order of local/compiled.py */
 
-enum { NO_CLASS = -1, NO_SAMPLE = -2, NO_ROOM = -3 }; /* what went wrong; as in native.py */
+enum { NO_CLASS = -1, NO_SAMPLE = -2, NO_ROOM = -3 }; /* what went wrong; as in bindings.py */
 
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
@@ -86,7 +86,7 @@ void layers_narrow(int on) { narrow = on; }
 #define TALL 6
 #define LONG 4
 #define DEEP 4
-#include "layers.h"
+#include "training_simd.inc"
 
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAME(f) f##_256
@@ -98,7 +98,7 @@ void layers_narrow(int on) { narrow = on; }
 #define TALL 3
 #define LONG 4
 #define DEEP 2
-#include "layers.h"
+#include "training_simd.inc"
 
 static const struct loops *loops(void)
 {
@@ -117,14 +117,14 @@ static const struct loops *loops(void)
 #define TALL 3
 #define LONG 4
 #define DEEP 2
-#include "layers.h"
+#include "training_simd.inc"
 
 static const struct loops *loops(void) { return &loops_128; }
 #else
 static const struct loops *loops(void) { return 0; }
 #endif
 
-/* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
+/* Changes with the arguments of any function: what was built from other sources is not called (bindings.VERSION). */
 int version(void) { return 5; }
 
 /* What this was built from, and by which compiler. */

@@ -1,5 +1,5 @@
 /* Inner loops that neither NumPy nor PyTorch has, or has slower: exact sums, largest values, pooling of 2x2 windows.
- * Called through ctypes by native.py. Every function gives the same bits as what it replaces, whatever the processor:
+ * Called through ctypes by bindings.py. Every function gives the same bits as what it replaces, whatever the processor:
  * products and sums are rounded one by one (-ffp-contract=off), and nothing is added in another order. */
 #include <stddef.h>
 #include <stdint.h>
@@ -25,7 +25,7 @@ enum {
     WIDEST = 1024 /* windows in a line */
 };
 
-/* Changes with the arguments of any function: what was built from other sources is not called (native.VERSION). */
+/* Changes with the arguments of any function: what was built from other sources is not called (bindings.VERSION). */
 int version(void) { return 5; }
 
 /* What this was built from, and by which compiler. */

@@ -1,4 +1,4 @@
-"""Small feed-forward networks, trained by loops in C without a call in between (core/layers.c).
+"""Small feed-forward networks, trained by loops in C without a call in between (kernels/training.c).
 
 A step of PyTorch on a network of some ten thousand weights is mostly calls; here a whole epoch is one. The
 arithmetic is float32 like PyTorch's, summed in another order: last bits differ, but they are the same on
@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpifl.core import native
 from mpifl.core.client import Direction
 from mpifl.core.federation import Split
 from mpifl.core.module_checks import untouched
 from mpifl.core.parameters import Layout, Part
 
+from . import bindings
 from .pooling import MaxPool, MeanPool, plain
 
-CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE = range(6)  # as in layers.c
+CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE = range(6)  # as in training.c
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: MEAN_POOL, MeanPool: MEAN_POOL}
 MOST_LAYERS, WIDEST_KERNEL = 64, 12
 EVAL_BATCH = 64  # samples; their activations stay in a core's second cache
@@ -129,13 +129,13 @@ class Network:
         parts = list(orders if direction is None else _batches(orders, batch))
         for i, index in enumerate(parts):
             progress = numbers, steps, i == len(parts) - 1
-            total += native.train(
+            total += bindings.train(
                 self.table, weights, self.momentum, given, samples, index, batch, *progress, scratch
             )
             if direction is not None:
                 changed = self._read(direction(self.gradient, weights))
                 for s in self.part:
-                    native.move(weights[s], self.momentum[s], changed[s], numbers, steps)
+                    bindings.move(weights[s], self.momentum[s], changed[s], numbers, steps)
             steps += -(-len(index) // batch)
         return weights, steps, total / steps if steps else 0.0
 
@@ -145,7 +145,7 @@ class Network:
         width = int(self.table[-1, 1 if embedding else 4])
         batch = min(EVAL_BATCH, max(len(x), 1))
         out = torch.empty(len(x), width, dtype=torch.float32)
-        return native.forward(table, self._read(vector), x, out, batch, self._room(batch))
+        return bindings.forward(table, self._read(vector), x, out, batch, self._room(batch))
 
     def mean_gradient(self, vector: torch.Tensor, split: Split, batch: int) -> torch.Tensor:
         """Return the gradient [p] of the mean cross-entropy over `split`, taken `batch` samples at a time."""
@@ -153,7 +153,7 @@ class Network:
         vector = self._read(vector)
         for index in _batches([np.arange(len(split))], batch):
             progress = nothing, 0, True, self._room(len(index))
-            native.train(
+            bindings.train(
                 self.table,
                 vector,
                 self.momentum,
@@ -178,7 +178,7 @@ class Network:
 
     def _room(self, batch: int) -> torch.Tensor:
         if batch > self._most:
-            self._most, self._scratch = batch, zeros(native.room(self.table, batch))
+            self._most, self._scratch = batch, zeros(bindings.room(self.table, batch))
         return self._scratch
 
 

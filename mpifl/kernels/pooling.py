@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from mpifl.core import native
 from mpifl.core.module_checks import untouched
+
+from . import bindings
 
 LEAST = 1 << 14  # numbers; below, PyTorch's function costs less than one of ours
 
@@ -25,7 +26,7 @@ def _by_pairs(grad: torch.Tensor) -> torch.Tensor:
 class _Max(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        out, where = native.max_pool(x)
+        out, where = bindings.max_pool(x)
         ctx.save_for_backward(where)
         return out
 
@@ -33,7 +34,7 @@ class _Max(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         (where,), grad = ctx.saved_tensors, grads[0]
         if not torch.is_grad_enabled():
-            return native.max_pool_backward(grad.contiguous(), where)
+            return bindings.max_pool_backward(grad.contiguous(), where)
         h, w = where.shape[2:]  # a gradient of this gradient is asked for
         pixel = torch.arange(4, dtype=torch.uint8).view(2, 2).repeat(h, w)
         return _by_pairs(grad) * (_by_pairs(where) == pixel)
@@ -42,12 +43,12 @@ class _Max(torch.autograd.Function):
 class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return native.mean_pool(x)
+        return bindings.mean_pool(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
-            return native.mean_pool_backward(grads[0].contiguous())
+            return bindings.mean_pool_backward(grads[0].contiguous())
         return _by_pairs(grads[0]) * 0.25
 
 
@@ -60,7 +61,7 @@ def _fits(x: torch.Tensor) -> bool:
         and x.device.type == "cpu"
         and x.dim() == 4
         and x.shape[2] % 2 == x.shape[3] % 2 == 0
-        and 0 < x.shape[3] <= native.WIDEST
+        and 0 < x.shape[3] <= bindings.WIDEST
         and x.is_contiguous()
     )
 
@@ -89,7 +90,7 @@ def quicken(module: nn.Module) -> nn.Module:
 
     What hooks or methods were added to stays as it is.
     """
-    if native.AVAILABLE:
+    if bindings.AVAILABLE:
         for owner in list(module.modules()):
             for name, layer in list(owner.named_children()):
                 ours = OURS.get(type(layer))

@@ -1,8 +1,8 @@
-"""Loops in C, built when mpifl is installed where there is a compiler: exact sums and pooling (kernels.c),
-and the training of small networks (layers.c).
+"""Loops in C, built when mpifl is installed where there is a compiler: exact sums and pooling (reductions.c),
+and the training of small networks (training.c).
 
-What kernels.c replaces gives the same bits and stays in place for machines without a compiler: ask
-`AVAILABLE` first. The networks of layers.c have last bits of their own: ask `NETWORKS` first. What was built
+What reductions.c replaces gives the same bits and stays in place for machines without a compiler: ask
+`AVAILABLE` first. Networks trained by training.c have last bits of their own: ask `NETWORKS` first. What was built
 from other sources than those that lie here is not used: `BUILD` says what is, `PROBLEM` why nothing is.
 
 Every function checks that a tensor is of the kind and length that the loop reads (`ValueError`): a loop that
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .devices import CPU
+from mpifl.core.devices import CPU
 
 WIDEST = 2048  # pixels in a line
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
@@ -35,7 +35,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {  # name -> arguments, result
     "mean_pool_backward": ([POINTER] * 2 + [COUNT] * 2, None),
 }
 VERSION = 5  # of the functions' arguments; as in both files
-NO_CLASS, NO_SAMPLE, NO_ROOM = -1, -2, -3  # as in layers.c
+NO_CLASS, NO_SAMPLE, NO_ROOM = -1, -2, -3  # as in training.c
 LAYER_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "layers_run_here": ([], ctypes.c_int),
     "layers_narrow": ([ctypes.c_int], None),
@@ -62,7 +62,7 @@ LAYER_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-SOURCES = "kernels.c", "layers.c", "layers.h"  # in the order in which setup.py takes their hash
+SOURCES = "reductions.c", "training.c", "training_simd.inc"  # in the order in which setup.py takes their hash
 HERE = Path(__file__).parent
 INSTALL = "install mpifl again where there is a C compiler (pip install -e . in a checkout)"
 
@@ -117,7 +117,7 @@ def _open_both() -> tuple[ctypes.CDLL | None, ctypes.CDLL | None, str]:
     """Return both libraries, or neither and why."""
     try:
         sources = hash_of_sources()
-        return _open("kernels", SIGNATURES, sources), _open("layers", LAYER_SIGNATURES, sources), ""
+        return _open("reductions", SIGNATURES, sources), _open("training", LAYER_SIGNATURES, sources), ""
     except Absent as why:
         return None, None, str(why)
 
@@ -271,7 +271,7 @@ def room(table: np.ndarray, batch: int) -> int:
     """Return how many floats `train` needs to work in.
 
     Args:
-        table: int64 [layers, 10], the fields of `struct layer` in layers.c.
+        table: int64 [layers, 10], the fields of `struct layer` in training.c.
     """
     return int(_call("layers_room", _lent_array(table, "table", np.int64), len(table), batch))
 

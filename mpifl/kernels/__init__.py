@@ -1,0 +1,1 @@
+"""Loops in C for small networks and exact sums, and the Python that calls them."""
