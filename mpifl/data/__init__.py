@@ -1,11 +1,12 @@
 """Data: sources of images, worlds of clients made of them, and the federation everybody else reads."""
 
-from mpifl.data.cache import CacheMissing
 from mpifl.data.federation import PoolFederation
-from mpifl.data.look import histogram, label_distance
-from mpifl.data.open import DataConfig, open_federation, open_public, prepare
 from mpifl.data.scenarios import SCENARIOS
 from mpifl.data.sources import SOURCES
+
+from .build import DataConfig, open_federation, open_public, prepare
+from .prepared_cache import CacheMissing
+from .statistics import histogram, label_distance
 
 __all__ = [
     "SCENARIOS",

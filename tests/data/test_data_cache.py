@@ -13,7 +13,8 @@ from PIL import Image
 
 from mpifl.core.errors import UserError
 from mpifl.core.imports import load_object
-from mpifl.data import SCENARIOS, SOURCES, CacheMissing, DataConfig, PoolFederation, cache, open_federation
+from mpifl.data import SCENARIOS, SOURCES, CacheMissing, DataConfig, PoolFederation, open_federation
+from mpifl.data import prepared_cache as cache
 
 
 def fill(folder: Path) -> dict:

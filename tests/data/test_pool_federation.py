@@ -12,11 +12,11 @@ import torch
 
 from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
-from mpifl.data.open import open_public
+from mpifl.data.build import open_public
 from mpifl.data.partition.csr import everyone, from_lists
 from mpifl.data.pool import Pool
+from mpifl.data.scenario import Table, World
 from mpifl.data.transforms import Finish, PermuteLabels, Rotate
-from mpifl.data.world import Table, World
 
 WORLDS = [
     ("rotated", {}),
@@ -150,8 +150,8 @@ def test_what_is_read_may_be_changed_without_harm(cache):
     "ops", [(Rotate((0.0, 30.0)),), (Rotate((90.0, 180.0)), PermuteLabels(((1, 2, 0), (2, 1, 0))))]
 )
 def test_operations_give_the_same_whether_baked_or_run_at_the_visit(tiny_pool: Pool, tmp_path, ops):
+    from mpifl.data.build import _bake
     from mpifl.data.federation import PoolFederation
-    from mpifl.data.open import _bake
 
     splits = {
         "train": from_lists([np.array([3, 4, 50]), np.array([7])]),

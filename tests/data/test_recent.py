@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mpifl.core.federation import Split
-from mpifl.data.recent import Recent
+from mpifl.data.sample_cache import Recent
 
 SIZE = 128  # bytes of a split, each tensor's rounded up to 64
 

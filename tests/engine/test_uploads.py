@@ -13,8 +13,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.data.drifted import Drifted
-from mpifl.data.world import Allotment, Draw
+from mpifl.data.federation import Drifted
+from mpifl.data.scenario import Allotment, Draw
 from mpifl.engine.clock import WallTime
 from mpifl.engine.delay import Constant, Exponential, Measured
 from mpifl.engine.network import Links

@@ -19,7 +19,7 @@ from typing import Any
 from mpifl import cli, experiment, finishing
 from mpifl.comm import store
 from mpifl.comm.starting import starting
-from mpifl.data import cache
+from mpifl.data import prepared_cache as cache
 from mpifl.engine.visits import Worker
 from mpifl.observe import checkpoint, folder, recorder
 

@@ -1,5 +1,6 @@
 """Scenarios: worlds of clients. `SCENARIOS` is what `scenario.name` may say."""
 
+from mpifl.data.scenario import Scenario
 from mpifl.data.scenarios.composed import Composed
 from mpifl.data.scenarios.drift import Ccfl, Population
 from mpifl.data.scenarios.emdcfl import BackdoorCifar, BackdoorMnist, EmdCflCifar, EmdCflMnist
@@ -9,7 +10,6 @@ from mpifl.data.scenarios.natural import Flt3, Natural, Pacs
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.scenarios.ucfl import UcflA, UcflB, UcflBatch, UcflC
 from mpifl.data.scenarios.usual import Dirichlet, Iid, LogNormal, PowerLaw, Shards
-from mpifl.data.world import Scenario
 
 SCENARIOS: dict[str, type[Scenario]] = {
     "iid": Iid,

@@ -12,9 +12,9 @@ from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
 from mpifl.data.partition.dirichlet import owners_by_class, owners_like
 from mpifl.data.partition.draw import at_least
 from mpifl.data.pool import Pool
+from mpifl.data.scenario import Scenario, World, check_clients, check_fraction, grouped
 from mpifl.data.scenarios.ucfl import label_permutations
 from mpifl.data.transforms import Op, PermuteLabels, Rotate
-from mpifl.data.world import Scenario, World, check_clients, check_fraction, grouped
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.dirichlet import take_by_mixture
 from mpifl.data.partition.draw import dirichlet
 from mpifl.data.pool import Pool
+from mpifl.data.scenario import Allotment, Draw, Scenario, World, check_fraction
 from mpifl.data.transforms import Rotate
-from mpifl.data.world import Allotment, Draw, Scenario, World, check_fraction
 
 
 @dataclass(frozen=True)

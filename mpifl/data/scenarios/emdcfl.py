@@ -14,9 +14,9 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.cut import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
+from mpifl.data.scenario import Scenario, World, check_fraction, grouped
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.transforms import Colour, Patch
-from mpifl.data.world import Scenario, World, check_fraction, grouped
 
 VERSIONS = {
     "max": (0.0, 90.0, 180.0, 270.0),  # K = 4

@@ -11,7 +11,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
 from mpifl.data.partition.dirichlet import owners_by_client, take_by_mixture
 from mpifl.data.pool import Pool
-from mpifl.data.world import Scenario, World, check_fraction, grouped
+from mpifl.data.scenario import Scenario, World, check_fraction, grouped
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.skew import exponential_sizes
 from mpifl.data.pool import Pool
-from mpifl.data.world import Scenario, World, check_fraction, grouped
+from mpifl.data.scenario import Scenario, World, check_fraction, grouped
 
 SHORT = ("truncate", "shards", "minus_one")
 

@@ -11,7 +11,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
 from mpifl.data.partition.cut import cut
 from mpifl.data.pool import Pool
-from mpifl.data.world import Scenario, World, check_fraction
+from mpifl.data.scenario import Scenario, World, check_fraction
 
 TESTS = ("origin", "own", "all")
 

@@ -11,8 +11,8 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.cut import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
+from mpifl.data.scenario import Scenario, World, check_clients, check_fraction, grouped
 from mpifl.data.transforms import Border, Op, Rotate
-from mpifl.data.world import Scenario, World, check_clients, check_fraction, grouped
 
 
 @dataclass(frozen=True)

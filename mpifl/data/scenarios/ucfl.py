@@ -19,8 +19,8 @@ from mpifl.data.partition.cut import cut
 from mpifl.data.partition.dirichlet import owners_by_class
 from mpifl.data.partition.draw import at_least
 from mpifl.data.pool import Pool
+from mpifl.data.scenario import Scenario, World, check_clients, check_fraction, grouped
 from mpifl.data.transforms import PermuteLabels, Rotate
-from mpifl.data.world import Scenario, World, check_clients, check_fraction, grouped
 
 TEST_SHARE = 0.2
 Owners = Callable[[np.ndarray, np.random.Generator], np.ndarray]

@@ -14,7 +14,7 @@ from mpifl.data.partition.dirichlet import owners_by_class, owners_by_client, ow
 from mpifl.data.partition.draw import at_least
 from mpifl.data.partition.skew import owners_by_shards, owners_by_weight
 from mpifl.data.pool import Pool
-from mpifl.data.world import Scenario, World, check_clients, check_fraction
+from mpifl.data.scenario import Scenario, World, check_clients, check_fraction
 
 TESTS = ("like", "own", "all")
 

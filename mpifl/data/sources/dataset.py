@@ -16,9 +16,9 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
 from mpifl.data.pool import Pool, count_classes, images_of, labels_of
+from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.base import Source, in_one_line, joined
 from mpifl.data.sources.npz import with_test_part
-from mpifl.data.world import check_fraction
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.rng import key
-from mpifl.data import cache
+from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool, stratified
+from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.base import Source, reading
-from mpifl.data.world import check_fraction
 
 PICTURES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp"}
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "GIF")  # some others start programs to be decoded

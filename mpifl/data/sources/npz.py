@@ -16,8 +16,8 @@ from numpy.lib import format as npy
 from mpifl.core.errors import UserError, require
 from mpifl.core.rng import key
 from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratified
+from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.base import Source, broken, check_unpacked, joined, reading
-from mpifl.data.world import check_fraction
 
 KINDS = ("x", "y", "origin")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.rng import key
-from mpifl.data import cache
+from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Channels, Source
 

@@ -12,8 +12,9 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr
-from mpifl.data.pool import Pool
-from mpifl.data.transforms import Op
+
+from .pool import Pool
+from .transforms import Op
 
 SPLITS = ("train", "val", "test")
 

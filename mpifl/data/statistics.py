@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mpifl.data.federation import PoolFederation
+from .federation import PoolFederation
 
 
 def histogram(

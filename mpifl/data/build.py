@@ -15,15 +15,16 @@ import torch
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
-from mpifl.data import cache
-from mpifl.data.cache import Progress
-from mpifl.data.federation import PoolFederation
 from mpifl.data.partition.csr import Csr
-from mpifl.data.pool import Pool, check_pool
-from mpifl.data.scenarios import Rotated
-from mpifl.data.sources import Digits, Photos, Source, in_one_line, normalisation
-from mpifl.data.transforms import Finish
-from mpifl.data.world import Scenario, Table, World
+
+from . import prepared_cache as cache
+from .federation import PoolFederation
+from .pool import Pool, check_pool
+from .prepared_cache import Progress
+from .scenario import Scenario, Table, World
+from .scenarios import Rotated
+from .sources import Digits, Photos, Source, in_one_line, normalisation
+from .transforms import Finish
 
 BAKE_LIMIT_BYTES = 8 * 2**30
 """Above this, operations run at every visit instead of being stored."""
