@@ -10,10 +10,23 @@ import pytest
 
 from mpifl.core.rng import key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out, stack
-from mpifl.data.partition.cut import balanced, bounds, cut, cut_by_class
-from mpifl.data.partition.dirichlet import owners_by_class, owners_by_client, owners_like, take_by_mixture
-from mpifl.data.partition.draw import at_least, dirichlet
-from mpifl.data.partition.skew import exponential_sizes, owners_by_shards, owners_by_weight
+from mpifl.data.partition.dirichlet import (
+    at_least,
+    dirichlet,
+    owners_by_class,
+    owners_by_client,
+    owners_like,
+    take_by_mixture,
+)
+from mpifl.data.partition.shards import (
+    balanced,
+    bounds,
+    cut,
+    cut_by_class,
+    exponential_sizes,
+    owners_by_shards,
+    owners_by_weight,
+)
 
 
 def rng(name: str = "test") -> np.random.Generator:

@@ -9,8 +9,7 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
-from mpifl.data.partition.dirichlet import owners_by_class, owners_like
-from mpifl.data.partition.draw import at_least
+from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_like
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, World, check_clients, check_fraction, grouped
 from mpifl.data.scenarios.ucfl import label_permutations

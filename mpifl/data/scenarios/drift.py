@@ -8,8 +8,7 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
-from mpifl.data.partition.dirichlet import take_by_mixture
-from mpifl.data.partition.draw import dirichlet
+from mpifl.data.partition.dirichlet import dirichlet, take_by_mixture
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Allotment, Draw, Scenario, World, check_fraction
 from mpifl.data.transforms import Rotate

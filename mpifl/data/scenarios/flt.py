@@ -15,7 +15,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
-from mpifl.data.partition.skew import exponential_sizes
+from mpifl.data.partition.shards import exponential_sizes
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, World, check_fraction, grouped
 

@@ -9,7 +9,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
-from mpifl.data.partition.cut import cut
+from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, World, check_fraction
 

@@ -9,7 +9,7 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
-from mpifl.data.partition.cut import balanced, cut, cut_by_class
+from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, World, check_clients, check_fraction, grouped
 from mpifl.data.transforms import Border, Op, Rotate

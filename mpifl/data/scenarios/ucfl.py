@@ -15,9 +15,8 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
-from mpifl.data.partition.cut import cut
-from mpifl.data.partition.dirichlet import owners_by_class
-from mpifl.data.partition.draw import at_least
+from mpifl.data.partition.dirichlet import at_least, owners_by_class
+from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, World, check_clients, check_fraction, grouped
 from mpifl.data.transforms import PermuteLabels, Rotate

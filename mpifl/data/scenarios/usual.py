@@ -10,9 +10,8 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_owner, hold_out
-from mpifl.data.partition.dirichlet import owners_by_class, owners_by_client, owners_like
-from mpifl.data.partition.draw import at_least
-from mpifl.data.partition.skew import owners_by_shards, owners_by_weight
+from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_client, owners_like
+from mpifl.data.partition.shards import owners_by_shards, owners_by_weight
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, World, check_clients, check_fraction
 
