@@ -7,12 +7,12 @@ num_classes)` makes the module. Initial weights are drawn from torch's global ge
 from __future__ import annotations
 
 from .autoencoders import FltAE, FltAECifar
+from .base import Net
 from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeNet5
-from .custom import Custom
 from .mlp import MLP, FltMLP, IfcaMLP
-from .net import Net
 from .resnet import ResNet18Cifar, ResNet20
-from .vision import ConvNeXtBase, EfficientNetB3, ResNet18, ResNet50, ViTB16
+from .torchvision_models import ConvNeXtBase, EfficientNetB3, ResNet18, ResNet50, ViTB16
+from .user_module import Custom
 
 MODELS: dict[str, type] = {
     "mlp": MLP,

@@ -9,7 +9,7 @@ from torch import nn
 
 from mpifl.core.errors import require
 
-from .net import Shape, chain, need_positive, need_side
+from .base import Shape, chain, need_positive, need_side
 
 
 class Autoencoder(nn.Module):

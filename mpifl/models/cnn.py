@@ -8,7 +8,7 @@ from torch import nn
 
 from mpifl.core.errors import require
 
-from .net import Net, Shape, chain, need_pair, need_positive, need_rate, need_side, positions
+from .base import Net, Shape, chain, need_pair, need_positive, need_rate, need_side, positions
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from math import prod
 
 from torch import nn
 
-from .net import Net, Shape, chain, need_positive, need_rate
+from .base import Net, Shape, chain, need_positive, need_rate
 
 
 def _mlp(hidden: tuple[int, ...], shape: Shape, num_classes: int) -> Net:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .net import Net, Shape, chain, need_positive
-from .weights import load_weights
+from .base import Net, Shape, chain, need_positive
+from .pretrained import load_weights
 
 Shortcut = Callable[[int, int], nn.Module]  # (channels before, after) -> module that halves the image
 

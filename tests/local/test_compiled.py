@@ -20,7 +20,7 @@ from mpifl.kernels import bindings
 from mpifl.kernels.network import Network
 from mpifl.local import Learner, LocalConfig
 from mpifl.models import MODELS
-from mpifl.models.net import Net
+from mpifl.models.base import Net
 
 pytestmark = pytest.mark.skipif(
     not bindings.NETWORKS, reason="the loops in C were not built, or cannot run here"

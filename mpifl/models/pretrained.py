@@ -12,7 +12,7 @@ import torch
 
 from mpifl.core.errors import UserError, require
 
-from .net import Net
+from .base import Net
 
 KEY = "model.weights"
 

@@ -11,8 +11,8 @@ from torch import nn
 from mpifl.core.errors import require
 from mpifl.core.torchvision_compat import torchvision
 
-from .net import Net, Shape, chain, need_channels, need_side
-from .weights import load_weights
+from .base import Net, Shape, chain, need_channels, need_side
+from .pretrained import load_weights
 
 
 class ToRGB(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
 
-from .net import Net, Shape
+from .base import Net, Shape
 
 
 class Embedder(nn.Module):
