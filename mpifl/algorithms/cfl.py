@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.cluster.distances import cosine_matrix
-from mpifl.cluster.grouping import bipartition
+from mpifl.clustering.distances import cosine_matrix
+from mpifl.clustering.partitions import bipartition
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Mixing, Plan

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.cluster.grouping import match_labels, spectral, spectral_by_silhouette
+from mpifl.clustering.partitions import match_labels, spectral, spectral_by_silhouette
 from mpifl.core.client import Trained
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.cluster.distances import emd
-from mpifl.cluster.neighbourhoods import neighbourhood_labels, neighbourhood_plan
+from mpifl.clustering.distances import emd
+from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Look, Needs, Notes, Peer, Server, Vector
 from mpifl.core.mixing import Plan

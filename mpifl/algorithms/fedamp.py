@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.cluster.distances import cosine_matrix, squared_distances
+from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, own_rows

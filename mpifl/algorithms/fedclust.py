@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.cluster.distances import squared_distances
-from mpifl.cluster.grouping import LINKAGES, agglomerative
-from mpifl.cluster.oneshot import clustered_plan, clustered_server, joined
+from mpifl.clustering.distances import squared_distances
+from mpifl.clustering.partitions import LINKAGES, agglomerative
+from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
 from mpifl.core.mixing import Plan, by_cluster

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.cluster.grouping import quantile_groups
+from mpifl.clustering.partitions import quantile_groups
 from mpifl.core.client import Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split

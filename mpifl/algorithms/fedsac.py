@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.cluster.collaboration import dissimilarity, graph_plan, own_models
-from mpifl.cluster.grouping import simplex_projection
+from mpifl.clustering.partitions import simplex_projection
+from mpifl.clustering.server_plans import dissimilarity, graph_plan, own_models
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, shares

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.cluster.distances import cosine_matrix, madc, wasserstein1
-from mpifl.cluster.grouping import agglomerative, kmeans, principal_coordinates
-from mpifl.cluster.oneshot import clustered_plan, clustered_server, joined, pulled
+from mpifl.clustering.distances import cosine_matrix, madc, wasserstein1
+from mpifl.clustering.partitions import agglomerative, kmeans, principal_coordinates
+from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined, pulled
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, by_cluster

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpifl.cluster.distances import cosine_matrix, squared_distances
-from mpifl.cluster.grouping import LINKAGES, agglomerative
+from mpifl.clustering.distances import cosine_matrix, squared_distances
+from mpifl.clustering.partitions import LINKAGES, agglomerative
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, by_cluster

@@ -25,10 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mpifl.cluster.distances import closest_pair, matching_distance, pairwise
-from mpifl.cluster.grouping import kmeans
-from mpifl.cluster.plane import umap_plane
-from mpifl.cluster.relatedness import linked_clients, regrouped, related_plan, related_server
+from mpifl.clustering.distances import closest_pair, matching_distance, pairwise
+from mpifl.clustering.partitions import kmeans
+from mpifl.clustering.server_plans import linked_clients, regrouped, related_plan, related_server
+from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World

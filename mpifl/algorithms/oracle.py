@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.cluster.neighbourhoods import neighbourhood_labels, neighbourhood_plan
+from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Key, Needs, Notes, Server, World
 from mpifl.core.mixing import Plan

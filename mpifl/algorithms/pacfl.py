@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.cluster.distances import pairwise, subspace_angle
-from mpifl.cluster.grouping import merge_closest
-from mpifl.cluster.oneshot import clustered_plan, clustered_server, inherited, joined
+from mpifl.clustering.distances import pairwise, subspace_angle
+from mpifl.clustering.partitions import merge_closest
+from mpifl.clustering.server_plans import clustered_plan, clustered_server, inherited, joined
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.cluster.distances import matching_distance, pairwise
-from mpifl.cluster.grouping import kmeans
-from mpifl.cluster.relatedness import linked_clients, regrouped, related_plan, related_server
+from mpifl.clustering.distances import matching_distance, pairwise
+from mpifl.clustering.partitions import kmeans
+from mpifl.clustering.server_plans import linked_clients, regrouped, related_plan, related_server
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
 from mpifl.core.mixing import Plan

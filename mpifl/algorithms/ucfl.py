@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mpifl.cluster.distances import squared_distances
-from mpifl.cluster.grouping import kmeans, kmeans_by_silhouette
+from mpifl.clustering.distances import squared_distances
+from mpifl.clustering.partitions import kmeans, kmeans_by_silhouette
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World

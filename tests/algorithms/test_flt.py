@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.flt import FLT
 from mpifl.algorithms.pca_km_hc import PCAKMHC
-from mpifl.cluster.plane import umap_plane
+from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.client import Trained
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout

@@ -16,8 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.cluster.oneshot import pulled
-from mpifl.cluster.relatedness import linked_clients, related_plan, related_server
+from mpifl.clustering.server_plans import linked_clients, pulled, related_plan, related_server
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout
 from mpifl.core.types import World

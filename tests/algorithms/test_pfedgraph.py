@@ -12,7 +12,7 @@ from test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.pfedgraph import PFedGraph, graph
-from mpifl.cluster.collaboration import dissimilarity
+from mpifl.clustering.server_plans import dissimilarity
 from mpifl.local.directions import aligned
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mpifl.cluster import distances as D
+from mpifl.clustering import distances as D
 from mpifl.core.errors import UserError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mpifl.cluster.oneshot import inherited, joined, pulled
+from mpifl.clustering.server_plans import inherited, joined, pulled
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mpifl.cluster.relatedness import linked_clients, regrouped, related_plan, related_server
+from mpifl.clustering.server_plans import linked_clients, regrouped, related_plan, related_server
 from mpifl.core.parameters import Layout
 from mpifl.core.types import World
 

@@ -13,7 +13,7 @@ import worlds
 from numpy.testing import assert_allclose, assert_array_equal
 
 from mpifl.algorithms.ifca import IFCA
-from mpifl.cluster.relatedness import related_plan, related_server
+from mpifl.clustering.server_plans import related_plan, related_server
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.federation import ClientData
 from mpifl.core.mixing import Plan, average

@@ -1,0 +1,241 @@
+"""Clusters found once: FedAvg inside each, and newcomers who join later. PACFL, FedClust, FlexCFL.
+
+The last row of table `model` is the initial model: unknown clients use it, and clusters founded by newcomers
+start from it. Memo: `known` [N].
+
+Clients linked by a relatedness matrix: each row of the server is the average over what some client is
+linked to.
+
+Shared by FLT and PCA+kM+HC. The last row of table `model` is the initial model: it stands for clients that
+were never visited, and unknown clients use it. Memo: `linked` [N, N], `known` [N], `num_samples` [N] of the
+last visit.
+
+Clusters as neighbourhoods: clients with the same set of linked clients share the average over that set.
+
+Collaboration graphs: how much of whose model enters mine. Shared by pFedGraph and FedSaC.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mpifl.core.mixing import Mixing, Plan, by_cluster, carry, own_rows
+from mpifl.core.types import Notes, Server, World
+
+from .distances import cosine_matrix, euclidean_matrix
+from .partitions import agglomerative, neighbourhoods, silhouette
+
+
+def clustered_server(world: World, clients: np.ndarray, labels: np.ndarray) -> Server:
+    """Return the first server: `clients` [n] are known and in clusters `labels` [n]; all rows are alike."""
+    num_rows = int(labels.max()) + 1
+    assign = np.full(world.num_clients, num_rows)
+    assign[clients] = labels
+    memo = {"known": np.isin(np.arange(world.num_clients), clients)}
+    return Server({"model": world.init(0)[None].expand(num_rows + 1, -1)}, assign, memo)
+
+
+def clustered_plan(server: Server, notes: Notes) -> Plan:
+    """Return the plan that averages each cluster by samples."""
+    rows = server.assign[notes.client]
+    return Plan([by_cluster(rows, len(server.tables["model"]), notes.num_samples)])
+
+
+def joined(server: Server, clients: np.ndarray, labels: np.ndarray, **memo: np.ndarray) -> Plan:
+    """Return the plan after `clients` [n] joined the clusters `labels` [n]; numbers beyond the old ones are
+    new.
+    """
+    num_old = len(server.tables["model"]) - 1
+    num_rows = max(num_old, int(labels.max()) + 1)
+    keep = np.eye(num_rows + 1, num_old + 1)
+    keep[num_old:, num_old] = 1.0
+    assign = np.where(server.assign == num_old, num_rows, server.assign)
+    assign[clients] = labels
+    known = server.memo["known"].copy()
+    known[clients] = True
+    mixings = [carry(keep)] if num_rows > num_old else []
+    return Plan(mixings, assign=assign, memo={**server.memo, "known": known, **memo})
+
+
+def pulled(w: torch.Tensor, rate: float, *, normalised: bool = True) -> torch.Tensor:
+    """Return the models `w` [k, d], each pulled towards all others: FlexCFL's inter-group step.
+
+    w_j + sum_l (rate / ||w_l||) w_l, l != j; `normalised` divides by 1 + sum_l rate / ||w_l||.
+    """
+    w = w.double()
+    scale = rate / w.norm(dim=1, keepdim=True)  # [k, 1]
+    sums = w + (scale * w).sum(0) - scale * w
+    return (sums / (1.0 + scale.sum() - scale) if normalised else sums).float()
+
+
+def inherited(labels: np.ndarray, old: np.ndarray, num_old: int) -> np.ndarray:
+    """Return `labels` [n] under the names of the clusters that their members had before.
+
+    Args:
+        old: cluster [n] of each before, -1 for newcomers. A group takes the name most of its old members
+            have, the smallest of equals; a group of newcomers takes the next free number from `num_old` on.
+    """
+    out, free = np.empty(len(labels), np.int64), num_old
+    for group in np.unique(labels):
+        members = labels == group
+        names = old[members & (old >= 0)]
+        out[members] = np.bincount(names).argmax() if len(names) else free
+        free += int(not len(names))
+    return out
+
+
+def linked_clients(related: np.ndarray, case: str, num_clusters: int = 0) -> np.ndarray:
+    """Return who is averaged with whom, bool [n, n].
+
+    Args:
+        related: A~ bool [n, n], reflexive.
+        case: `full` takes A~ itself (FLT, case I); `ward` takes Ward clusters of its rows (case II).
+        num_clusters: C of case II; 0 takes the C of the largest mean silhouette.
+    """
+    if case == "full" or len(related) == 1:
+        return related
+    labels = _ward(related.astype(np.float64), num_clusters)
+    return labels[:, None] == labels[None, :]
+
+
+def _ward(rows: np.ndarray, num_clusters: int) -> np.ndarray:
+    """Return Ward labels [n] of `rows` [n, d]."""
+    distances, distinct = euclidean_matrix(rows), len(np.unique(rows, axis=0))
+    if num_clusters:  # clients with the same links stay together
+        return agglomerative(distances, "ward", n_clusters=min(num_clusters, distinct))
+    most = min(distinct, len(rows) - 1)
+    cuts = [agglomerative(distances, "ward", n_clusters=c) for c in range(1, most + 1)]
+    return max(cuts, key=lambda labels: silhouette(distances, labels, "precomputed"))  # the first of equals
+
+
+def related_server(world: World, clients: np.ndarray, linked: np.ndarray) -> Server:
+    """Return the first server: `clients` [n] are known and `linked` [n, n], the others are not."""
+    everyone = np.eye(world.num_clients, dtype=np.uint8)
+    everyone[np.ix_(clients, clients)] = linked
+    known = np.isin(np.arange(world.num_clients), clients)
+    assign = _rows(everyone, known)
+    memo = {"linked": everyone, "known": known, "num_samples": world.num_samples}
+    return Server({"model": world.init(0)[None].expand(_last(assign, known) + 1, -1)}, assign, memo)
+
+
+def _rows(linked: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return the row [N] of each client: equal links share one, unknown clients take the last."""
+    labels = neighbourhoods(linked[np.ix_(known, known)])
+    assign = np.full(len(known), labels.max() + 1)
+    assign[known] = labels
+    return assign
+
+
+def _last(assign: np.ndarray, known: np.ndarray) -> int:
+    """Return the number of the initial model's row."""
+    return int(assign[known].max()) + 1
+
+
+def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
+    """Return the plan that averages, for each row, the last models of the linked clients by samples.
+
+    Args:
+        all_clients: those who do not take part count with their last model, or the initial one; otherwise
+            only those who take part count.
+    """
+    known, last = server.memo["known"], len(server.tables["model"]) - 1
+    num_samples = server.memo["num_samples"].copy()
+    num_samples[notes.client] = notes.num_samples  # data may change from visit to visit
+    first = [np.flatnonzero(known & (server.assign == k))[0] for k in range(last)]
+    shares = server.memo["linked"][first] * num_samples.astype(np.float64)  # [K, N]
+    weights = shares[:, notes.client] * (notes.fresh | all_clients)  # [K, m]
+    absent = np.maximum(shares.sum(1) - weights.sum(1), 0.0) * all_clients
+    total = weights.sum(1) + absent
+    keep = np.eye(last + 1)
+    keep[:last, :last] *= (total == 0)[:, None]
+    keep[:last, last] = absent / np.where(total > 0, total, 1.0)
+    weights = np.vstack([weights / np.where(total > 0, total, 1.0)[:, None], np.zeros(len(notes))])
+    return Plan([Mixing(weights, keep=keep)], memo={**server.memo, "num_samples": num_samples})
+
+
+def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **memo: np.ndarray) -> Plan:
+    """Return the plan after newcomers made `clients` [n] the known ones, `linked` [n, n] anew.
+
+    A row starts from that of an old member, otherwise of an old client its first member is linked to,
+    otherwise from the initial model.
+    """
+    old, known = server.memo["known"], np.isin(np.arange(len(server.assign)), clients)
+    everyone = np.eye(len(old), dtype=np.uint8)
+    everyone[np.ix_(clients, clients)] = linked
+    assign, num_old = _rows(everyone, known), len(server.tables["model"])
+    last = _last(assign, known)
+    keep = np.zeros((last + 1, num_old))
+    keep[last, num_old - 1] = 1.0
+    for k in range(last):
+        members = np.flatnonzero(known & (assign == k))
+        parents = [*members[old[members]], *np.flatnonzero(old & (everyone[members[0]] > 0))]
+        keep[k, server.assign[parents[0]] if parents else num_old - 1] = 1.0
+    return Plan(
+        [carry(keep)], assign=assign, memo={**server.memo, "linked": everyone, "known": known, **memo}
+    )
+
+
+def neighbourhood_plan(server: Server, notes: Notes, linked: np.ndarray) -> Plan:
+    """Return the plan that gives each distinct neighbourhood its average, weighted by samples.
+
+    Clients that never took part keep the initial row. The memo gets `linked` [N, N] and `labels` [N].
+
+    Args:
+        linked: bool [m, m] over the reports, reflexive.
+    """
+    num_clients = len(server.assign)
+    ids = neighbourhoods(linked)  # [m], by first appearance
+    num_rows = int(ids.max()) + 1
+    first = np.array([np.flatnonzero(ids == k)[0] for k in range(num_rows)])
+    weights = linked[first] * notes.num_samples.astype(np.float64)  # [K, m]
+    weights = weights / weights.sum(1, keepdims=True)
+    unseen = np.setdiff1d(np.arange(num_clients), notes.client)
+    keep, assign = None, server.assign.copy()
+    if len(unseen):
+        weights = np.vstack([weights, np.zeros(len(notes))])
+        keep = np.zeros((num_rows + 1, len(server.tables["model"])))
+        keep[-1, server.assign[unseen[0]]] = 1.0
+    assign[notes.client], assign[unseen] = ids, num_rows
+    everyone = np.eye(num_clients, dtype=np.uint8)
+    everyone[np.ix_(notes.client, notes.client)] = linked
+    labels = num_rows + np.arange(num_clients)
+    labels[notes.client] = ids
+    memo = {**server.memo, "linked": everyone, "labels": labels}
+    return Plan([Mixing(weights, keep=keep)], assign=assign, memo=memo)
+
+
+def neighbourhood_labels(server: Server) -> np.ndarray:
+    """Return the cluster of each client [N]; a client never seen is alone."""
+    return server.memo.get("labels", np.arange(len(server.assign)))
+
+
+def own_models(world: World, directions: bool) -> Server:
+    """Return a server with one row for each client, all alike, and a graph of clients that are alone.
+
+    Args:
+        directions: add table `direction`, zeros, for the mixtures of the models' directions.
+    """
+    num_clients = world.num_clients
+    tables = {"model": world.init(0)[None].expand(num_clients, -1)}
+    if directions:
+        tables["direction"] = torch.zeros(num_clients, world.layout.num_parameters)
+    return Server(tables, np.arange(num_clients), {"graph": np.eye(num_clients)})
+
+
+def dissimilarity(gram: np.ndarray, clip: float | None = -0.9) -> np.ndarray:
+    """Return d_ij = -cos(dw_i, dw_j) [m, m] from the products of updates; below `clip` it is -1.
+
+    pFedGraph and FedSaC, code; None: no clipping.
+    """
+    d = -cosine_matrix(gram)
+    return d if clip is None else np.where(d < clip, -1.0, d)
+
+
+def graph_plan(server: Server, notes: Notes, X: np.ndarray) -> Plan:
+    """Return the plan that mixes all tables by the rows of the graph `X` [m, m] over those who take part."""
+    graph = server.memo["graph"].copy()
+    graph[notes.client] = 0.0
+    graph[np.ix_(notes.client, notes.client)] = X
+    mixings = [own_rows(X, notes, len(server.assign), into=name, of=name) for name in server.tables]
+    return Plan(mixings, memo={"graph": graph})
