@@ -2,7 +2,7 @@
 and the training of small networks (training.c).
 
 What reductions.c replaces gives the same bits and stays in place for machines without a compiler: ask
-`AVAILABLE` first. Networks trained by training.c have last bits of their own: ask `NETWORKS` first. What was built
+`AVAILABLE` first. What training.c trains has last bits of its own: ask `NETWORKS` first. What was built
 from other sources than those that lie here is not used: `BUILD` says what is, `PROBLEM` why nothing is.
 
 Every function checks that a tensor is of the kind and length that the loop reads (`ValueError`): a loop that
