@@ -20,9 +20,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from mpifl.aggregation.collective_choice import COSTS, ByBytes
+from mpifl.comm.mpi_startup import AUTO, DEVICE, MAIN
+
 from .algorithms import CATALOGUE
-from .comm.cost import COSTS, ByBytes
-from .comm.cuda import AUTO, DEVICE, MAIN
 from .core.algorithm import Algorithm
 from .core.errors import UserError, nearest, require
 from .core.textfiles import MAX_DEPTH, check_name, yaml_file, yaml_of
@@ -37,8 +38,8 @@ from .engine.pace import Availability
 from .engine.payload import Payload
 from .engine.policy import POLICIES, ClientDecides, Synchronous
 from .engine.uploads import UPLOADS
-from .local import LocalConfig
 from .models import MODELS
+from .training import LocalConfig
 
 
 @dataclass(frozen=True)

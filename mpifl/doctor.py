@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpifl.comm.link_test import Link, within
+from mpifl.comm.link_test import measure as measure_pairs
+from mpifl.comm.mpi_startup import cuda_aware
+
 from .comm import Transport
-from .comm.cuda import cuda_aware
-from .comm.deadline import within
-from .comm.pairs import Link
-from .comm.pairs import measure as measure_pairs
 from .kernels import bindings
 from .observe.identity import version_of
 from .placement import crowded, place, workers_of

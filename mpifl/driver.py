@@ -20,9 +20,9 @@ from .engine.policy import Synchronous, open_clock
 from .engine.rounds import Record, Rounds
 from .engine.sampler import Sampler
 from .engine.step import Stepper
-from .local import pick_stack, stackable
 from .observe.metrics import mixture_kl
 from .observe.recorder import Recorder
+from .training import pick_stack, stackable
 
 if TYPE_CHECKING:
     from .experiment import Bench

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpifl.aggregation.tables import read_rows
 from mpifl.core.devices import message_on, tensors_on
 
 from .core.rng import key
@@ -19,9 +20,8 @@ from .core.types import Message, Notes, Report, Server, Vector
 from .engine.ledger import Ledger, count_numbers
 from .engine.pace import bytes_down, upload_bytes
 from .engine.policy import Synchronous
-from .engine.rows import read_rows
 from .engine.sampler import Sampler
-from .local import LocalClient
+from .training import LocalClient
 
 if TYPE_CHECKING:
     from .experiment import Bench

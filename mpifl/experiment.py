@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpifl.aggregation.calibration import costs_of
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.comm.mpi_startup import DEVICE, MAIN
 from mpifl.core.parameters import Layout, flatten
 from mpifl.core.process import age
 
 from . import config as configuration
 from .checkpoints import Checkpoints, aloud
-from .comm import ClientStore, Transport
-from .comm.cuda import DEVICE, MAIN
-from .comm.sweep import costs_of
+from .comm import Transport
 from .config import Config
 from .core.errors import UserError, require
 from .core.federation import Federation
@@ -41,7 +42,6 @@ from .engine.sampler import cohort_size, newcomers
 from .engine.step import Setting, Stepper
 from .finishing import finish
 from .kernels import bindings
-from .local import Learner, public_clients, settle
 from .models import AUTOENCODERS
 from .observe import folder as folders
 from .observe.identity import identity, line
@@ -51,6 +51,7 @@ from .observe.recorder import Recorder
 from .observe.signals import Signals
 from .observe.watchdog import Watchdog
 from .placement import CPU, Place, check_places, mpi_memory, place, table, threads_of, workers_of
+from .training import Learner, public_clients, settle
 
 
 def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mpifl.comm.mpi_startup import cuda_aware
+
 from . import config as configuration
 from .comm import RankLost
-from .comm.cuda import cuda_aware
 from .core.types import Server
 from .engine.failures import regroup
 from .engine.ledger import Moved

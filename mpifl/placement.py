@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from mpifl.comm.mpi_startup import AUTO, DEVICE, MAIN, cuda_aware
 from mpifl.core.process import peak_bytes
 
 from .comm import Transport
-from .comm.cuda import AUTO, DEVICE, MAIN, cuda_aware
 from .core.errors import UserError, require
 from .observe.identity import machine
 

@@ -7,12 +7,23 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from mpifl.aggregation.calibration import costs_of
+from mpifl.aggregation.collective_choice import (
+    GATHER,
+    REDUCE,
+    SCATTER,
+    Costs,
+    Given,
+    between,
+    busiest_bytes,
+    choose,
+    crossover,
+    is_spread,
+)
+from mpifl.comm.mpi_startup import MAIN
+
 from . import config as configuration
 from .comm import Transport
-from .comm.choose import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_spread
-from .comm.cost import Costs, Given, between, crossover
-from .comm.cuda import MAIN
-from .comm.sweep import costs_of
 from .config import Config
 from .core.mixing import Mixing, Plan
 from .core.types import Notes, Report, Server

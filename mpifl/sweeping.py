@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from .comm import Mixer, Transport
-from .comm.choose import GATHER, REDUCE
-from .comm.cost import Costs, Line, far_ranks
-from .comm.sweep import measure
-from .comm.tables import Tables
+from mpifl.aggregation.calibration import measure
+from mpifl.aggregation.collective_choice import GATHER, REDUCE, Costs, Line, far_ranks
+from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.tables import Tables
+
+from .comm import Transport
 from .core.errors import require
 from .core.mixing import Mixing
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifl.core.devices import CPU
 from mpifl.engine import visits
-from mpifl.local import Learner
+from mpifl.training import Learner
 
 DEVICE = torch.device("meta")
 MIXES = {"_to_copy", "copy_", "_foreach_copy_", "index", "index_put_"}  # as on a GPU

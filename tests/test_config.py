@@ -12,8 +12,8 @@ from mpifl import config
 from mpifl.algorithms import CATALOGUE
 from mpifl.config import Config, Seeds, build, dump, load, merged, overrides
 from mpifl.core.errors import UserError
-from mpifl.local import LocalConfig
 from mpifl.models import MODELS
+from mpifl.training import LocalConfig
 
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 

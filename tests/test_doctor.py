@@ -9,7 +9,7 @@ import worlds
 
 from mpifl import doctor
 from mpifl.comm import Single
-from mpifl.comm.pairs import Link, turns
+from mpifl.comm.link_test import Link, turns
 
 
 def place(**changes):

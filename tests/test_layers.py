@@ -63,7 +63,7 @@ def test_imports_flow_one_way():
 
 
 def test_the_walk_sees_relative_imports():
-    assert "mpifl.comm.choose.choose" in imported("comm/mix.py")
+    assert "mpifl.aggregation.collective_choice.choose" in imported("comm/mix.py")
     assert "mpifl.core.mixing.Mixing" in imported("comm/mix.py")
 
 

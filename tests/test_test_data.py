@@ -33,7 +33,7 @@ from mpifl.engine.client_errors import ClientError
 from mpifl.engine.fits import check
 from mpifl.engine.policy import Barrier, Buffer, EveryArrival
 from mpifl.engine.visits import Worker
-from mpifl.local import Learner, LocalClient
+from mpifl.training import Learner, LocalClient
 
 MARK = 0.1234567  # the first pixel of a test image
 PARTS = (slice(0, 1), slice(1, 2), slice(2, None))  # of the test images of a client

@@ -20,7 +20,8 @@ from torch.testing import assert_close
 
 import mpifl
 from mpifl import driver, experiment
-from mpifl.comm import ClientStore, Single, Transport
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.comm import Single, Transport
 from mpifl.config import Config, EvaluationConfig, Seeds
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client, Peer
@@ -34,8 +35,8 @@ from mpifl.engine.policy import EveryArrival
 from mpifl.engine.rounds import Record, Rounds
 from mpifl.engine.sampler import Sampler
 from mpifl.engine.step import Stepper
-from mpifl.local import Learner, LocalConfig
 from mpifl.models import MODELS
+from mpifl.training import Learner, LocalConfig
 
 CLASSES, SHAPE = 3, (1, 4, 4)
 PYTHONPATH = {"PYTHONPATH": str(Path(mpifl.__file__).parents[1])}  # for programs started elsewhere

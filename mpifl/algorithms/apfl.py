@@ -18,7 +18,7 @@ import torch
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, Vector
 from mpifl.core.mixing import Plan, average
-from mpifl.local.directions import scaled
+from mpifl.training.corrections import scaled
 
 
 @dataclass(frozen=True)

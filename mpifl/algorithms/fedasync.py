@@ -16,7 +16,7 @@ from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, in_turn
 from mpifl.core.types import Vector
-from mpifl.local.directions import proximal
+from mpifl.training.corrections import proximal
 
 STALENESS = ("constant", "polynomial", "hinge")
 

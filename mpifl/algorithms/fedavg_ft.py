@@ -13,7 +13,7 @@ from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Message, Notes, Server, State
 from mpifl.core.mixing import Plan, average
-from mpifl.local.tune import judge_tuned
+from mpifl.training.evaluation import judge_tuned
 
 from .fedavg import FedAvg
 

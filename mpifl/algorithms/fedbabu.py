@@ -18,7 +18,7 @@ from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Se
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
-from mpifl.local.tune import judge_tuned
+from mpifl.training.evaluation import judge_tuned
 
 PARTS = ("all", "body", "head")
 

@@ -21,7 +21,7 @@ from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, rows
 from mpifl.core.types import Reads, Vector
-from mpifl.local.mixture import component_losses
+from mpifl.training.evaluation import component_losses
 
 VAL_BATCH = 64  # samples
 VARIANTS = ("paper", "emdcfl")

@@ -28,8 +28,8 @@ from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Rep
 from mpifl.core.mixing import Mixing, Plan, average, by_cluster
 from mpifl.core.parameters import Layout, Part, put, take, within
 from mpifl.core.types import Reads, Vector
-from mpifl.local.directions import proximal
-from mpifl.local.tune import judge_tuned
+from mpifl.training.corrections import proximal
+from mpifl.training.evaluation import judge_tuned
 
 OVER = ("fedavg", "fedprox", "fedbabu", "fedper")
 

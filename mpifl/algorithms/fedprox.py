@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, average
-from mpifl.local.directions import proximal, unsquared
+from mpifl.training.corrections import proximal, unsquared
 
 VARIANTS = ("standard", "unsquared")
 

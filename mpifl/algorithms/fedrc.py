@@ -20,7 +20,7 @@ from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Mixing, Plan, componentwise, shares
 from mpifl.core.types import Reads
-from mpifl.local.mixture import component_losses, judge_mixture, train_components
+from mpifl.training.evaluation import component_losses, judge_mixture, train_components
 
 FLOOR = 1e-8  # of C
 VARIANTS = ("paper", "emdcfl")

@@ -24,7 +24,7 @@ from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, shares
 from mpifl.core.types import Reads
-from mpifl.local.directions import train_aligned
+from mpifl.training.corrections import train_aligned
 
 VARIANTS = ("paper", "repo", "emdcfl")
 

@@ -23,7 +23,7 @@ from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Rep
 from mpifl.core.mixing import Plan, rows
 from mpifl.core.rng import key
 from mpifl.core.types import Reads, Vector
-from mpifl.local.mixture import component_losses
+from mpifl.training.evaluation import component_losses
 
 VAL_BATCH = 64  # samples; variant emdcfl
 VARIANTS = ("paper", "emdcfl")

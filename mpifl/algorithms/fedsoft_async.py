@@ -20,7 +20,7 @@ from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, blend
 from mpifl.core.types import Reads
-from mpifl.local.mixture import component_losses
+from mpifl.training.evaluation import component_losses
 
 from .ccfl import CCFL, lateness, pretrained
 

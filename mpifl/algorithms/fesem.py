@@ -28,8 +28,8 @@ from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.types import Reads, Vector
-from mpifl.local.choose import fitting_model
-from mpifl.local.directions import unsquared
+from mpifl.training.corrections import unsquared
+from mpifl.training.evaluation import fitting_model
 
 VARIANTS = ("flt", "flexcfl", "emdcfl")
 

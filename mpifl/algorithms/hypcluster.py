@@ -17,7 +17,7 @@ from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Reads, Report, Server, State, World
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.types import Vector
-from mpifl.local.choose import best_model, fitting_model
+from mpifl.training.evaluation import best_model, fitting_model
 
 
 @dataclass(frozen=True)

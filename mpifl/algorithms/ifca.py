@@ -26,7 +26,7 @@ from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Rep
 from mpifl.core.mixing import Plan, add, by_cluster
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
-from mpifl.local.choose import best_model, fitting_model
+from mpifl.training.evaluation import best_model, fitting_model
 
 
 @dataclass(frozen=True)

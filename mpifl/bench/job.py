@@ -12,7 +12,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from mpifl.comm import ClientStore, Transport, connect
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.comm import Transport, connect
 from mpifl.core.process import keep_freed
 from mpifl.driver import engine
 from mpifl.engine.failures import obey, say

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from mpifl import config as configuration
-from mpifl.comm.choose import REDUCE
-from mpifl.comm.cost import between
+from mpifl.aggregation.collective_choice import REDUCE, between
 from mpifl.core.parameters import Layout
 from mpifl.data import open_federation, prepare
 from mpifl.engine.sampler import cohort_size

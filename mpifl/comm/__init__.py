@@ -1,18 +1,14 @@
 """Everything that moves between ranks. The only package that imports mpi4py."""
 
-from .failures import CannotGoOn, RankLost
-from .mix import Mixer
-from .pool import Lasting, Pool, Task, open_pool, serve
-from .starting import asked_of
-from .store import ClientStore
-from .transport import Single, Transport, connect
-from .wire import Wire
+from .connect import connect
+from .liveness import CannotGoOn, RankLost
+from .mpi_startup import asked_of
+from .task_pool import Lasting, Pool, Task, open_pool, serve
+from .transport import Single, Transport, Wire
 
 __all__ = [
     "CannotGoOn",
-    "ClientStore",
     "Lasting",
-    "Mixer",
     "Pool",
     "RankLost",
     "Single",

@@ -25,13 +25,9 @@ from mpi4py import MPI
 
 from mpifl.core.devices import CPU, wait
 
-from .failures import CannotGoOn, RankLost
-from .patience import patiently
-from .process import Process
-from .starting import end_launcher_after, is_tolerant
-from .transport import Transport
-from .watcher import STOPPED_S, Watcher
-from .wire import Count, Wire
+from .liveness import STOPPED_S, CannotGoOn, Process, RankLost, Watcher, patiently
+from .mpi_startup import end_launcher_after, is_tolerant
+from .transport import Count, Transport, Wire
 
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
 TAGS = 30000  # tags of paired messages cycle through this many numbers; MPI guarantees 32767

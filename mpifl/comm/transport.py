@@ -3,6 +3,8 @@
 Rank 0 is the server; ranks 1..P-1 are workers; alone, rank 0 is both. Every rank walks every verb, in the
 same order. Small objects are dealt and collected, blocks of numbers are shared, reduced, gathered and
 scattered.
+
+What this program's own communication moved: bytes, messages, seconds per call and purpose.
 """
 
 from __future__ import annotations
@@ -10,19 +12,14 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
 import torch
-
-from mpifl.core.process import age
-
-from .monitoring import prepare
-from .starting import SIZES, check_size, starting
-from .wire import Wire
-
-LAUNCHERS = (*SIZES, "PMI_RANK", "PMIX_RANK")
 
 
 class Transport(ABC):
@@ -221,35 +218,54 @@ class Single(Transport):
         os._exit(code)
 
 
-def launched() -> bool:
-    """Return whether an MPI launcher started this process."""
-    return any(name in os.environ for name in LAUNCHERS)
+@dataclass
+class Count:
+    """A running count."""
+
+    calls: int = 0
+    messages: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
 
 
-def connect(monitored: bool = False) -> Transport:
-    """Return the transport of this process: MPI when started by an MPI launcher, otherwise `Single`.
+class _Call:
+    """A block whose time is that of a call."""
 
-    Args:
-        monitored: ask Open MPI to count what it sends; works only before MPI has started.
+    def __init__(self, count: Count) -> None:
+        self.count = count
 
-    Raises:
-        UserError: a launcher started several processes that MPI does not bring together.
-    """
-    loaded = age()
-    transport = _connected(monitored)
-    transport.started = {"imports": round(loaded, 2), "mpi": round(age(), 2)}
-    return transport
+    def __enter__(self) -> None:
+        self.start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.count.seconds += perf_counter() - self.start
 
 
-def _connected(monitored: bool) -> Transport:
-    if not launched():
-        check_size(1, os.environ)
-        return Single()
-    if monitored:
-        prepare()
-    with starting():
-        from .mpi import join
+class Wire:
+    """Counts of one rank, by (call, purpose). Each byte is counted once, at the rank that sends it."""
 
-        transport = join()
-    check_size(transport.size, os.environ)
-    return transport if transport.size > 1 else Single()
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], Count] = defaultdict(Count)
+
+    def __call__(self, call: str, purpose: str, sent: int = 0, messages: int = 0) -> _Call:
+        """Count one call that sends `sent` bytes in `messages` messages, and the time of the block."""
+        count = self.counts[call, purpose]
+        count.calls += 1
+        count.messages += messages
+        count.bytes += sent
+        return _Call(count)
+
+    def clear(self) -> None:
+        """Count from nothing."""
+        self.counts.clear()
+
+    @property
+    def bytes(self) -> int:
+        """All bytes sent by this rank."""
+        return sum(c.bytes for c in self.counts.values())
+
+    def rows(self, rank: int) -> list[dict[str, Any]]:
+        """Return one row per (call, purpose), ready for `wire.csv`."""
+        return [
+            {"rank": rank, "call": call, "purpose": why, **vars(c)} for (call, why), c in self.counts.items()
+        ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mpifl.comm import ClientStore
+from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.errors import require
 from mpifl.core.types import Server
 

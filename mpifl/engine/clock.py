@@ -17,7 +17,7 @@ from math import inf, nextafter
 from typing import Any
 
 from mpifl.comm import Pool
-from mpifl.comm.patience import patiently
+from mpifl.comm.liveness import patiently
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from mpifl.comm import ClientStore
+from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
 

@@ -12,18 +12,18 @@ from math import inf, isfinite
 
 import numpy as np
 
+from mpifl.aggregation.tables import read_rows
 from mpifl.core.devices import message_on
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Reads, Report, Server
-from mpifl.local import LocalClient
+from mpifl.training import LocalClient
 
 from .coding import sizes
 from .delay import Delay
 from .ledger import Moved, count_numbers
 from .network import Network, Rates
 from .payload import Payload
-from .rows import read_rows
 from .visits import Worker
 
 LEAST_S, MOST_S = 1e-3, 1e9  # mean seconds of a phase

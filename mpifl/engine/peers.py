@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from mpifl.core.client import Client, Peer
-from mpifl.local import LocalClient
+from mpifl.training import LocalClient
 
 from .payload import Payload
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from mpifl.comm import ClientStore, Mixer, Transport
-from mpifl.comm.choose import is_spread
-from mpifl.comm.cost import Costs
-from mpifl.comm.tables import Tables
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.aggregation.collective_choice import Costs, is_spread
+from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.tables import Tables, rows_of
+from mpifl.comm import Transport
 from mpifl.core.algorithm import Algorithm, apply_plan
 from mpifl.core.errors import MethodError
 from mpifl.core.federation import Federation
@@ -23,7 +24,7 @@ from mpifl.core.mixing import Plan
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Notes, Reads, Server, World
-from mpifl.local import Learner, LocalConfig
+from mpifl.training import Learner, LocalConfig
 
 from .client_errors import ClientError, Dropped
 from .hooks import Shapes, check_needs, check_plan, check_reads, check_server, deciding, hook_name, unwrapped
@@ -31,7 +32,6 @@ from .ledger import Ledger, count_numbers
 from .lights import mean_metrics, stacked_notes
 from .payload import Payload
 from .prints import Prints
-from .rows import rows_of
 from .schedule import Scheduler
 from .visits import Light, Order, Orders, Worker
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from mpifl.comm import Mixer, Single
-from mpifl.comm.here import blended_here, mixed_here
-from mpifl.comm.tables import Tables
+from mpifl.aggregation.exact_sum import blended_here, mixed_here
+from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.tables import Tables, read_rows, row_distances
+from mpifl.comm import Single
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.types import Notes, Server
 
 from .hooks import deciding
 from .policy import Policy
-from .rows import read_rows, row_distances
 from .step import Stepper
 
 Uploads = Mapping[str, list[torch.Tensor]]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.comm import ClientStore
-from mpifl.comm.exact import peak
-from mpifl.comm.tables import Tables
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.aggregation.exact_sum import peak
+from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client
 from mpifl.core.devices import CPU, message_on, report_home, room, staged, state_on, tensors_on
@@ -23,7 +23,7 @@ from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
-from mpifl.local import Learner, LocalClient, LocalConfig, Together, public_clients, train_all
+from mpifl.training import Learner, LocalClient, LocalConfig, Together, public_clients, train_all
 
 from .client_errors import Dropped, attempt
 from .coding import Coder
@@ -42,7 +42,6 @@ from .hooks import (
 from .ledger import count_numbers
 from .payload import Payload
 from .peers import CountedPeer
-from .rows import read_rows, row_distances
 from .shelf import Shelf
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.fedem import FedEM
 from mpifl.core.federation import Split
-from mpifl.local.mixture import judge_mixture
+from mpifl.training.evaluation import judge_mixture
 
 
 def test_the_e_and_m_step_by_hand():

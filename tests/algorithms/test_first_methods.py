@@ -14,7 +14,7 @@ from mpifl.algorithms import CATALOGUE
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
-from mpifl.local.directions import proximal, unsquared
+from mpifl.training.corrections import proximal, unsquared
 
 PROX = {
     "standard": (2.0, 1.75),  # 1 -> 1 + 1.5 = 2.5 -> 2.5 - 0.5 (-1.5 + 2 * 1.5)

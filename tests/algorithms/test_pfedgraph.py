@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.pfedgraph import PFedGraph, graph
 from mpifl.clustering.server_plans import dissimilarity
-from mpifl.local.directions import aligned
+from mpifl.training.corrections import aligned
 
 
 def test_the_graph_by_hand():

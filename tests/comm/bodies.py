@@ -20,10 +20,13 @@ from mpi4py import MPI
 from numpy.testing import assert_allclose, assert_array_equal
 from pretended import Pretended, There, there
 
-from mpifl.comm import Mixer, Single, mix, pairs
-from mpifl.comm.choose import GATHER, REDUCE
+from mpifl.aggregation import mixer as mix
+from mpifl.aggregation.collective_choice import GATHER, REDUCE
+from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.tables import Tables
+from mpifl.comm import Single
+from mpifl.comm import link_test as pairs
 from mpifl.comm.mpi import Mpi
-from mpifl.comm.tables import Tables
 from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import take
 from mpifl.core.rng import key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpifl.comm.choose import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_spread
+from mpifl.aggregation.collective_choice import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_spread
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,20 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from mpifl.comm.choose import GATHER, REDUCE, choose
-from mpifl.comm.cost import BLOCK, Costs, Given, Line, between, blocks_of, crossover, far_ranks
-from mpifl.comm.sweep import fit
+from mpifl.aggregation.calibration import fit
+from mpifl.aggregation.collective_choice import (
+    BLOCK,
+    GATHER,
+    REDUCE,
+    Costs,
+    Given,
+    Line,
+    between,
+    blocks_of,
+    choose,
+    crossover,
+    far_ranks,
+)
 from mpifl.core.errors import UserError
 
 

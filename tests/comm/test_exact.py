@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from pretended import Pretended, there
 
-from mpifl.comm import exact
-from mpifl.comm.exact import fast_sums, finish, kept_rows, partial_sums, spacings, sums_by_device
+from mpifl.aggregation import exact_sum as exact
+from mpifl.aggregation.exact_sum import fast_sums, finish, kept_rows, partial_sums, spacings, sums_by_device
 from mpifl.core.devices import CPU, staged
 from mpifl.kernels import bindings
 

@@ -8,9 +8,10 @@ import torch
 from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
-from mpifl.comm import Mixer, Single
-from mpifl.comm.here import BLOCK, blended_here, mixed_here
-from mpifl.comm.tables import Tables
+from mpifl.aggregation.exact_sum import BLOCK, blended_here, mixed_here
+from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.tables import Tables
+from mpifl.comm import Single
 from mpifl.core.mixing import Mixing
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from mpifl.comm.pool import Task, _Remote
+from mpifl.comm.task_pool import Task, _Remote
 
 
 class Silent:

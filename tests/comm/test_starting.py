@@ -7,8 +7,8 @@ import time
 import pytest
 from faults import deaths
 
-from mpifl.comm import starting
-from mpifl.comm.starting import Asked, asked_of, check_size, seconds
+from mpifl.comm import mpi_startup as starting
+from mpifl.comm.mpi_startup import Asked, asked_of, check_size, seconds
 from mpifl.core.errors import UserError
 
 ASKED = {

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 import pytest
 import worlds
 
-from mpifl.comm import stopped
-from mpifl.comm.process import Process
-from mpifl.comm.watcher import Watcher
+from mpifl.comm import stopped_process_watch as stopped
+from mpifl.comm.liveness import Process, Watcher
 
 LIMIT = 1.0
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="only Linux tells of processes")
@@ -88,8 +87,8 @@ def test_a_closed_watcher_ends_at_once(sleeper):
 
 PARENT = """
 import sys
-from mpifl.comm.process import Process
-from mpifl.comm.watcher import Watcher
+from mpifl.comm.liveness import Process
+from mpifl.comm.liveness import Watcher
 watcher = Watcher(float(sys.argv[2]), [(Process.of(int(sys.argv[1])), "rank 7")])
 print(watcher._program.pid)
 """

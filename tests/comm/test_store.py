@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mpifl.comm import ClientStore
-from mpifl.comm.store import OWNER, scratch_root, write_durably
+from mpifl.aggregation.client_store import OWNER, ClientStore, scratch_root, write_durably
 from mpifl.core.errors import UserError
 
 

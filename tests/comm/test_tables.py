@@ -10,9 +10,9 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
+from mpifl.aggregation.tables import Spread, Tables
 from mpifl.comm import Single
-from mpifl.comm.tables import Spread, Tables
-from mpifl.comm.wire import Wire
+from mpifl.comm.transport import Wire
 from mpifl.core.errors import UserError
 
 

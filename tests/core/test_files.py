@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
+from mpifl.aggregation.tables import Tables
 from mpifl.comm import Single
-from mpifl.comm.tables import Tables
 from mpifl.core.errors import UserError
 from mpifl.core.files import new_array, reserve
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation

@@ -7,8 +7,9 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mpifl.comm import Mixer, Single
-from mpifl.comm.tables import Tables
+from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.tables import Tables
+from mpifl.comm import Single
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.mixing import (
     Mixing,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mpifl.comm import ClientStore
+from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.rng import key
 from mpifl.core.types import Report
 from mpifl.engine.coding import Coder, sizes

@@ -20,7 +20,7 @@ from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import Layout
 from mpifl.core.types import World
 from mpifl.engine.policy import Buffer
-from mpifl.local import LocalClient
+from mpifl.training import LocalClient
 
 
 class Drifting(worlds.Tiny):

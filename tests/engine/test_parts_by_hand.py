@@ -12,6 +12,7 @@ import worlds
 from numpy.testing import assert_allclose, assert_array_equal
 from torch.testing import assert_close
 
+from mpifl.aggregation.tables import read_rows, row_distances, rows_of
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import MethodError
@@ -23,7 +24,6 @@ from mpifl.engine.flight import Visit
 from mpifl.engine.network import Links
 from mpifl.engine.pace import Availability, open_pace
 from mpifl.engine.policy import Barrier, Buffer, EveryArrival
-from mpifl.engine.rows import read_rows, row_distances, rows_of
 from mpifl.engine.taking import largest_weight, rows_read
 from mpifl.engine.tally import Tally
 from mpifl.engine.trace import Trace

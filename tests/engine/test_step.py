@@ -20,7 +20,7 @@ from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
 from mpifl.engine.client_errors import ClientError
 from mpifl.engine.rounds import Rounds
-from mpifl.local import LocalClient
+from mpifl.training import LocalClient
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from cases import OPTIONS
 from pretended import DEVICE
 from torch.testing import assert_close
 
+from mpifl.aggregation import mixer as mix
 from mpifl.algorithms import CATALOGUE
-from mpifl.comm import mix
 from mpifl.core.devices import CPU
 from mpifl.engine import shelf
 from mpifl.engine.compression import TopK

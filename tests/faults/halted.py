@@ -9,7 +9,8 @@ from typing import Any
 import worlds
 
 from mpifl import driver, experiment
-from mpifl.comm import ClientStore, Single
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.comm import Single
 from mpifl.config import EvaluationConfig
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import Stopped

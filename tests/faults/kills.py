@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mpifl import cli, experiment, finishing
-from mpifl.comm import store
-from mpifl.comm.starting import starting
+from mpifl.aggregation import client_store as store
+from mpifl.comm.mpi_startup import starting
 from mpifl.data import prepared_cache as cache
 from mpifl.engine.visits import Worker
 from mpifl.observe import checkpoint, folder, recorder

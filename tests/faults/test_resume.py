@@ -15,9 +15,9 @@ from mpifl import checkpoints, cli
 from mpifl import config as configuration
 from mpifl.engine.checkpointing import SAVE, STOP, CheckpointConfig
 from mpifl.engine.visits import Worker
-from mpifl.local.client import LocalClient
 from mpifl.observe import checkpoint
 from mpifl.observe.signals import Signals
+from mpifl.training.client import LocalClient
 
 JUDGED = ["--rounds", "5", "--participation", "0.5", "--evaluation.every", "2", "--evaluation.first", "true"]
 LATE = ["--delay", "{name: exponential, mean_s: 2}"]

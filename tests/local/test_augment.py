@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from mpifl.core.errors import UserError
 from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
-from mpifl.local import Learner, LocalConfig
-from mpifl.local.augment import MARGIN, crop_flip
 from mpifl.models import MODELS
+from mpifl.training import Learner, LocalConfig
+from mpifl.training.augmentation import MARGIN, crop_flip
 
 
 def test_every_image_is_one_of_its_shifted_or_mirrored_copies():

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 from mpifl.core.federation import Split
 from mpifl.core.parameters import put, take
 from mpifl.core.rng import key
-from mpifl.local import Learner, LocalClient
-from mpifl.local.client import EVAL_BATCH
+from mpifl.training import Learner, LocalClient
+from mpifl.training.client import EVAL_BATCH
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
 from mpifl.kernels import bindings
 from mpifl.kernels.network import Network
-from mpifl.local import Learner, LocalConfig
 from mpifl.models import MODELS
 from mpifl.models.base import Net
+from mpifl.training import Learner, LocalConfig
 
 pytestmark = pytest.mark.skipif(
     not bindings.NETWORKS, reason="the loops in C were not built, or cannot run here"

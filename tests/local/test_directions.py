@@ -12,9 +12,8 @@ from torch.testing import assert_close
 from mpifl.core.client import Direction
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
-from mpifl.local.choose import best_model
-from mpifl.local.directions import aligned, proximal, scaled, train_aligned, unsquared
-from mpifl.local.mixture import component_losses, judge_mixture
+from mpifl.training.corrections import aligned, proximal, scaled, train_aligned, unsquared
+from mpifl.training.evaluation import best_model, component_losses, judge_mixture
 
 G, W = torch.tensor([0.5, -1.0, 2.0, 0.25]), torch.tensor([1.0, 2.0, -1.0, 3.0])
 ANCHOR = torch.tensor([0.0, 4.0, 1.0, 1.0])

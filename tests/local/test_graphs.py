@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 from mpifl.core.parameters import FlatModel
 from mpifl.core.rng import key
-from mpifl.local import Learner, LocalConfig
 from mpifl.models import MODELS
+from mpifl.training import Learner, LocalConfig
 
 SPLITS = [
     worlds.draw("train", k, n, 0) for k, n in enumerate((23, 10, 4))

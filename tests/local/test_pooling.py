@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from mpifl.kernels import bindings
 from mpifl.kernels.pooling import LEAST, MaxPool, MeanPool, quicken
-from mpifl.local import Learner
 from mpifl.models import MODELS
+from mpifl.training import Learner
 
 pytestmark = pytest.mark.skipif(not bindings.AVAILABLE, reason="the loops in C were not built")
 PAIRS = {"max": (nn.MaxPool2d(2), MaxPool(2)), "mean": (nn.AvgPool2d(2), MeanPool(2))}

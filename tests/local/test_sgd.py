@@ -15,8 +15,8 @@ from mpifl.core.federation import Split
 from mpifl.core.parameters import Layout, flatten
 from mpifl.core.rng import key
 from mpifl.kernels import bindings
-from mpifl.local import Learner, LocalConfig
 from mpifl.models import MODELS
+from mpifl.training import Learner, LocalConfig
 
 KEY = key(3, "visit", 0, 0)
 

@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from mpifl import cli
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
-from mpifl.local import Learner, LocalConfig, Together, pick_stack, stackable, train_all
-from mpifl.local.stacked import Request
 from mpifl.models import MODELS
+from mpifl.training import Learner, LocalConfig, Together, pick_stack, stackable, train_all
+from mpifl.training.batched import Request
 
 SIZES = (23, 5, 12, 1, 23)  # batches of 5: 5, 1, 3, 1 and 5 steps, the last ones of 3, 5, 2, 1 and 3 samples
 SPLITS = [worlds.draw("train", k, n, 0) for k, n in enumerate(SIZES)]

@@ -20,8 +20,9 @@ import worlds
 from cases import CASES, named
 
 from mpifl import driver, experiment
+from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms import CATALOGUE, flt
-from mpifl.comm import ClientStore, Transport, connect
+from mpifl.comm import Transport, connect
 from mpifl.config import EvaluationConfig
 from mpifl.engine.policy import EveryArrival
 from mpifl.engine.rounds import Record

@@ -5,13 +5,23 @@ by `torch.func.vmap` and makes one fused update. Clients are sorted by their num
 still at work are the first rows; a last batch that is smaller is padded and its padding weighs nothing. The
 result agrees with training one client after the other up to rounding (1e-4 of the largest change, see
 tests/local/test_stacked.py), not bit for bit.
+
+Several clients at once: each visit is stopped where it asks to train, until all ask, then one stacked
+training answers them all.
+
+Every visit runs in a thread of its own, but only one thread runs at a time, in a fixed order: a method is
+written, and behaves, as if its client were alone.
+
+How many clients to stack, found by trying.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +31,14 @@ from mpifl.core.client import Direction, Trained
 from mpifl.core.federation import Split
 from mpifl.core.module_checks import untouched
 from mpifl.core.parameters import Part, bounds
-from mpifl.core.rng import Key
+from mpifl.core.rng import Key, key
 
-from .augment import AUGMENTATIONS
-from .update import fused_sgd
+from .augmentation import AUGMENTATIONS
+from .config import LocalConfig
+from .optimizer import fused_sgd
 
 if TYPE_CHECKING:
-    from .sgd import Learner, LocalConfig
+    from .learner import Learner
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -196,3 +207,139 @@ def _adam(
         mi.mul_(b1).add_(gi, alpha=1 - b1)
         vi.mul_(b2).addcmul_(gi, gi, value=1 - b2)
         wi.addcdiv_(mi, (vi / (1 - b2**t)).sqrt_().add_(1e-8), value=-lr / (1 - b1**t))
+
+
+T = TypeVar("T")
+
+
+class _Visit(threading.Thread, Generic[T]):
+    """One visit; runs only between `advance` and the next question."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        super().__init__(daemon=True)
+        self.work = work
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self.question: Any = None
+        self.answer: Any = None
+        self.over = False
+        self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)
+
+    def run(self) -> None:
+        """Do the work once it is this visit's turn."""
+        self._mine.acquire()
+        try:
+            self.result = self.work()
+        except BaseException as error:
+            self.error = error
+        self.over = True
+        self._theirs.release()
+
+    def advance(self) -> None:
+        """Let the visit run until it asks or ends."""
+        self._mine.release()
+        self._theirs.acquire()
+
+    def ask(self, question: Any) -> Any:
+        """Hand in a question and stand still until it is answered; called in the visit's own thread."""
+        self.question = question
+        self._theirs.release()
+        self._mine.acquire()
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+class Together:
+    """Runs visits side by side and answers their questions all at once.
+
+    Args:
+        serve: from the questions of all visits that still run, in their order, to the answers.
+    """
+
+    def __init__(self, serve: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        self.serve = serve
+        self._current: _Visit[Any] | None = None
+
+    @property
+    def listening(self) -> bool:
+        """Return whether the caller is a visit."""
+        return self._current is not None and threading.current_thread() is self._current
+
+    def ask(self, question: Any) -> Any:
+        """Return the answer to the current visit's question."""
+        assert self._current is not None
+        return self._current.ask(question)
+
+    def run(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """Return what each work returns. An exception of one is raised, naming its place as `.place`."""
+        visits = [_Visit(work) for work in works]
+        for visit in visits:
+            visit.start()
+        left = list(enumerate(visits))
+        while left:
+            for place, visit in left:
+                self._current = visit
+                visit.advance()
+                self._current = None
+                if visit.error is not None:
+                    self._dismiss(visits)
+                    visit.error.place = place  # type: ignore[attr-defined]
+                    raise visit.error
+            left = [(place, visit) for place, visit in left if not visit.over]
+            answers = self.serve([visit.question for _, visit in left]) if left else []
+            for (_, visit), answer in zip(left, answers, strict=True):
+                visit.answer = answer
+        return [visit.result for visit in visits]  # type: ignore[misc]  # all are over
+
+    def _dismiss(self, visits: Sequence[_Visit[Any]]) -> None:
+        """End the visits that still wait, so that no thread is left behind."""
+        for visit in visits:
+            self._current = visit
+            while not visit.over:
+                visit.answer = Dismissed()
+                visit.advance()
+        self._current = None
+
+
+class Dismissed(RuntimeError):
+    """Another visit of the same stack failed."""
+
+
+SIZES = (4, 16, 64, 256)
+GAIN = 1.1  # a stack must be so many times faster than one client after the other
+
+
+def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -> int:
+    """Return the fastest size of a stack for clients like `split`; 1 where one after the other is as fast.
+
+    Args:
+        most: no larger than this.
+    """
+    if not stackable(learner.flat.module) or most < 2:
+        return 1
+    start, address = learner.init, key(0, "pick")
+    single = _seconds(lambda: learner.sgd(start, split, config, address), learner)
+    best, size = single / GAIN, 1
+    for c in sorted({min(c, most) for c in SIZES}):
+        requests = [Request(start, split, config, address.of(i), 1) for i in range(c)]
+        try:
+            each = _seconds(lambda r=requests: train_all(learner, r), learner) / c  # type: ignore[misc]
+        except torch.OutOfMemoryError:
+            break
+        if each < best:
+            best, size = each, c
+    return size
+
+
+def _seconds(work: Callable[[], object], learner: Learner) -> float:
+    """Return the least time of three, after one to warm up."""
+    work()
+    found = []
+    for _ in range(3):
+        start = perf_counter()
+        work()
+        if learner.device.type == "cuda":
+            torch.cuda.synchronize(learner.device)
+        found.append(perf_counter() - start)
+    return min(found)

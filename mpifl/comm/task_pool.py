@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from .failures import RankLost
-from .patience import patiently
+from .liveness import RankLost, patiently
 from .transport import Transport
 
 AHEAD = 2  # tasks at a worker: one runs, one waits

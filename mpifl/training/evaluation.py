@@ -1,15 +1,37 @@
-"""A client of a mixture of models: weigh its samples, train every component, judge the mixture."""
+"""Which of several models fits a client's data. IFCA, HypCluster and FeSEM.
+
+A client of a mixture of models: weigh its samples, train every component, judge the mixture.
+
+Fine-tuning before evaluation: what a shared model is worth to a client that trains it a little further.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from mpifl.core.client import Client, Loss
 from mpifl.core.federation import Split
-from mpifl.core.rng import Key
+from mpifl.core.rng import Key, key
 from mpifl.core.types import Vector
+
+
+def best_model(client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None) -> int:
+    """Return argmin_j F(w_j) over `models` [K, d] on `split` (default: training data), the first of
+    equals.
+    """
+    return int(np.argmin([client.loss(w, split) for w in models]))
+
+
+def fitting_model(
+    client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None
+) -> Vector:
+    """Return the model that a client is judged by: the one that was served, or `best_model` of several."""
+    return models[best_model(client, models, split) if len(models) > 1 else 0]
 
 
 def component_losses(client: Client, models: torch.Tensor, split: Split | None = None) -> torch.Tensor:
@@ -50,3 +72,20 @@ def judge_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split
     hits = int((p.argmax(1) == split.y).sum())
     loss = F.nll_loss(p.clamp_min(1e-300).log(), split.y)
     return {"accuracy": hits / len(split), "loss": float(loss)}
+
+
+def judge_tuned(
+    client: Client, vector: Vector, split: Split, epochs: int, part: str = "all"
+) -> dict[str, float]:
+    """Return `accuracy` and `loss` on `split` after `epochs` of training, and both before: `_initial`.
+
+    The order of the batches is addressed by client and visit alone, not by the training seed.
+
+    Args:
+        part: the part of the vector that is tuned.
+    """
+    moving = None if part == "all" else client.layout.part(part)
+    address = key(0, "tune", client.id, client.visit)
+    tuned = client.sgd(vector, address, part=moving, epochs=epochs).vector
+    before = {f"{name}_initial": value for name, value in client.judge(vector, split).items()}
+    return {**client.judge(tuned, split), **before}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain, count, islice
 from math import ceil
 
@@ -27,64 +26,11 @@ from mpifl.kernels import bindings
 from mpifl.kernels.network import Network, as_in_pytorch, takes, takes_images
 from mpifl.kernels.pooling import quicken
 
-from .augment import AUGMENTATIONS
-from .graphs import Replay
-from .stacked import RANDOM, Request
-from .together import Together
-from .update import Moving, Update
-
-OPTIMIZERS = ("sgd", "adam")
-
-
-@dataclass(frozen=True)
-class LocalConfig:
-    """How a client trains.
-
-    Attributes:
-        epochs: passes over the training data in one visit.
-        steps: mini-batches in one visit, pass after pass, instead of `epochs`; None: `epochs` counts.
-        batch_size: samples per step; the last batch of an epoch may be smaller.
-        lr: learning rate of the first server step.
-        momentum: of SGD; the buffer never crosses visits.
-        weight_decay: added to the gradient as `weight_decay * w`.
-        optimizer: `sgd` or `adam`.
-        lr_decay: factor applied to the learning rate after every server step.
-        milestones: server steps after which the learning rate is multiplied by `gamma`.
-        gamma: factor at each milestone.
-        augment: `none`, or `crop_flip`, random crops and mirrored images in every batch of the training loop.
-    """
-
-    epochs: int = 1
-    batch_size: int = 32
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    optimizer: str = "sgd"
-    lr_decay: float = 1.0
-    milestones: tuple[int, ...] = ()
-    gamma: float = 0.1
-    augment: str = "none"
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        require(self.epochs >= 0, "epochs", self.epochs, "take 0 or more passes over the data")
-        require(self.steps is None or self.steps >= 0, "steps", self.steps, "take 0 or more, or null")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "take at least one sample per step")
-        require(self.lr > 0, "lr", self.lr, "take a positive learning rate")
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "take a value in [0, 1)")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "take 0 or more")
-        require(
-            self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, f"take one of {', '.join(OPTIMIZERS)}"
-        )
-        require(self.lr_decay > 0, "lr_decay", self.lr_decay, "take a positive factor; 1 keeps the rate")
-        require(self.gamma > 0, "gamma", self.gamma, "take a positive factor")
-        known = ", ".join(AUGMENTATIONS)
-        require(self.augment in AUGMENTATIONS, "augment", self.augment, f"take one of {known}")
-
-    def lr_at(self, step: int) -> float:
-        """Return the learning rate of server step `step` (from 1; before that, the first's)."""
-        passed = sum(step > m for m in self.milestones)
-        return self.lr * self.lr_decay ** max(step - 1, 0) * self.gamma**passed
+from .augmentation import AUGMENTATIONS
+from .batched import RANDOM, Request, Together
+from .config import LocalConfig
+from .cuda_graph import Replay
+from .optimizer import Moving, Update
 
 
 def cross_entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mpifl.comm.transport import Transport
 from mpifl.core.devices import staged
 from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import Part, take
 
-from .choose import GATHER, REDUCE, SCATTER, choose
-from .cost import BLOCK, Costs, far_ranks
-from .exact import fast_sums, finish, kept_rows, spacings, sums_by_device
+from .collective_choice import BLOCK, GATHER, REDUCE, SCATTER, Costs, choose, far_ranks
+from .exact_sum import fast_sums, finish, kept_rows, spacings, sums_by_device
 from .tables import Tables
-from .transport import Transport
 
 GRAM_BLOCK = 8192  # columns per block of a Gram matrix; fixed, since it shapes the sums
 GRAM_ROWS = 2048  # of it at a time; fixed for the same reason

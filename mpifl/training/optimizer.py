@@ -17,8 +17,10 @@ from torch.autograd.graph import _engine_run_backward
 from mpifl.core.client import Direction
 from mpifl.core.parameters import Part
 
+from .config import LocalConfig
+
 if TYPE_CHECKING:
-    from .sgd import Learner, LocalConfig
+    from .learner import Learner
 
 
 @dataclass(frozen=True)

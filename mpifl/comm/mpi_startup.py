@@ -3,10 +3,13 @@
 A rank that is stopped, or that dies under fault tolerance (`mpirun --with-ft ulfm`), before it has joined MPI
 leaves the others waiting for it inside MPI_Init, where no Python code runs any more: hence a child process
 that watches.
+
+Whether the MPI library takes addresses of GPU memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -19,8 +22,8 @@ from typing import NamedTuple
 
 from mpifl.core.errors import UserError, require
 
-from .process import Process
-from .stopped import LOOKS, STOPPED, status
+from .liveness import Process
+from .stopped_process_watch import LOOKS, STOPPED, status
 
 HANG_S, START_S = "MPIFL_HANG_S", "MPIFL_START_S"  # environment variables: MPI starts before a configuration
 DEFAULTS = {HANG_S: 0.0, START_S: 120.0}
@@ -227,3 +230,20 @@ def end_launcher_after(limit: float) -> None:
             launcher.send(number)
             time.sleep(1.0)
         os._exit(0)
+
+
+MAIN, DEVICE, AUTO = "main", "device", "auto"  # the memory MPI is given: `system.mpi_memory`
+CUDA = 0  # MPIX_GPU_SUPPORT_CUDA of MPICH
+
+
+def cuda_aware() -> bool:
+    """Return what the library says of itself, as Open MPI and MPICH can; False where it says nothing."""
+    from mpi4py import MPI
+
+    library, supported = ctypes.CDLL(MPI.__file__), ctypes.c_int(0)
+    if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI
+        return bool(library.MPIX_Query_cuda_support())
+    if hasattr(library, "MPIX_GPU_query_support"):  # MPICH
+        failed = library.MPIX_GPU_query_support(CUDA, ctypes.byref(supported))
+        return not failed and bool(supported.value)
+    return False

@@ -1,15 +1,21 @@
-"""Collectives between one rank of each pair of nodes: does every link carry them, and how fast?"""
+"""Collectives between one rank of each pair of nodes: does every link carry them, and how fast?
+
+A limit for what all ranks do together, where nobody can say what comes of a link that is broken.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .deadline import within
+from .transport import Transport
 
 SMALL, LARGE = 1, 1 << 20  # float32 numbers: 4 bytes for the latency, 4 MiB for the bandwidth
 REPEATS = 5  # the least counts: other programs only ever add
@@ -81,3 +87,29 @@ def _link(transport: Any, ranks: tuple[int, int]) -> Link:
     group.Free()
     latency, carried = least[SMALL] / 3, 2 * 4 * (LARGE - SMALL)
     return Link(ranks, latency, carried / max(least[LARGE] - least[SMALL], 1e-9), right)
+
+
+OTHERS_S = 5.0  # rank 0 knows more, and speaks first
+
+
+@contextmanager
+def within(transport: Transport, seconds: float, what: str) -> Iterator[None]:
+    """End the job with a message unless the body ends in time: in a thread, for the body may be inside MPI.
+
+    Args:
+        what: the body, in words; rank 0 adds whom it waits for.
+    """
+
+    def end() -> None:
+        names = "; ".join(transport.awaited())
+        text = f"{what} did not end within {seconds:g} s" + (f": no word from {names}" if names else "")
+        print(f"mpifl: {text}", file=sys.stderr, flush=True)
+        transport.give_up(1)
+
+    timer = threading.Timer(seconds + (0.0 if transport.is_server else OTHERS_S), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -19,7 +19,8 @@ from mpifl.core.parameters import Part
 from mpifl.core.rng import Key
 from mpifl.core.types import Vector
 
-from .sgd import Learner, LocalConfig
+from .config import LocalConfig
+from .learner import Learner
 
 EVAL_BATCH = 256  # samples; fixed, so that an evaluation does not depend on where it runs
 

@@ -2,11 +2,10 @@
 
 from mpifl.core.devices import settle
 
+from .batched import Together, pick_stack, stackable, train_all
 from .client import LocalClient, public_clients
-from .pick import pick_stack
-from .sgd import Learner, LocalConfig
-from .stacked import stackable, train_all
-from .together import Together
+from .config import LocalConfig
+from .learner import Learner
 
 __all__ = [
     "Learner",

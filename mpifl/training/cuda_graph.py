@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Part
 
-from .update import Update
+from .config import LocalConfig
+from .optimizer import Update
 
 if TYPE_CHECKING:
-    from .sgd import Learner, LocalConfig
+    from .learner import Learner
 
 WARM_UP = 3  # steps before capture, as PyTorch asks for: libraries allocate and choose in them
 

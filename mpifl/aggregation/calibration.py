@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .choose import GATHER, REDUCE
-from .cost import BCAST, BLOCK, Costs, Given, Line, Measured, between, far_ranks
-from .exact import partial_sums
-from .transport import Transport
+from mpifl.comm.transport import Transport
+
+from .collective_choice import BCAST, BLOCK, GATHER, REDUCE, Costs, Given, Line, Measured, between, far_ranks
+from .exact_sum import partial_sums
 
 SMALL, LARGE = 1 << 10, 1 << 17  # int64 numbers of a block: 8 kB and 1 MB
 SHAPES = ((1, SMALL), (8, SMALL), (1, LARGE), (6, LARGE))  # (calls in a row, numbers in each)

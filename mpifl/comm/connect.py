@@ -1,0 +1,47 @@
+"""The transport of this process: over MPI where a launcher started it, alone otherwise."""
+
+from __future__ import annotations
+
+import os
+
+from mpifl.core.process import age
+
+from .monitoring import prepare
+from .mpi_startup import SIZES, check_size, starting
+from .transport import Single, Transport
+
+LAUNCHERS = (*SIZES, "PMI_RANK", "PMIX_RANK")
+
+
+def launched() -> bool:
+    """Return whether an MPI launcher started this process."""
+    return any(name in os.environ for name in LAUNCHERS)
+
+
+def connect(monitored: bool = False) -> Transport:
+    """Return the transport of this process: MPI when started by an MPI launcher, otherwise `Single`.
+
+    Args:
+        monitored: ask Open MPI to count what it sends; works only before MPI has started.
+
+    Raises:
+        UserError: a launcher started several processes that MPI does not bring together.
+    """
+    loaded = age()
+    transport = _connected(monitored)
+    transport.started = {"imports": round(loaded, 2), "mpi": round(age(), 2)}
+    return transport
+
+
+def _connected(monitored: bool) -> Transport:
+    if not launched():
+        check_size(1, os.environ)
+        return Single()
+    if monitored:
+        prepare()
+    with starting():
+        from .mpi import join
+
+        transport = join()
+    check_size(transport.size, os.environ)
+    return transport if transport.size > 1 else Single()
