@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
+
 from . import config as configuration
 from .config import Config
 from .core.errors import Stopped, UserError, require
-from .engine.checkpointing import SAVE, STOP, Checkpointer, FileSums
-from .engine.saved import Saved
 from .observe import checkpoint as disk
 from .observe.folder import write_json
 from .observe.identity import differences

@@ -22,22 +22,22 @@ import yaml
 
 from mpifl.aggregation.collective_choice import COSTS, ByBytes
 from mpifl.comm.mpi_startup import AUTO, DEVICE, MAIN
+from mpifl.runtime.client_errors import ABORT, DROP
+from mpifl.runtime.run_state import CheckpointConfig
+from mpifl.simulation.clock import CLOCKS, VirtualTime
+from mpifl.simulation.delays import DELAYS, Constant, Delay
+from mpifl.simulation.durations import Availability
+from mpifl.simulation.network import NETWORKS, Links, Network
+from mpifl.simulation.policies import POLICIES, ClientDecides, Synchronous
+from mpifl.simulation.upload_triggers import UPLOADS
+from mpifl.traffic.compression import COMPRESSIONS
+from mpifl.traffic.payload import Payload
 
 from .algorithms import CATALOGUE
 from .core.algorithm import Algorithm
 from .core.errors import UserError, nearest, require
 from .core.textfiles import MAX_DEPTH, check_name, yaml_file, yaml_of
 from .data import SCENARIOS, SOURCES, DataConfig
-from .engine.checkpointing import CheckpointConfig
-from .engine.client_errors import ABORT, DROP
-from .engine.clock import CLOCKS, VirtualTime
-from .engine.compression import COMPRESSIONS
-from .engine.delay import DELAYS, Constant, Delay
-from .engine.network import NETWORKS, Links, Network
-from .engine.pace import Availability
-from .engine.payload import Payload
-from .engine.policy import POLICIES, ClientDecides, Synchronous
-from .engine.uploads import UPLOADS
 from .models import MODELS
 from .training import LocalConfig
 

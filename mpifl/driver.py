@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.run_state import Checkpointer, Never
+from mpifl.runtime.server_step import Stepper
+from mpifl.runtime.synchronous import Record, Rounds
+from mpifl.simulation.clock import Clock, VirtualTime, WallTime
+from mpifl.simulation.delays import Constant
+from mpifl.simulation.durations import Availability, Pace, open_pace
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import Synchronous, open_clock
+from mpifl.simulation.sampling import Sampler
+
 from .config import Config
 from .core.errors import require
 from .core.federation import Federation
 from .core.rng import key
-from .engine.checkpointing import Checkpointer, Never
-from .engine.clock import Clock, VirtualTime, WallTime
-from .engine.delay import Constant
-from .engine.events import Events
-from .engine.network import Links
-from .engine.pace import Availability, Pace, open_pace
-from .engine.policy import Synchronous, open_clock
-from .engine.rounds import Record, Rounds
-from .engine.sampler import Sampler
-from .engine.step import Stepper
 from .observe.metrics import mixture_kl
 from .observe.recorder import Recorder
 from .training import pick_stack, stackable

@@ -14,13 +14,13 @@ import numpy as np
 
 from mpifl.aggregation.tables import read_rows
 from mpifl.core.devices import message_on, tensors_on
+from mpifl.simulation.durations import bytes_down, upload_bytes
+from mpifl.simulation.policies import Synchronous
+from mpifl.simulation.sampling import Sampler
+from mpifl.traffic.ledger import Ledger, count_numbers
 
 from .core.rng import key
 from .core.types import Message, Notes, Report, Server, Vector
-from .engine.ledger import Ledger, count_numbers
-from .engine.pace import bytes_down, upload_bytes
-from .engine.policy import Synchronous
-from .engine.sampler import Sampler
 from .training import LocalClient
 
 if TYPE_CHECKING:

@@ -21,6 +21,13 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm.mpi_startup import DEVICE, MAIN
 from mpifl.core.parameters import Layout, flatten
 from mpifl.core.process import age
+from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.client_errors import DROP
+from mpifl.runtime.server_step import Setting, Stepper
+from mpifl.runtime.synchronous import Record
+from mpifl.simulation.clock import Replay
+from mpifl.simulation.policies import Synchronous
+from mpifl.simulation.sampling import cohort_size, newcomers
 
 from . import config as configuration
 from .checkpoints import Checkpoints, aloud
@@ -33,13 +40,6 @@ from .core.types import World
 from .data import CacheMissing, PoolFederation, open_federation, open_public
 from .driver import begin, check_policy, engine, figures, stack_of
 from .driver import check as check_engine
-from .engine.client_errors import DROP
-from .engine.clock import Replay
-from .engine.events import Events
-from .engine.policy import Synchronous
-from .engine.rounds import Record
-from .engine.sampler import cohort_size, newcomers
-from .engine.step import Setting, Stepper
 from .finishing import finish
 from .kernels import bindings
 from .models import AUTOENCODERS

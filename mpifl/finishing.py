@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from mpifl.comm.mpi_startup import cuda_aware
+from mpifl.runtime.recovery import regroup
+from mpifl.runtime.server_step import Stepper
+from mpifl.traffic.ledger import Moved
 
 from . import config as configuration
 from .comm import RankLost
 from .core.types import Server
-from .engine.failures import regroup
-from .engine.ledger import Moved
-from .engine.step import Stepper
 from .expected import settled
 from .observe import folder as folders
 from .observe.recorder import Recorder, digest

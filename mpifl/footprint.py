@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from mpifl.core.process import peak_bytes
+from mpifl.traffic.ledger import count_numbers
 
 from .core.algorithm import Algorithm
 from .core.rng import key
 from .core.types import Report, Server
 from .data import PoolFederation
-from .engine.ledger import count_numbers
 from .observe.metrics import load
 
 if TYPE_CHECKING:

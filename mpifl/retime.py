@@ -14,14 +14,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from mpifl.simulation.durations import Pace, open_pace
+from mpifl.simulation.policies import Synchronous
+from mpifl.traffic.ledger import Moved
+
 from . import config as configuration
 from .config import Config
 from .core.errors import require
 from .core.rng import key
 from .driver import check_effects
-from .engine.ledger import Moved
-from .engine.pace import Pace, open_pace
-from .engine.policy import Synchronous
 from .observe import folder as folders
 from .observe.runs import Run, load
 

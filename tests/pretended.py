@@ -18,7 +18,7 @@ import worlds
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifl.core.devices import CPU
-from mpifl.engine import visits
+from mpifl.runtime import worker as visits
 from mpifl.training import Learner
 
 DEVICE = torch.device("meta")

@@ -10,8 +10,8 @@ from cases import OPTIONS
 from mpifl import expected
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
-from mpifl.engine.ledger import Ledger
-from mpifl.engine.payload import Payload
+from mpifl.traffic.ledger import Ledger
+from mpifl.traffic.payload import Payload
 
 pytestmark = pytest.mark.usefixtures("flat_plane")
 ROUNDS = 3

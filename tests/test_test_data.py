@@ -29,10 +29,9 @@ from mpifl.core.federation import ClientData, Split
 from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Notes, Report, Server, State, Vector
-from mpifl.engine.client_errors import ClientError
-from mpifl.engine.fits import check
-from mpifl.engine.policy import Barrier, Buffer, EveryArrival
-from mpifl.engine.visits import Worker
+from mpifl.runtime.client_errors import ClientError
+from mpifl.runtime.worker import Worker
+from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, check
 from mpifl.training import Learner, LocalClient
 
 MARK = 0.1234567  # the first pixel of a test image

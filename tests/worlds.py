@@ -30,12 +30,12 @@ from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Notes, Server, World
-from mpifl.engine.events import Events
-from mpifl.engine.policy import EveryArrival
-from mpifl.engine.rounds import Record, Rounds
-from mpifl.engine.sampler import Sampler
-from mpifl.engine.step import Stepper
 from mpifl.models import MODELS
+from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.server_step import Stepper
+from mpifl.runtime.synchronous import Record, Rounds
+from mpifl.simulation.policies import EveryArrival
+from mpifl.simulation.sampling import Sampler
 from mpifl.training import Learner, LocalConfig
 
 CLASSES, SHAPE = 3, (1, 4, 4)

@@ -24,7 +24,7 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line
     from mpifl import config as configuration
     from mpifl.core.rng import key
     from mpifl.data import open_federation
-    from mpifl.engine.sampler import Sampler, cohort_size
+    from mpifl.simulation.sampling import Sampler, cohort_size
 
     torch.set_num_threads(1)
     config = configuration.load(name)

@@ -16,9 +16,9 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Transport, connect
 from mpifl.core.process import keep_freed
 from mpifl.driver import engine
-from mpifl.engine.failures import obey, say
-from mpifl.engine.rounds import Rounds
 from mpifl.experiment import load_everywhere, prepare, stepper
+from mpifl.runtime.recovery import obey, say
+from mpifl.runtime.synchronous import Rounds
 
 from .line import Line
 from .usage import usage

@@ -25,7 +25,7 @@ from mpifl import config as configuration
 from mpifl.aggregation.collective_choice import REDUCE, between
 from mpifl.core.parameters import Layout
 from mpifl.data import open_federation, prepare
-from mpifl.engine.sampler import cohort_size
+from mpifl.simulation.sampling import cohort_size
 
 from .turns import Job, mpirun, scratch
 from .workloads import WORKLOADS

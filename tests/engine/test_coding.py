@@ -10,9 +10,9 @@ from torch.testing import assert_close
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.rng import key
 from mpifl.core.types import Report
-from mpifl.engine.coding import Coder, sizes
-from mpifl.engine.compression import TopK
-from mpifl.engine.payload import Payload
+from mpifl.traffic.codec import Coder, sizes
+from mpifl.traffic.compression import TopK
+from mpifl.traffic.payload import Payload
 
 HALF = TopK(0.5)  # one of two numbers: 4 bytes, and 4 for its place
 

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.engine.compression import QSGD, Int8, RandomK, TopK, Uncompressed
-from mpifl.engine.payload import Payload
+from mpifl.traffic.compression import QSGD, Int8, RandomK, TopK, Uncompressed
+from mpifl.traffic.payload import Payload
 
 D = 163
 

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.engine.delay import (
+from mpifl.simulation.delays import (
     DELAYS,
     Constant,
     Exponential,
@@ -20,7 +20,7 @@ from mpifl.engine.delay import (
     Tiers,
     Uniform,
 )
-from mpifl.engine.pace import Availability, Presence
+from mpifl.simulation.durations import Availability, Presence
 
 DRAWN = [Uniform(), Exponential(), ShiftedExponential(), LogNormal(), Tiers()]
 

@@ -19,7 +19,7 @@ from mpifl.core.federation import ClientData
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import Layout
 from mpifl.core.types import World
-from mpifl.engine.policy import Buffer
+from mpifl.simulation.policies import Buffer
 from mpifl.training import LocalClient
 
 

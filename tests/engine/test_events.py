@@ -23,15 +23,21 @@ from mpifl.core.errors import UserError
 from mpifl.core.mixing import Mixing, Plan, add, average, blend
 from mpifl.core.rng import key
 from mpifl.core.types import Notes
-from mpifl.engine.clock import Replay, WallTime
-from mpifl.engine.damping import damped
-from mpifl.engine.delay import Constant, Exponential, Tiers, Uniform
-from mpifl.engine.events import Events
-from mpifl.engine.flight import Flight
-from mpifl.engine.network import Links
-from mpifl.engine.pace import Availability
-from mpifl.engine.policy import Barrier, Buffer, ClientDecides, DrawnStaleness, EveryArrival, Synchronous
-from mpifl.engine.sampler import Sampler
+from mpifl.runtime.asynchronous import Events, damped
+from mpifl.simulation.clock import Replay, WallTime
+from mpifl.simulation.delays import Constant, Exponential, Tiers, Uniform
+from mpifl.simulation.durations import Availability
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import (
+    Barrier,
+    Buffer,
+    ClientDecides,
+    DrawnStaleness,
+    EveryArrival,
+    Synchronous,
+)
+from mpifl.simulation.sampling import Sampler
+from mpifl.simulation.visits import Flight
 
 CFL = {"warmup": 1, "eps1": 100.0, "eps2": 0.0}
 SLOW = Exponential(mean_s=2.0)

@@ -10,9 +10,9 @@ import worlds
 from numpy.testing import assert_array_equal
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.engine.ledger import Ledger, Moved, count_numbers
-from mpifl.engine.pace import bytes_down
-from mpifl.engine.payload import Payload
+from mpifl.simulation.durations import bytes_down
+from mpifl.traffic.ledger import Ledger, Moved, count_numbers
+from mpifl.traffic.payload import Payload
 
 N = 6
 BODY, HEAD = 16 * 8 + 8, 8 * 3 + 3  # the network of `worlds`: 16 pixels, 8 units, 3 classes

@@ -20,8 +20,8 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
 from mpifl.core.mixing import Mixing, Plan, add, average, blend, by_cluster, carry, in_turn, rows, shares
 from mpifl.core.types import Notes, Report, Server
-from mpifl.engine.payload import Payload
-from mpifl.engine.policy import Buffer, EveryArrival, Policy
+from mpifl.simulation.policies import Buffer, EveryArrival, Policy
+from mpifl.traffic.payload import Payload
 
 NEVER = EvaluationConfig(every=0)
 CHOICE: dict[str, Callable[..., Any]] = {}  # hook -> what it does in the test at hand

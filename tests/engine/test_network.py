@@ -10,9 +10,9 @@ from numpy.testing import assert_allclose
 
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.engine.delay import Constant
-from mpifl.engine.ledger import Moved
-from mpifl.engine.network import (
+from mpifl.simulation.delays import Constant
+from mpifl.simulation.durations import Availability, open_pace
+from mpifl.simulation.network import (
     NETWORKS,
     TIERS,
     Links,
@@ -23,7 +23,7 @@ from mpifl.engine.network import (
     WirelessFast,
     WirelessSlow,
 )
-from mpifl.engine.pace import Availability, open_pace
+from mpifl.traffic.ledger import Moved
 
 MODEL = 400  # bytes
 M = 20  # clients of a cohort

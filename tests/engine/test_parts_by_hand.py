@@ -18,15 +18,14 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, Plan, average
 from mpifl.core.rng import key
-from mpifl.engine.clock import DrawnClock, VirtualClock
-from mpifl.engine.delay import Constant, Uniform
-from mpifl.engine.flight import Visit
-from mpifl.engine.network import Links
-from mpifl.engine.pace import Availability, open_pace
-from mpifl.engine.policy import Barrier, Buffer, EveryArrival
-from mpifl.engine.taking import largest_weight, rows_read
-from mpifl.engine.tally import Tally
-from mpifl.engine.trace import Trace
+from mpifl.runtime.local_aggregator import largest_weight, rows_read
+from mpifl.simulation.clock import DrawnClock, VirtualClock
+from mpifl.simulation.delays import Constant, Uniform
+from mpifl.simulation.durations import Availability, open_pace
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import Barrier, Buffer, EveryArrival
+from mpifl.simulation.trace import Trace
+from mpifl.simulation.visits import Tally, Visit
 
 TABLE = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
 

@@ -11,7 +11,7 @@ from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
 from mpifl.config import Newcomers
 from mpifl.core.rng import key
-from mpifl.engine.sampler import Sampler, cohort_size, newcomers
+from mpifl.simulation.sampling import Sampler, cohort_size, newcomers
 
 
 @pytest.mark.parametrize(

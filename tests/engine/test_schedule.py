@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.engine.sampler import Sampler, cohort_size
-from mpifl.engine.schedule import Scheduler, balance
+from mpifl.runtime.scheduler import Scheduler, balance
+from mpifl.simulation.sampling import Sampler, cohort_size
 
 
 def test_ten_equal_clients_on_two_workers_are_five_and_five():

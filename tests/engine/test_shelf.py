@@ -9,8 +9,8 @@ from pretended import DEVICE, Pretended, there
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.devices import CPU, staged
-from mpifl.engine import shelf
-from mpifl.engine.shelf import Shelf
+from mpifl.runtime import worker as shelf
+from mpifl.runtime.worker import Shelf
 
 
 def test_rows_are_used_again_after_clear_and_not_before(monkeypatch):

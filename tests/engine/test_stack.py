@@ -12,8 +12,8 @@ from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
 from mpifl.config import SystemConfig
 from mpifl.core.errors import UserError
-from mpifl.engine.policy import EveryArrival
-from mpifl.engine.schedule import Scheduler
+from mpifl.runtime.scheduler import Scheduler
+from mpifl.simulation.policies import EveryArrival
 
 # plain, a direction, state, two trainings a visit, parts, a loss of its own, steps of one batch, a probe
 TOGETHER = ("fedavg", "fedprox", "scaffold", "ditto", "fedrep", "fedcuau", "fedem", "pfedme", "emdcfl", "cfl")

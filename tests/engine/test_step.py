@@ -18,8 +18,8 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import NotFinite
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
-from mpifl.engine.client_errors import ClientError
-from mpifl.engine.rounds import Rounds
+from mpifl.runtime.client_errors import ClientError
+from mpifl.runtime.synchronous import Rounds
 from mpifl.training import LocalClient
 
 

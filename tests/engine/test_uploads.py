@@ -15,12 +15,12 @@ from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.data.federation import Drifted
 from mpifl.data.scenario import Allotment, Draw
-from mpifl.engine.clock import WallTime
-from mpifl.engine.delay import Constant, Exponential, Measured
-from mpifl.engine.network import Links
-from mpifl.engine.pace import Availability
-from mpifl.engine.policy import ClientDecides, EveryArrival
-from mpifl.engine.uploads import Drift, OneEachStep, Rates, WhenDone
+from mpifl.simulation.clock import WallTime
+from mpifl.simulation.delays import Constant, Exponential, Measured
+from mpifl.simulation.durations import Availability
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import ClientDecides, EveryArrival
+from mpifl.simulation.upload_triggers import Drift, OneEachStep, Rates, WhenDone
 
 FEDASYNC = CATALOGUE["fedasync"]()
 

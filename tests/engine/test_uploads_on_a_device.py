@@ -19,11 +19,11 @@ from torch.testing import assert_close
 from mpifl.aggregation import mixer as mix
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.devices import CPU
-from mpifl.engine import shelf
-from mpifl.engine.compression import TopK
-from mpifl.engine.network import Links
-from mpifl.engine.payload import Payload
-from mpifl.engine.policy import Buffer
+from mpifl.runtime import worker as shelf
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import Buffer
+from mpifl.traffic.compression import TopK
+from mpifl.traffic.payload import Payload
 
 LOCAL = replace(worlds.LOCAL, steps=1)
 # a sum; control variates; components; parts of two tables; products, and rows that split; statistics whose

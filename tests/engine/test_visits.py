@@ -17,8 +17,8 @@ from mpifl.core.federation import Split
 from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, Report, Server, State
-from mpifl.engine.delay import Exponential
-from mpifl.engine.policy import Buffer, EveryArrival, Synchronous
+from mpifl.simulation.delays import Exponential
+from mpifl.simulation.policies import Buffer, EveryArrival, Synchronous
 
 STEPS, POLICIES = 7, (Synchronous(), EveryArrival(), Buffer(2))
 

@@ -15,11 +15,10 @@ from mpifl.config import EvaluationConfig
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import Stopped
 from mpifl.core.federation import Federation
-from mpifl.engine.checkpointing import SAVE, STOP, Checkpointer, FileSums
-from mpifl.engine.events import Events
-from mpifl.engine.policy import EveryArrival, Synchronous
-from mpifl.engine.saved import Saved
 from mpifl.observe import checkpoint
+from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
+from mpifl.simulation.policies import EveryArrival, Synchronous
 
 RUN = "a1b2"  # identity
 

@@ -20,8 +20,8 @@ from mpifl import cli, experiment, finishing
 from mpifl.aggregation import client_store as store
 from mpifl.comm.mpi_startup import starting
 from mpifl.data import prepared_cache as cache
-from mpifl.engine.visits import Worker
 from mpifl.observe import checkpoint, folder, recorder
+from mpifl.runtime.worker import Worker
 
 SERVER_MOMENTS = {  # where rank 0 comes by: (owner, name) of the calls
     "data": [(cache, "save"), (cache, "_publish"), (experiment, "open_federation")],

@@ -12,9 +12,9 @@ import worlds
 from faults import halted
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.engine.delay import Exponential
-from mpifl.engine.policy import Buffer
 from mpifl.observe import checkpoint
+from mpifl.simulation.delays import Exponential
+from mpifl.simulation.policies import Buffer
 
 CASES = 80
 

@@ -13,10 +13,10 @@ from runs import CONFIG, assert_same_run
 
 from mpifl import checkpoints, cli
 from mpifl import config as configuration
-from mpifl.engine.checkpointing import SAVE, STOP, CheckpointConfig
-from mpifl.engine.visits import Worker
 from mpifl.observe import checkpoint
 from mpifl.observe.signals import Signals
+from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig
+from mpifl.runtime.worker import Worker
 from mpifl.training.client import LocalClient
 
 JUDGED = ["--rounds", "5", "--participation", "0.5", "--evaluation.every", "2", "--evaluation.first", "true"]

@@ -11,11 +11,11 @@ from cases import CASES, named
 from faults import halted
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.engine.clock import Replay, WallTime
-from mpifl.engine.delay import Exponential
-from mpifl.engine.network import Links
-from mpifl.engine.pace import Availability
-from mpifl.engine.policy import Barrier, Buffer, ClientDecides, DrawnStaleness, EveryArrival
+from mpifl.simulation.clock import Replay, WallTime
+from mpifl.simulation.delays import Exponential
+from mpifl.simulation.durations import Availability
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import Barrier, Buffer, ClientDecides, DrawnStaleness, EveryArrival
 
 SLOW = Exponential(mean_s=2.0)
 

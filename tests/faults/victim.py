@@ -17,7 +17,7 @@ from typing import Any
 from mpifl import cli, experiment
 from mpifl.comm import connect
 from mpifl.comm.mpi_startup import starting
-from mpifl.engine.visits import Worker
+from mpifl.runtime.worker import Worker
 
 ELSEWHERE = {"train": (Worker, "_train"), "open_federation": (experiment, "open_federation")}
 

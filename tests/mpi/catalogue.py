@@ -24,9 +24,9 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms import CATALOGUE, flt
 from mpifl.comm import Transport, connect
 from mpifl.config import EvaluationConfig
-from mpifl.engine.policy import EveryArrival
-from mpifl.engine.rounds import Record
 from mpifl.observe.recorder import digest
+from mpifl.runtime.synchronous import Record
+from mpifl.simulation.policies import EveryArrival
 
 
 def digest_of(

@@ -9,10 +9,10 @@ import pytest
 from runs import CONFIG
 
 from mpifl import checkpoints, cli, experiment
-from mpifl.engine.checkpointing import STOP
 from mpifl.kernels import bindings
 from mpifl.observe import identity as identities
 from mpifl.observe.identity import differences, identity, machine, unlike
+from mpifl.runtime.run_state import STOP
 
 ONE = {"processor": "fast", "loops_in_c": "1a2b", "torch": "2"}
 

@@ -2,41 +2,48 @@
 
 Shares the server's step with the synchronous engine: what a method decides from notes becomes mixings, which
 rank 0 applies to the uploads it was sent.
+
+The state of an asynchronous run: what the engine remembers, and the visits under way.
+
+Of a visit under way, what it read is kept; it is made again.
+
+How far a step goes: methods that replace rows by what has just arrived, made gentle.
+
+Under a policy that steps at every arrival, FedAvg's average is an average of one: the last upload would be
+the model. Damped by a, a step M becomes (1 - a) old + a M: FedAvg becomes FedAsync, clustered averaging its
+asynchronous form. What is added up beside the models (SCAFFOLD's control variates) stays whole.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from mpifl.comm import Lasting, RankLost, Task, open_pool, serve
 from mpifl.core.errors import require
+from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.rng import Key
 from mpifl.core.timing import now
-from mpifl.core.types import Message, Server
+from mpifl.core.types import Message, Reads, Server
+from mpifl.simulation.clock import Clock
+from mpifl.simulation.durations import bytes_down, bytes_up
+from mpifl.simulation.policies import Policy, check
+from mpifl.simulation.sampling import Sampler
+from mpifl.simulation.visits import Flight, Tally, Visit
 
-from .checkpointing import SAVE, STOP, Checkpointer, Never, needs_workers, save
 from .client_errors import Dropped
-from .clock import Clock
-from .damping import damped
-from .event_state import events_state, take_events, take_visits
-from .failures import LAST, regroup
-from .fits import check
-from .flight import Flight, Visit
-from .pace import bytes_down, bytes_up
-from .policy import Policy
-from .rounds import Record
-from .sampler import Sampler
-from .saved import Saved
-from .step import Stepper
-from .taking import Taker, largest_weight, rows_read
-from .tally import Tally
-from .visits import Light, Order
+from .local_aggregator import Taker, largest_weight, rows_read
+from .recovery import LAST, regroup
+from .run_state import SAVE, STOP, Checkpointer, Never, Saved, needs_workers, save, take_stepper
+from .server_step import Stepper
+from .synchronous import Record
+from .worker import Light, Order
 
 Row = dict[str, Any]  # of events.csv
 
@@ -356,3 +363,113 @@ class Events:
         for rank, phases in enumerate(timing or ()):
             self.served[rank] += phases.get("idle", 0.0), phases.get("served", 0.0)
         return scores, timing
+
+
+if TYPE_CHECKING:
+    pass
+
+
+def events_state(events: Events, server: Server, pool: Lasting) -> Saved:
+    """Return what the engine adds to a checkpoint; between two steps, no upload waiting."""
+    assert not events.rows, "arrivals are told of at each step"
+    saved = Saved(server.version)
+    older = [s for version, s in sorted(events.servers.items()) if version != server.version]
+    for i, s in enumerate(older):
+        saved.put_server(f"older/{i}", s, s.tables)
+    tally = {**vars(events.tally), "lags": sorted(events.tally.lags.items())}
+    saved.values |= {
+        "older": len(older),
+        "number": events.number,
+        "clock": events.clock.state(),
+        "tally": tally,
+        "metrics": [[k, dict(m)] for k, m in events.metrics.items()],
+        "seconds": (now() - events.start).tolist(),
+        "judging": events.judging.tolist(),
+    }
+    _put_visits(saved, events, pool)
+    return saved
+
+
+def take_events(saved: Saved, events: Events) -> Server:
+    """Give the engine back what it remembered; visits are given out later, by `take_visits`."""
+    take_stepper(saved, events.stepper)
+    server, values = saved.take_server("server"), saved.values
+    older = [saved.take_server(f"older/{i}") for i in range(values["older"])]
+    events.servers = {s.version: s for s in (*older, server)}
+    events.number = values["number"]
+    events.tally.__dict__.update(values["tally"])
+    events.tally.lags = Counter({lag: n for lag, n in values["tally"]["lags"]})
+    events.metrics = {k: m for k, m in values["metrics"]}
+    return server
+
+
+def _put_visits(saved: Saved, events: Events, pool: Lasting) -> None:
+    names: dict[tuple[Any, ...], str] = {}  # rows that several visits read are kept once
+    visits = []
+    for visit in sorted(events.clock.visits, key=lambda v: v.number):
+        order, step, version = pool.tasks[visit.number].header
+        rows = {}
+        for name, tensor in pool.tasks[visit.number].vectors.items():
+            which = (tensor.data_ptr(), *tensor.shape)
+            rows[name] = names.setdefault(which, f"read/{len(names)}")
+            saved.tensors[rows[name]] = tensor
+        reads: dict[str, Any] = {}
+        for name, numbers in order.reads.items():
+            reads[name] = numbers
+            if isinstance(numbers, np.ndarray):
+                reads[name] = f"mixture/{visit.number}/{name}"
+                saved.arrays[reads[name]] = numbers
+        visits.append(
+            {"visit": asdict(visit), "step": step, "version": version, "reads": reads, "rows": rows}
+        )
+    saved.values["visits"] = visits
+
+
+def take_visits(saved: Saved, events: Events, pool: Lasting) -> None:
+    """Give the visits under way out again, and set the clock."""
+    visits = [Visit(**v["visit"]) for v in saved.values["visits"]]
+    events.clock.restore(saved.values["clock"], visits)
+    events.busy = {visit.client for visit in visits}
+    for visit, about in zip(visits, saved.values["visits"], strict=True):
+        order = Order(0, visit.client, visit.visit, _reads(saved, about["reads"]))
+        vectors = {name: saved.tensors[which] for name, which in about["rows"].items()}
+        header = (order, about["step"], about["version"])
+        ranks = tuple(events.stepper.scheduler.candidates(visit.client))
+        pool.submit(Task(visit.number, visit.due, header, vectors, ranks))
+    events.start = now() - np.array(saved.values["seconds"])
+    events.judging = np.array(saved.values["judging"])
+
+
+def _reads(saved: Saved, about: Mapping[str, Any]) -> Reads:
+    return {
+        name: saved.arrays[which] if isinstance(which, str) else tuple(which) for name, which in about.items()
+    }
+
+
+def damped(plan: Plan, rates: np.ndarray) -> Plan:
+    """Return a plan whose mixings go only part of the way.
+
+    Args:
+        rates: a_j [m], how far the step goes for upload j. In each row, uploads share its weight in
+            proportion to a_j, and the row goes a = sum_j w_j a_j / sum_j w_j of the way.
+    """
+    if (rates == 1).all():
+        return plan
+    return replace(plan, mixings=[_damped(m, rates) for m in plan.mixings])
+
+
+def _damped(mixing: Mixing, rates: np.ndarray) -> Mixing:
+    if mixing.into != "model" and mixing.keep is not None and (mixing.keep == 1).all():
+        return mixing
+    each = np.repeat(rates, mixing.weights.shape[1] // len(rates))  # of all components of an upload
+    size = np.abs(mixing.weights)
+    total = size.sum(1)
+    # [K]; what a row takes from other rows only is no upload's doing: all the way
+    a = np.where(total > 0, size @ each / np.where(total > 0, total, 1.0), 1.0)
+    if mixing.keep is not None and mixing.keep.ndim == 2:
+        if mixing.keep.shape[0] != mixing.keep.shape[1]:
+            return mixing  # the number of rows changes: there is no old row to stay near
+        keep = a[:, None] * mixing.keep + np.diag(1 - a)
+    else:
+        keep = 1 - a + a * (0.0 if mixing.keep is None else mixing.keep)
+    return replace(mixing, weights=mixing.weights * each, keep=keep)

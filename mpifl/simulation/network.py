@@ -12,7 +12,7 @@ from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
-from .delay import Delay, ShiftedExponential
+from .delays import Delay, ShiftedExponential
 
 MEGABIT = 125_000  # bytes
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.types import Server
+from mpifl.simulation.durations import Pace
+from mpifl.simulation.sampling import Sampler
 
-from .checkpointing import SAVE, STOP, Checkpointer, Never, save
-from .failures import obey, say
-from .pace import Pace
-from .sampler import Sampler
-from .saved import Saved, take_stepper
-from .step import Stepper
+from .recovery import obey, say
+from .run_state import SAVE, STOP, Checkpointer, Never, Saved, save, take_stepper
+from .server_step import Stepper
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from mpifl.comm.liveness import patiently
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
-from .flight import Flight, Start, Visit
-from .pace import Pace
+from .durations import Pace
 from .trace import Trace
+from .visits import Flight, Start, Visit
 
 
 @dataclass(frozen=True)

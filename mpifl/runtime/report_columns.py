@@ -8,7 +8,7 @@ import numpy as np
 
 from mpifl.core.errors import MethodError
 
-from .visits import Light
+from .worker import Light
 
 
 def stacked_notes(lights: Sequence[Light], where: str = "notes") -> dict[str, np.ndarray]:

@@ -14,10 +14,10 @@ from mpifl.comm import Single
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.types import Notes, Server
+from mpifl.simulation.policies import Policy
 
 from .hooks import deciding
-from .policy import Policy
-from .step import Stepper
+from .server_step import Stepper
 
 Uploads = Mapping[str, list[torch.Tensor]]
 

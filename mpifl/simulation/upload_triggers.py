@@ -21,8 +21,8 @@ from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
 from .clock import Clock, DrawnClock, VirtualClock, WallClock
-from .delay import MOST_SIGMA, Delay
-from .pace import Pace
+from .delays import MOST_SIGMA, Delay
+from .durations import Pace
 
 Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data it meets then
 

@@ -1,10 +1,18 @@
 """The worker's side of a step: run visits, look at peers, judge models; keep what is heavy, hand on what is
 light.
+
+Rows for the uploads of a round, allocated once and used again in the next.
+
+Large tensors that are kept between others that come and go keep the C library from joining what was freed: a
+worker's memory grew by half as much again as its uploads, and new memory costs more than the copy.
+
+Clients that another one looks at in a probe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -17,16 +25,18 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.exact_sum import peak
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.client import Client
+from mpifl.core.client import Client, Peer
 from mpifl.core.devices import CPU, message_on, report_home, room, staged, state_on, tensors_on
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
+from mpifl.traffic.codec import Coder
+from mpifl.traffic.ledger import count_numbers
+from mpifl.traffic.payload import Payload
 from mpifl.training import Learner, LocalClient, LocalConfig, Together, public_clients, train_all
 
 from .client_errors import Dropped, attempt
-from .coding import Coder
 from .hooks import (
     calling,
     check_look,
@@ -39,10 +49,6 @@ from .hooks import (
     checked_visit,
     hook_name,
 )
-from .ledger import count_numbers
-from .payload import Payload
-from .peers import CountedPeer
-from .shelf import Shelf
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
 
@@ -431,3 +437,79 @@ class Worker:
 def _place(order: Order) -> str:
     """Return whose visit it is, in words."""
     return f"client {order.client}, visit {order.visit}"
+
+
+LEAST = 1 << 20  # bytes of a round's uploads from which on a copy is worth it
+CHUNK = 1 << 22  # numbers that are allocated at a time
+
+
+class Shelf:
+    """Holds uploads from one run of visits to the next."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[torch.Tensor]] = {}  # width -> rows
+        self._taken: Counter[int] = Counter()
+        self._room = 0  # bytes that may still stay on a device
+
+    def clear(self, room: int = 0) -> None:
+        """Make room: nobody reads the last run's uploads any more.
+
+        Args:
+            room: bytes of uploads that may stay on their device; the others come to main memory.
+        """
+        self._taken.clear()
+        self._room = room
+
+    def put(self, vector: torch.Tensor, visits: int) -> list[torch.Tensor]:
+        """Return a client's upload [d] or [C, d] as rows in this rank's memory that last until `clear`.
+
+        Args:
+            visits: of the run; the others bring as much.
+        """
+        rows = vector.reshape(-1, vector.shape[-1])
+        size = rows.numel() * rows.element_size()
+        if rows.device != CPU and size <= self._room:
+            self._room -= size
+            return list(rows)
+        rows = staged(rows)
+        if visits * size < LEAST:
+            return list(rows)
+        return [self._next(rows.shape[1]).copy_(row) for row in rows]
+
+    def _next(self, width: int) -> torch.Tensor:
+        rows, number = self._rows.setdefault(width, []), self._taken[width]
+        if number == len(rows):
+            rows += torch.empty(max(1, CHUNK // width), width).unbind()
+        self._taken[width] += 1
+        return rows[number]
+
+
+class CountedPeer(Peer):
+    """A peer whose data are at hand; counts what a real exchange through the server would send."""
+
+    def __init__(
+        self,
+        me: int,
+        them: LocalClient,
+        traffic: dict[tuple[str, str, int], tuple[int, int]],
+        payload: Payload,
+    ) -> None:
+        self.id, self._me, self._them, self._traffic, self._payload = them.id, me, them, traffic, payload
+
+    def _count(self, kind: str, direction: str, client: int, tensor: torch.Tensor) -> None:
+        numbers, messages = self._traffic.get((kind, direction, client), (0, 0))
+        self._traffic[kind, direction, client] = (numbers + tensor.numel(), messages + 1)
+
+    def tell(self, payload: torch.Tensor) -> None:
+        """Count an upload of the asking client."""
+        self._count("embedding", "up", self._me, payload)
+
+    def ask(
+        self, payload: torch.Tensor, answer: Callable[[Client, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Count the payload up and down and the answer up."""
+        self._count("extractor", "up", self._me, payload)
+        self._count("extractor", "down", self.id, payload)
+        out = answer(self._them, self._payload.rounded(payload))
+        self._count("embedding", "up", self.id, out)
+        return self._payload.rounded(out)

@@ -17,14 +17,14 @@ from mpifl.core.devices import message_on
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Reads, Report, Server
+from mpifl.runtime.worker import Worker
+from mpifl.traffic.codec import sizes
+from mpifl.traffic.ledger import Moved, count_numbers
+from mpifl.traffic.payload import Payload
 from mpifl.training import LocalClient
 
-from .coding import sizes
-from .delay import Delay
-from .ledger import Moved, count_numbers
+from .delays import Delay
 from .network import Network, Rates
-from .payload import Payload
-from .visits import Worker
 
 LEAST_S, MOST_S = 1e-3, 1e9  # mean seconds of a phase
 MOST_PHASES = 10_000  # during a visit, in the mean

@@ -13,7 +13,7 @@ from typing import Any
 from mpifl.core.errors import UserError, require
 from mpifl.core.textfiles import csv_file
 
-from .flight import Start
+from .visits import Start
 
 COLUMNS = ("time", "client", "visit", "start", "read_version")
 

@@ -19,7 +19,7 @@ from mpifl.core.types import Notes, Server
 from .hooks import check_clients, check_tables, deciding
 
 if TYPE_CHECKING:
-    from .step import Stepper
+    from .server_step import Stepper
 
 Uploads = Mapping[str, list[torch.Tensor]]
 

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from mpifl.comm import RankLost
 
-from .step import Stepper
+from .server_step import Stepper
 
 Act = Callable[[str], None]
 LOG = logging.getLogger("mpifl.failures")

@@ -24,16 +24,16 @@ from mpifl.core.mixing import Plan
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Notes, Reads, Server, World
+from mpifl.traffic.ledger import Ledger, count_numbers
+from mpifl.traffic.payload import Payload
 from mpifl.training import Learner, LocalConfig
 
 from .client_errors import ClientError, Dropped
+from .fingerprints import Prints
 from .hooks import Shapes, check_needs, check_plan, check_reads, check_server, deciding, hook_name, unwrapped
-from .ledger import Ledger, count_numbers
-from .lights import mean_metrics, stacked_notes
-from .payload import Payload
-from .prints import Prints
-from .schedule import Scheduler
-from .visits import Light, Order, Orders, Worker
+from .report_columns import mean_metrics, stacked_notes
+from .scheduler import Scheduler
+from .worker import Light, Order, Orders, Worker
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Rounds: who visits when, where the work goes, what it costs."""

@@ -1,0 +1,1 @@
+"""The engines: one server step, rounds, asynchronous visits, recovery."""

@@ -1,0 +1,1 @@
+"""When things happen: clocks, delays, networks, policies and sampling."""

@@ -1,0 +1,1 @@
+"""What a real federation would send: sizes, compression and the ledger."""
