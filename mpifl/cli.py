@@ -21,7 +21,7 @@ from .core.errors import CodeFailed, Stopped, UserError, nearest, require
 from .core.files import is_full
 
 if TYPE_CHECKING:
-    from .config import Config
+    from mpifl.experiment.config import Config
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: try again
 
@@ -51,8 +51,8 @@ BINDING = {"bind-report": "print host, device, CPU mask and threads of every ran
 @command("CONFIG", **BINDING)
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration; options are --key.path value. --resume goes on with that output.id, if begun."""
-    from .experiment import load_everywhere, on_server
-    from .experiment import run as run_experiment
+    from mpifl.experiment.build import load_everywhere, on_server
+    from mpifl.experiment.build import run as run_experiment
 
     again = "--resume" in args.options
     args.options = [word for word in args.options if word != "--resume"]
@@ -81,9 +81,9 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Go on with a run from its last checkpoint, at any number of ranks; options are --key.path value. A
     study's folder: run what is left of it.
     """
-    from .experiment import load_everywhere, on_server
-    from .experiment import run as run_experiment
-    from .study import STUDY, go_on
+    from mpifl.experiment.build import load_everywhere, on_server
+    from mpifl.experiment.build import run as run_experiment
+    from mpifl.experiment.sweep import STUDY, go_on
 
     folder = Path(args.RUN)
     if on_server(transport, (folder / STUDY).is_file):
@@ -120,7 +120,7 @@ def is_complete(folder: Path) -> bool:
 @command("CONFIG")
 def study(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration for every combination of what its `vary` names; write a table and a figure."""
-    from .study import study as run_study
+    from mpifl.experiment.sweep import study as run_study
 
     run_study(args.CONFIG, args.options, transport, args.quiet)
 
@@ -128,7 +128,7 @@ def study(transport: Transport, args: argparse.Namespace) -> None:
 @command("")
 def sweep(transport: Transport, args: argparse.Namespace) -> None:
     """Measure what messages and collectives cost over these ranks, and how well that foretells a round."""
-    from .sweeping import sweep as measure
+    from mpifl.tools.collective_calibration import sweep as measure
 
     none_left(args)
     text = measure(transport)
@@ -139,8 +139,8 @@ def sweep(transport: Transport, args: argparse.Namespace) -> None:
 @command("RUN")
 def retime(transport: Transport, args: argparse.Namespace) -> None:
     """Work out a finished run's times under another network: --network.name wired. Trains nothing."""
-    from .experiment import on_server
-    from .retime import retime as retime_run
+    from mpifl.experiment.build import on_server
+    from mpifl.experiment.retime import retime as retime_run
 
     folder = on_server(transport, lambda: retime_run(args.RUN, args.options))
     if transport.is_server and not args.quiet:
@@ -154,8 +154,8 @@ def retime(transport: Transport, args: argparse.Namespace) -> None:
 )
 def report(transport: Transport, args: argparse.Namespace) -> None:
     """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
-    from .experiment import on_server
-    from .observe.report import report as write_report
+    from mpifl.experiment.build import on_server
+    from mpifl.results.report import report as write_report
 
     none_left(args)
     page = on_server(transport, lambda: write_report(args.RUN, args.out, _target(args)))
@@ -166,9 +166,9 @@ def report(transport: Transport, args: argparse.Namespace) -> None:
 @command("RUN...", csv="CSV file to write", latex="LaTeX file to write", target="see `mpifl report`")
 def compare(transport: Transport, args: argparse.Namespace) -> None:
     """Print a table of final figures of several runs."""
-    from .observe.folder import write_csv
-    from .observe.report import as_latex, as_text, warnings
-    from .observe.report import compare as compare_runs
+    from mpifl.results.report import as_latex, as_text, warnings
+    from mpifl.results.report import compare as compare_runs
+    from mpifl.results.run_folder import write_csv
 
     none_left(args)
     rows, target = compare_runs(args.RUN, _target(args))
@@ -214,8 +214,8 @@ def _target(args: argparse.Namespace) -> float | None:
 )
 def doctor(transport: Transport, args: argparse.Namespace) -> None:
     """Check this job before an expensive run: MPI, cores, GPUs, versions, clocks, speed, data, disk."""
-    from .doctor import doctor as examine
-    from .witness import witness
+    from mpifl.tools.doctor import doctor as examine
+    from mpifl.tools.mpi_traffic_check import witness
 
     def say(text: str) -> None:
         print(text, flush=True)
@@ -230,8 +230,8 @@ def doctor(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG")
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Say what a run would do, without training: sizes, collectives, memory, bytes per round."""
-    from .experiment import load_everywhere
-    from .planning import describe
+    from mpifl.experiment.build import load_everywhere
+    from mpifl.experiment.plan import describe
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     text = describe(config, transport)
@@ -242,8 +242,9 @@ def plan(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG")
 def prepare(transport: Transport, args: argparse.Namespace) -> None:
     """Fetch what a configuration reads, where there is a network, and prepare its cache."""
+    from mpifl.experiment.build import load_everywhere, on_server
+
     from .data import prepare as prepare_data
-    from .experiment import load_everywhere, on_server
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     on_server(
@@ -254,8 +255,8 @@ def prepare(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG", sheet="PNG file to write (default: <name>-data.png in the current folder)")
 def data(transport: Transport, args: argparse.Namespace) -> None:
     """Look at a configuration's clients: prints a table, writes a sheet of sample images and counts."""
-    from .experiment import load_everywhere, on_server
-    from .looking import look
+    from mpifl.experiment.build import load_everywhere, on_server
+    from mpifl.experiment.data_preview import look
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     sheet = Path(args.sheet or f"{config.name}-data.png")
@@ -297,8 +298,9 @@ def show(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG")
 def cite(transport: Transport, args: argparse.Namespace) -> None:
     """Print the BibTeX of what a configuration uses."""
+    from mpifl.experiment.build import load_everywhere
+
     from .algorithms import citation
-    from .experiment import load_everywhere
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     if transport.is_server:
@@ -315,7 +317,7 @@ def bench(transport: Transport, args: argparse.Namespace) -> None:
     """Measure workloads W1 to W6 (default: all) on this machine, each beside a plain PyTorch loop;
     `population`: a million registered clients; `scaling W1`: one workload on 1 to n workers.
     """
-    from .bench.compare import main as measure
+    from mpifl.benchmarks.compare import main as measure
 
     require(transport.size == 1, "bench", transport.size, "starts mpirun itself: start it without one")
     measure(args.WORKLOAD, args.options, args.ranks, args.turns, args.json)

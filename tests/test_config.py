@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mpifl import config
 from mpifl.algorithms import CATALOGUE
-from mpifl.config import Config, Seeds, build, dump, load, merged, overrides
 from mpifl.core.errors import UserError
+from mpifl.experiment import config
+from mpifl.experiment.config import Config, Seeds, build, dump, load, merged, overrides
 from mpifl.models import MODELS
 from mpifl.training import LocalConfig
 

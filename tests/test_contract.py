@@ -12,8 +12,8 @@ import worlds
 from cases import CASES, named
 from numpy.testing import assert_allclose
 
-from mpifl import config
 from mpifl.algorithms import CATALOGUE, citation
+from mpifl.experiment import config
 
 
 def three_steps(name: str, options: dict[str, object], folder: Path, participation: float) -> worlds.Run:

@@ -7,9 +7,9 @@ from itertools import combinations
 import pytest
 import worlds
 
-from mpifl import doctor
 from mpifl.comm import Single
 from mpifl.comm.link_test import Link, turns
+from mpifl.tools import doctor
 
 
 def place(**changes):
@@ -87,7 +87,8 @@ def test_three_ranks_are_examined(mpirun, tmp_path):
 
 STANDS_STILL = """
 import os, signal, sys
-from mpifl import cli, doctor
+from mpifl import cli
+from mpifl.tools import doctor
 from mpifl.comm import pairs
 from mpifl.comm.mpi import Mpi
 doctor.LIMIT_S = 2.0

@@ -7,9 +7,9 @@ import pytest
 import worlds
 from cases import OPTIONS
 
-from mpifl import expected
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
+from mpifl.experiment import traffic_forecast as expected
 from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
-from mpifl.config import EvaluationConfig, Seeds, SystemConfig
 from mpifl.core.errors import UserError
-from mpifl.driver import judged_clients
-from mpifl.experiment import initial_vectors
+from mpifl.experiment.build import initial_vectors
+from mpifl.experiment.config import EvaluationConfig, Seeds, SystemConfig
+from mpifl.experiment.engines import judged_clients
 from mpifl.models import MODELS
 
 

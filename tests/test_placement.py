@@ -9,11 +9,12 @@ import torch
 import worlds
 from runs import CONFIG
 
-from mpifl import experiment, placement
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
-from mpifl.config import SystemConfig
 from mpifl.core.errors import UserError
+from mpifl.experiment import build as experiment
+from mpifl.experiment import placement
+from mpifl.experiment.config import SystemConfig
 
 
 def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2b"):

@@ -9,7 +9,7 @@ import pytest
 
 from mpifl import cli
 from mpifl.core.errors import UserError
-from mpifl.retime import retime
+from mpifl.experiment.retime import retime
 
 TINY = Path(__file__).parent / "configs" / "tiny.yaml"
 UCFL = ["--algorithm", "{name: ucfl, streams: 3}", "--participation", "0.5", "--evaluation.every", "1"]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from mpifl import experiment
 from mpifl.cli import main
 from mpifl.comm import Single
-from mpifl.config import load
 from mpifl.core.errors import Stopped, UserError
-from mpifl.observe.curves import Curve
-from mpifl.study import cases, over_seeds, study, table
+from mpifl.experiment import build as experiment
+from mpifl.experiment.config import load
+from mpifl.experiment.sweep import cases, over_seeds, study, table
+from mpifl.results.study_figure import Curve
 
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
@@ -82,7 +82,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, ca
             raise Stopped(0, "here")
         return real(*args)
 
-    monkeypatch.setattr("mpifl.study.run", stopped)
+    monkeypatch.setattr("mpifl.experiment.sweep.run", stopped)
     with pytest.raises(Stopped):
         study(TINY, [*options, "--output.id", "x"], Single(), quiet=True)
     folder = tmp_path / "tiny-x"

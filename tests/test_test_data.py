@@ -21,7 +21,6 @@ from cases import CASES, named
 from numpy.testing import assert_allclose
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.config import EvaluationConfig
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client
 from mpifl.core.errors import UserError
@@ -29,6 +28,7 @@ from mpifl.core.federation import ClientData, Split
 from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Notes, Report, Server, State, Vector
+from mpifl.experiment.config import EvaluationConfig
 from mpifl.runtime.client_errors import ClientError
 from mpifl.runtime.worker import Worker
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, check

@@ -7,7 +7,7 @@ import worlds
 
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
-from mpifl.witness import measure, reconciled, table
+from mpifl.tools.mpi_traffic_check import measure, reconciled, table
 
 
 def row(rank: int, call: str, size: int) -> dict[str, str]:

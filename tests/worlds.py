@@ -19,10 +19,8 @@ import torch
 from torch.testing import assert_close
 
 import mpifl
-from mpifl import driver, experiment
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Single, Transport
-from mpifl.config import Config, EvaluationConfig, Seeds
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client, Peer
 from mpifl.core.federation import ClientData, Federation, Split
@@ -30,6 +28,9 @@ from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Notes, Server, World
+from mpifl.experiment import build as experiment
+from mpifl.experiment import engines as driver
+from mpifl.experiment.config import Config, EvaluationConfig, Seeds
 from mpifl.models import MODELS
 from mpifl.runtime.asynchronous import Events
 from mpifl.runtime.server_step import Stepper

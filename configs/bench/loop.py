@@ -13,17 +13,17 @@ import sys
 from time import perf_counter
 from typing import Any
 
-from mpifl.bench.line import Line
-from mpifl.bench.usage import usage
+from mpifl.benchmarks.job import usage
+from mpifl.benchmarks.turns import Line
 
 
 def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line | None) -> None:
     """Train a share of every cohort; process 0 hears when to begin and says how long it took."""
     import torch
 
-    from mpifl import config as configuration
     from mpifl.core.rng import key
     from mpifl.data import open_federation
+    from mpifl.experiment import config as configuration
     from mpifl.simulation.sampling import Sampler, cohort_size
 
     torch.set_num_threads(1)

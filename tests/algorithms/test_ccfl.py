@@ -15,11 +15,11 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from torch.testing import assert_close
 
-from mpifl import driver
 from mpifl.algorithms.ccfl import CCFL
 from mpifl.algorithms.fedsoft_async import FedSoftAsync
 from mpifl.core.parameters import Layout
 from mpifl.core.types import World
+from mpifl.experiment import engines as driver
 
 
 def owned(target: float, num_samples: int) -> byhand.Quadratic:

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.observe.recorder import metrics_row
+from mpifl.results.recorder import metrics_row
 
 EVEN = torch.tensor([0.5, 0.5])
 ROWS = [[0.0], [5.0], [9.0]]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import mpi_environment
 
-from mpifl.bench import compare
-from mpifl.bench import job as one
-from mpifl.bench.workloads import WORKLOADS, Workload
+from mpifl.benchmarks import compare
+from mpifl.benchmarks import job as one
+from mpifl.benchmarks.workloads import WORKLOADS, Workload
 from mpifl.comm import Single
-from mpifl.config import load
 from mpifl.core.errors import UserError
+from mpifl.experiment.config import load
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 
@@ -81,7 +81,7 @@ def test_a_small_workload_is_measured_from_beginning_to_end(monkeypatch, tmp_pat
 
 def test_a_job_that_dies_between_its_turns_is_told_of_and_ends(tmp_path):
     script = (
-        "import os, sys; from mpifl.bench.line import Line; line = Line.to(sys.argv[1]); "
+        "import os, sys; from mpifl.benchmarks.turns import Line; line = Line.to(sys.argv[1]); "
         "line.say({'pids': [os.getpid()], 'used': [{'cpu': 0}]}); line.hear(); "
         "line.say({'used': [{'cpu': 1}]}); print('out of luck'); sys.exit(3)"
     )

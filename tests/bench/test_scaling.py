@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpifl.bench.scaling import Model, fit, lines
+from mpifl.benchmarks.scaling import Model, fit, lines
 
 
 def test_the_terms_are_found_again():

@@ -277,7 +277,7 @@ def test_projection_on_the_simplex_is_nearer_than_any_other_point():
 
 def test_importing_loads_no_heavy_library():
     code = (
-        "import sys, mpifl.clustering.distances, mpifl.clustering.partitions, mpifl.observe.metrics;"
+        "import sys, mpifl.clustering.distances, mpifl.clustering.partitions, mpifl.results.metrics;"
         "print([m for m in ('ot', 'sklearn', 'scipy', 'umap', 'matplotlib') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mpifl import config as configuration
-from mpifl import study
 from mpifl.comm import Single
-from mpifl.planning import describe
+from mpifl.experiment import config as configuration
+from mpifl.experiment import sweep as study
+from mpifl.experiment.plan import describe
 
 ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}
 FOLDER = Path(__file__).parents[2] / "configs"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from mpifl.config import chosen
 from mpifl.data import SCENARIOS, SOURCES
+from mpifl.experiment.config import chosen
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 

@@ -26,8 +26,8 @@ import yaml
 import mpifl
 from mpifl import cli
 from mpifl.algorithms import CATALOGUE
-from mpifl.config import Config, build, load, read
-from mpifl.observe import progress
+from mpifl.experiment.config import Config, build, load, read
+from mpifl.results import supervision as progress
 
 ROOT = Path(mpifl.__file__).parents[1]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]

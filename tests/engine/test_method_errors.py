@@ -15,11 +15,11 @@ from numpy.testing import assert_allclose
 from pretended import DEVICE, there
 
 from mpifl.algorithms.fedavg import FedAvg
-from mpifl.config import EvaluationConfig
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
 from mpifl.core.mixing import Mixing, Plan, add, average, blend, by_cluster, carry, in_turn, rows, shares
 from mpifl.core.types import Notes, Report, Server
+from mpifl.experiment.config import EvaluationConfig
 from mpifl.simulation.policies import Buffer, EveryArrival, Policy
 from mpifl.traffic.payload import Payload
 

@@ -9,8 +9,8 @@ from numpy.testing import assert_array_equal
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
-from mpifl.config import Newcomers
 from mpifl.core.rng import key
+from mpifl.experiment.config import Newcomers
 from mpifl.simulation.sampling import Sampler, cohort_size, newcomers
 
 

@@ -10,8 +10,8 @@ from cases import OPTIONS
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
-from mpifl.config import SystemConfig
 from mpifl.core.errors import UserError
+from mpifl.experiment.config import SystemConfig
 from mpifl.runtime.scheduler import Scheduler
 from mpifl.simulation.policies import EveryArrival
 

@@ -13,11 +13,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.config import SystemConfig
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import NotFinite
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
+from mpifl.experiment.config import SystemConfig
 from mpifl.runtime.client_errors import ClientError
 from mpifl.runtime.synchronous import Rounds
 from mpifl.training import LocalClient

@@ -10,13 +10,13 @@ import pytest
 import worlds
 from numpy.testing import assert_array_equal
 
-from mpifl.config import EvaluationConfig
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client
 from mpifl.core.federation import Split
 from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.experiment.config import EvaluationConfig
 from mpifl.simulation.delays import Exponential
 from mpifl.simulation.policies import Buffer, EveryArrival, Synchronous
 

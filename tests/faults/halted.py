@@ -8,14 +8,15 @@ from typing import Any
 
 import worlds
 
-from mpifl import driver, experiment
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Single
-from mpifl.config import EvaluationConfig
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import Stopped
 from mpifl.core.federation import Federation
-from mpifl.observe import checkpoint
+from mpifl.experiment import build as experiment
+from mpifl.experiment import engines as driver
+from mpifl.experiment.config import EvaluationConfig
+from mpifl.results import checkpoint_files as checkpoint
 from mpifl.runtime.asynchronous import Events
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 from mpifl.simulation.policies import EveryArrival, Synchronous

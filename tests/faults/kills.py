@@ -16,11 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mpifl import cli, experiment, finishing
+from mpifl import cli
 from mpifl.aggregation import client_store as store
 from mpifl.comm.mpi_startup import starting
 from mpifl.data import prepared_cache as cache
-from mpifl.observe import checkpoint, folder, recorder
+from mpifl.experiment import build as experiment
+from mpifl.experiment import finish as finishing
+from mpifl.results import checkpoint_files as checkpoint
+from mpifl.results import recorder
+from mpifl.results import run_folder as folder
 from mpifl.runtime.worker import Worker
 
 SERVER_MOMENTS = {  # where rank 0 comes by: (owner, name) of the calls

@@ -12,7 +12,7 @@ import worlds
 from faults import halted
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.observe import checkpoint
+from mpifl.results import checkpoint_files as checkpoint
 from mpifl.simulation.delays import Exponential
 from mpifl.simulation.policies import Buffer
 

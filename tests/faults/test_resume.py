@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from runs import CONFIG, assert_same_run
 
-from mpifl import checkpoints, cli
-from mpifl import config as configuration
-from mpifl.observe import checkpoint
-from mpifl.observe.signals import Signals
+from mpifl import cli
+from mpifl.experiment import checkpoints
+from mpifl.experiment import config as configuration
+from mpifl.results import checkpoint_files as checkpoint
+from mpifl.results.supervision import Signals
 from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig
 from mpifl.runtime.worker import Worker
 from mpifl.training.client import LocalClient
@@ -245,7 +246,7 @@ def test_a_full_disk_under_the_figures_ends_the_run_with_one_line(cache, tmp_pat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(checkpoints.Checkpoints, "write", full)
-    monkeypatch.setattr("mpifl.observe.recorder.GrowingCsv.add", full)
+    monkeypatch.setattr("mpifl.results.recorder.GrowingCsv.add", full)
     monkeypatch.setattr("mpifl.comm.transport.os._exit", lambda code: None)
     assert start(tmp_path, cache, "client state") == 1
     said = capsys.readouterr().err

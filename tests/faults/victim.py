@@ -14,9 +14,10 @@ import os
 import sys
 from typing import Any
 
-from mpifl import cli, experiment
+from mpifl import cli
 from mpifl.comm import connect
 from mpifl.comm.mpi_startup import starting
+from mpifl.experiment import build as experiment
 from mpifl.runtime.worker import Worker
 
 ELSEWHERE = {"train": (Worker, "_train"), "open_federation": (experiment, "open_federation")}

@@ -13,10 +13,10 @@ from cases import CASES, OPTIONS, named
 from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.config import SystemConfig
 from mpifl.core.devices import CPU, message_on, report_home, room, settle, split_on, state_on, tensors_on
 from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report
+from mpifl.experiment.config import SystemConfig
 from mpifl.training import Learner, LocalConfig, public_clients
 
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it

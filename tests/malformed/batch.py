@@ -38,8 +38,8 @@ def accepted(*arguments: Any) -> Any:
 
 def answered(case: dict[str, Any], errors: Path) -> dict[str, Any]:
     """Run one case; return its exit code, what it said and how long it took."""
-    from mpifl import experiment
     from mpifl.cli import STOPPED, main
+    from mpifl.experiment import build as experiment
 
     engine = experiment.engine
     if not case["trains"]:
@@ -79,10 +79,10 @@ def main(cases: str, folder: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    import mpifl.observe.report
+    import mpifl.results.report
     from mpifl.comm import Single
 
-    mpifl.observe.report.FORMATS = ("svg", "png")  # type: ignore[assignment]
+    mpifl.results.report.FORMATS = ("svg", "png")  # type: ignore[assignment]
     Single.abort = lambda self, code: None  # type: ignore[method-assign]  # a fault ends one case, not all
     signal.signal(signal.SIGALRM, late)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -12,8 +12,8 @@ import yaml
 from malformed.case import CONFIG, CONFIGS, REFUSED, Case, fitting, mutated_text
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.config import load, to_tree
 from mpifl.core.errors import UserError
+from mpifl.experiment.config import load, to_tree
 
 WORLDS = (  # what the fields of a configuration are taken from
     [],

@@ -19,12 +19,13 @@ import torch
 import worlds
 from cases import CASES, named
 
-from mpifl import driver, experiment
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms import CATALOGUE, flt
 from mpifl.comm import Transport, connect
-from mpifl.config import EvaluationConfig
-from mpifl.observe.recorder import digest
+from mpifl.experiment import build as experiment
+from mpifl.experiment import engines as driver
+from mpifl.experiment.config import EvaluationConfig
+from mpifl.results.recorder import digest
 from mpifl.runtime.synchronous import Record
 from mpifl.simulation.policies import EveryArrival
 

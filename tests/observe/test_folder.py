@@ -12,7 +12,7 @@ from threading import Barrier
 import pytest
 
 from mpifl.core.errors import UserError
-from mpifl.observe.folder import GrowingCsv, create, write_csv, write_json
+from mpifl.results.run_folder import GrowingCsv, create, write_csv, write_json
 
 
 def read(path) -> list[dict[str, str]]:

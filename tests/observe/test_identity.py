@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from runs import CONFIG
 
-from mpifl import checkpoints, cli, experiment
+from mpifl import cli
+from mpifl.experiment import build as experiment
+from mpifl.experiment import checkpoints
 from mpifl.kernels import bindings
-from mpifl.observe import identity as identities
-from mpifl.observe.identity import differences, identity, machine, unlike
+from mpifl.results import identity as identities
+from mpifl.results.identity import differences, identity, machine, unlike
 from mpifl.runtime.run_state import STOP
 
 ONE = {"processor": "fast", "loops_in_c": "1a2b", "torch": "2"}

@@ -6,7 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from mpifl.core.errors import UserError
-from mpifl.observe import metrics as M
+from mpifl.results import metrics as M
 
 
 def test_summary_of_accuracies_by_hand():

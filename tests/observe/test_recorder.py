@@ -13,7 +13,7 @@ import worlds
 from numpy.testing import assert_allclose
 
 from mpifl import cli
-from mpifl.observe.recorder import Recorder, digest, metrics_row
+from mpifl.results.recorder import Recorder, digest, metrics_row
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 

@@ -14,9 +14,9 @@ import pytest
 
 from mpifl import cli
 from mpifl.core.errors import UserError
-from mpifl.observe import runs as finished
-from mpifl.observe.groups import Group, gather, table
-from mpifl.observe.report import _run_rows, as_latex, as_text, report
+from mpifl.results import reader as finished
+from mpifl.results.report import _run_rows, as_latex, as_text, report
+from mpifl.results.seed_groups import Group, gather, table
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UCFL = "{name: ucfl, streams: -1, noise_batch: 20}"

@@ -11,7 +11,7 @@ import worlds
 
 PROGRAM = """
 import os, signal, sys
-from mpifl.observe import signals
+from mpifl.results import supervision as signals
 signals.ONE_SECONDS = float(sys.argv[1])
 with signals.Signals() as asked:
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):

@@ -10,7 +10,7 @@ import worlds
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from mpifl.observe.watchdog import Watchdog
+from mpifl.results.supervision import Watchdog
 
 start = time.monotonic()
 alive = (lambda: start) if sys.argv[2] == "stuck" else time.monotonic

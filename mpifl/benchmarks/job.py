@@ -1,0 +1,126 @@
+"""mpifl as it is measured: a run of its own engine whose rounds wait for their turn.
+
+Started by `mpifl bench` below mpirun: python -m mpifl.benchmarks.job SOCKET CONFIG [--key.path value ...].
+
+What a process used, as the kernel counts it: processor time and memory. Linux.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import traceback
+from dataclasses import replace
+from time import perf_counter, process_time
+from typing import Any
+
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.comm import Transport, connect
+from mpifl.core.process import keep_freed, kilobytes, peak_bytes
+from mpifl.experiment.build import load_everywhere, prepare, stepper
+from mpifl.experiment.engines import engine
+from mpifl.runtime.recovery import obey, say
+from mpifl.runtime.synchronous import Rounds
+
+from .turns import Line
+
+
+class Turns:
+    """Rounds of an engine that begin when it is this job's turn; every rank has one."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds, self.taker, self.transport = rounds, rounds.stepper, rounds.stepper.transport
+        self.used: list[Any] | None = None
+
+    def act(self, word: str) -> None:
+        """Do what rank 0 says: the engine's own words, or tell what was used so far."""
+        if word == "usage":
+            phases = self.taker.watch.take()
+            self.used = self.transport.collect((usage(), phases, self.transport.wire.bytes), "control")
+        else:
+            self.rounds._act(word)  # what a run of this engine does at that word
+
+    def say(self, word: str) -> None:
+        """Say a word to every rank; on rank 0."""
+        say(self.taker, word, self.act)
+
+    def lead(self, line: Line) -> None:
+        """Take turns until there are no more; on rank 0."""
+        self.say("begin")
+        report: dict[str, Any] = {"ready": True}
+        while rounds := self._next(line, report):
+            begin = perf_counter()
+            for _ in range(rounds):
+                self.say("step")
+            report = {"seconds": perf_counter() - begin}
+        self.say("end")
+
+    def _next(self, line: Line, report: dict[str, Any]) -> int:
+        """Report the turn that ended; return how many rounds the next one has."""
+        self.say("usage")
+        assert self.used is not None
+        line.say(
+            {
+                **report,
+                "pids": [u["pid"] for u, _, _ in self.used],
+                "used": [u for u, _, _ in self.used],
+                "phases": [phases for _, phases, _ in self.used],
+                "mpi_bytes": sum(count for _, _, count in self.used),
+                "federation_bytes": [self.taker.ledger.total(way) for way in ("down", "up")],
+            }
+        )
+        return int(line.hear() or 0)
+
+
+def main(path: str, name: str, options: list[str]) -> int:
+    """Run turns until there are no more."""
+    keep_freed()
+    transport = connect()
+    transport.watch(0.0)  # between its turns it is stopped
+    try:
+        _run(transport, path, name, options)
+    except Exception:
+        trace = traceback.format_exc()
+        print(f"mpifl bench: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)
+        transport.abort(1)
+        return 1
+    return 0
+
+
+def _run(transport: Transport, path: str, name: str, options: list[str]) -> None:
+    config = replace(load_everywhere(transport, name, options), rounds=1 << 40)
+    bench = prepare(config, transport, lambda text: None)
+    store = ClientStore(transport.tell(secrets.token_hex(6), "start"), config.system.scratch)
+    try:
+        taker = stepper(bench, store)
+        rounds = engine(bench, taker, None, None)
+        assert isinstance(rounds, Rounds), "only synchronous rounds are measured"
+        turns = Turns(rounds)
+        if transport.is_server:
+            turns.lead(Line.to(path))
+        else:
+            obey(taker, turns.act)
+    finally:
+        store.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+
+
+def usage() -> dict[str, Any]:
+    """Return what this process used so far.
+
+    `cpu`: processor seconds of all its threads. `peak`: VmHWM in bytes, the most that was resident at once;
+    unlike ru_maxrss it does not survive exec. `pss`: proportional set size now in bytes, in which a page that
+    several processes share counts in parts; 0 where the kernel does not tell.
+    """
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "cpu": process_time(),
+        "peak": peak_bytes(),
+        "pss": kilobytes("smaps_rollup", "Pss:") * 1024,
+    }

@@ -1,0 +1,72 @@
+"""`mpifl bench population`: a million registered clients beside ten thousand, in cohorts of the same size."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpifl.data import prepare
+from mpifl.experiment import config as configuration
+
+from .compare import ratios, spread
+from .turns import Job, mpirun, scratch
+
+MANY, FEW = 1_000_000, 10_000
+CONFIG = "bench/million"
+
+
+def population(ranks: int, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
+    """Measure both populations in turn and print what was found."""
+    config = configuration.load(CONFIG, list(options))
+    prepare(config.data, config.seed.data, download=False)
+    taken: dict[int, list[dict[str, Any]]] = {MANY: [], FEW: []}
+    with scratch() as place:
+        jobs: dict[int, Job] = {}
+        try:
+            for n in taken:
+                size = ["--data.scenario.clients", str(n), "--system.scratch", place]
+                command = [*mpirun(ranks), "mpifl.benchmarks.job", "SOCKET", CONFIG, *options, *size]
+                jobs[n] = Job(str(n), command, {}, Path(place))
+                jobs[n].turn(1)
+            for turn in range(turns or 7):
+                for n in list(jobs)[:: 1 if turn % 2 else -1]:
+                    taken[n].append(jobs[n].turn(1))
+        finally:
+            for job in jobs.values():
+                job.end()
+    out = {str(n): _figures(jobs[n], taken[n]) for n in jobs}
+    out["ratio"] = ratios(taken[MANY], taken[FEW], lambda t: t["seconds"])
+    out["cpu_ratio"] = ratios(taken[MANY], taken[FEW], lambda t: sum(t["cpu"]))
+    print("\n".join(lines(out)), flush=True)
+    return out
+
+
+def _figures(job: Job, turns: list[dict[str, Any]]) -> dict[str, Any]:
+    used = turns[-1]["used"]
+    return {
+        "startup_seconds": job.startup,
+        "seconds_per_round": statistics.median(t["seconds"] for t in turns),
+        "cpu_per_round": statistics.median(sum(t["cpu"]) for t in turns),
+        "server_cpu_per_round": statistics.median(t["cpu"][0] for t in turns),
+        "server_peak_bytes": used[0]["peak"],
+        "worker_peak_bytes": max(u["peak"] for u in used),
+    }
+
+
+def lines(out: dict[str, Any]) -> list[str]:
+    """Return what is printed."""
+    page = []
+    for n in (MANY, FEW):
+        f = out[str(n)]
+        memory = [f[f"{who}_peak_bytes"] / 1e6 for who in ("server", "worker")]
+        page.append(
+            f"{n:>9,} clients: start-up {f['startup_seconds']:.1f} s, {f['seconds_per_round']:.3f} s a round,"
+            f" {f['cpu_per_round']:.3f} s of processors (server {f['server_cpu_per_round']:.3f}), "
+            f"peak memory server {memory[0]:.0f} MB, worker {memory[1]:.0f} MB"
+        )
+    page.append(
+        f"a round of the million costs {spread(out['ratio'])}, in processor time {spread(out['cpu_ratio'])}"
+    )
+    return page

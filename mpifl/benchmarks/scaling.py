@@ -1,0 +1,147 @@
+"""`mpifl bench scaling`: one workload on 1 to n workers, and what many more would do.
+
+Strong scaling keeps the cohort, weak scaling keeps the visits per worker. The extrapolation is a sum of three
+terms, so that it can say which of them binds first:
+
+    training   visit_s * ceil(m / w)         visits are whole: the busiest of w workers has ceil(m / w); data
+                                             and the sum of the upload included
+    server     once_s + rank_s * w           fitted to what is left of a round beside that, w = 1..n here
+    network    trees of ceil(log2 P) levels  a broadcast of the model and a reduction of int64 sums
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpifl.aggregation.collective_choice import REDUCE, between
+from mpifl.core.parameters import Layout
+from mpifl.data import open_federation, prepare
+from mpifl.experiment import config as configuration
+from mpifl.simulation.sampling import cohort_size
+
+from .turns import Job, mpirun, scratch
+from .workloads import WORKLOADS
+
+MANY = (16, 64, 256, 1024)
+BUSY = ("train", "load", "reduce")  # phases of a worker that its visits fill
+LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network that is assumed for the extrapolation
+
+
+@dataclass(frozen=True)
+class Model:
+    """The cost of a round as a function of the number of workers; the terms are in the module's text.
+
+    Attributes:
+        visit_s: seconds of a visit. once_s, rank_s: of the server, per round and per worker.
+        m, d: visits in a round, numbers in the model.
+    """
+
+    visit_s: float
+    once_s: float
+    rank_s: float
+    m: int
+    d: int
+
+    def terms(self, workers: int) -> dict[str, float]:
+        """Return the seconds of each term."""
+        costs = between(LATENCY_S, BYTES_S, workers + 1)
+        moved = costs.mixing(REDUCE, 1, self.m, self.d, workers + 1) + costs.sharing(1, self.d)
+        return {
+            "training": self.visit_s * ceil(self.m / workers),
+            "server": self.once_s + self.rank_s * workers,
+            "network": moved,
+        }
+
+    def seconds(self, workers: int) -> float:
+        """Return the seconds of a round."""
+        return sum(self.terms(workers).values())
+
+    def binds(self, workers: int) -> str:
+        """Return the largest of the terms that more workers do not shrink, or `training`."""
+        terms = self.terms(workers)
+        return max(terms, key=lambda name: terms[name])
+
+
+def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
+    """Return the model that fits rounds of `m` visits, measured as workers -> {seconds, train, ...}."""
+    busy = {w: sum(f.get(phase, 0.0) for phase in BUSY) for w, f in measured.items()}
+    workers = np.array(sorted(measured), float)
+    rest = np.array([max(0.0, measured[int(w)]["seconds"] - busy[int(w)]) for w in workers])
+    rank_s = 0.0
+    if len(workers) > 1:
+        rank_s = max(0.0, float(np.polyfit(workers, rest, 1)[0]))
+    once_s = max(0.0, float(np.mean(rest - rank_s * workers)))
+    least = int(workers[0])
+    return Model(busy[least] * least / m, once_s, rank_s, m, d)
+
+
+def scaling(name: str, most: int | None, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
+    """Measure workload `name` on 1 to `most` workers (default: the cores there are) and extrapolate."""
+    config = configuration.load(WORKLOADS[name].config, list(options))
+    prepare(config.data, config.seed.data, download=False)
+    federation = open_federation(config.data, config.seed.data, build=False)
+    m = cohort_size(config.participation, federation.num_clients)
+    d = Layout.of(config.model.build(federation.shape, federation.num_classes)).size
+    cores = most or len(os.sched_getaffinity(0))
+    counts = sorted({w for w in (1, 2, 4, 8, 16, 32, 64, 128, cores) if w <= cores})
+    strong = {w: _measure(name, w, m, turns, options) for w in counts}
+    weak = {w: _measure(name, w, max(1, m * w // cores), turns, options) for w in counts}
+    model = fit(strong, m, d)
+    out = {"workload": name, "m": m, "strong": strong, "weak": weak, "model": vars(model)}
+    print("\n".join(lines(out, model)), flush=True)
+    return out
+
+
+def _measure(name: str, workers: int, m: int, turns: int | None, options: Sequence[str]) -> dict[str, float]:
+    """Return the medians of a round on so many workers, in seconds: all, and each phase of a worker."""
+    config = WORKLOADS[name].config
+    with scratch() as place:
+        asked = [*options, "--participation", str(m), "--system.scratch", place]
+        job = Job(
+            name, [*mpirun(workers + 1), "mpifl.benchmarks.job", "SOCKET", config, *asked], {}, Path(place)
+        )
+        try:
+            job.turn(2)
+            taken = [job.turn(2) for _ in range(turns or 5)]
+        finally:
+            job.end()
+    out = {"seconds": statistics.median(t["seconds"] / 2 for t in taken)}
+    for phase in taken[0]["phases"][-1]:
+        out[phase] = statistics.median(statistics.mean(p[phase] for p in t["phases"][1:]) / 2 for t in taken)
+    return out
+
+
+def lines(out: dict[str, Any], model: Model) -> list[str]:
+    """Return what is printed."""
+    strong, weak, first = out["strong"], out["weak"], min(out["strong"])
+    page = [
+        f"{out['workload']}: {out['m']} visits a round",
+        "workers  s/round  strong   weak   of a worker's round: train   load  broadcast  reduce   wait",
+    ]
+    for w, f in strong.items():
+        efficiency = strong[first]["seconds"] * first / (w * f["seconds"])
+        kept = weak[first]["seconds"] / weak[w]["seconds"]
+        shares = [f[p] / f["seconds"] for p in ("train", "load", "broadcast", "reduce", "wait")]
+        page.append(
+            f"{w:7d} {f['seconds']:8.4f} {efficiency:7.0%} {kept:6.0%} {shares[0]:27.0%} {shares[1]:6.1%} "
+            f"{shares[2]:10.1%} {shares[3]:7.1%} {shares[4]:6.1%}"
+        )
+    page += [
+        "",
+        f"model: {model.visit_s * 1e3:.2f} ms a visit, server {model.once_s * 1e3:.2f} ms a round and "
+        f"{model.rank_s * 1e3:.3f} ms a worker; network of {LATENCY_S * 1e6:g} us and {BYTES_S / 1e9:g} GB/s",
+        "  ranks  s/round  strong  binds",
+    ]
+    for ranks in MANY:
+        seconds = model.seconds(ranks - 1)
+        efficiency = model.seconds(1) / ((ranks - 1) * seconds)
+        page.append(f"{ranks:7d} {seconds:8.4f} {efficiency:7.0%}  {model.binds(ranks - 1)}")
+    return page

@@ -1,0 +1,191 @@
+"""A look at a world of clients before anything is trained: a table, and what its sheet shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mpifl.core.federation import Split
+from mpifl.data import PoolFederation, histogram, label_distance, open_federation
+from mpifl.results.data_sheet import Sheet, Strip, draw
+
+from . import config as configuration
+from .config import Config
+
+MAX_COUNTED, MAX_SHOWN, MAX_STRIPS = 2000, 500, 10
+PER_STRIP, MAX_LABEL_COLUMNS, LOOKED_AT = 10, 12, 8  # images, headed columns, clients searched for images
+
+
+def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
+    """Draw the sheet of a configuration's world and return its table; for rank 0 alone."""
+    federation = open_federation(config.data, config.seed.data, say)
+    clients = _evenly(federation.num_clients, MAX_COUNTED)
+    counts = histogram(federation, clients=clients)
+    draw(_sheet(config, federation, clients, counts), sheet)
+    return "\n".join(_table(config, federation, clients, counts))
+
+
+def _title(config: Config, federation: PoolFederation) -> str:
+    tree = configuration.to_tree(config)["data"]
+    return (
+        f"{tree['source']['name']}, scenario {tree['scenario']['name']}: {federation.num_clients:,} clients"
+    )
+
+
+# -- the table -----------------------------------------------------------------------------------------------
+
+
+def _table(config: Config, federation: PoolFederation, clients: np.ndarray, counts: np.ndarray) -> list[str]:
+    """Return the lines that `mpifl data` prints."""
+    distance, parts = label_distance(counts), _parts(federation, clients)
+    head = ("", "clients", "training", "validation", "test", "classes", "label distance")
+    rows = [head, ("", "", *["min / median / max"] * 3, "per client", "mean (max)")]
+    for name, members in parts:
+        sizes = federation.sizes[clients[members]]
+        spreads = (" / ".join(f"{int(q)}" for q in np.quantile(s, (0, 0.5, 1))) for s in sizes.T)
+        held = (counts[members] > 0).sum(axis=1)
+        far = distance[members]
+        classes = f"{held.min()}" if held.min() == held.max() else f"{held.min()} to {held.max()}"
+        rows.append((name, str(len(members)), *spreads, classes, f"{far.mean():.2f} ({far.max():.2f})"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = [
+        "  ".join(
+            f"{c:<{w}}" if i == 0 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    shape = " x ".join(map(str, federation.shape))
+    more = f"{federation.num_classes} classes, images {shape}, data seed {config.seed.data}"
+    return [f"{_title(config, federation)}, {more}", "", *lines, "", *_remarks(federation, clients)]
+
+
+def _parts(federation: PoolFederation, clients: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Return (name, positions in `clients`) of each group and of all."""
+    everyone = ("all", np.arange(len(clients)))
+    if federation.groups is None:
+        return [everyone]
+    groups = federation.groups[clients]
+    return [*((_group_name(federation, g), np.flatnonzero(groups == g)) for g in np.unique(groups)), everyone]
+
+
+def _group_name(federation: PoolFederation, group: int) -> str:
+    name = federation.names[group] if group < len(federation.names) else ""
+    return f"group {group}: {name}" if name else f"group {group}"
+
+
+def _remarks(federation: PoolFederation, clients: np.ndarray) -> list[str]:
+    """Return what the table's columns do not say."""
+    lines = [f"test images            {federation.test_pool:,} different ones in all"]
+    if len(clients) < federation.num_clients:
+        lines.append(f"counted                {len(clients):,} clients, evenly spaced")
+    lines += [f"further test set       {name}" for name in federation.extra]
+    if federation.targets is not None:
+        lines.append(f"targets                clients {federation.targets[0]} to {federation.targets[-1]}")
+    public = federation.public()
+    if public:
+        lines.append(f"server's own sets      {len(public)} of {len(public[0])} images")
+    if federation.changes:
+        lines.append(
+            "visits                 a client's data are drawn anew at every visit; counted at visit 0"
+        )
+    return lines
+
+
+# -- the sheet -----------------------------------------------------------------------------------------------
+
+
+def _sheet(config: Config, federation: PoolFederation, clients: np.ndarray, counts: np.ndarray) -> Sheet:
+    """Gather what the sheet shows."""
+    shown = _evenly(len(clients), MAX_SHOWN)
+    by_label = federation.num_classes <= MAX_LABEL_COLUMNS
+    dynamic = federation.changes
+    strips = [*(_public_strips(federation) if dynamic else _group_strips(federation))]
+    if dynamic:
+        strips += [
+            _strip(federation, [0], f"client 0 (group {_main(federation)})\nvisit {v}", visit=v)
+            for v in (0, 1)
+        ]
+    mixtures = [federation.mixture(0, visit) for visit in (0, 1)] if dynamic else []
+    return Sheet(
+        title=_title(config, federation),
+        when=", visit 0" if dynamic else "",
+        strips=strips,
+        columns=[f"label {c}" for c in range(federation.num_classes)] if by_label else [],
+        clients=clients[shown],
+        groups=None if federation.groups is None else federation.groups[clients[shown]],
+        counts=counts[shown],
+        sizes=federation.sizes[clients[shown]],
+        shares=np.array(mixtures) if mixtures and mixtures[0] is not None else None,
+        share_title="Share of each group in the images of client 0, at two visits",
+    )
+
+
+def _main(federation: PoolFederation) -> int:
+    return 0 if federation.groups is None else int(federation.groups[0])
+
+
+def _group_strips(federation: PoolFederation) -> list[Strip]:
+    """Return a strip for each group, or for some clients where there are no groups."""
+    if federation.groups is None:
+        some = _evenly(federation.num_clients, 6)
+        return [_strip(federation, [int(k)], f"client {k}\n{federation.sizes[k, 0]} images") for k in some]
+    strips = []
+    for group in np.unique(federation.groups)[:MAX_STRIPS]:
+        members = np.flatnonzero(federation.groups == group)
+        title = f"group {group}, {len(members)} clients\n{_short(federation, int(group))}"
+        strips.append(_strip(federation, members[:LOOKED_AT].tolist(), title.rstrip()))
+    for name in federation.extra:
+        members = federation.targets if federation.targets is not None else np.arange(1)
+        group = int(federation.groups[members[0]])
+        title = f"group {group}, test set\n{name}"
+        strips.append(_strip(federation, members[:LOOKED_AT].tolist(), title, split=name))
+    return strips
+
+
+def _short(federation: PoolFederation, group: int) -> str:
+    return federation.names[group] if group < len(federation.names) else ""
+
+
+def _public_strips(federation: PoolFederation) -> list[Strip]:
+    """Return a strip for each of the server's own sets, or for groups where it has none."""
+    sets = federation.public()[:MAX_STRIPS]
+    titles = [f"group {g}, server's set\n{_short(federation, g)}" for g in range(len(sets))]
+    strips = [
+        _chosen(*_pixels(federation, s), federation.num_classes, title)
+        for s, title in zip(sets, titles, strict=True)
+    ]
+    return strips or _group_strips(federation)
+
+
+def _pixels(federation: PoolFederation, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Return (images uint8 [n, C, H, W], labels) of a normalised split."""
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (federation.finish.mean, federation.finish.std))
+    return ((split.x * std + mean) * 255).round().clamp(0, 255).byte().numpy(), split.y.numpy()
+
+
+def _strip(
+    federation: PoolFederation, clients: Sequence[int], title: str, split: str = "train", visit: int = 0
+) -> Strip:
+    """Return a strip of images of some clients."""
+    parts = [federation.samples(k, split, visit) for k in clients]
+    images, labels = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    return _chosen(images, labels, federation.num_classes, title)
+
+
+def _chosen(images: np.ndarray, labels: np.ndarray, num_classes: int, title: str) -> Strip:
+    """Return the strip with one image of each label where labels are few, otherwise of ten labels present."""
+    where = {int(c): np.flatnonzero(labels == c) for c in np.unique(labels)}
+    if num_classes <= MAX_LABEL_COLUMNS:
+        return Strip(title, [images[where[c][0]] if c in where else None for c in range(num_classes)])
+    present = np.array([*where])[_evenly(len(where), PER_STRIP)]
+    places = sorted((int(c), i) for i in range(PER_STRIP) for c in present if i < len(where[int(c)]))
+    places = sorted(sorted(places, key=lambda p: p[1])[:PER_STRIP])
+    return Strip(title, [images[where[c][i]] for c, i in places], [f"label {c}" for c, _ in places])
+
+
+def _evenly(count: int, most: int) -> np.ndarray:
+    """Return at most `most` of 0..count - 1, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))

@@ -1,0 +1,180 @@
+"""What drives a run: rounds, or events under a policy and a clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.federation import Federation
+from mpifl.core.rng import key
+from mpifl.results.metrics import mixture_kl
+from mpifl.results.recorder import Recorder
+from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.run_state import Checkpointer, Never
+from mpifl.runtime.server_step import Stepper
+from mpifl.runtime.synchronous import Record, Rounds
+from mpifl.simulation.clock import Clock, VirtualTime, WallTime
+from mpifl.simulation.delays import Constant
+from mpifl.simulation.durations import Availability, Pace, open_pace
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import Synchronous, open_clock
+from mpifl.simulation.sampling import Sampler
+from mpifl.training import pick_stack, stackable
+
+from .config import Config
+
+if TYPE_CHECKING:
+    from .build import Bench
+
+
+def judged_clients(bench: Bench) -> np.ndarray:
+    """Return the clients that are evaluated: all, or some evenly spaced."""
+    num_clients = bench.world.num_clients
+    count = min(bench.config.evaluation.clients or num_clients, num_clients)
+    return np.unique(np.linspace(0, num_clients - 1, count).astype(np.int64))
+
+
+def pace_of(bench: Bench) -> Pace:
+    """Return how long visits take."""
+    config = bench.config
+    system = key(config.seed.system)
+    n, model_bytes = bench.world.num_clients, 4 * bench.world.layout.size
+    return open_pace(config.delay, config.network, config.availability, system, n, model_bytes)
+
+
+def begin(config: Config, federation: Federation) -> None:
+    """Prepare the clients' data as the policy wants them; every rank calls."""
+    if not isinstance(config.policy, Synchronous):
+        config.policy.begin(federation)
+
+
+def check_policy(config: Config) -> None:
+    """Raise `UserError` where a method cannot run under a policy, or where a setting would have no effect."""
+    if not isinstance(config.policy, Synchronous):
+        Events.check(config.algorithm, config.policy)
+    check_effects(config)
+
+
+def check_effects(config: Config) -> None:
+    """Raise `UserError` where policy, clock or network leave something without effect that was given."""
+    policy, clock, computing = config.policy, config.clock, config.network.computing
+    rounds = isinstance(policy, Synchronous)
+    remedy = "has no effect under policy rounds, whose virtual time follows delay and network; leave it out"
+    require(not rounds or clock == VirtualTime(), "clock", clock, remedy)
+    remedy = "has no effect: this network brings computing times of its own; leave it out"
+    require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
+    away = config.availability
+    remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
+    require(bool(away.off_s) or away == Availability(), "availability.on_s", away.on_s, remedy)
+    why = ""
+    if isinstance(clock, WallTime) and not clock.scale:
+        why = "clock wall holds nobody back with scale 0; leave it out, or give a scale"
+    elif isinstance(clock, VirtualTime) and not rounds and not policy.in_seconds:
+        why = "the policy's virtual time is made of steps"
+        why += "; leave it out, or take policy every_arrival, or client_decides with uploads when_done"
+    if why:
+        for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
+            value = getattr(config, name)
+            require(value == plain, name, value, f"has no effect: {why}")
+
+
+def check(bench: Bench) -> Clock | None:
+    """Return the clock of an asynchronous run; raise `UserError` where method, policy and clock do not
+    fit.
+    """
+    config, n, pace = bench.config, bench.world.num_clients, pace_of(bench)
+    for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
+        pace.end(k, 0, 0.0)
+    if isinstance(config.policy, Synchronous):
+        return None
+    remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
+    require(not config.network.shared, "network.cast", config.network.cast, remedy)
+    check_policy(config)
+    config.policy.concurrency(n, bench.num_sampled)
+    pace = config.policy.paced(pace, bench.federation)
+    return open_clock(config.clock, config.policy, pace, n, key(config.seed.system))
+
+
+def engine(
+    bench: Bench,
+    taker: Stepper,
+    recorder: Recorder | None,
+    clock: Clock | None,
+    checkpointer: Checkpointer | None = None,
+) -> Rounds | Events:
+    """Return the engine; `clock` as `check` gave it."""
+    config = bench.config
+    system = key(config.seed.system)
+    sampler = Sampler(bench.world.num_clients, bench.num_sampled, system, bench.late, config.newcomers.joins)
+    if clock is None:
+        return Rounds(
+            stepper=taker,
+            sampler=sampler,
+            num_rounds=config.rounds,
+            judged=judged_clients(bench),
+            judge_every=config.evaluation.every,
+            judge_first=config.evaluation.first,
+            pace=pace_of(bench),
+            checkpointer=checkpointer or Never(),
+        )
+    return Events(
+        stepper=taker,
+        policy=config.policy,
+        clock=clock,
+        sampler=sampler,
+        num_steps=config.rounds,
+        judged=judged_clients(bench),
+        judge_every=config.evaluation.every,
+        judge_first=config.evaluation.first,
+        key=system,
+        on_events=recorder.arrived if recorder else lambda rows: None,
+        checkpointer=checkpointer,
+    )
+
+
+def stack_of(bench: Bench) -> int:
+    """Return how many clients are trained together; where it is measured, rank 0 does, for all."""
+    config, learner, transport = bench.config, bench.learner, bench.transport
+    asked, synchronous = config.system.stack, isinstance(config.policy, Synchronous)
+    if asked > 1:
+        require(synchronous, "system.stack", asked, "clients are stacked under policy rounds only; take 1")
+        remedy = "a model with dropout, batch norm, buffers or hooks cannot be stacked; take 1"
+        require(stackable(learner.flat.module), "system.stack", asked, remedy)
+    if asked or not synchronous:
+        return max(asked, 1)
+    share = max(1, bench.num_sampled // len(transport.workers))
+
+    def pick() -> int:
+        typical = int(np.argsort(bench.federation.sizes[:, 0])[bench.world.num_clients // 2])
+        return pick_stack(learner, bench.federation.client(typical).train, config.local, share)
+
+    return int(transport.tell(pick() if transport.is_server else 1, "start"))
+
+
+def figures(bench: Bench, record: Record, visits: np.ndarray) -> dict[str, float]:
+    """Return what only some methods can be asked; on rank 0.
+
+    `mixture_kl`: mean over the judged clients of KL(true || estimated mixture) of their last visit.
+    `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods whose
+    rows belong to the sets that the server owns.
+
+    Args:
+        visits: of each client so far [N].
+    """
+    out = {}
+    u = bench.config.algorithm.mixtures(record.server)  # [N, K]
+    last = [(k, max(int(visits[k]) - 1, 0)) for k in record.judged.tolist()]
+    truth = [] if u is None else [bench.federation.mixture(k, visit) for k, visit in last]
+    known = [t for t in truth if t is not None]
+    if u is not None and len(known) == len(last) and known[0].shape == u[0].shape:
+        out["mixture_kl"] = mixture_kl(np.stack(known), u[record.judged])
+    exams = bench.federation.exams() if bench.config.algorithm.needs.inspect else ()
+    if exams:
+        rows = record.server.tables["model"]
+        judge = bench.world.public[0].judge
+        out["accuracy_cluster"] = float(
+            np.mean([judge(w, split)["accuracy"] for w, split in zip(rows, exams, strict=True)])
+        )
+    return out

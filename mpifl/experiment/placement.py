@@ -1,0 +1,188 @@
+"""Where the ranks of a job are: hosts, cores, GPUs, threads. Every rank states its own; rank 0 judges."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mpifl.comm import Transport
+from mpifl.comm.mpi_startup import AUTO, DEVICE, MAIN, cuda_aware
+from mpifl.core.errors import UserError, require
+from mpifl.core.process import peak_bytes
+from mpifl.results.identity import machine
+
+Place = Mapping[str, Any]
+CPU = "cpu"
+MAX_THREADS = 256  # on a machine with fewer cores; a hundred thousand of them end in a segmentation fault
+MPS = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # the variable, and where the pipes are without it
+
+
+def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
+    """Return what this rank knows of its place.
+
+    Args:
+        device: what it computes on, `cpu` or `cuda:i`.
+    """
+    cuda = device != CPU
+    gpus = [_identity(i) for i in range(torch.cuda.device_count())] if cuda else []
+    mask = sorted(os.sched_getaffinity(0))
+    return {
+        "host": socket.gethostname(),
+        "node": transport.nodes[transport.rank],
+        "local_rank": getattr(transport, "local_rank", 0),
+        "pid": os.getpid(),
+        "device": device,
+        "gpu": gpus[int(device.split(":")[1])] if cuda else None,
+        "gpus": gpus,
+        "peak_bytes": peak_bytes(),
+        "gpu_peak_bytes": torch.cuda.max_memory_allocated(device) if cuda else 0,
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "mpi_cuda_aware": cuda and transport.size > 1 and cuda_aware(),
+        "mps": cuda and (MPS[0] in os.environ or os.path.exists(MPS[1])),
+        "cpus": ranges(mask),
+        "threads": torch.get_num_threads(),
+        "machine": machine(torch.cuda.get_device_name(device) if cuda else None),
+        "start_s": transport.started,
+    }
+
+
+def _identity(index: int) -> str:
+    """Return what tells a GPU from all others of its host, however the ranks number them."""
+    properties = torch.cuda.get_device_properties(index)
+    return str(getattr(properties, "uuid", f"{os.environ.get('CUDA_VISIBLE_DEVICES')}:{index}"))
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return `0-3,7` for [0, 1, 2, 3, 7]."""
+    out: list[list[int]] = []
+    for n in numbers:
+        if out and out[-1][1] == n - 1:
+            out[-1][1] = n
+        else:
+            out.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+
+
+def cores(text: str) -> set[int]:
+    """Return the numbers that `ranges` wrote."""
+    parts = [part.split("-") for part in text.split(",")]
+    return {n for p in parts for n in range(int(p[0]), int(p[-1]) + 1)}
+
+
+def threads_of(transport: Transport, asked: int) -> int:
+    """Return the threads of every rank: as asked, or for 0 what the CPU masks give; every rank calls."""
+    if asked:
+        most = max(MAX_THREADS, os.cpu_count() or 1)
+        remedy = f"this machine has {os.cpu_count()} cores; take at most {most}, or 0 for the CPU mask"
+        require(asked <= most, "system.threads", asked, remedy)
+        return asked
+    here = (transport.nodes[transport.rank], ranges(sorted(os.sched_getaffinity(0))))
+    masks = transport.collect(here, "start")
+    told: int = transport.tell(None if masks is None else threads_for(masks), "start")
+    return told
+
+
+def threads_for(masks: Sequence[tuple[int, str]]) -> int:
+    """Return the threads that every worker can have for itself: the same for all, so that sums are the same.
+
+    Args:
+        masks: node and cores of each rank; rank 0 sleeps while others work.
+    """
+    workers = masks[1:] or masks
+    least = []
+    for node, mask in workers:
+        mine = cores(mask)
+        sharing = sum(1 for other, its in workers if other == node and cores(its) & mine)
+        least.append(len(mine) // sharing)
+    return max(1, min(least))
+
+
+def workers_of(places: Sequence[Place]) -> list[Place]:
+    """Return the places of the ranks that host clients."""
+    return [*(places[1:] or places)]
+
+
+def crowded(places: Sequence[Place]) -> list[str]:
+    """Return what is said of each host whose workers have more threads than cores."""
+    out = []
+    for node in sorted({p["node"] for p in places}):
+        mine = [p for p in workers_of(places) if p["node"] == node]
+        own = len({c for p in mine for c in cores(p["cpus"])})
+        if mine and len(mine) * max(p["threads"] for p in mine) > own:
+            out.append(f"{mine[0]['host']}: {len(mine)} workers on {own} cores")
+    return out
+
+
+def check_places(places: Sequence[Place], compiled: bool = True) -> None:
+    """Raise `UserError` where a rank was given several GPUs that no other rank of its node can use, or where
+    the workers do not all have the same loops that small networks are trained by.
+    """
+    loops = {f"{p['host']} (process {p['pid']})": p["machine"]["loops_in_c"] for p in workers_of(places)}
+    remedy = (
+        f"{', '.join(f'{place} has {build}' for place, build in loops.items())}: other builds of the loops in"
+        " C, and PyTorch in their place, give other last bits; install mpifl with a compiler on every node, "
+        "or set it to false"
+    )
+    require(len(set(loops.values())) < 2 or not compiled, "system.compiled", compiled, remedy)
+    for rank, one in enumerate(places):
+        others = [set(p["gpus"]) for p in places if p["node"] == one["node"] and p is not one]
+        alone = others and set(one["gpus"]).isdisjoint(set().union(*others))
+        remedy = (
+            f"rank {rank} on {one['host']} was given {len(one['gpus'])} GPUs of its own, and a rank drives "
+            "one: small models are trained faster by more ranks; ask for one GPU a rank (--gpus-per-task=1)"
+        )
+        require(not (alone and len(one["gpus"]) > 1), "system.device", one["visible_gpus"], remedy)
+
+
+def mpi_memory(asked: str, places: Sequence[Place]) -> str:
+    """Return whether MPI is given `main` or `device` memory, by `system.mpi_memory`.
+
+    Raises:
+        UserError: the device's is asked for, and there is none, or MPI does not take it.
+    """
+    blind = next((r for r, p in enumerate(places) if r and not p["mpi_cuda_aware"]), None)
+    if asked != DEVICE:
+        return DEVICE if asked == AUTO and len(places) > 1 and blind is None else MAIN
+    require(len(places) > 1, "system.mpi_memory", asked, "one process sends nothing; take main or auto")
+    if blind is not None:
+        one, alone = places[blind], places[blind]["device"] == CPU
+        lacks = "trains on the CPU" if alone else "has an MPI that is not CUDA-aware (mpirun mpifl doctor)"
+        remedy = f"rank {blind} on {one['host']} {lacks}; take main, or auto, which takes what there is"
+        raise UserError("system.mpi_memory", asked, remedy)
+    return DEVICE
+
+
+def hints(places: Sequence[Place]) -> list[str]:
+    """Return advice on what runs, but could run better."""
+    out = [f"{text}: fewer ranks or threads, or wider CPU masks" for text in crowded(places)]
+    for node in sorted({p["node"] for p in places}):
+        here = [p for p in places if p["node"] == node]
+        users = [p["gpu"] for p in workers_of(places) if p["node"] == node and p["gpu"]]
+        host = here[0]["host"]
+        most = max((users.count(gpu) for gpu in users), default=0)
+        if most > 1 and not all(p["mps"] for p in here):
+            out.append(
+                f"{host}: {most} workers share a GPU, one at a time; with CUDA MPS their kernels overlap: "
+                "nvidia-cuda-mps-control -d before the job"
+            )
+        idle = {gpu for p in here for gpu in p["gpus"]} - set(users)
+        if users and idle:
+            out.append(
+                f"{host}: {len(idle)} GPU{'s' * (len(idle) > 1)} without a worker; start more ranks there"
+            )
+    return out
+
+
+def table(places: Sequence[Place]) -> str:
+    """Return the binding report: a line for each rank, and hints. `start s`: until it was ready for work."""
+    form = "{:>4}  {:16} {:>4} {:>5}  {:7} {:16} {:>7}  {:>7}"
+    head = form.format("rank", "host", "node", "local", "device", "cpus", "threads", "start s")
+    lines = []
+    for r, p in enumerate(places):
+        where = (p["host"][:16], p["node"], p["local_rank"], p["device"], p["cpus"][:16], p["threads"])
+        lines.append(form.format(r, *where, f"{max(p['start_s'].values(), default=0.0):.2f}"))
+    return "\n".join([head, *lines, *(f"hint: {text}" for text in hints(places))])

@@ -1,0 +1,193 @@
+"""What a run would do, without training: sizes, collectives, memory, bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mpifl.aggregation.calibration import costs_of
+from mpifl.aggregation.collective_choice import (
+    GATHER,
+    REDUCE,
+    SCATTER,
+    Costs,
+    Given,
+    between,
+    busiest_bytes,
+    choose,
+    crossover,
+    is_spread,
+)
+from mpifl.comm import Transport
+from mpifl.comm.mpi_startup import MAIN
+from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.types import Notes, Report, Server
+
+from . import config as configuration
+from .build import Bench, prepare
+from .config import Config
+from .memory_forecast import Base, Held, footprint
+from .traffic_forecast import Expected, empty_report, expect, first_server
+
+NUMBER_BYTES = 4  # float32
+
+
+def describe(config: Config, transport: Transport) -> str:
+    """Return a page about a run; every rank calls, rank 0's page counts."""
+    asked = config.system.ranks
+    here = replace(config, system=replace(config.system, ranks=None, mpi_memory=MAIN))
+    bench = replace(prepare(here, transport, lambda text: None), config=config)
+    base = Base.measured(bench) if transport.is_server else None
+    for learner in (bench.learner, bench.learner.auxiliary):
+        if learner is not None:
+            learner.idle = True
+    costs = _costs(bench)
+    if base is None:
+        return ""
+    server, print_bytes = first_server(bench)
+    report = empty_report(bench, server, 0)
+    plan = bench.config.algorithm.aggregate(server, notes_of(bench, server, report))
+    tree = configuration.to_tree(config)
+    n, m, d = bench.world.num_clients, bench.num_sampled, bench.world.layout.size
+    lines = [
+        f"{config.name}: {tree['algorithm']['name']} on {tree['data']['source']['name']}, "
+        f"{tree['data']['scenario']['name']}, model {tree['model']['name']}",
+        "",
+        f"clients                 N = {n}, m = {m} per round, {config.rounds} rounds",
+        f"samples                 {_spread(bench.federation.sizes[:, 0])} training per client",
+        f"model                   d = {d:,} numbers ({bench.world.layout.num_parameters:,} trainable)",
+        f"ranks                   P = {asked or transport.size} ({max(1, ranks_of(bench) - 1)} with clients)",
+        "",
+    ]
+    for mixing in plan.mixings:
+        lines.append(_mixing_line(mixing, server, bench, costs))
+    lines += [
+        *_crossover_lines(d, bench, costs),
+        "",
+        *_traffic_lines(expect(bench, server, print_bytes, report)),
+        *_memory_lines(base, _held(bench, server, report, plan, print_bytes[1]), bench),
+    ]
+    return "\n".join(lines)
+
+
+def _traffic_lines(e: Expected) -> list[str]:
+    """Return what the federation sends, per round and in all."""
+    once = f"; once before training {_size(e.once[0])} down, {_size(e.once[1])} up" if any(e.once) else ""
+    total = f"not known before: it depends on {e.why}"
+    if e.total is not None:
+        total = f"{_size(e.total[0])} down, {_size(e.total[1])} up ({e.total[0]} and {e.total[1]} bytes)"
+    return [
+        f"federation per round    {_size(e.per_round[0])} down, {_size(e.per_round[1])} up{once}",
+        f"federation in all       {total}",
+    ]
+
+
+def ranks_of(bench: Bench) -> int:
+    """Return the number of ranks the plan is for: `system.ranks`, or those that are here."""
+    return bench.config.system.ranks or bench.transport.size
+
+
+def notes_of(bench: Bench, server: Server, report: Report) -> Notes:
+    """Return notes as if the whole cohort had sent `report`."""
+    algorithm, public = bench.config.algorithm, bench.world.public
+    m, needs = 1 if algorithm.needs.one_by_one else bench.num_sampled, algorithm.needs
+    clients = np.arange(m)
+    columns: dict[str, np.ndarray] = {name: np.stack([np.asarray(v)] * m) for name, v in report.notes.items()}
+    if needs.inspect:
+        columns |= {
+            name: np.asarray(v)[None] for name, v in algorithm.inspect(report.vectors, public).items()
+        }
+    if needs.row_distance:
+        columns["row_distance"] = np.ones((m, len(server.tables[needs.row_distance])))
+    if needs.gram:
+        columns["gram"] = np.eye(m)
+    if needs.probe:
+        columns |= {"distance": np.zeros((m, m)), "tau": np.zeros(m)}
+    return Notes(clients, bench.world.num_samples[clients], np.zeros(m, np.int64), np.ones(m, bool), columns)
+
+
+def _costs(bench: Bench) -> Costs | None:
+    """Return the costs that choose the collective; every rank calls.
+
+    Given ones are for the planned number of ranks; measured ones need that many here.
+    """
+    kind, size = bench.config.system.cost, ranks_of(bench)
+    if isinstance(kind, Given) and size > 1:
+        return between(kind.latency_s, kind.bytes_s, size)
+    return costs_of(kind, bench.transport) if size == bench.transport.size else None
+
+
+def _crossover_lines(d: int, bench: Bench, costs: Costs | None) -> list[str]:
+    """Return from how many uploads on a reduction is the faster, for several K, d and P."""
+    size, exact, kind = ranks_of(bench), bench.config.system.sums == "exact", bench.config.system.cost
+    if size == 1:
+        return []
+    cases = [(d, size, costs)]
+    if costs is not None:
+        cases.append((100 * d, size, costs))
+    if isinstance(kind, Given):
+        cases.append((d, 4 * size, between(kind.latency_s, kind.bytes_s, 4 * size)))
+    out = ["", f"Reduce beats Gatherv from m = ... uploads on ({'seconds' if costs else 'bytes'} decide):"]
+    for width, ranks, how in cases:
+        found = {k: crossover(how, k, width, ranks, exact) for k in (1, 4, 16, 64)}
+        text = ", ".join(f"K = {k}: {m or 'never'}" for k, m in found.items())
+        out.append(f"  d = {width:,}, P = {ranks}: {text}")
+    return out
+
+
+def _mixing_line(mixing: Mixing, server: Server, bench: Bench, costs: Costs | None) -> str:
+    table = server.tables[mixing.into]
+    rows, uploads = mixing.num_rows, mixing.weights.shape[1]
+    exact, size = bench.config.system.sums == "exact", ranks_of(bench)
+    spread = _spreads(table, server, bench)
+    collective, d = choose(rows, uploads, exact, spread), table.shape[1]
+    if costs is not None and not spread:
+        collective = costs.choose(rows, uploads, d, size, exact)
+    if bench.config.system.collective != "auto" and not spread:
+        collective = bench.config.system.collective
+    rest = busiest_bytes(collective, rows, uploads, d, exact)
+    name = {REDUCE: "Reduce", SCATTER: "Reduce_scatter"}.get(collective, "Gatherv")
+    moved = "nothing moves (P = 1)" if size == 1 else f"{name}, {_size(rest)} at the busiest rank"
+    if costs is not None and not spread:
+        each = (costs.mixing(c, rows, uploads, d, size, exact) for c in (REDUCE, GATHER))
+        moved += " (Reduce {:.3g} s, Gatherv {:.3g} s)".format(*each)
+    return f"table {mixing.into:18}K = {rows} of {len(table)} rows mixed from {uploads} uploads: {moved}"
+
+
+def _spreads(table: torch.Tensor, server: Server, bench: Bench) -> bool:
+    k, n = len(table), bench.world.num_clients
+    alone = k == n and len(np.unique(server.assign)) == n and not bench.config.algorithm.needs.polish
+    return alone and is_spread(k, 1, ranks_of(bench))
+
+
+def _held(bench: Bench, server: Server, report: Report, plan: Plan, prints: int) -> Held:
+    mixed = {m.into for m in plan.mixings}
+    spread = {name for name, table in server.tables.items() if _spreads(table, server, bench)}
+    return Held.by(bench.config.algorithm, server, report, prints, mixed, spread)
+
+
+def _memory_lines(base: Base, held: Held, bench: Bench) -> list[str]:
+    """Return the peak resident memory of server and workers."""
+    size = ranks_of(bench)
+    memory = footprint(base, held, bench, size)
+    if size == 1:
+        return [f"memory, alone           {_size(memory[0])} resident at its peak"]
+    return [
+        f"memory, server          {_size(memory[0])} resident at its peak",
+        f"memory, each worker     {_size(memory[1])} resident at its peak",
+    ]
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"
+
+
+def _spread(values: np.ndarray) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low}" if low == high else f"{low} to {high} (median {int(np.median(values))})"

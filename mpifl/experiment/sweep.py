@@ -1,0 +1,287 @@
+"""A study: one configuration run for every combination of what it varies, with a table and a figure.
+
+`vary` in the configuration names keys and their values: a list, or a mapping from labels to values. Those of
+`vary.configuration` are whole configurations, below the study's own keys. The table gives means and standard
+deviations over `vary.seed`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import yaml
+
+from mpifl.comm import Transport
+from mpifl.core.errors import UserError, require
+from mpifl.core.textfiles import MAX_NAME_BYTES, yaml_file
+from mpifl.results import run_folder as folders
+from mpifl.results.metrics import over_runs
+from mpifl.results.reader import load, read_rows
+from mpifl.results.study_figure import Curve, draw
+
+from . import config as configuration
+from .build import on_server, run
+from .config import Config
+from .engines import check_policy
+from .retime import same_training, written
+
+STUDY = "study.yaml"  # in the study's folder: what it was begun with
+FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
+MAX_CASES = 10_000
+ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination: key -> label, and the configuration."""
+
+    labels: Mapping[str, str]
+    config: Config
+
+    @property
+    def slug(self) -> str:
+        """Its name as a folder."""
+        return "-".join(
+            "".join(c if c.isalnum() or c in "._" else "_" for c in x) for x in self.labels.values()
+        )
+
+
+def cases(tree: Mapping[str, Any]) -> list[Case]:
+    """Return all combinations, each checked."""
+    vary = tree.get("vary") or {}
+    remedy = "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
+    require(isinstance(vary, dict) and bool(vary), "vary", vary, remedy)
+    odd = [key for key in vary if not isinstance(key, str)]
+    require(not odd, "vary", odd[:1], "is no key of a configuration")
+    axes = [_labelled(key, values) for key, values in vary.items()]
+    count = num_cases(vary)
+    require(count <= MAX_CASES, "vary", count, f"are more than {MAX_CASES} cases; take fewer values")
+    out = []
+    for combination in product(*axes):
+        one = {name: value for name, value in tree.items() if name != "vary"}
+        for key, (_, value) in zip(vary, combination, strict=True):
+            if key == "configuration":
+                file = configuration.read(str(value))
+                _check_method(tree, file, str(value))
+                one = configuration.merged(file, one)
+            else:
+                one = configuration.merged(one, _nested(key, value))
+        labels = dict(zip(vary, (label for label, _ in combination), strict=True))
+        out.append(Case(labels, configuration.build(Config, one)))
+        check_policy(out[-1].config)
+    slugs = [case.slug for case in out]
+    twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
+    require(twice is None, "vary", twice, "two cases have the same name; label the values")
+    long = next((slug for slug in slugs if len(slug.encode()) > MAX_NAME_BYTES), None)
+    require(long is None, "vary", long, "is too long a name for a folder; label the values, in few letters")
+    _check_different(out, tree)
+    return out
+
+
+def _check_method(own: Mapping[str, Any], file: Mapping[str, Any], name: str) -> None:
+    """Raise `UserError` where the study's own method takes the place of a varied configuration's: its row
+    would be labelled with a method that was never run.
+    """
+    mine, theirs = (_method(tree.get("algorithm")) for tree in (own, file))
+    remedy = (
+        f"vary.configuration {name} says {theirs}, which would never run; leave algorithm out of the study"
+    )
+    require(mine in (None, theirs), "algorithm", mine, remedy)
+
+
+def _method(section: Any) -> str | None:
+    """Return the name in the section of the method."""
+    name = section.get("name") if isinstance(section, dict) else section
+    return None if name is None else str(name)
+
+
+def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None:
+    """Raise `UserError` where two cases would be the same run."""
+    seen: dict[str, Case] = {}
+    for case in all_cases:
+        resolved = {
+            k: v for k, v in configuration.to_tree(case.config).items() if k not in ("name", "output")
+        }
+        known = seen.setdefault(json.dumps(resolved), case)
+        if known is not case:
+            keys = [key for key, label in case.labels.items() if known.labels[key] != label]
+            own = [key for key in tree if key not in ("vary", "name", "output", "system")]
+            why = f" below the study's own {', '.join(own)}" if "configuration" in keys and own else ""
+            remedy = f"the same run as {known.slug}{why}; take other values of {', '.join(keys)}"
+            raise UserError("vary", case.slug, remedy)
+
+
+def num_cases(vary: Mapping[str, Any]) -> int:
+    """Return how many cases there are."""
+    return prod(len(values) if isinstance(values, (list, dict)) else 1 for values in vary.values())
+
+
+def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
+    """Return the labels and values of one key."""
+    fits = isinstance(values, (list, dict)) and len(values) > 0
+    require(fits, f"vary.{key}", values, "take a list of values, or a mapping of labels to values")
+    if isinstance(values, dict):
+        return [(str(label), value) for label, value in values.items()]
+    return [(_label(value), value) for value in values]
+
+
+def _label(value: Any) -> str:
+    """Return what a value is called: a section by its name, a file without its folder."""
+    name = value.get("name", value) if isinstance(value, dict) else value
+    return str(name).rpartition("/")[2]
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """Return the tree with one leaf at a dotted path."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def study(name: str, options: Sequence[str], transport: Transport, quiet: bool = False) -> Path | None:
+    """Run all cases of a configuration over all ranks; return the study's folder on rank 0."""
+
+    def begin() -> tuple[dict[str, Any], Path]:
+        tree = configuration.merged(configuration.read(name), configuration.overrides(options))
+        first = cases(tree)[0].config  # all of them must be right before the first begins
+        folder = folders.create(first.output.folder, first.name, first.output.id)
+        (folder / STUDY).write_text(yaml.safe_dump(tree, sort_keys=False))
+        return tree, folder
+
+    tree, folder = on_server(transport, begin)
+    return _run_all(tree, folder, transport, quiet)
+
+
+def go_on(folder: Path, transport: Transport, quiet: bool = False) -> Path | None:
+    """Run what is left of a study; a case that had begun goes on from its last checkpoint."""
+    tree = on_server(transport, lambda: _begun(folder))
+    return _run_all(tree, folder, transport, quiet)
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    """Return the tree that a study was begun with, checked."""
+    tree = yaml_file(folder / STUDY, "RUN")
+    require(isinstance(tree, dict), "RUN", str(folder), f"has a {STUDY} that holds no mapping")
+    cases(tree)
+    return dict(tree)
+
+
+def _run_all(tree: dict[str, Any], folder: Path, transport: Transport, quiet: bool) -> Path | None:
+    """Run what is not done yet."""
+    rows, curves, all_cases = [], [], cases(tree)
+    quiet = quiet or not transport.is_server
+    for number, case in enumerate(all_cases, 1):
+        output = replace(case.config.output, folder=str(folder), id=case.slug, model=False)
+        if not quiet:
+            what = ", ".join(f"{key} {label}" for key, label in case.labels.items())
+            print(f"case {number}/{len(all_cases)}: {what}", flush=True)
+        _take(
+            replace(case, config=replace(case.config, output=output)),
+            all_cases[: number - 1],
+            transport,
+            quiet,
+        )
+        if transport.is_server:
+            done = folder / f"{case.config.name}-{case.slug}"
+            rows.append(_row(case, done))
+            curves.append(_curve(case, done))
+            _write(folder, rows, curves)
+    if not transport.is_server:
+        return None
+    if not quiet:
+        print(f"{table(over_seeds(rows))}\nresults: {folder}: study.md, study.csv, study.png", flush=True)
+    return folder
+
+
+def _take(case: Case, before: Sequence[Case], transport: Transport, quiet: bool) -> None:
+    """Run a case unless it is done, or re-time one that is done and differs only in network and delays."""
+    parent, name = Path(case.config.output.folder), case.config.name
+    here = parent / f"{name}-{case.slug}"
+    twin = next((c for c in before if same_training(c.config, case.config)), None)
+    state = on_server(transport, lambda: _state(here, twin is None))
+    if state == "done":
+        return
+    if twin is None:
+        run(case.config, transport, quiet, here if state == "begun" else None)
+        gc.collect()  # a run leaves cycles that hold its model and samples
+        return
+    on_server(transport, lambda: written(load(parent / f"{name}-{twin.slug}"), case.config))
+
+
+def _state(folder: Path, trains: bool) -> str:
+    """Return whether a case is done, begun or new; remove what cannot be gone on with."""
+    if (folder / "summary.json").is_file():
+        return "done"
+    if trains and (folder / "run.json").is_file():
+        return "begun"
+    if folder.exists():  # stopped while it was made
+        shutil.rmtree(folder)
+    return "new"
+
+
+def _write(folder: Path, rows: list[dict[str, Any]], curves: list[Curve]) -> None:
+    """Write table and figure of what is done."""
+    folders.write_csv(folder / "study.csv", rows)
+    (folder / "study.md").write_text(table(over_seeds(rows)))
+    draw(curves, folder / "study.png")
+
+
+def _row(case: Case, folder: Path) -> dict[str, Any]:
+    """Return a case's labels and final figures."""
+    run = load(folder)
+    summary, metrics = run.summary, run.rows("metrics.csv")
+    last, late = metrics[-1], [float(row["accuracy_mean"]) for row in metrics[len(metrics) // 2 :]]
+    found: dict[str, Any] = {n: float(last[n]) for n in FIGURES if last.get(n) not in (None, "", "nan")}
+    if "asynchronous" in summary:
+        found |= {"second_half_mean": mean(late), "second_half_lowest": min(late)}
+    found |= {n: v for n in ASYNCHRONOUS if (v := summary.get("asynchronous", {}).get(n)) is not None}
+    found |= {n: summary[n] for n in ("federation_bytes_up", "federation_bytes_down", "wall_seconds")}
+    return {**case.labels, **{n: round(v, 4) if isinstance(v, float) else v for n, v in found.items()}}
+
+
+def _curve(case: Case, folder: Path) -> Curve:
+    metrics = read_rows(folder / "metrics.csv")
+    axis = "virtual_seconds" if "virtual_seconds" in metrics[0] else "round"
+    lags = [int(row["staleness"]) for row in read_rows(folder / "events.csv")]
+    x, y = ([float(row[name]) for row in metrics] for name in (axis, "accuracy_mean"))
+    return Curve(case.labels, axis.replace("_", " "), x, y, lags)
+
+
+def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return one row for all seeds of a case: mean and sample standard deviation of each figure."""
+    if not any("seed" in row for row in rows):
+        return list(rows)
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(v for k, v in row.items() if k != "seed" and isinstance(v, str)), []).append(
+            row
+        )
+    return [
+        {k: _spread([r.get(k) for r in group]) for k in group[0] if k != "seed"} for group in groups.values()
+    ]
+
+
+def _spread(values: Sequence[Any]) -> Any:
+    """Return what all values are, or their mean and standard deviation."""
+    numbers = [v for v in values if isinstance(v, (int, float))]
+    if len(set(values)) == 1 or len(numbers) < 2:
+        return values[0]
+    centre, spread = over_runs(np.array(numbers))
+    return f"{centre:.4g} ± {spread:.2g}"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as a Markdown table."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, ["---"] * len(columns), *([str(row.get(c, "")) for c in columns] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,262 @@
+"""The figures of a report.
+
+Colours are safe for all eyes; lines and bars differ in dashes and hatches as well, so that they can be told
+apart in grey.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.timing import PHASES
+
+from .seed_groups import AXES, Group
+from .study_figure import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DASHES = ("-", "--", "-.", ":")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "//", "..", "xx", "\\\\", "--", "oo", "**", "++")
+MAX_MATRICES, MAX_TIMINGS, MAX_LEGEND = 8, 8, 16
+MATRICES = {  # what methods keep of pairs of clients -> title, colours (light is near)
+    "distance": ("distance", "cividis"),
+    "collaboration": ("collaboration weight", "cividis_r"),
+    "affinity": ("affinity", "cividis_r"),
+    "linked": ("linked", "Greys"),
+}
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure  # heavy: only when something is drawn
+
+    return Figure((width, height), dpi=110, layout="constrained")
+
+
+def _line(i: int) -> dict[str, Any]:
+    """Return the look of line `i`."""
+    turn = i // len(COLOURS)
+    return {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[(i + turn) % len(DASHES)], "lw": 1.5}
+
+
+def _bar(i: int) -> dict[str, Any]:
+    """Return the look of part `i` of a bar."""
+    return {"color": COLOURS[i % len(COLOURS)], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white"}
+
+
+def _plain(axis: Any) -> None:
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=8)
+
+
+def _legend(figure: Figure, axis: Any) -> None:
+    """Put one legend below all panels."""
+    handles, labels = axis.get_legend_handles_labels()
+    if len(handles) > MAX_LEGEND * 3:
+        handles, labels = handles[: MAX_LEGEND * 3], [*labels[: MAX_LEGEND * 3 - 1], "and more"]
+    wide = max(map(len, labels), default=0)
+    columns = 1 if wide > 60 else 2 if wide > 30 else 4
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+
+
+def curves(groups: Sequence[Group], name: str, title: str) -> Figure | None:
+    """Draw a figure against rounds, bytes and virtual time: means over seeds, bands from least to most."""
+    axes_of = [a for a in AXES if any(g.has(a) and np.ptp(g.column(a)) > 0 for g in groups)] or ["round"]
+    shown = [g for g in groups if g.has(name)]
+    if not shown:
+        return None
+    below = 0.2 * min(len(shown), MAX_LEGEND)
+    figure = _figure(3.7 * len(axes_of) + 0.4, 3.0 + below)
+    axes = figure.subplots(1, len(axes_of), squeeze=False, sharey=True)[0]
+    for axis, kind in zip(axes, axes_of, strict=True):
+        for i, group in enumerate(shown):
+            curve, look = group.curve(kind, name), _line(i)
+            mark = {"marker": MARKS[i % len(MARKS)], "ms": 4, "markevery": max(1, len(curve.x) // 8)}
+            x = curve.x / 1e6 if kind == "bytes" else curve.x
+            axis.plot(x, curve.mean, label=group.name, **look, **mark)
+            if len(group.runs) > 1:
+                axis.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.2, lw=0)
+        axis.set_xlabel(AXES[kind], fontsize=9)
+        _plain(axis)
+    axes[0].set_ylabel(title, fontsize=9)
+    _legend(figure, axes[0])
+    return figure
+
+
+def traffic(groups: Sequence[Group]) -> Figure | None:
+    """Draw the bytes of each group's first run, stacked by kind and direction."""
+    found = []
+    for group in groups:
+        total: Counter[tuple[str, str]] = Counter()
+        for row in group.runs[0].rows("ledger.csv"):
+            total[row["direction"], row["kind"]] += int(row["bytes"])
+        found.append(total)
+    if not any(sum(t.values()) for t in found):
+        return None
+    unit, name = _unit(max(sum(t.values()) for t in found))
+    parts = sorted({part for total in found for part in total})
+    figure = _figure(8.5, 1.3 + 0.3 * len(groups) + 0.12 * len(parts))
+    axis, places = figure.subplots(), np.arange(len(groups))
+    start = np.zeros(len(groups))
+    for i, (direction, kind) in enumerate(parts):
+        size = np.array([total[direction, kind] / unit for total in found])
+        look = _bar(i)
+        axis.barh(places, size, left=start, height=0.7, label=f"{kind}, {direction}", **look)
+        start += size
+    axis.set_yticks(places, [g.name for g in groups])
+    axis.invert_yaxis()
+    axis.set_xlabel(f"{name} sent by unicast", fontsize=9)
+    _plain(axis)
+    _legend(figure, axis)
+    return figure
+
+
+def _unit(most: float) -> tuple[float, str]:
+    """Return a unit of bytes that suits, and its name."""
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    return next((unit for unit in units if most >= unit[0]), (1.0, "bytes"))
+
+
+def matrices(groups: Sequence[Group]) -> Figure | None:
+    """Draw what methods found of pairs of clients, ordered by cluster, clusters and true groups beside."""
+    found = []
+    for group in groups:
+        memo = group.runs[0].memo
+        name = next((n for n in MATRICES if n in memo and memo[n].ndim == 2), None)
+        if name is not None and np.isfinite(memo[name]).any():
+            n = int(group.runs[0].summary["clients"])
+            remedy = f"memo.npz: {name} has shape {memo[name].shape}, for {n} clients; run it again"
+            require(memo[name].shape == (n, n), "RUN", str(group.runs[0].folder), remedy)
+            found.append((group, name, memo[name]))
+    if not found:
+        return None
+    found = found[:MAX_MATRICES]
+    wide = min(len(found), 3)
+    high = -(-len(found) // wide)
+    figure = _figure(4.0 * wide, 3.8 * high)
+    axes = figure.subplots(high, wide, squeeze=False).flat
+    for axis, (group, name, values) in zip(axes, found, strict=False):
+        _matrix(figure, axis, group, name, values)
+    for axis in list(axes)[len(found) :]:
+        axis.set_visible(False)
+    return figure
+
+
+def _matrix(figure: Figure, axis: Any, group: Group, name: str, values: np.ndarray) -> None:
+    """Draw one matrix, and a strip of clusters and one of true groups on its left."""
+    rows = group.runs[0].rows("clusters.csv")
+    cluster, truth = (np.array([int(r[c]) for r in rows]) for c in ("cluster", "group"))
+    order = np.lexsort((np.arange(len(rows)), truth, cluster))
+    title, colours = MATRICES[name]
+    image = axis.imshow(values[np.ix_(order, order)].astype(float), cmap=colours, interpolation="nearest")
+    figure.colorbar(image, ax=axis, fraction=0.045, pad=0.02).ax.tick_params(labelsize=7)
+    strips = [("cluster", cluster)] + ([("truth", truth)] if (truth >= 0).all() else [])
+    for i, (what, labels) in enumerate(strips):
+        strip = axis.inset_axes([-0.07 - 0.075 * i, 0, 0.06, 1])
+        codes = np.unique(labels, return_inverse=True)[1][order]
+        strip.imshow(codes[:, None], aspect="auto", cmap="Greys", vmin=-1, interpolation="nearest")
+        for edge in np.flatnonzero(np.diff(codes)):
+            strip.axhline(edge + 0.5, color="#d55e00", lw=1)
+        strip.set(xticks=[0], yticks=[])
+        strip.set_xticklabels([what], rotation=90, fontsize=7)
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(f"{group.name}\n{title}", fontsize=8)
+
+
+def silhouettes(groups: Sequence[Group]) -> Figure | None:
+    """Draw the mean silhouette against the number of clusters, where a method chose by it."""
+    memos = [(g, g.runs[0].memo.get("silhouette")) for g in groups]
+    found = [(g, scores) for g, scores in memos if scores is not None and scores.ndim == 2 and scores.size]
+    if not found:
+        return None
+    figure = _figure(5.5, 3.0 + 0.18 * len(found))
+    axis = figure.subplots()
+    for i, (group, scores) in enumerate(found):
+        look = {**_line(i), "marker": MARKS[i % len(MARKS)], "ms": 4}
+        axis.plot(scores[:, 0], scores[:, 1], label=group.name, **look)
+    axis.set_xlabel("number of clusters k", fontsize=9)
+    axis.set_ylabel("mean silhouette", fontsize=9)
+    _plain(axis)
+    _legend(figure, axis)
+    return figure
+
+
+def staleness(groups: Sequence[Group]) -> Figure | None:
+    """Draw how stale the uploads of asynchronous runs were."""
+    found = [(g, g.runs[0].summary["asynchronous"]) for g in groups if g.runs[0].summary.get("asynchronous")]
+    if not found:
+        return None
+    figure = _figure(6.5, 3.0 + 0.18 * len(found))
+    axis = figure.subplots()
+    for i, (group, said) in enumerate(found):
+        lags = {int(k): n for k, n in said["staleness_histogram"].items()}
+        x, total = np.arange(max(lags, default=0) + 2), sum(lags.values())
+        y = np.array([lags.get(int(lag), 0) / max(total, 1) for lag in x])
+        axis.step(x - 0.5, y, where="post", label=group.name, **_line(i))
+    axis.set_xlabel("staleness, server steps", fontsize=9)
+    axis.set_ylabel("share of arrivals", fontsize=9)
+    _plain(axis)
+    _legend(figure, axis)
+    return figure
+
+
+def timings(groups: Sequence[Group]) -> Figure | None:
+    """Draw where the time of each rank of each group's first run went."""
+    found = [(g, rows) for g in groups if (rows := g.runs[0].rows("timing.csv"))][:MAX_TIMINGS]
+    if not found:
+        return None
+    labels, spent = [], []
+    for group, rows in found:
+        ranks = sorted({int(r["rank"]) for r in rows})
+        for rank in ranks:
+            mine = [r for r in rows if int(r["rank"]) == rank]
+            spent.append([sum(float(r.get(p) or 0) for r in mine) for p in PHASES])
+            labels.append(f"{group.name}, rank {rank}" if len(ranks) > 1 else group.name)
+    figure = _figure(8.5, 1.4 + 0.26 * len(labels))
+    axis, seconds, start = figure.subplots(), np.array(spent), np.zeros(len(labels))
+    for i, phase in enumerate(PHASES):
+        look = _bar(i)
+        axis.barh(np.arange(len(labels)), seconds[:, i], left=start, height=0.75, label=phase, **look)
+        start += seconds[:, i]
+    axis.set_yticks(np.arange(len(labels)), labels)
+    axis.invert_yaxis()
+    axis.set_xlabel("seconds", fontsize=9)
+    _plain(axis)
+    _legend(figure, axis)
+    return figure
+
+
+Drawing = Callable[[Sequence[Group]], "Figure | None"]
+FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file -> title, what it shows, how it is drawn
+    "accuracy": (
+        "Accuracy",
+        "Mean accuracy over clients; bands from the least to the most of several seeds.",
+        lambda groups: curves(groups, "accuracy_mean", "mean accuracy"),
+    ),
+    "worst": (
+        "Worst client",
+        "Accuracy of the worst client of each evaluation.",
+        lambda groups: curves(groups, "accuracy_worst", "worst accuracy"),
+    ),
+    "fairness": (
+        "Fairness",
+        "Standard deviation of accuracy over clients: less is fairer.",
+        lambda groups: curves(groups, "accuracy_std", "std over clients"),
+    ),
+    "bytes": ("Bytes", "What a federation would have sent, by kind and direction; first seed.", traffic),
+    "matrices": (
+        "Pairs of clients",
+        "Ordered by cluster, true groups beside; borders where either changes; first seed.",
+        matrices,
+    ),
+    "silhouette": ("Silhouette", "What the number of clusters was chosen by; first seed.", silhouettes),
+    "staleness": ("Staleness", "Server steps between download and arrival; first seed.", staleness),
+    "time": ("Time of each rank", "Seconds of each phase, evaluation included; first seed.", timings),
+}

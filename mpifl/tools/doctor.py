@@ -1,0 +1,216 @@
+"""`mpirun -n P mpifl doctor`: what an expensive job should not find out by itself. Every rank calls."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpifl.comm import Transport
+from mpifl.comm.link_test import Link, within
+from mpifl.comm.link_test import measure as measure_pairs
+from mpifl.comm.mpi_startup import cuda_aware
+from mpifl.experiment.placement import crowded, place, workers_of
+from mpifl.experiment.placement import table as table_of_bindings
+from mpifl.kernels import bindings
+from mpifl.results.identity import version_of
+
+PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn", "mpi4py", "safetensors")
+BLOCK = 1 << 20  # float32 numbers of the bandwidth check: 4 MiB
+SKEW_SECONDS, START_SECONDS, FREE_BYTES = 1.0, 60.0, 1 << 30
+SLOW, LATE_SECONDS, PAIRS_SHOWN = 4.0, 1e-3, 6  # times slower than the median pair; what is no delay yet
+LIMIT_S = 60.0  # for each exchange
+START_ADVICE = "many ranks read one environment at once: keep it in an image or on each node's own disk"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table. `advice`: what to do where it is not good."""
+
+    name: str
+    good: bool
+    found: str
+    advice: str = ""
+
+
+def facts(transport: Transport) -> dict[str, Any]:
+    """Return what a rank knows of its place, its versions and the time."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = f"cuda:{getattr(transport, 'local_rank', 0) % gpus}" if gpus else "cpu"
+    versions = {name: version_of(name) for name in PACKAGES} | {"python": platform.python_version()}
+    return {**place(transport, device), "versions": versions, "time": time.time()}
+
+
+def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
+    """Judge versions, clocks, cores and devices, on rank 0."""
+    out = []
+    odd = [r for r, p in enumerate(places) if p["versions"] != places[0]["versions"]]
+    out.append(
+        Check("versions", not odd, f"ranks unlike rank 0: {odd or 'none'}", "install the same environment")
+    )
+    skew = max(p["time"] for p in places) - min(p["time"] for p in places)
+    out.append(Check("clocks", skew < SKEW_SECONDS, f"{skew:.3f} s apart", "let the nodes keep time (NTP)"))
+    slow = max(range(len(places)), key=lambda r: places[r]["start_s"].get("mpi", 0.0))
+    stages = places[slow]["start_s"]
+    found = f"the slowest is rank {slow}: programs loaded after {stages.get('imports', 0):.1f} s, MPI after "
+    found += f"{stages.get('mpi', 0):.1f} s"
+    out.append(Check("start", stages.get("mpi", 0) < START_SECONDS, found, START_ADVICE))
+    out += _loops(places)
+    full = crowded(places)
+    advice = "fewer ranks or threads, or wider CPU masks (--bind-to, --cpus-per-task)"
+    out.append(Check("cores", not full, "; ".join(full) or "enough for every worker's threads", advice))
+    bare = [r for r, p in enumerate(places) if not p["gpus"]]
+    mixed = 0 < len(bare) < len(places)
+    seen = (
+        f"ranks without one: {bare}"
+        if mixed
+        else "none"
+        if bare
+        else f"{len(places[0]['gpus'])} on the first node"
+    )
+    out.append(Check("GPUs", not mixed, seen, "ask for GPUs on every node, or take system.device: cpu"))
+    return out
+
+
+def _loops(places: Sequence[dict[str, Any]]) -> list[Check]:
+    """Judge what decides last bits: the loops in C and the processors of the ranks that train."""
+    workers = [p["machine"] for p in workers_of(places)]
+    loops = sorted({w["loops_in_c"] for w in workers})
+    found = f"{', '.join(loops)}; compiler: {', '.join(sorted({w['compiler'] for w in workers}))}"
+    remedy = bindings.PROBLEM or "install the same build everywhere"
+    advice = f"{remedy}; other builds, and PyTorch in their place, give other last bits"
+    out = [Check("loops in C", loops == loops[:1] != ["none"], found, advice)]
+    kinds = sorted({f"{w['processor']} ({w['instructions']})" for w in workers})
+    advice = "last bits depend on which of them trained a client: take nodes of one kind"
+    return [*out, Check("processors", len(kinds) == 1, ", ".join(kinds), advice)]
+
+
+def _collectives(transport: Transport) -> list[Check]:
+    """Send sums and rows whose results are known; every rank calls."""
+    size, out = transport.size, []
+    total = torch.full((1000,), transport.rank + 1, dtype=torch.int64)
+    transport.reduce(total, "doctor")
+    row = torch.arange(1000.0) if transport.is_server else torch.zeros(1000)
+    transport.share(row, "doctor")
+    rows = transport.gather(torch.full((1, 8), float(transport.rank)), [1] * size, "doctor")
+    ok = transport.collect(bool((row == torch.arange(1000.0)).all()), "doctor")
+    if ok is not None and rows is not None:
+        right = all(ok) and bool((total == size * (size + 1) // 2).all())
+        right = right and rows[:, 0].tolist() == [float(r) for r in range(size)]
+        out.append(
+            Check("collectives", right, "sums and rows are right", "this MPI loses numbers: another one")
+        )
+    times = []
+    for _ in range(5):
+        transport.meet()
+        start = time.perf_counter()
+        transport.share(torch.zeros(BLOCK), "doctor")
+        transport.meet()
+        times.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    for _ in range(20):
+        transport.meet()
+    latency = (time.perf_counter() - start) / 20
+    if transport.is_server:
+        speed = 4 * BLOCK / float(np.median(times)) / 1e6
+        found = f"4 MiB to all at {speed:.0f} MB/s, a barrier in {1e6 * latency:.0f} us"
+        advice = "is the fast fabric in use? see OMPI_MCA_pml, UCX_TLS"
+        out.append(Check("speed", size == 1 or speed > 20, found, advice))
+    return out
+
+
+def judge_pairs(links: Sequence[Link], hosts: Sequence[str]) -> Check:
+    """Judge the links between nodes: right sums, and none far slower than the others.
+
+    Args:
+        hosts: of each rank.
+    """
+    if not links:
+        return Check("pairs", True, "one node, no links between nodes")
+    typical, late = (float(np.median([getattr(x, name) for x in links])) for name in ("bytes_s", "latency_s"))
+    wrong = [x for x in links if not x.right]
+    slow = [x for x in links if typical > SLOW * x.bytes_s or x.latency_s > SLOW * late + LATE_SECONDS]
+
+    def named(some: Sequence[Link]) -> str:
+        names = ", ".join(f"{hosts[x.ranks[0]]} - {hosts[x.ranks[1]]}" for x in some[:PAIRS_SHOWN])
+        return names + (f" and {len(some) - PAIRS_SHOWN} more" if len(some) > PAIRS_SHOWN else "")
+
+    rates, delays = sorted(x.bytes_s / 1e6 for x in links), sorted(1e6 * x.latency_s for x in links)
+    found = f"{len(links)} pair{'s' * (len(links) > 1)} of nodes, {rates[0]:.0f} to {rates[-1]:.0f} MB/s, "
+    found += f"{delays[0]:.0f} to {delays[-1]:.0f} us"
+    if wrong:
+        return Check("pairs", False, f"{found}; wrong sums: {named(wrong)}", "leave these nodes out")
+    advice = "a link or adapter has fallen back; leave these nodes out"
+    return Check("pairs", not slow, found + (f"; slow: {named(slow)}" if slow else ""), advice)
+
+
+def _folder(path: Path, what: str) -> Check:
+    """Judge free space and write speed of a folder."""
+    while not path.exists():
+        path = path.parent
+    free = shutil.disk_usage(path).free
+    try:
+        with tempfile.NamedTemporaryFile(dir=path) as file:
+            start = time.perf_counter()
+            file.write(bytes(1 << 25))
+            file.flush()
+            os.fsync(file.fileno())
+            speed = 32 / (time.perf_counter() - start)
+    except OSError as error:
+        return Check(what, False, f"{path}: {error.strerror}", "take another folder")
+    found = f"{path}: {free / 2**30:.1f} GiB free, {speed:.0f} MiB/s"
+    return Check(what, free > FREE_BYTES, found, "make room, or take another folder")
+
+
+def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], str] | None:
+    """Return the checks and the binding report on rank 0; every rank calls."""
+    with within(transport, LIMIT_S, "the first message to rank 0"):
+        transport.collect(None, "doctor")
+    links = measure_pairs(transport, LIMIT_S)  # before what all take part in: it tells which link is broken
+    with within(transport, LIMIT_S, "what all ranks exchange"):
+        transport.meet()
+        places = transport.collect(facts(transport), "doctor")
+        reach = transport.collect(not data or os.access(data, os.R_OK), "doctor")
+        speed = _collectives(transport)
+    if places is None or reach is None or links is None:
+        return None
+    library = getattr(transport, "library", "none: one process")
+    hosts = {p["host"] for p in places}
+    found = f"{library}; {transport.size} ranks on {len(hosts)} hosts"
+    if transport.size > 1 and any(p["gpus"] for p in places):
+        found += "; CUDA-aware (system.mpi_memory)" if cuda_aware() else "; not CUDA-aware"
+    checks = [Check("MPI", True, found), *_layout(places), *speed]
+    checks.append(judge_pairs(links, [p["host"] for p in places]))
+    blind = [r for r, seen in enumerate(reach) if not seen]
+    where = f"{data or 'not set'}: " + (f"ranks {blind} cannot read it" if blind else "all ranks read it")
+    checks.append(Check("data", not blind, where, "put it where every node sees it (MPIFL_DATA)"))
+    return [*checks, _folder(Path(runs), "run folder")], table_of_bindings(places)
+
+
+def table(checks: Sequence[Check]) -> str:
+    """Return the checks as text."""
+    lines = []
+    for check in checks:
+        lines.append(f"{'ok ' if check.good else 'BAD'}  {check.name:12} {check.found}")
+        if not check.good:
+            lines.append(f"{'':17} -> {check.advice}")
+    return "\n".join(lines)
+
+
+def doctor(transport: Transport, runs: str, say: Callable[[str], None]) -> bool:
+    """Examine this job and say what was found on rank 0; return whether all is well, on every rank."""
+    seen = examine(transport, os.environ.get("MPIFL_DATA", ""), runs)
+    well = True
+    if seen is not None:
+        say(f"{table(seen[0])}\n\n{seen[1]}")
+        well = all(check.good for check in seen[0])
+    return bool(transport.tell(well, "doctor"))

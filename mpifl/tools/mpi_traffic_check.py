@@ -1,0 +1,145 @@
+"""`mpirun -n P mpifl doctor --witness`: the bytes of `wire.csv` beside those that Open MPI itself counted."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mpifl.comm import Transport
+from mpifl.comm.monitoring import KINDS, Monitor
+from mpifl.core.errors import require
+from mpifl.experiment.build import on_server, run
+from mpifl.experiment.config import Config, build, merged
+
+TINY: dict[str, Any] = {  # a second: digits come with scikit-learn
+    "name": "witness",
+    "rounds": 2,
+    "participation": 0.5,
+    "model": {"name": "mlp", "hidden": [12]},
+    "local": {"batch_size": 32, "lr": 0.1},
+    "data": {"source": "digits", "scenario": {"name": "rotated", "angles": [0, 180], "clients": 8}},
+    "evaluation": {"every": 0},
+}
+RUNS: dict[str, dict[str, Any]] = {  # between them, every verb that moves numbers
+    "rounds, CFL": {"algorithm": {"name": "cfl", "warmup": 1, "eps1": 100, "eps2": 0}},
+    "rounds, UCFL": {"algorithm": "ucfl"},
+    "asynchronous, FedBuff": {"algorithm": "fedbuff", "policy": {"name": "buffer", "size": 2}},
+}
+CALLS = {  # what Open MPI tells apart -> calls of wire.csv
+    "O2A": ("bcast",),
+    "A2O": ("reduce", "gatherv"),
+    "A2A": ("reduce_scatter",),
+    "point": ("send",),
+}
+NAMES = {
+    "O2A": "broadcasts",
+    "A2O": "reductions and gathers",
+    "A2A": "reduce-scatters",
+    "point": "messages",
+}
+
+
+class Line(NamedTuple):
+    """Bytes of one kind of call in one run; messages are compared rank by rank."""
+
+    run: str
+    kind: str
+    ours: int
+    theirs: int
+    difference: int
+
+
+def seen(found: Mapping[str, Mapping[Any, Any]]) -> dict[str, int]:
+    """Return the bytes of each kind that one rank's monitoring found: collectives of mpifl's communicator
+    (those of others are the library's own, within and between nodes), and all messages.
+    """
+    calls = found["communicators"]["mpifl"].items()
+    out = {kind: sum(count.size for (_, which), count in calls if which == kind) for kind in KINDS}
+    return out | {"point": sum(count.size for count in found["point"].values())}
+
+
+def reconciled(
+    run: str, rows: Sequence[Mapping[str, str]], counts: Sequence[Mapping[str, int]]
+) -> list[Line]:
+    """Return a line for each kind of call.
+
+    Args:
+        rows: of wire.csv. counts: of each rank, by `seen`.
+    """
+    lines = []
+    for kind, calls in CALLS.items():
+        mine = Counter({r: 0 for r in range(len(counts))})
+        for row in rows:
+            mine[int(row["rank"])] += int(row["bytes"]) * (row["call"] in calls)
+        ours, theirs = sum(mine.values()), sum(count[kind] for count in counts)
+        # Open MPI books what comes to one rank there, mpifl where it is sent from
+        apart = [abs(mine[r] - count[kind]) for r, count in enumerate(counts)]
+        lines.append(Line(run, kind, ours, theirs, sum(apart) if kind == "point" else abs(ours - theirs)))
+    return lines
+
+
+def warm(transport: Transport) -> None:
+    """Make each collective once: over several nodes, Open MPI's first ones make others, to find the nodes."""
+    row = torch.zeros(1, 8)
+    transport.share(row[0], "witness")
+    transport.reduce(row, "witness")
+    transport.gather(row, [1] * transport.size, "witness")
+    if transport.is_worker:
+        workers = len(transport.workers)
+        transport.scatter_sum(torch.zeros(workers, 8), [0] + [1] * workers, "witness")
+
+
+def measure(transport: Transport) -> list[Line]:
+    """Return the lines of all runs on rank 0, none elsewhere; every rank calls.
+
+    Raises:
+        UserError: this MPI has no monitoring.
+    """
+    remedy = "one process sends nothing; start it as mpirun -n 3 mpifl doctor --witness"
+    require(transport.size > 1, "--witness", "1 rank", remedy)
+    monitor, lines = Monitor(), []
+    warm(transport)
+    with tempfile.TemporaryDirectory() as own:
+        parent = on_server(transport, lambda: own)
+        for number, (name, changes) in enumerate(RUNS.items()):
+            place = {"output": {"folder": parent, "id": str(number), "model": False}}
+            config = build(Config, merged(TINY, {**changes, **place}))
+            transport.meet()
+            transport.wire.clear()
+            monitor.read()
+            folder = run(config, transport, quiet=True)
+            counts = transport.collect(seen(monitor.read()), "witness")
+            if folder is not None and counts is not None:
+                lines += reconciled(name, read(folder / "wire.csv"), counts)
+        transport.meet()
+    return lines
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open(newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Return the lines, and their totals, as text."""
+    ours, theirs, apart = (sum(column) for column in list(zip(*lines, strict=True))[2:])
+    heads = [("run", "bytes of", "wire.csv", "monitoring", "difference")]
+    body = [(x.run, NAMES[x.kind], f"{x.ours:,}", f"{x.theirs:,}", f"{x.difference:,}") for x in lines]
+    total = [("all", "", f"{ours:,}", f"{theirs:,}", f"{apart:,}")]
+    return "\n".join(f"{a:22} {b:23}{c:>12}{d:>12}{e:>12}" for a, b, c, d, e in (*heads, *body, *total))
+
+
+def witness(transport: Transport, say: Callable[[str], None]) -> bool:
+    """Say the table on rank 0; return whether every difference is 0, on every rank."""
+    lines = measure(transport)
+    if lines:
+        library = getattr(transport, "library", "")
+        say(f"{library}, {transport.size} ranks: mpifl's counts beside the library's own\n\n{table(lines)}")
+    return bool(transport.tell(all(line.difference == 0 for line in lines), "witness"))
