@@ -82,7 +82,7 @@ def data_root(pytestconfig: pytest.Config) -> Path:
 @pytest.fixture
 def flat_plane(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let FLT take two coordinates for UMAP, which compiles for ten seconds in every process."""
-    import worlds
+    from support import worlds
 
     monkeypatch.setattr("mpifl.algorithms.flt.umap_plane", worlds.plane)
 

@@ -15,7 +15,9 @@ import mpifl
 from mpifl.core import algorithm, client, federation
 
 PACKAGE = Path(mpifl.__file__).parent
-ALLOWED: dict[str, set[str]] = {  # package -> packages of ours that it may import; each may import those above it
+ALLOWED: dict[
+    str, set[str]
+] = {  # package -> packages of ours that it may import; each may import those above it
     "core": set(),
     "kernels": {"core"},
     "clustering": {"core"},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import worlds
-from runs import CONFIG
+from support import worlds
+from support.runs import CONFIG
 
 HEAVY = ("torchvision", "umap", "ot", "matplotlib", "PIL")
 PROGRAM = f"""

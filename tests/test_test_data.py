@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-import worlds
-from cases import CASES, named
 from numpy.testing import assert_allclose
+from support import worlds
+from support.cases import CASES, named
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.algorithm import Algorithm

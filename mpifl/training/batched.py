@@ -4,7 +4,7 @@ Every tensor of the model is held once for all clients, [C, *shape]; a step take
 by `torch.func.vmap` and makes one fused update. Clients are sorted by their number of steps, so that those
 still at work are the first rows; a last batch that is smaller is padded and its padding weighs nothing. The
 result agrees with training one client after the other up to rounding (1e-4 of the largest change, see
-tests/local/test_stacked.py), not bit for bit.
+tests/training/test_batched.py), not bit for bit.
 
 Several clients at once: each visit is stopped where it asks to train, until all ask, then one stacked
 training answers them all.

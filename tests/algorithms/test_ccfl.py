@@ -1,6 +1,6 @@
 """CCFL and FedSoft-Async by hand: the client's step, what the server makes of its own sets, their figures.
 
-The server's rules are in `tests/engine/test_events_rules.py`.
+The server's rules are in `tests/runtime/test_asynchronous_rules.py`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-import byhand
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from support import byhand
 from torch.testing import assert_close
 
 from mpifl.algorithms.ccfl import CCFL

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import byhand
 import torch
-import worlds
-from test_limits import Limit, agree
+from support import byhand, worlds
+from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.ditto import Ditto

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-import byhand
 import numpy as np
 import pytest
 import torch
-import worlds
 from numpy.testing import assert_allclose
-from test_limits import MOMENTUM, Limit, agree
+from support import byhand, worlds
+from algorithms.test_limits import MOMENTUM, Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedamp import FedAMP

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import worlds
 from numpy.testing import assert_array_equal
+from support import worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg

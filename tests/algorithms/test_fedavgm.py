@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import byhand
 import pytest
 from numpy.testing import assert_allclose
-from test_limits import Limit, agree
+from support import byhand
+from algorithms.test_limits import Limit, agree
 
 from mpifl.algorithms.fedavgm import FedAvgM
 

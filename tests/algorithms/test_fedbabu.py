@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import worlds
 from numpy.testing import assert_allclose, assert_array_equal
+from support import worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedbabu import FedBABU

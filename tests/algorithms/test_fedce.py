@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import byhand
 import numpy as np
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from test_limits import Limit, agree
+from support import byhand
+from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedce import FedCE, association

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import byhand
 import pytest
 import torch
-import worlds
 from numpy.testing import assert_allclose
-from test_limits import Limit, agree
+from support import byhand, worlds
+from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedem import FedEM

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import byhand
 import numpy as np
 import pytest
-import worlds
 from numpy.testing import assert_allclose
-from test_limits import MOMENTUM, Limit, agree
+from support import byhand, worlds
+from algorithms.test_limits import MOMENTUM, Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fednova import FedNova, accumulation

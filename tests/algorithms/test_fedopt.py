@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import byhand
 import pytest
-import worlds
 from numpy.testing import assert_allclose
+from support import byhand, worlds
 
 from mpifl.algorithms.fedopt import FedAdam, FedYogi
 

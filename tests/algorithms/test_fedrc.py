@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import byhand
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from test_limits import Limit, agree
+from support import byhand
+from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedrc import FedRC

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import worlds
+from support import worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedrep import FedRep

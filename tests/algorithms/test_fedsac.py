@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import worlds
 from numpy.testing import assert_allclose
-from test_limits import Limit, agree
+from support import worlds
+from algorithms.test_limits import Limit, agree
 
 from mpifl.algorithms.fedsac import FedSaC, graph, overlap, principal_directions
 

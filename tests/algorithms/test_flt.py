@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-import byhand
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from support import byhand
 from torch.testing import assert_close
 
 from mpifl.algorithms.flt import FLT

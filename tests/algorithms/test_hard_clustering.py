@@ -8,11 +8,11 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-import byhand
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from support import byhand
 from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import worlds
+from support import worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.lgfedavg import LGFedAvg
@@ -29,6 +29,6 @@ def test_the_shared_part_is_the_mean_by_samples(tmp_path):
 
 
 def test_one_client_trains_alone(tmp_path):
-    from test_limits import Limit, agree
+    from algorithms.test_limits import Limit, agree
 
     agree(Limit("one client", "lgfedavg", {}, {"num_clients": 1, "num_groups": 1}), "local", 1.0, tmp_path)

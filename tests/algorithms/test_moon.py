@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-import byhand
 import pytest
 import torch
 import torch.nn.functional as F
-import worlds
 from numpy.testing import assert_allclose
-from test_limits import Limit, agree
+from support import byhand, worlds
+from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import byhand
 import numpy as np
 import pytest
 import torch
-import worlds
 from numpy.testing import assert_allclose, assert_array_equal
+from support import byhand, worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE

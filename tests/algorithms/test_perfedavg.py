@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import byhand
 import pytest
 import torch
-import worlds
-from test_limits import Limit, agree
+from support import byhand, worlds
+from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.perfedavg import PerFedAvg

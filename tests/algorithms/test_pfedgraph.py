@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import byhand
 import numpy as np
 import pytest
 import torch
-import worlds
 from numpy.testing import assert_allclose, assert_array_equal
-from test_limits import Limit, agree
+from support import byhand, worlds
+from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.pfedgraph import PFedGraph, graph

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import byhand
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from support import byhand
 from torch.testing import assert_close
 
 from mpifl.algorithms.pfedme import PFedMe

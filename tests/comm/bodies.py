@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from numpy.testing import assert_allclose, assert_array_equal
-from pretended import Pretended, There, there
+from support.pretended import Pretended, There, there
 
 from mpifl.aggregation import mixer as mix
 from mpifl.aggregation.collective_choice import GATHER, REDUCE

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-import worlds
+from support import worlds
 
 SCRIPT = Path(__file__).with_name("bodies.py")
 ENV = {"PYTHONPATH": f"{worlds.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import worlds
 import yaml
+from support import worlds
 
 import mpifl
 from mpifl import cli

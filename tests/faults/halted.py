@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import worlds
+from support import worlds
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Single

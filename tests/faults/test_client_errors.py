@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-import worlds
 from faults import deaths
+from support import worlds
 
 CLUMSY = '''
 from dataclasses import dataclass

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import worlds
 from faults import deaths
+from support import worlds
 
 pytestmark = pytest.mark.nightly
 CLUSTER = Path(__file__).parents[2] / "launch" / "virtual-cluster"

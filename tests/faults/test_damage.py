@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import worlds
 from faults import halted
+from support import worlds
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.results import checkpoint_files as checkpoint

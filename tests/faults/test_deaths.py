@@ -11,9 +11,9 @@ import signal
 from pathlib import Path
 
 import pytest
-import worlds
 from faults import deaths
-from runs import assert_same_run
+from support import worlds
+from support.runs import assert_same_run
 
 from mpifl import cli
 

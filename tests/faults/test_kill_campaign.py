@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import worlds
 from faults import deaths
 from faults.test_deaths import Whole
-from runs import assert_same_run
+from support import worlds
+from support.runs import assert_same_run
 
 COUNT, FIRST = int(os.environ.get("MPIFL_KILLS", "50")), int(os.environ.get("MPIFL_KILLS_FROM", "0"))
 RANKS = 4

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import CONFIG, assert_same_run
+from support.runs import CONFIG, assert_same_run
 
 from mpifl import cli
 from mpifl.experiment import checkpoints

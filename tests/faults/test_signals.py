@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import worlds
 from conftest import mpi_environment
 from faults import deaths
+from support import worlds
 
 LIMIT = 240.0  # seconds in which things must have happened; they take a few
 LONG = ["--rounds", "100000", "--checkpoint.keep", "2"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import worlds
-from cases import CASES, named
 from faults import halted
+from support import worlds
+from support.cases import CASES, named
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.simulation.clock import Replay, WallTime

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import worlds
 from malformed import commands, configurations, datafiles, runfolders, tables
 from malformed.case import Case
+from support import worlds
 
 BATCH = Path(__file__).with_name("batch.py")
 SEED = int(os.environ.get("MPIFL_SEED", "0"))

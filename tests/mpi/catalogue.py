@@ -14,10 +14,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import pretended
 import torch
-import worlds
-from cases import CASES, named
+from support import pretended, worlds
+from support.cases import CASES, named
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms import CATALOGUE, flt

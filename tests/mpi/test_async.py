@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import worlds
+from support import worlds
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent / "configs" / "tiny.yaml"

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import worlds
-from cases import CASES, OPTIONS, named
+from support import worlds
+from support.cases import CASES, OPTIONS, named
 
 SCRIPT = Path(__file__).with_name("catalogue.py")
 ON_GPU = {"fedavg", "cfl", "ucfl", "fedbuff"}

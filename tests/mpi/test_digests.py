@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import worlds
 from numpy.testing import assert_allclose
-from runs import CONFIG, RUNS, SCRIPT, Runs
+from support import worlds
+from support.runs import CONFIG, RUNS, SCRIPT, Runs
 
 from mpifl.comm.monitoring import parse_monitoring
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import worlds
-from runs import CONFIG, HALF, SCRIPT, Runs
+from support import worlds
+from support.runs import CONFIG, HALF, SCRIPT, Runs
 
 RUNS = {
     "fedavg": HALF,

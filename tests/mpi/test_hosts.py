@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import worlds
-from runs import CONFIG, RUNS, SCRIPT, Runs
+from support import worlds
+from support.runs import CONFIG, RUNS, SCRIPT, Runs
 
 CLUSTER = Path(__file__).parents[2] / "launch" / "virtual-cluster"
 NAMES = ("fedavg", "scaffold", "cfl", "emdcfl", "ucfl")  # state, remembered uploads, spread rows among them

@@ -50,12 +50,16 @@ def test_a_place_within_another_is_tried_once():
     one, two = (
         run.Bug("x", name, "hole", "mpifl/core/rng.py", "o", "n", "w", tests)
         for name, tests in (
-            ("a", ("tests/core", "tests/comm/test_exact.py")),
+            ("a", ("tests/core", "tests/aggregation/test_exact_sum.py")),
             ("b", ("tests/core/test_rng.py",)),
         )
     )
-    assert run.places([one, two]) == ["tests/comm/test_exact.py", "tests/core"]
-    assert one.stages == [("tests/core/test_rng.py",), ("tests/core",), ("tests/comm/test_exact.py",)]
+    assert run.places([one, two]) == ["tests/aggregation/test_exact_sum.py", "tests/core"]
+    assert one.stages == [
+        ("tests/core/test_rng.py",),
+        ("tests/core",),
+        ("tests/aggregation/test_exact_sum.py",),
+    ]
 
 
 def test_the_table_counts_by_area_and_kind():

@@ -1,0 +1,108 @@
+"""What every method of the catalogue must keep, on a federation of six clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from support import worlds
+from support.cases import CASES, named
+
+from mpifl.algorithms import CATALOGUE, citation
+from mpifl.experiment import config
+
+
+def three_steps(name: str, options: dict[str, object], folder: Path, participation: float) -> worlds.Run:
+    """Take three steps; every call of a hook is checked to leave its arguments alone."""
+    return worlds.run(CATALOGUE[name](**options), worlds.Tiny(), folder, participation=participation)
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory) -> float:
+    """Return the mean loss of the common initial model."""
+    run = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path_factory.mktemp("start"), steps=0)
+    return float(run.scores["loss"].mean())
+
+
+def three_steps_are_finite(done: worlds.Run) -> None:
+    assert done.server.version == 3
+    for scores in done.scores.values():
+        assert scores.shape == (6,)
+        assert np.isfinite(scores).all()
+    for table in done.server.tables.values():
+        assert table.dtype == torch.float32
+        assert torch.isfinite(table).all()
+    for name, value in done.server.memo.items():
+        assert isinstance(value, np.ndarray), f"memo {name}"
+        assert value.dtype.kind in "biuf", f"memo {name}: a digest needs numbers"
+
+
+def rows_are_convex_mixtures_or_old_rows_with_updates_added(done: worlds.Run) -> None:
+    assert len(done.plans) == 3
+    for mixing in (m for plan in done.plans for m in plan.mixings):
+        kept = mixing.row_sums() - mixing.weights.sum(1)
+        sums = np.where(np.isclose(kept, 1.0), 1.0, mixing.row_sums())
+        assert_allclose(sums, 1.0, rtol=0, atol=1e-12, err_msg=f"{mixing.of} into {mixing.into}")
+
+
+def every_client_has_a_row_and_a_cluster(done: worlds.Run) -> None:
+    labels = done.stepper.algorithm.labels(done.server)
+    for numbers in (labels, done.server.assign):
+        assert numbers.shape == (6,)
+        assert np.issubdtype(numbers.dtype, np.integer)
+
+
+def what_is_sent_is_booked_for_those_who_take_part(done: worlds.Run) -> None:
+    ledger, needs = done.stepper.ledger, done.stepper.algorithm.needs
+    never = np.setdiff1d(np.arange(6), np.concatenate([notes.client for notes in done.notes]))
+    if not needs.fingerprint:
+        assert_allclose(ledger.up[never], 0)
+    if done.server.tables and any(plan.mixings for plan in done.plans):
+        assert (np.delete(ledger.up, never) > 0).all()
+
+
+PROPERTIES: tuple[Callable[[worlds.Run], None], ...] = (
+    three_steps_are_finite,
+    rows_are_convex_mixtures_or_old_rows_with_updates_added,
+    every_client_has_a_row_and_a_cluster,
+    what_is_sent_is_booked_for_those_who_take_part,
+)
+
+
+@pytest.mark.usefixtures("flat_plane")
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_a_method_keeps_the_contract(case, untrained, tmp_path):
+    """Everyone takes part, then half of the clients; a failure names each property that is broken."""
+    broken = []
+    for participation in (1.0, 0.5):
+        done = three_steps(*case, tmp_path / f"{participation}", participation)
+        for keeps in PROPERTIES:
+            try:
+                keeps(done)
+            except AssertionError as error:
+                broken.append(f"participation {participation}, {keeps.__name__}: {error}")
+        if not done.scores["loss"].mean() < untrained:
+            broken.append(f"participation {participation}: nothing is learned")
+    again, told = three_steps(*case, tmp_path / "again", 0.5), "two runs of one seed differ"
+    worlds.same(worlds.state_of(done.server), worlds.state_of(again.server), told)
+    worlds.same(dict(done.scores), dict(again.scores), told)
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_method_says_where_it_comes_from_and_is_configured_by_its_name(name):
+    cls = CATALOGUE[name]
+    entry = citation(cls)
+    assert entry.split("{")[1].startswith(f"{cls.paper},\n")
+    assert all(f"  {field} = {{" in entry for field in ("author", "title", "year"))
+    assert entry.endswith("\n}")
+    assert (cls.__doc__ or "").strip()
+    parents = [name for name, other in CATALOGUE.items() if other is not cls and issubclass(cls, other)]
+    assert not parents, "abstract or final: methods share functions, not parents"
+    built = config.build(config.Config, {"algorithm": {"name": name}, "model": {"name": "mlp"}})
+    assert built.algorithm == cls()
+    assert config.build(config.Config, config.to_tree(built)) == built

@@ -1,0 +1,125 @@
+"""Clients linked by a relatedness matrix, by hand: Ward clusters of its rows, averages, newcomers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from support import byhand
+
+from mpifl.clustering.server_plans import linked_clients, regrouped, related_plan, related_server
+from mpifl.core.parameters import Layout
+from mpifl.core.types import World
+
+PAIR = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)  # 0 and 1 are related, 2 is alone
+
+
+def world(n: list[int]) -> World:
+    """Return a federation of clients with `n` samples and models of one number."""
+    return World(len(n), 2, np.array(n), Layout(("w",), ((1,),), 1), lambda j: torch.full((1,), float(j)))
+
+
+@pytest.mark.parametrize(("num_clusters", "expected"), [(0, [0, 0, 1, 1, 1, 2]), (2, [0, 0, 1, 1, 1, 0])])
+def test_ward_finds_the_number_of_clusters_unless_it_is_given(num_clusters, expected):
+    """Two, three and one clients with rows of their own: three clusters. Of the centres the nearest are those
+    of 110000 and 000001, sqrt 3 apart: they are one of two.
+    """
+    groups = np.array([0, 0, 1, 1, 1, 2])
+    related, labels = groups[:, None] == groups[None, :], np.array(expected)
+    linked = linked_clients(related, "ward", num_clusters)
+    assert_array_equal(linked, labels[:, None] == labels[None, :])
+
+
+def test_ward_reads_rows_as_points_and_not_as_distances():
+    """Rows 1100, 1110, 0111, 0011: distances 1, sqrt 3, 2 from the first, 1 between the last two: {0, 1}, {2,
+    3}.
+    """
+    related = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]], bool)
+    labels = np.array([0, 0, 1, 1])
+    assert_array_equal(linked_clients(related, "ward", 2), labels[:, None] == labels[None, :])
+
+
+def test_those_who_give_no_statistics_use_the_initial_model():
+    """Clients 0, 2, 4 of 5 are known, 0 ~ 4: rows {0, 4}, {2} and the initial model for 1 and 3."""
+    linked = np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], bool)
+    server = related_server(world([1, 2, 3, 4, 5]), np.array([0, 2, 4]), linked)
+    assert_array_equal(server.assign, [0, 2, 1, 2, 0])
+    assert_array_equal(server.memo["known"], [1, 0, 1, 0, 1])
+    assert server.tables["model"].shape == (3, 1)
+    full = np.eye(5)
+    full[0, 4] = full[4, 0] = 1
+    assert_array_equal(server.memo["linked"], full)
+
+
+def test_remembered_models_count_only_if_all_clients_do():
+    """0 ~ 1, n = 1, 3, 2; client 1 was there before, not now. With all: (1, 3) / 4; without: client 0 alone.
+
+    Client 2 was never there: with all it counts as the initial model, without its row stays.
+    """
+    server = related_server(world([1, 3, 2]), np.arange(3), PAIR)
+    notes = replace(byhand.notes([1, 3]), fresh=np.array([True, False]))
+    (mixing,) = related_plan(server, notes, all_clients=True).mixings
+    assert_allclose(mixing.weights, [[1 / 4, 3 / 4], [0, 0], [0, 0]])
+    assert_allclose(mixing.keep, [[0, 0, 0], [0, 0, 1], [0, 0, 1]])
+    (mixing,) = related_plan(server, notes, all_clients=False).mixings
+    assert_allclose(mixing.weights, [[1, 0], [0, 0], [0, 0]])
+    assert_allclose(mixing.keep, [[0, 0, 0], [0, 1, 0], [0, 0, 1]])
+
+
+def old_server():
+    """Return a server that knows 0, 1, 2 of six, with 0 ~ 1: rows {0, 1}, {2}, and the initial model."""
+    return related_server(world([1] * 6), np.arange(3), PAIR)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [2, 4, 0, 3, 1]])
+def test_rows_of_newcomers_start_where_their_relatives_are(order):
+    """3 is related to 2 and to 4, 4 to 3: sets {0, 1}, {2, 3}, {2, 3, 4}, {3, 4}; client 5 stays unknown.
+
+    Rows 0 and 1 have old members and start from theirs. Row 2 is newcomer 3's: from old client 2's. Row 3 is
+    that of 4, whose only relative is new: from the initial model, which is the last row before and after.
+    """
+    full = np.array(
+        [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]], np.uint8
+    )
+    clients = np.array(order)
+    plan = regrouped(old_server(), clients, full[np.ix_(clients, clients)], told=np.array([9]))
+    (mixing,) = plan.mixings
+    assert_array_equal(mixing.keep, [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]])
+    assert mixing.weights.shape == (5, 0)
+    assert_array_equal(plan.assign, [0, 0, 1, 2, 3, 4])
+    assert_array_equal(plan.memo["known"], [1, 1, 1, 1, 1, 0])
+    assert_array_equal(plan.memo["linked"][:5, :5], full)
+    assert_array_equal(plan.memo["linked"][5], [0, 0, 0, 0, 0, 1])
+    assert_array_equal(plan.memo["told"], [9])
+    assert_array_equal(plan.memo["num_samples"], [1] * 6)
+
+
+def test_a_row_with_old_and_new_members_starts_from_the_old_ones():
+    """Known are 1 and 2, apart; newcomer 0 joins 2. Their row is numbered 0 and starts from 2's, row 1."""
+    server = related_server(world([1] * 3), np.array([1, 2]), np.eye(2, dtype=bool))
+    assert_array_equal(server.assign, [2, 0, 1])
+    linked = np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], bool)
+    plan = regrouped(server, np.arange(3), linked)
+    assert_array_equal(plan.assign, [0, 1, 0])
+    assert_array_equal(plan.mixings[0].keep, [[0, 1, 0], [1, 0, 0], [0, 0, 1]])
+
+
+def test_a_newcomers_row_starts_from_an_old_relative_and_not_from_itself():
+    """Known are 1 and 2, apart; newcomer 0 is related to 2, and 1 to 2: sets {0, 2}, {1, 2}, {0, 1, 2}."""
+    server = related_server(world([1] * 3), np.array([1, 2]), np.eye(2, dtype=bool))
+    linked = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
+    plan = regrouped(server, np.arange(3), linked)
+    assert_array_equal(plan.assign, [0, 1, 2])
+    assert_array_equal(plan.mixings[0].keep, [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+
+
+def test_clients_that_part_both_start_from_the_row_they_shared():
+    """0 and 1 shared row 0; as newcomer 3 comes they are no longer related."""
+    linked = np.eye(4, dtype=bool)
+    linked[1, 3] = linked[3, 1] = True
+    plan = regrouped(old_server(), np.arange(4), linked)
+    assert_array_equal(plan.assign, [0, 1, 2, 1, 3, 3])
+    assert_array_equal(plan.mixings[0].keep, [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])

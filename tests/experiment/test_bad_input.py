@@ -1,0 +1,398 @@
+"""Bad input: one line on stderr that names key, value and remedy; exit code 2; no traceback; soon; from all
+ranks once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support import worlds
+
+from mpifl.cli import main
+from mpifl.comm import Single
+from mpifl.data import SOURCES
+
+CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
+SOON = 20.0  # seconds; meant are 5, on a machine that does nothing else
+
+
+@pytest.fixture
+def refused(capsys, tmp_path, monkeypatch):
+    """Return a function argv -> the one line that refuses it."""
+    monkeypatch.delenv("MPIFL_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        Single, "abort", lambda self, code: None
+    )  # a traceback shall fail one test, not end all
+
+    def refuse(*argv: str) -> str:
+        start = time.perf_counter()
+        code = main(argv)
+        spent = time.perf_counter() - start
+        err = capsys.readouterr().err
+        assert code == 2, err
+        assert re.fullmatch(r"mpifl: .*\n", err), err
+        assert spent < SOON
+        assert not list(tmp_path.glob("runs/*/*")), "nothing was begun"
+        return err
+
+    return refuse
+
+
+ROTATED = "{name: rotated, clients: %d, angles: [0, 90, 180, 270]}"
+OPTIONS = {
+    "unknown key": (["--round", "3"], ["round = 3", "did you mean 'rounds'"]),
+    "unknown key of a section": (["--local.epoch", "3"], ["local.epoch = 3", "did you mean 'epochs'"]),
+    "unknown key of a method": (["--algorithm", "{name: fedprox, nu: 1}"], ["algorithm.nu = 1", "mu"]),
+    "unknown section": (["--training.lr", "1"], ["training", "known:"]),
+    "unknown key deep down": (
+        ["--data.scenario.angle", "[0]"],
+        ["data.scenario.angle", "did you mean 'angles'"],
+    ),
+    "a word for a number": (["--rounds", "many"], ["rounds = 'many'", "int"]),
+    "half a round": (["--rounds", "2.5"], ["rounds = 2.5", "int"]),
+    "a truth for a number": (["--rounds", "true"], ["rounds = True", "int"]),
+    "nothing for a number": (["--rounds", "null"], ["rounds = None", "int"]),
+    "a word for a rate": (["--local.lr", "fast"], ["local.lr = 'fast'", "float"]),
+    "a number for a truth": (["--output.model", "3"], ["output.model = 3", "bool"]),
+    "a number for a section": (["--local", "5"], ["local = 5", "section"]),
+    "a number for a list": (["--local.milestones", "3"], ["local.milestones = 3", "list"]),
+    "too long a list": (["--model", "{name: emdcnn, channels: [1, 2, 3]}"], ["model.channels", "2"]),
+    "no rounds": (["--rounds", "0"], ["rounds = 0", "at least one"]),
+    "a negative rate": (["--local.lr", "-1"], ["local.lr = -1", "positive"]),
+    "momentum of one": (["--local.momentum", "1"], ["local.momentum = 1", "[0, 1)"]),
+    "nobody takes part": (["--participation", "0"], ["participation = 0"]),
+    "more take part than there are": (["--participation", "9"], ["participation = 9", "8 clients"]),
+    "a negative weight": (["--algorithm", "{name: fedprox, mu: -1}"], ["algorithm.mu = -1", "0 or more"]),
+    "unknown method": (["--algorithm", "fedavgg"], ["algorithm.name = 'fedavgg'", "did you mean 'fedavg'"]),
+    "no method": (["--algorithm", "null"], ["algorithm = None", "name one of"]),
+    "unknown source": (["--data.source", "mnits"], ["data.source.name = 'mnits'", "did you mean 'mnist'"]),
+    "unknown scenario": (
+        ["--data.scenario.name", "rotate"],
+        ["data.scenario.name", "did you mean 'rotated'"],
+    ),
+    "unknown model": (["--model", "mlpp"], ["model.name = 'mlpp'", "did you mean 'mlp'"]),
+    "K larger than N": (
+        ["--algorithm", "{name: ifca, num_clusters: 9}"],
+        ["algorithm.num_clusters = 9", "8 clients"],
+    ),
+    "more streams than N": (
+        ["--algorithm", "{name: ucfl, streams: 9}"],
+        ["algorithm.streams = 9", "8 clients"],
+    ),
+    "more groups than clients": (["--data.scenario", ROTATED % 2], ["data.scenario.clients = 2", "4 groups"]),
+    "groups of unequal size": (["--data.scenario", ROTATED % 6], ["data.scenario.clients = 6", "4 groups"]),
+    "more clients than samples": (["--data.scenario", ROTATED % 40000], ["data.scenario.clients", "samples"]),
+    "no groups to know": (
+        ["--algorithm", "oracle", "--data.scenario", "iid"],
+        ["algorithm.name = 'oracle'", "groups"],
+    ),
+    "no validation data": (
+        ["--algorithm", "emdcfl", "--data.scenario.validation", "0"],
+        ["data.scenario.validation = 0", "validation data"],
+    ),
+    "momentum where it may not be": (
+        ["--algorithm", "scaffold", "--local.momentum", "0.9"],
+        ["local.momentum = 0.9"],
+    ),
+    "images too small": (["--model", "lenet5"], ["model.name = 'lenet5'", "pixels"]),
+    "no data root": (["--data.source", "mnist"], ["data.root = None", "mpifl prepare"]),
+    "an empty data root": (["--data.source", "mnist", "--data.root", "."], ["data.root", "is not there"]),
+    "output under a file": (["--output.folder", "/dev/null/runs"], ["output.folder", "cannot be written"]),
+    "output where nobody may": (["--output.folder", "/proc/runs"], ["output.folder", "cannot be written"]),
+    "more ranks than there are": (["--system.ranks", "2"], ["system.ranks = 2", "mpirun -n 2"]),
+    "unknown device": (["--system.device", "tpu"], ["system.device = 'tpu'"]),
+    "unknown memory": (["--system.mpi_memory", "host"], ["system.mpi_memory = 'host'", "auto"]),
+    "device memory without a device": (
+        ["--system.device", "cpu", "--system.mpi_memory", "device"],
+        ["system.mpi_memory = 'device'", "take main"],
+    ),
+    "device memory for fast sums": (
+        ["--system.mpi_memory", "device", "--system.sums", "fast"],
+        ["system.mpi_memory = 'device'", "exact"],
+    ),
+    "CUDA graphs on the CPU": (
+        ["--system.device", "cpu", "--system.graphs", "true"],
+        ["system.graphs = True", "need a GPU"],
+    ),
+    "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
+    "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
+    "an infinite rate": (["--local.lr", "inf"], ["local.lr = 'inf'", "finite"]),
+    "an angle that is no number": (
+        ["--data.scenario.angles", "[0, .nan]"],
+        ["data.scenario.angles", "finite"],
+    ),
+    "dropout that is no number": (
+        ["--model", "{name: flt_cnn_mnist, dropout: nan}"],
+        ["model.dropout", "finite"],
+    ),
+    "a truth for seeds": (["--seed", "true"], ["seed = True", "int"]),
+    "an integer of 400 digits": (["--rounds", "9" * 400], ["rounds = 999", "too large"]),
+    "a number of 400 digits": (["--local.lr", "9" * 400], ["local.lr = 999", "finite"]),
+    "an integer of 5000 digits": (["--rounds", "9" * 5000], ["--rounds", "not YAML"]),
+    "leading zeros": (["--rounds", "010"], ["rounds = '010'", "int"]),
+    "minutes for a number": (["--rounds", "12:30"], ["rounds = '12:30'", "int"]),
+    "an output id above its folder": (["--output.id", "../../x"], ["output.id = '../../x'", "slashes"]),
+    "a name above its folder": (["--name", "../x"], ["name = '../x'", "slashes"]),
+    "a name of 300 characters": (["--name", "n" * 300], ["name = 'nnn", "100 bytes"]),
+    "a name with NUL": (["--output.folder", '"a\\0b"'], ["output.folder = 'a\\x00b'", "leave them out"]),
+    "bytes that are not UTF-8": (["--output.folder", "a\udcffb"], ["--output.folder", "not YAML"]),
+    "an option of 1000 parts": (["--" + "a." * 1000, "1"], ["option", "parts"]),
+    "a list nested 1000 times": (["--vary", "[" * 1000], ["--vary", "deeper"]),
+    "a list as a name": (["--model", "{name: [mlp]}"], ["model.name = ['mlp']", "name one of"]),
+    "a key twice in an option": (["--local", "{lr: 1, lr: 2}"], ["--local", "'lr'", "twice"]),
+    "a line break in an option": (["--a\nb", "1"], ["a b", "unknown key"]),
+    "more threads than any machine has": (
+        ["--system.threads", "100000"],
+        ["system.threads = 100000", "cores"],
+    ),
+    "absences without end": (
+        ["--availability", "{on_s: 1.0e-12, off_s: 1}"],
+        ["availability.on_s = 1e-12", "0.001"],
+    ),
+    "a visit of a million absences": (
+        ["--availability", "{on_s: 0.01, off_s: 1}", "--delay", "{name: constant, value_s: 10000}"],
+        ["availability.on_s = 0.01", "come and go"],
+    ),
+    "a visit without end": (
+        ["--delay", "{name: constant, value_s: 1.0e+308}", "--network", "{name: links, latency_s: 1.0e+308}"],
+        ["delay = inf", "never end"],
+    ),
+    "a delay beside a network's own": (
+        ["--network", "wired", "--delay", "{name: tiers}"],
+        ["delay = Tiers", "has no effect"],
+    ),
+    "presence without absence": (["--availability.on_s", "5"], ["availability.on_s = 5.0", "has no effect"]),
+    "a clock for rounds": (["--clock", "wall"], ["clock = WallTime", "has no effect"]),
+    "a spread of no links": (
+        ["--network", "{name: links, spread: 1}"],
+        ["network.spread = 1.0", "no effect"],
+    ),
+    "scratch that cannot be written": (
+        ["--system.scratch", "/proc/x"],
+        ["system.scratch = '/proc/x'", "cannot be written"],
+    ),
+    "a home of nobody": (["--algorithm.name", "~nobody/a.py:Mine"], ["algorithm.name", "there is no file"]),
+    "a module without a name": (["--algorithm.name", ":Mine"], ["algorithm.name", "cannot be imported"]),
+    "an option without value": (["--rounds"], ["--rounds", "needs a value"]),
+    "a value without option": (["rounds", "3"], ["rounds", "--key.path"]),
+    "a value that is not YAML": (["--model", "{name: mlp"], ["--model", "YAML"]),
+    "a file that is not there": (
+        ["--algorithm.name", "mine.py:Mine"],
+        ["algorithm.name", "there is no file mine.py"],
+    ),
+    "a module that is not there": (
+        ["--algorithm.name", "no.such:Mine"],
+        ["algorithm.name", "No module named"],
+    ),
+    "a class that is no method": (["--algorithm.name", "fractions:Fraction"], ["algorithm.name", "Fraction"]),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options_are_refused_in_one_line(case, refused):
+    options, words = OPTIONS[case]
+    line = refused("run", str(CONFIG), "-q", *options)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_is_refused_where_there_is_none(refused):
+    assert "system.device = 'cuda'" in refused("run", str(CONFIG), "--system.device", "cuda")
+
+
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+FILES = {
+    "not YAML": ("rounds: [1,\nname: x", ["is not YAML"]),
+    "tabs": ("local:\n\tlr: 1\n", ["is not YAML"]),
+    "a list": ("- 1\n- 2\n", ["mapping"]),
+    "binary": ("\udcff\udcfe\x00", ["is not text"]),
+    "a key twice": ("rounds: 1\nlocal:\n  lr: 1\nrounds: 2\n", ["line 4", "'rounds'", "twice"]),
+    "aliases that multiply": (BOMB, ["is not YAML", "values"]),
+    "an alias of itself": ("vary: &a [*a]\n", ["is not YAML", "contains itself"]),
+    "a nested list": ("vary: " + "[" * 100_000, ["is not YAML", "deeper"]),
+    "a date that is none": ("rounds: 2024-99-99\n", ["rounds = '2024-99-99'", "int"]),
+    "a tag": ("name: !!python/object:os.getcwd {}\n", ["is not YAML", "tags"]),
+    "a date by its tag": ("name: !!timestamp x\n", ["is not YAML", "tags"]),
+    "nothing chosen": ("rounds: 3\n", ["algorithm", "is missing", "fedavg"]),
+    "a base that is not there": ("base: nowhere.yaml\n", ["nowhere.yaml", "no such file"]),
+    "a base that is itself": ("base: wrong.yaml\n", ["wrong.yaml", "base"]),
+    "a base that is a number": ("base: 5\n", ["5", "no such file"]),
+    "a wrong key": ("algorithm: fedavg\nmodel: mlp\nlocal: {epoch: 1}\n", ["local.epoch", "epochs"]),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files_are_refused_in_one_line(case, refused, tmp_path):
+    text, words = FILES[case]
+    path = tmp_path / "wrong.yaml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    line = refused("run", str(path))
+    assert all(word in line for word in words), line
+
+
+def test_a_file_that_is_not_there_is_refused_and_what_is_there_named(refused):
+    assert "quickstart.yaml" in refused("run", "quickstartt")
+    assert "quickstart.yaml" in refused("plan", "nothing")
+
+
+def test_what_is_no_file_is_refused_as_a_configuration(refused, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large.yaml").write_text("# " + "x" * (2 << 20))
+    assert "is no file" in refused("run", str(tmp_path / "pipe"))
+    assert "is no file" in refused("run", str(tmp_path))
+    assert "no such file" in refused("run", "x" * 300)
+    assert "no such file" in refused("run", "a\0b")
+    assert "bytes, more than" in refused("run", str(tmp_path / "large.yaml"))
+
+
+def test_a_chain_of_bases_has_an_end(refused, tmp_path):
+    for i in range(1500):
+        (tmp_path / f"{i}.yaml").write_text(f"base: {i + 1}.yaml\n")
+    assert "base" in refused("run", str(tmp_path / "0.yaml"))
+
+
+def test_a_wrong_command_line_is_one_line_too(refused):
+    assert "'runn'" in refused("runn")
+    assert "COMMAND" in refused()
+    assert "CONFIG" in refused("run")
+    assert "expected one argument" in refused("compare", "--csv")
+
+
+def test_unknown_names_are_refused(refused):
+    assert "did you mean 'algorithms'" in refused("list", "algorithm")
+    assert "did you mean 'emdcfl'" in refused("show", "emdcf")
+    assert "did you mean 'rounds'" in refused("plan", str(CONFIG), "--round", "1")
+    assert "did you mean 'rounds'" in refused("cite", str(CONFIG), "--round", "1")
+
+
+def test_a_run_is_never_overwritten(refused, tmp_path):
+    (tmp_path / "out" / "tiny-one").mkdir(parents=True)
+    line = refused("run", str(CONFIG), "--output.folder", "out", "--output.id", "one")
+    assert "output.id = 'one'" in line
+    assert "never overwritten" in line
+    assert list((tmp_path / "out" / "tiny-one").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no images at all", bytes(2000)], ids=["empty", "text", "zeros"])
+def test_a_corrupt_data_file_is_named(content, refused, tmp_path):
+    for path in SOURCES["mnist"]().files(tmp_path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    line = refused("run", str(CONFIG), "--data.source", "mnist", "--data.root", str(tmp_path))
+    assert str(tmp_path / "MNIST") in line
+
+
+@pytest.mark.parametrize("text", ["class Mine\n", "import nothing_like_this\n", "1 / 0\n"])
+def test_a_method_that_cannot_be_imported_is_refused(text, refused, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    assert "cannot be imported" in refused("run", str(CONFIG), "--algorithm.name", f"{tmp_path}/mine.py:Mine")
+
+
+# -- from all ranks ------------------------------------------------------------------------------------------
+
+
+def test_a_launcher_sees_exit_code_2_and_one_line(mpirun, tmp_path):
+    options = ["--algorithm", "{name: ifca, num_clusters: 9}"]
+    done = mpirun(2, "-m", "mpifl", "run", CONFIG, *options, env=worlds.PYTHONPATH, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("mpifl:"))
+    assert "algorithm.num_clusters = 9" in line
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def two_ranks(mpirun, tmp_path_factory) -> list[dict[str, tuple[int, str]]]:
+    """Rank -> case -> (exit code, what was said); more ranks are asked for than there are."""
+    folder = tmp_path_factory.mktemp("two")
+    cases = {name: options for name, (options, _) in OPTIONS.items()}
+    cases["more ranks than there are"] = ["--system.ranks", "3"]
+    program = (Path(__file__).parents[1] / "support" / "refusals.py", CONFIG, folder, json.dumps(cases))
+    done = mpirun(2, *program, env=worlds.PYTHONPATH | {"MPIFL_DATA": ""}, cwd=folder, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_two_ranks_refuse_together_and_speak_once(case, two_ranks):
+    (code, said), (other, silence) = (rank[case] for rank in two_ranks)
+    assert (code, other) == (2, 2), said + silence
+    assert re.fullmatch(r"mpifl: .*\n", said)
+    assert silence == ""
+
+
+TROUBLE = """
+import dataclasses, os, pathlib, time
+from mpifl.algorithms.fedavg import FedAvg
+from mpifl.core.errors import UserError
+
+@dataclasses.dataclass(frozen=True)
+class Mine(FedAvg):
+    where: str = "client"
+    folder: str = "."
+
+    def local_update(self, message, state, client, key):
+        if self.where == "client" and client.id == 3 and message.step == 2:
+            self.stop(ArithmeticError("the client's own trouble"))
+        return super().local_update(message, state, client, key)
+
+    def aggregate(self, server, notes):
+        if self.where == "server":
+            self.stop(ArithmeticError("the server's own trouble"))
+        return super().aggregate(server, notes)
+
+    def check(self, world):
+        pass
+
+    def stop(self, error):
+        pathlib.Path(self.folder, "raised").write_text(str(time.time()))
+        raise error
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("client", [r"rank [12], client 3, round 2, visit 1: ArithmeticError: the client's own trouble"]),
+        ("server", [r"Mine.aggregate: step 1: ArithmeticError: the server's own trouble"]),
+    ],
+)
+def test_an_exception_ends_all_ranks_at_once_and_says_where(where, words, mpirun, tmp_path):
+    (tmp_path / "mine.py").write_text(TROUBLE)
+    options = ["--algorithm", f"{{name: mine.py:Mine, where: {where}, folder: {tmp_path}}}"]
+    done = mpirun(3, "-m", "mpifl", "run", CONFIG, *options, env=worlds.PYTHONPATH, cwd=tmp_path)
+    since = time.time() - float((tmp_path / "raised").read_text())
+    assert done.returncode not in (0, 2)
+    assert since < SOON, "meant are 5 seconds"
+    assert done.stderr.count("Traceback (most recent call last)") >= 1
+    for word in words:
+        assert re.search(word, done.stderr), done.stderr
+
+
+ONLY_ONE_RANK = """
+from dataclasses import dataclass
+from mpifl.core.errors import UserError
+from mpifl.models.mlp import MLP
+import os
+
+@dataclass(frozen=True)
+class Mine(MLP):
+    def build(self, shape, num_classes):
+        if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+            raise UserError("model.name", "mine", "this rank cannot build it")
+        return super().build(shape, num_classes)
+"""
+
+
+def test_what_only_one_rank_refuses_does_not_leave_the_others_waiting(mpirun, tmp_path):
+    """A file that only one node lacks, say: whoever finds out says so and ends the job."""
+    (tmp_path / "mine.py").write_text(ONLY_ONE_RANK)
+    options = ["--model.name", "mine.py:Mine"]
+    done = mpirun(3, "-m", "mpifl", "run", CONFIG, *options, env=worlds.PYTHONPATH, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "mpifl: model.name = 'mine': this rank cannot build it" in done.stderr

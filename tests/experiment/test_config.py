@@ -1,0 +1,116 @@
+"""One tree of dataclasses = one YAML tree = one tree of options."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.core.errors import UserError
+from mpifl.experiment import config
+from mpifl.experiment.config import Config, Seeds, build, dump, load, merged, overrides
+from mpifl.models import MODELS
+from mpifl.training import LocalConfig
+
+TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
+
+
+def test_options_become_a_tree_of_yaml_values():
+    tokens = [
+        "--rounds",
+        "3",
+        "--local.lr=1.0e-2",
+        "--data.scenario.angles",
+        "[0, 90]",
+        "--model",
+        "{name: mlp}",
+    ]
+    assert overrides(tokens) == {
+        "rounds": 3,
+        "local": {"lr": 0.01},
+        "data": {"scenario": {"angles": [0, 90]}},
+        "model": {"name": "mlp"},
+    }
+    assert overrides(["--a.b", "1", "--a.c", "x", "--a.b", "null"]) == {"a": {"b": None, "c": "x"}}
+    assert overrides(["--output.id", "a=b"]) == {"output": {"id": "a=b"}}
+
+
+def test_what_is_laid_over_wins_key_by_key():
+    under = {"rounds": 1, "local": {"lr": 1, "epochs": 2}}
+    assert merged(under, {"local": {"lr": 3}}) == {"rounds": 1, "local": {"lr": 3, "epochs": 2}}
+    assert under["local"]["lr"] == 1
+
+
+def test_a_section_that_changes_its_name_starts_anew():
+    """Options of EMD-CFL mean nothing to FedProx; a name given alone keeps those of the same method."""
+    under = {"algorithm": {"name": "emdcfl", "epsilon": 0.1}}
+    assert merged(under, {"algorithm": {"name": "fedprox", "mu": 1}})["algorithm"] == {
+        "name": "fedprox",
+        "mu": 1,
+    }
+    assert merged(under, {"algorithm": {"epsilon": 0.2}})["algorithm"] == {"name": "emdcfl", "epsilon": 0.2}
+    assert merged(under, {"algorithm": {"name": "emdcfl"}})["algorithm"] == {"name": "emdcfl", "epsilon": 0.1}
+    assert merged({"algorithm": "ifca"}, {"algorithm": {"num_clusters": 2}})["algorithm"] == {
+        "name": "ifca",
+        "num_clusters": 2,
+    }
+
+
+def test_options_win_over_the_file_the_file_over_its_base_the_base_over_defaults(tmp_path):
+    (tmp_path / "base.yaml").write_text(
+        "rounds: 5\nlocal: {lr: 0.5, epochs: 7}\nalgorithm: fedavg\nmodel: mlp\n"
+    )
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "top.yaml").write_text("base: ../base.yaml\nlocal: {lr: 0.25}\n")
+    found = load(str(tmp_path / "sub" / "top.yaml"), ["--rounds", "2"])
+    assert (found.rounds, found.local.lr, found.local.epochs, found.local.batch_size) == (2, 0.25, 7, 32)
+
+
+def test_a_number_sets_all_seeds_a_section_some():
+    assert load(TINY, ["--seed", "7"]).seed == Seeds(7, 7, 7, 7)
+    assert load(TINY, ["--seed.model", "3"]).seed == Seeds(model=3)
+
+
+def test_classes_are_chosen_by_name_and_configured_by_their_fields():
+    found = load(TINY, ["--algorithm", "{name: ifca, num_clusters: 2}", "--model.hidden", "[5, 6]"])
+    assert found.algorithm == CATALOGUE["ifca"](num_clusters=2)
+    assert found.model == MODELS["mlp"](hidden=(5, 6))
+
+
+def test_a_method_of_ones_own_is_named_by_its_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import dataclasses\nfrom mpifl.algorithms.fedavg import FedAvg\n"
+        "@dataclasses.dataclass(frozen=True)\nclass Mine(FedAvg):\n    strength: float = 1.0\n"
+    )
+    name = f"{tmp_path / 'mine.py'}:Mine"
+    found = load(TINY, ["--algorithm.name", name, "--algorithm.strength", "2"])
+    assert found.algorithm.strength == 2.0
+    assert yaml.safe_load(dump(found))["algorithm"] == {"name": name, "strength": 2.0}
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--algorithm", "emdcfl"], ["--data.scenario", "{name: dirichlet, alpha: 2}"]]
+)
+def test_what_is_written_is_read_again(options):
+    found = load(TINY, options)
+    assert build(Config, yaml.safe_load(dump(found))) == found
+
+
+def test_every_field_of_every_section_is_documented():
+    sections = (Seeds, config.EvaluationConfig, config.SystemConfig, config.OutputConfig, LocalConfig)
+    for cls in (*sections, *CATALOGUE.values(), *MODELS.values()):
+        for field in dataclasses.fields(cls):
+            assert field.name in (cls.__doc__ or ""), f"{cls.__name__}.{field.name}"
+
+
+def test_numbers_are_taken_as_their_field_wants_them():
+    found = load(TINY, ["--local.lr", "1", "--local.milestones", "[2, 3]", "--output.id", "7"])
+    assert found.local.lr == 1.0
+    assert isinstance(found.local.lr, float)
+    assert found.local.milestones == (2, 3)
+    assert found.output.id == "7"
+    with pytest.raises(UserError, match=r"local\.milestones"):
+        load(TINY, ["--local.milestones", "[2.5]"])

@@ -1,0 +1,143 @@
+"""What is said of where ranks are, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from support import worlds
+from support.runs import CONFIG
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.comm import Single
+from mpifl.core.errors import UserError
+from mpifl.experiment import build as experiment
+from mpifl.experiment import placement
+from mpifl.experiment.config import SystemConfig
+
+
+def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2b"):
+    """Return a rank's place."""
+    return {
+        **{"host": f"host{node}", "node": node, "local_rank": 0, "device": "cpu", "visible_gpus": "0,1"},
+        **{"cpus": cpus, "threads": threads, "gpus": [*gpus], "gpu": gpu, "mps": mps, "start_s": {}},
+        **{"pid": 1, "machine": {"loops_in_c": loops}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("masks", "threads"),
+    [
+        ([(0, "0-7")], 8),  # a process alone
+        ([(0, "0-7"), (0, "0-7"), (0, "0-7")], 4),  # not bound: two workers share eight cores
+        ([(0, "0"), (0, "2-5"), (0, "6-7")], 2),  # bound: the least, the same for all
+        ([(0, "0-3"), (1, "0-3"), (1, "4-7")], 4),  # on two nodes
+        ([(0, "0-1"), (0, "0-1"), (0, "0-1"), (0, "0-1")], 1),  # more workers than cores
+    ],
+)
+def test_threads_are_what_every_worker_can_have_for_itself(masks, threads):
+    assert placement.threads_for(masks) == threads
+
+
+def test_as_many_threads_as_asked_for():
+    assert placement.threads_of(Single(), 3) == 3
+    assert placement.threads_of(Single(), 0) == len(placement.os.sched_getaffinity(0))
+
+
+def test_workers_that_share_a_gpu_are_told_of_mps():
+    shared = [rank(gpus="a", gpu="a") for _ in range(3)]
+    assert "CUDA MPS" in placement.table(shared)
+    assert "CUDA MPS" not in placement.table([p | {"mps": True} for p in shared])
+    assert placement.hints([*shared[:2], rank(1, gpus="a", gpu="a")]) == [], "the server computes nothing"
+
+
+def test_a_gpu_without_a_worker_is_seen():
+    places = [rank(gpus="ab", gpu="a"), rank(gpus="ab", gpu="b")]
+    assert placement.hints(places) == ["host0: 1 GPU without a worker; start more ranks there"]
+    assert placement.hints([*places, rank(gpus="ab", gpu="a")]) == []
+
+
+def test_a_rank_makes_its_gpu_the_current_one(monkeypatch):
+    """Page-locked memory and MPI would open a context on the first GPU otherwise."""
+    chosen = []
+    for name, answer in {"is_available": lambda: True, "device_count": lambda: 2}.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    transport = Single()
+    transport.local_rank = 3
+    config = worlds.config_of(CATALOGUE["fedavg"](), system=SystemConfig(deterministic=False))
+    assert experiment._take_device(config, transport) == "cuda:1"
+    assert chosen == ["cuda:1"]
+
+
+def on_gpus(*aware: bool) -> list[dict]:
+    """Return the places of ranks on GPUs; whether the MPI of each is CUDA-aware."""
+    return [rank(gpus="a", gpu="a") | {"device": "cuda:0", "mpi_cuda_aware": one} for one in aware]
+
+
+def test_mpi_is_given_a_gpus_memory_only_where_it_is_asked_for_and_all_workers_can():
+    aware, blind = on_gpus(True, True, True), on_gpus(True, True, False)
+    cpus = [rank() | {"mpi_cuda_aware": False} for _ in range(3)]
+    for places in (aware, blind, cpus, aware[:1]):
+        assert placement.mpi_memory("main", places) == "main"
+    assert placement.mpi_memory("device", aware) == placement.mpi_memory("auto", aware) == "device"
+    assert placement.mpi_memory("device", on_gpus(False, True)) == "device", "rank 0 has no uploads"
+    assert [placement.mpi_memory("auto", places) for places in (blind, cpus, aware[:1])] == ["main"] * 3
+
+
+@pytest.mark.parametrize(
+    ("places", "reason"),
+    [
+        (on_gpus(True), "one process sends nothing"),
+        (on_gpus(True, True, False), "rank 2 on host0 has an MPI that is not CUDA-aware"),
+        ([rank() | {"mpi_cuda_aware": False}] * 2, "rank 1 on host0 trains on the CPU"),
+    ],
+)
+def test_a_gpus_memory_that_mpi_cannot_be_given_is_refused_with_the_reason(places, reason):
+    with pytest.raises(UserError, match=rf"^system.mpi_memory = 'device': {reason}.*take main"):
+        placement.mpi_memory("device", places)
+
+
+def test_several_gpus_of_ones_own_are_refused_with_the_reason():
+    with pytest.raises(
+        UserError, match=r"rank 0 on host0 was given 2 GPUs of its own, and a rank drives one"
+    ):
+        placement.check_places([rank(gpus="ab", gpu="a"), rank(gpus="cd", gpu="c")])
+    placement.check_places([rank(gpus="ab", gpu="a"), rank(gpus="ab", gpu="b")])  # shared in turn
+    placement.check_places([rank(gpus="ab", gpu="a")])  # alone on a workstation
+    placement.check_places([rank(gpus="a", gpu="a"), rank(gpus="b", gpu="b")])  # one each
+
+
+def test_core_masks_are_written_and_read():
+    assert placement.ranges([0, 1, 2, 3, 7]) == "0-3,7"
+    assert placement.cores("0-3,7") == {0, 1, 2, 3, 7}
+
+
+def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
+    output = ["--output.folder", tmp_path, "--output.id", "a", "--system.threads", "0"]
+    program = ("-m", "mpifl", "run", CONFIG, "--quiet", "--bind-report", *output)
+    done = mpirun(3, *program, env=worlds.PYTHONPATH, timeout=300)
+    assert done.returncode == 0, done.stderr
+    heads, *lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("hint")]
+    assert heads == ["rank", "host", "node", "local", "device", "cpus", "threads", "start", "s"]
+    environment = json.loads((tmp_path / "tiny-a" / "environment.json").read_text())
+    places = environment["places"]
+    assert environment["mpi_cuda_aware"] in (True, False)
+    assert [line[0] for line in lines] == ["0", "1", "2"]
+    for line, there in zip(lines, places, strict=True):
+        assert line[4:7] == [there["device"], there["cpus"], str(there["threads"])]
+        stages = there["start_s"]
+        assert 0 < stages["imports"] <= stages["mpi"] <= stages["ready"] == float(line[7])
+        assert stages["cpu"] > 0
+    masks = [(there["node"], there["cpus"]) for there in places]
+    assert {there["threads"] for there in places} == {placement.threads_for(masks)}
+
+
+def test_loops_in_c_on_some_nodes_only_are_refused():
+    for loops in ("none", "3c4d"):
+        mixed = [rank(), rank(node=1), rank(node=2, loops=loops)]
+        with pytest.raises(UserError, match=f"host1 .*has 1a2b.*host2 .*has {loops}"):
+            placement.check_places(mixed)
+        placement.check_places(mixed, compiled=False)
+        placement.check_places([rank(loops=loops), rank(), rank()])  # the server trains nothing

@@ -1,0 +1,75 @@
+"""What a configuration becomes before the first step: initial weights, who is judged, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+from support import worlds
+from torch import nn
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.comm import Single
+from mpifl.core.errors import UserError
+from mpifl.experiment.build import initial_vectors
+from mpifl.experiment.config import EvaluationConfig, Seeds, SystemConfig
+from mpifl.experiment.engines import judged_clients
+from mpifl.models import MODELS
+
+
+def first(j: int = 0, **seeds: int) -> torch.Tensor:
+    """Return the j-th initial vector."""
+    config = worlds.config_of(CATALOGUE["fedavg"](), seed=Seeds(**seeds))
+    return initial_vectors(config, worlds.SHAPE, worlds.CLASSES)(j)
+
+
+@pytest.mark.parametrize("seed", ["data", "training", "system"])
+def test_initial_weights_follow_the_models_seed_alone(seed):
+    assert torch.equal(first(), first(**{seed: 7}))
+    assert not torch.equal(first(), first(model=7))
+    assert torch.equal(first(2, model=7), first(2, model=7, **{seed: 9}))
+
+
+def test_initial_weights_are_independent_and_draw_nothing_from_the_process():
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    assert not torch.equal(first(0), first(1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("asked", "clients"),
+    [
+        (None, range(7)),
+        (7, range(7)),
+        (99, range(7)),
+        (1, [0]),
+        (2, [0, 6]),
+        (3, [0, 3, 6]),
+        (4, [0, 2, 4, 6]),
+    ],
+)
+def test_judged_clients_are_evenly_spaced_from_the_first_to_the_last(asked, clients):
+    config = worlds.config_of(CATALOGUE["fedavg"](), evaluation=EvaluationConfig(clients=asked))
+    bench = worlds.bench_of(config, worlds.Tiny(7, 1), Single())
+    assert_array_equal(judged_clients(bench), np.array(clients))
+
+
+class Normed:
+    """A model with batch norm."""
+
+    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        """Return the network."""
+        module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, num_classes))
+        module.embed = nn.Flatten()
+        return module
+
+
+@pytest.mark.parametrize("model", [MODELS["flt_mlp"](), Normed()], ids=["dropout", "batch norm"])
+def test_a_model_whose_clients_cannot_share_a_step_is_not_stacked(model, tmp_path):
+    fedavg, world = CATALOGUE["fedavg"](), worlds.Tiny()
+    with pytest.raises(UserError, match=r"system\.stack = 2"):
+        worlds.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=2))
+    alone, _ = worlds.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=0))
+    assert alone.worker.stack == 1

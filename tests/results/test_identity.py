@@ -1,0 +1,125 @@
+"""What decides the last bits of a run: beside the digest, at the start of a run, and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.runs import CONFIG
+
+from mpifl import cli
+from mpifl.experiment import build as experiment
+from mpifl.experiment import checkpoints
+from mpifl.kernels import bindings
+from mpifl.results import identity as identities
+from mpifl.results.identity import differences, identity, machine, unlike
+from mpifl.runtime.run_state import STOP
+
+ONE = {"processor": "fast", "loops_in_c": "1a2b", "torch": "2"}
+
+
+def test_every_field_is_in_the_hash():
+    options = {"compiled": True, "threads": 1}
+    found = identity(options, [ONE])
+    assert found == identity(dict(reversed(options.items())), [ONE, ONE]), "neither order nor number of ranks"
+    others = [identity(options | {"threads": 2}, [ONE])]
+    others += [identity(options, [ONE | {name: "other"}]) for name in ONE]
+    assert len({found["hash"], *(other["hash"] for other in others)}) == 5
+    assert [differences(found, other) for other in others] == [["threads"], *([name] for name in ONE)]
+
+
+def test_workers_of_several_kinds_are_all_named():
+    found = identity({}, [ONE, ONE | {"processor": "old"}, ONE])
+    assert found["processor"] == "fast | old"
+    assert found["torch"] == "2"
+
+
+def test_runs_that_are_unlike_are_named_with_their_values():
+    runs = {"a": {"hash": "x", "torch": "2", "stack": 1}, "b": {"hash": "y", "torch": "3", "stack": 1}}
+    assert unlike(runs) == ["torch: 2 (a); 3 (b)"]
+    assert unlike({"a": runs["a"], "c": dict(runs["a"]), "old": {}}) == []
+
+
+def test_a_machine_says_what_it_computes_with(monkeypatch):
+    here = machine()
+    assert here["device"] == "cpu"
+    assert here["loops_in_c"] == (bindings.BUILD["sources"] if bindings.NETWORKS else "none")
+    assert "none" not in (here["torch"], here["numpy"], here["mpifl"], here["processor"])
+    monkeypatch.setattr(bindings, "NETWORKS", False)
+    assert (machine("H200")["device"], machine()["loops_in_c"], machine()["compiler"]) == (
+        "H200",
+        "none",
+        "none",
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Return a folder for runs and their data."""
+    return tmp_path_factory.mktemp("identity")
+
+
+def run(place: Path, run_id: str, *more: str) -> dict:
+    """Run the tiny configuration; return its summary."""
+    where = ["--output.folder", str(place), "--output.id", run_id, "--data.cache", str(place / "cache")]
+    assert cli.main(["run", str(CONFIG), *where, *more]) == 0
+    return json.loads((place / f"tiny-{run_id}" / "summary.json").read_text())
+
+
+@pytest.mark.skipif(not bindings.NETWORKS, reason=bindings.PROBLEM or "loops")
+def test_the_identity_stands_beside_the_digest_and_at_the_start(place, capsys):
+    one, two = run(place, "one"), run(place, "two")
+    said = capsys.readouterr().out.splitlines()
+    assert one["identity"] == two["identity"]
+    assert one["digest"] == two["digest"]
+    (line, _) = (line for line in said if line.startswith("numbers "))
+    for word in (one["identity"]["hash"], bindings.BUILD["sources"], bindings.BUILD["compiler"], "threads 1"):
+        assert word in line
+    changed = {
+        "compiled": run(place, "torch", "--system.compiled", "false", "--quiet"),
+        "stack": run(place, "stack", "--system.stack", "2", "--quiet"),
+        "sums": run(place, "sums", "--system.sums", "fast", "--quiet"),
+    }
+    for name, other in changed.items():
+        assert name in differences(one["identity"], other["identity"])
+    assert changed["compiled"]["digest"] != one["digest"]
+
+
+@pytest.mark.skipif(not bindings.NETWORKS, reason=bindings.PROBLEM or "loops")
+def test_a_run_without_the_loops_says_so_and_has_another_identity(place, capsys, monkeypatch):
+    with_them = run(place, "with", "--quiet")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(bindings, "NETWORKS", False)
+    monkeypatch.setattr(bindings, "PROBLEM", "the loops in C were not built: install")
+    experiment.once.cache_clear()
+    without = run(place, "without", "--quiet")
+    run(place, "twice", "--quiet")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not built" in line
+    assert "digest" in line
+    assert without["digest"] != with_them["digest"]
+    assert differences(with_them["identity"], without["identity"]) == ["loops_in_c", "compiler"]
+    run(place, "asked", "--quiet", "--system.compiled", "false")
+    assert capsys.readouterr().err == "", "who asks for PyTorch gets what was asked for"
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert cli.main(["compare", str(place / "tiny-with"), str(place / "tiny-without")]) == 0
+    said = capsys.readouterr().err
+    assert "loops_in_c: " in said
+    assert "none (tiny-without)" in said
+    assert cli.main(["compare", str(place / "tiny-with"), str(place / "tiny-with")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_goes_on_elsewhere_names_what_differs(place, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.Checkpoints, "due", lambda self, now: STOP if now == 1 else "")
+        where = ["--output.folder", str(place), "--output.id", "moved", "--data.cache", str(place / "cache")]
+        assert cli.main(["run", str(CONFIG), "--quiet", "--rounds", "2", *where]) == 75
+    capsys.readouterr()
+    monkeypatch.setattr(identities, "processor", lambda: "another one")
+    assert cli.main(["resume", str(place / "tiny-moved"), "--quiet", "--system.stack", "2"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]
+    assert ["stack was 1 and is 2" in said[0], "is another one" in said[1]] == [True, True]
+    assert len(said) == 2

@@ -1,0 +1,206 @@
+"""The columns of metrics.csv: by hand, and from a run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from support import worlds
+
+from mpifl import cli
+from mpifl.results.recorder import Recorder, digest, metrics_row
+
+TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
+
+
+def test_targets_purity_churn_and_standard_error_by_hand():
+    """Accuracy 0.9, 0.7, 0.8 with 600 test samples: sqrt(0.8 * 0.2 / 600); targets are clients 0 and 1: 0.8.
+
+    Clusters 0 0 1 against groups 0 1 1: the commonest group of each cluster has 1 + 1 of 3 clients. Before,
+    the clusters were 5 5 5: after matching, one of three clients has moved.
+    """
+    scores = {
+        "accuracy": np.array([0.9, 0.7, 0.8]),
+        "loss": np.ones(3),
+        "accuracy_backdoor": np.array([0.5, 0.3, 0.1]),
+    }
+    aimed = np.array([True, True, False])
+    row = metrics_row(scores, np.array([0, 0, 1]), np.array([0, 1, 1]), 600, aimed, np.array([5, 5, 5]))
+    assert_allclose(row["accuracy_standard_error"], np.sqrt(0.8 * 0.2 / 600))
+    assert_allclose(row["accuracy_targets_mean"], 0.8)
+    assert_allclose(row["accuracy_backdoor_targets_mean"], 0.4)
+    assert_allclose([row["accuracy_backdoor_mean"], row["accuracy_backdoor_worst"]], [0.3, 0.1])
+    assert_allclose(row["purity"], 2 / 3)
+    assert_allclose(row["churn"], 1 / 3)
+
+
+def test_what_nobody_knows_is_nan():
+    row = metrics_row({"accuracy": np.array([0.5]), "loss": np.ones(1)}, np.zeros(1, int), None)
+    assert all(np.isnan(row[name]) for name in ("accuracy_standard_error", "ari", "nmi", "purity", "churn"))
+
+
+def judged(
+    recorder: Recorder, step: int, accuracy: list[float], clients: list[int], labels: list[int]
+) -> dict:
+    """Enter an evaluation of some clients; return its figures."""
+    scores = {"accuracy": np.array(accuracy), "loss": 1 - np.array(accuracy)}
+    timing = [{"train": 1.5}, {"train": 2.5}]
+    return recorder.judged(
+        step, 1.23456, scores, np.array(clients), np.array(labels), {"train_loss": 0.5}, {"b": 7}, timing, 2.5
+    )
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_judged_client_has_its_own_cluster_samples_and_group_in_its_row(tmp_path):
+    """Clients 1 and 4 of 6 are judged: 11 and 8 training samples, clusters 7 and 3, groups 0 and 1."""
+    federation = worlds.Tiny()
+    recorder = Recorder(tmp_path, federation)
+    judged(recorder, 1, [0.25, 0.75], [1, 4], [9, 7, 9, 9, 3, 9])
+    recorder.close(None, [], [], federation.sizes, {}, {})
+    assert table(tmp_path / "clients.csv") == [
+        {"client": "1", "cluster": "7", "accuracy": "0.25", "loss": "0.75", **sizes(11), "group": "0"},
+        {"client": "4", "cluster": "3", "accuracy": "0.75", "loss": "0.25", **sizes(8), "group": "1"},
+    ]
+    assert [row["train"] for row in table(tmp_path / "timing.csv")] == ["1.5", "2.5"]
+
+
+def sizes(train: int) -> dict[str, str]:
+    """Return the columns of a client of `worlds.Tiny`."""
+    return {"train": str(train), "val": "6", "test": "9"}
+
+
+def test_the_targets_are_those_of_the_judged_clients_a_backdoor_is_aimed_at(tmp_path):
+    federation = worlds.Tiny()
+    federation.targets = np.array([0, 4, 5])
+    row = judged(Recorder(tmp_path, federation), 1, [0.1, 0.8, 0.4], [1, 4, 5], [0] * 6)
+    assert_allclose(row["accuracy_targets_mean"], 0.6)
+
+
+def test_the_standard_error_counts_no_test_sample_twice(tmp_path):
+    """Two clients of 9 test samples: a pool of 18, or of 12 where there are no more different ones."""
+    federation, shared = worlds.Tiny(), type("Shared", (worlds.Tiny,), {"test_pool": 12})()
+    for number, (world, pool) in enumerate(((federation, 18), (shared, 12))):
+        (tmp_path / str(number)).mkdir()
+        row = judged(Recorder(tmp_path / str(number), world), 1, [0.4, 0.6], [1, 4], [0] * 6)
+        assert_allclose(row["accuracy_standard_error"], np.sqrt(0.25 / pool))
+
+
+def test_a_recorder_goes_on_where_it_was(tmp_path):
+    """What came after the state is gone from the tables; churn is counted from the evaluation before it."""
+    recorder = Recorder(tmp_path, worlds.Tiny())
+    judged(recorder, 1, [0.25, 0.75], [1, 4], [0, 0, 0, 1, 1, 1])
+    recorder.arrived([{"time": 1.0, "client": 3}])
+    state = json.loads(json.dumps(recorder.state()))
+    metrics, events = (tmp_path / "metrics.csv").read_bytes(), (tmp_path / "events.csv").read_bytes()
+    for step in (2, 3):
+        judged(recorder, step, [1.0, 1.0], [1, 4], [5, 4, 3, 2, 1, 0])
+        recorder.arrived([{"time": 1.0 + step, "client": step}])
+    recorder.state()
+    again = Recorder(tmp_path, worlds.Tiny())
+    again.restore(state, metrics, len(events))
+    assert (tmp_path / "metrics.csv").read_bytes() == metrics
+    assert (tmp_path / "events.csv").read_bytes() == events
+    assert again.last == recorder.last | state["last"]
+    row = judged(again, 2, [0.5, 0.5], [1, 4], [0, 0, 1, 1, 1, 1])
+    assert_allclose(row["churn"], 1 / 6)
+    assert [row["round"] for row in table(tmp_path / "metrics.csv")] == ["1", "2"]
+    assert [row["round"] for row in again.timing] == [1, 1, 2, 2]
+    again.arrived([{"time": 9.0, "client": 0}])
+    again.state()
+    assert [row["time"] for row in table(tmp_path / "events.csv")] == ["1.0", "9.0"]
+
+
+@pytest.mark.parametrize("part", ["number", "row", "name", "assign", "memo", "memo name", "memo kind"])
+def test_the_digest_sees_every_part_of_a_server(part):
+    tables, assign = {"model": torch.zeros(2, 3), "control": torch.ones(1, 3)}, np.array([0, 1])
+    memo = {"known": np.array([1, 0])}
+    before = digest(tables, assign, memo)
+    assert digest(dict(reversed(tables.items())), assign.copy(), dict(memo)) == before
+    if part == "number":
+        tables["model"][1, 2] = 1e-30
+    elif part == "row":
+        tables["model"] = tables["model"].reshape(3, 2)
+    elif part == "name":
+        tables = {"model": tables["model"], "momentum": tables["control"]}
+    elif part == "assign":
+        assign = np.array([1, 0])
+    elif part == "memo":
+        memo = {"known": np.array([1, 1])}
+    elif part == "memo name":
+        memo = {"linked": memo["known"]}
+    else:
+        memo = {"known": memo["known"].astype(np.uint8)}
+    assert digest(tables, assign, memo) != before
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Return metrics.csv of the only run in a folder."""
+    (path,) = folder.glob("*/metrics.csv")
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_fine_tuned_accuracy_is_a_column_that_does_not_depend_on_ranks(tmp_path, mpirun):
+    options = ["--evaluation.finetune_epochs", "2", "--rounds", "2", "-q"]
+    for place, number in (("alone", None), ("ranks", 3)):
+        done = mpirun(number, "-m", "mpifl", "run", TINY, *options, "--output.folder", tmp_path / place)
+        assert done.returncode == 0, done.stderr
+    alone, together = rows_of(tmp_path / "alone"), rows_of(tmp_path / "ranks")
+    for name in ("accuracy_finetuned_mean", "accuracy_finetuned_worst", "accuracy_mean", "loss"):
+        assert [row[name] for row in alone] == [row[name] for row in together]
+    assert alone[0]["accuracy_finetuned_mean"] != alone[0]["accuracy_mean"]
+
+
+def test_fine_tuning_changes_nothing_else(tmp_path):
+    for epochs in ("0", "1"):
+        options = ["--evaluation.finetune_epochs", epochs, "--rounds", "2", "-q"]
+        assert cli.main(["run", str(TINY), *options, "--output.folder", str(tmp_path / epochs)]) == 0
+    plain, tuned = rows_of(tmp_path / "0"), rows_of(tmp_path / "1")
+    for name in ("accuracy_mean", "loss", "ari"):
+        assert [row[name] for row in plain] == [row[name] for row in tuned]
+    assert "accuracy_finetuned_mean" not in plain[0]
+
+
+def test_clients_nobody_has_seen_are_in_no_cluster(tmp_path):
+    """Two of eight clients take part in the only round: six are unplaced."""
+    options = [
+        "--participation",
+        "0.25",
+        "--rounds",
+        "1",
+        "-q",
+        "--algorithm",
+        "{name: ifca, num_clusters: 2}",
+    ]
+    assert cli.main(["run", str(TINY), *options, "--output.folder", str(tmp_path)]) == 0
+    (row,) = rows_of(tmp_path)
+    assert row["num_unplaced"] == "6"
+    (clusters,) = tmp_path.glob("*/clusters.csv")
+    with clusters.open() as file:
+        placed = [client for client in csv.DictReader(file) if client["placed"] == "1"]
+    (visits,) = tmp_path.glob("*/traffic.csv")
+    with visits.open() as file:
+        seen = {client["client"] for client in csv.DictReader(file) if int(client["bytes_up"])}
+    assert {client["client"] for client in placed} == seen
+    assert len(seen) == 2
+
+
+def test_groups_that_join_after_the_end_are_judged_but_never_train(tmp_path):
+    late = ["--newcomers", "{groups: [1], joins: 9}", "--evaluation.every", "1", "-q"]
+    assert cli.main(["run", str(TINY), *late, "--output.folder", str(tmp_path)]) == 0
+    (ledger,) = tmp_path.glob("*/ledger.csv")
+    with ledger.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["messages"] for row in rows} == {"4"}
+    (clients,) = tmp_path.glob("*/clients.csv")
+    assert len(clients.read_text().splitlines()) == 9

@@ -1,0 +1,44 @@
+"""A job that stands still ends, and says where it stood."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from support import worlds
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from mpifl.results.supervision import Watchdog
+
+start = time.monotonic()
+alive = (lambda: start) if sys.argv[2] == "stuck" else time.monotonic
+
+def waits_for_ever():
+    with Watchdog(0.3, alive, Path(sys.argv[1]), grace=0.0):
+        time.sleep(1.5)
+
+waits_for_ever()
+print("went on")
+"""
+
+
+def run(tmp_path, what: str) -> subprocess.CompletedProcess[str]:
+    """Run the program above."""
+    log = tmp_path / "logs" / "host-0.log"
+    command = [sys.executable, "-c", PROGRAM, str(log), what]
+    return subprocess.run(command, capture_output=True, text=True, env=worlds.PYTHONPATH, timeout=120)
+
+
+def test_silence_ends_the_process_after_its_stacks_are_written(tmp_path):
+    done = run(tmp_path, "stuck")
+    assert done.returncode == 1
+    assert "nothing has moved" in done.stderr
+    assert "waits_for_ever" in (tmp_path / "logs" / "host-0.log").read_text()
+
+
+def test_signs_of_life_keep_it_quiet(tmp_path):
+    done = run(tmp_path, "alive")
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+    assert not (tmp_path / "logs").exists()

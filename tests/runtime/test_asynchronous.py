@@ -1,0 +1,495 @@
+"""The asynchronous engine in one process: what it must agree with, and what policies, clocks and damping
+do.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from support import worlds
+from torch.testing import assert_close
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.errors import UserError
+from mpifl.core.mixing import Mixing, Plan, add, average, blend
+from mpifl.core.rng import key
+from mpifl.core.types import Notes
+from mpifl.runtime.asynchronous import Events, damped
+from mpifl.simulation.clock import Replay, WallTime
+from mpifl.simulation.delays import Constant, Exponential, Tiers, Uniform
+from mpifl.simulation.durations import Availability
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import (
+    Barrier,
+    Buffer,
+    ClientDecides,
+    DrawnStaleness,
+    EveryArrival,
+    Synchronous,
+)
+from mpifl.simulation.sampling import Sampler
+from mpifl.simulation.visits import Flight
+
+CFL = {"warmup": 1, "eps1": 100.0, "eps2": 0.0}
+SLOW = Exponential(mean_s=2.0)
+
+
+def events(name, folder, steps=4, federation=None, options=None, **changes) -> worlds.Run:
+    """Run a method of the catalogue."""
+    method = CATALOGUE[name](**(options or {}))
+    return worlds.events(method, federation or worlds.Tiny(), folder, steps, **changes)
+
+
+# -- agreement with the synchronous engine ----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedavg", {}),
+        ("scaffold", {}),
+        ("cfl", CFL),
+        ("ifca", {"num_clusters": 2}),
+        ("fedem", {}),
+        ("fedavgm", {}),
+        ("fedper", {}),
+        ("fedfomo", {"num_models": 2}),
+        ("ucfl", {"noise_batch": 4.0}),
+    ],
+)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_barrier_is_synchronous_rounds_bit_for_bit(name, options, participation, tmp_path):
+    common = {"options": options, "participation": participation}
+    rounds = events(name, tmp_path / "r", policy=Synchronous(), **common)
+    barrier = events(name, tmp_path / "b", policy=Barrier(), **common)
+    worlds.same(worlds.state_of(rounds.server), worlds.state_of(barrier.server))
+    worlds.same(dict(rounds.scores), dict(barrier.scores))
+    assert rounds.stepper.ledger.total("up") == barrier.stepper.ledger.total("up")
+    assert rounds.times == barrier.times == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_rounds_and_barrier_share_their_time_axis(tmp_path):
+    """Delays, a link and absences: a round lasts as long as its slowest client."""
+    world = {
+        "delay": SLOW,
+        "network": Links(uplink_bytes_s=2000.0, downlink_bytes_s=8000.0, latency_s=0.05),
+        "availability": Availability(on_s=3.0, off_s=2.0),
+        "participation": 0.5,
+    }
+    runs = [events("fedavg", tmp_path / str(p), policy=p, **world) for p in (Synchronous(), Barrier())]
+    assert runs[0].times == runs[1].times
+    assert min(np.diff(runs[0].times)) > 0.1
+
+
+def test_a_full_buffer_with_equal_delays_is_fedavg_on_updates(tmp_path):
+    """B = m = N, equal n: w + 1/m sum_k (w_k - w) is the mean of the w_k."""
+    same = {"federation": worlds.Tiny(equal=True), "steps": 3}
+    fedavg = events("fedavg", tmp_path / "avg", policy=Synchronous(), **same)
+    fedbuff = events("fedbuff", tmp_path / "buff", policy=Buffer(size=6), **same)
+    assert {row["staleness"] for row in fedbuff.arrivals} == {0}
+    for a, b in zip(fedavg.servers, fedbuff.servers, strict=True):
+        assert_close(a.tables["model"], b.tables["model"], rtol=1e-5, atol=1e-7)
+    barrier = events("fedbuff", tmp_path / "barrier", policy=Barrier(), **same)
+    worlds.same(worlds.state_of(barrier.server), worlds.state_of(fedbuff.server))
+
+
+@pytest.mark.parametrize("policy", [EveryArrival(), Buffer(size=2, rate=0.6)])
+def test_fedavg_one_upload_at_a_time_is_fedasync(policy, tmp_path):
+    """(1 - a) w + a w_k with a = 0.6 (1 + lag)^-0.5; a buffer weighs by samples, so equal n and one upload
+    there.
+    """
+    size = {"size": 1, "rate": 0.6} if isinstance(policy, Buffer) else {}
+    policy = type(policy)(**size)
+    runs = [
+        events(name, tmp_path / name, 9, options=options, policy=policy, delay=SLOW)
+        for name, options in (("fedavg", {}), ("fedasync", {"rho": 0.0}))
+    ]
+    worlds.same(worlds.state_of(runs[0].server), worlds.state_of(runs[1].server))
+    assert len({row["staleness"] for row in runs[0].arrivals}) > 1
+
+
+def test_clustered_async_with_the_clusters_of_a_file_keeps_clusters_apart(tmp_path):
+    """Two clusters are two runs of FedAsync's rule on the arrivals of each; one cluster is FedAsync."""
+    file = tmp_path / "clusters.csv"
+    file.write_text("client,cluster\n" + "".join(f"{k},{'ab'[k // 3]}\n" for k in range(6)))
+    done = events("clustered_async", tmp_path, 12, options={"clusters": str(file)}, delay=SLOW)
+    assert_array_equal(done.server.assign, [0, 0, 0, 1, 1, 1])
+    for before, after, row in zip(done.servers[:-1], done.servers[1:], done.arrivals, strict=True):
+        other = 1 - done.server.assign[row["client"]]
+        assert_array_equal(before.tables["model"][other], after.tables["model"][other])
+        assert not torch.equal(before.tables["model"][1 - other], after.tables["model"][1 - other])
+    one = events("clustered_async", tmp_path / "one", 12, delay=SLOW)
+    fedasync = events("fedasync", tmp_path / "fedasync", 12, delay=SLOW)
+    worlds.same(worlds.state_of(one.server), worlds.state_of(fedasync.server))
+
+
+def test_async_ifca_moves_only_the_chosen_row(tmp_path):
+    done = events("ifca", tmp_path, 12, options={"num_clusters": 2}, delay=SLOW)
+    for before, after, notes in zip(done.servers[:-1], done.servers[1:], done.notes, strict=True):
+        other = 1 - int(notes["cluster"][0])
+        assert_close(before.tables["model"][other], after.tables["model"][other], rtol=0, atol=0)
+    assert len({int(n["cluster"][0]) for n in done.notes}) == 2
+
+
+# -- policies ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Counting(Algorithm):
+    """Notes which version it read; the model does not change."""
+
+    needs: ClassVar[Needs] = Needs(asynchronous=True)
+
+    def local_update(self, message, state, client, key):
+        """Report the first number of the row that was read, which counts steps."""
+        return client.report(
+            {"read": float(message["model"][0, 0])}, model=torch.ones(client.layout.size)
+        ), {}
+
+    def aggregate(self, server, notes):
+        """Add one to everything."""
+        return Plan([Mixing(np.full((1, len(notes)), 1 / len(notes)), keep=np.ones(1))])
+
+    def setup(self, world, prints, key):
+        """Start from zero."""
+        start = super().setup(world, prints, key)
+        return type(start)({"model": torch.zeros_like(start.tables["model"])}, start.assign)
+
+
+def counting(folder, steps, num_clients=6, **changes) -> worlds.Run:
+    """Run `Counting`: the row that a client read is the version it read."""
+    done = worlds.events(Counting(), worlds.Tiny(num_clients), folder, steps, **changes)
+    read = np.concatenate([n["read"] for n in done.notes])
+    lag = np.concatenate([n.staleness for n in done.notes])
+    version = np.repeat(np.arange(steps), [len(n) for n in done.notes])
+    assert_array_equal(read, version - lag)
+    accepted = [row for row in done.arrivals if row["accepted"]]
+    assert sorted(row["staleness"] for row in accepted) == sorted(lag)
+    return done
+
+
+@pytest.mark.parametrize(
+    "policy", [Barrier(), EveryArrival(), Buffer(size=3), ClientDecides(), DrawnStaleness(most=3)]
+)
+def test_staleness_is_the_difference_of_versions(policy, tmp_path):
+    delay = SLOW if policy.in_seconds else Constant()
+    done = counting(tmp_path, 20, participation=4, policy=policy, delay=delay)
+    times = [row["time"] for row in done.arrivals]
+    assert times == sorted(times)
+    for row in done.arrivals:
+        assert row["staleness"] == row["arrival_version"] - row["read_version"]
+        assert row["start"] < row["time"]
+
+
+def test_freed_places_are_filled_at_once(tmp_path):
+    done = counting(tmp_path, 30, participation=4, policy=EveryArrival(), delay=SLOW)
+    assert done.engine.tally.busy_seconds / done.engine.clock.now == pytest.approx(4)
+    for row in done.arrivals[4:]:
+        assert row["start"] == 0.0 or row["start"] in {r["time"] for r in done.arrivals}
+
+
+def test_a_client_is_never_under_way_twice(tmp_path):
+    done = counting(tmp_path, 40, participation=5, policy=Buffer(size=2), delay=SLOW)
+    for k in range(6):
+        spans = sorted((row["start"], row["time"]) for row in done.arrivals if row["client"] == k)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_uploads_that_are_too_stale_are_refused_and_change_nothing(tmp_path):
+    done = counting(tmp_path, 30, participation=1.0, policy=EveryArrival(max_staleness=4), delay=Tiers())
+    refused = [row for row in done.arrivals if not row["accepted"]]
+    assert refused
+    assert min(row["staleness"] for row in refused) > 4
+    assert max(row["staleness"] for row in done.arrivals if row["accepted"]) <= 4
+    assert len(done.arrivals) == 30 + len(refused)
+    said = done.engine.summary()
+    assert said["refused"] == len(refused)
+    assert said["refusal_rate"] == len(refused) / len(done.arrivals)
+    assert sum(said["staleness_histogram"].values()) == said["arrivals"] == len(done.arrivals)
+
+
+def test_drawn_staleness_is_uniform_up_to_its_maximum(tmp_path):
+    """300 draws from 0..3: chi-square with 3 degrees of freedom stays below 16.3 (p = 0.001)."""
+    done = counting(tmp_path, 300, policy=DrawnStaleness(most=3), model=worlds.mlp())
+    lags = Counter(row["staleness"] for row in done.arrivals[3:])  # at first there is nothing old to serve
+    assert set(lags) == {0, 1, 2, 3}
+    expected = 297 / 4
+    assert sum((lags[s] - expected) ** 2 / expected for s in range(4)) < 16.3
+    assert [row["time"] for row in done.arrivals] == list(range(1, 301))
+
+
+def test_clients_decide_uniformly_and_one_a_second(tmp_path):
+    """600 uploads of 6 clients: chi-square with 5 degrees of freedom stays below 20.5 (p = 0.001)."""
+    done = counting(tmp_path, 600, policy=ClientDecides(), model=worlds.mlp())
+    assert [row["time"] for row in done.arrivals] == list(range(1, 601))
+    uploads = Counter(row["client"] for row in done.arrivals)
+    assert sum((uploads[k] - 100) ** 2 / 100 for k in range(6)) < 20.5
+
+
+def test_an_idle_client_is_drawn_uniformly_without_a_list_of_all():
+    busy = {0, 2, 5, 7}
+    flight = Flight(busy, 0, 0, 6, Sampler(9, 6, key(0)), key(0))
+    drawn = [flight.draw([3], number) for number in range(2000)]
+    counts = Counter(drawn)
+    assert set(counts) == {1, 4, 6, 8}
+    assert min(counts.values()) > 420
+    everywhere = Flight(busy, 0, 0, 6, Sampler(9, 6, key(0)), key(0), here=lambda k: True)
+    assert drawn == [everywhere.draw([3], number) for number in range(2000)]
+    assert Flight(set(range(9)), 0, 0, 9, Sampler(9, 9, key(0)), key(0)).draw([], 0) is None
+
+
+def test_nobody_starts_who_is_not_there(tmp_path):
+    """Two clients, hardly ever there, and not at first: time goes on to the first return."""
+    away = Availability(on_s=0.1, off_s=9.0)
+    done = counting(tmp_path, 10, 2, policy=EveryArrival(), delay=Constant(0.3), availability=away)
+    presence = done.engine.clock.pace.presence
+    assert done.arrivals[0]["start"] == min(presence.back(k, 0.0) for k in range(2)) > 0
+    for row in done.arrivals:
+        assert presence.here(row["client"], row["start"])
+        assert row["time"] >= row["start"] + 0.3
+    assert max(row["time"] - row["start"] for row in done.arrivals) > 1
+
+
+# -- the wall clock and its replay ----------------------------------------
+
+
+def write(rows, path) -> str:
+    """Write events as a run folder has them; return the path."""
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "steps"),
+    [
+        ("fedasync", EveryArrival(), 15),
+        ("fedasync", EveryArrival(max_staleness=3), 12),
+        ("fedbuff", Buffer(size=3), 6),
+        ("scaffold", Buffer(size=2), 6),
+        ("fedavg", Barrier(), 3),
+        ("ccfl", ClientDecides(), 12),
+    ],
+)
+def test_the_replay_of_a_wall_clock_run_is_that_run(name, policy, steps, tmp_path):
+    """Real arrivals in an order of their own; refused ones, and those a buffer held, included."""
+    slow = {"delay": Uniform(0.5, 2.0), "participation": 5}
+    real = events(name, tmp_path / "real", steps, policy=policy, clock=WallTime(scale=0.01), **slow)
+    trace = write(real.arrivals, tmp_path / "events.csv")
+    again = events(name, tmp_path / "again", steps, policy=policy, clock=Replay(trace), participation=5)
+    worlds.same(worlds.state_of(real.server), worlds.state_of(again.server))
+    assert again.arrivals == real.arrivals
+    order = [row["client"] for row in real.arrivals]
+    if not policy.in_seconds:
+        del slow["delay"]
+    virtual = events(name, tmp_path / "virtual", steps, policy=policy, **slow)
+    if isinstance(policy, EveryArrival):
+        assert order != sorted(order)
+    assert len(virtual.servers) == len(real.servers)
+
+
+@pytest.mark.parametrize(
+    "policy", [EveryArrival(), Buffer(size=6), Barrier(), ClientDecides(), DrawnStaleness(most=2)]
+)
+@pytest.mark.parametrize("delay", [SLOW, Constant()])
+def test_the_replay_of_a_virtual_run_is_that_run(policy, delay, tmp_path):
+    """Ties too: with equal delays all arrive at the same instant before anyone starts."""
+    delay = delay if policy.in_seconds else Constant()
+    one = events("fedasync", tmp_path / "one", 12, policy=policy, delay=delay)
+    trace = write(one.arrivals, tmp_path / "events.csv")
+    again = events("fedasync", tmp_path / "again", 12, policy=policy, clock=Replay(trace))
+    worlds.same(worlds.state_of(one.server), worlds.state_of(again.server))
+    assert again.arrivals == one.arrivals
+
+
+def test_a_trace_of_another_run_is_refused(tmp_path):
+    """A step at every second arrival reads other versions than a step at each."""
+    one = events("fedasync", tmp_path / "one", 12, delay=SLOW)
+    trace = write(one.arrivals, tmp_path / "events.csv")
+    with pytest.raises(UserError, match="reads version 1, and the server is at 0: no trace of such a run"):
+        events("fedasync", tmp_path / "two", 6, policy=Buffer(size=2), clock=Replay(trace))
+    with pytest.raises(UserError, match="the trace ends before the run"):
+        events("fedasync", tmp_path / "three", 13, clock=Replay(trace))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["1,0,0,0,0", "0.5,1,0,0,0"], "line 3 = 0.5: time goes back"),
+        (["1,0,0,0,0", "nan,1,0,0,0"], "line 3 = nan: time goes back"),
+        (["1,6,0,0,0"], "line 2 = 6: unknown client; there are 6"),
+        (["1,-1,0,0,0"], "line 2 = -1: unknown client"),
+        (["1,0,1,0,0"], "line 2 = 1: client 0 made 0 visits before this one"),
+        (["1,0,0,2,0"], "line 2 = 2.0: a visit starts before it arrives"),
+        (["1,zero,0,0,0"], "is not a row of an events.csv"),
+        (["1,0,0,0"], "line 2 = .*has 4 fields, the head has 5"),
+        (["1,0,0,-1,0"], "line 2 = -1.0: a visit starts before the run"),
+    ],
+)
+def test_a_broken_trace_is_refused_and_its_line_is_named(lines, message, tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("\n".join(["time,client,visit,start,read_version", *lines]) + "\n")
+    with pytest.raises(UserError, match=message):
+        events("fedasync", tmp_path, clock=Replay(str(path)))
+
+
+def test_what_is_no_trace_is_refused(tmp_path):
+    (tmp_path / "metrics.csv").write_text("round,seconds\n1,2\n")
+    with pytest.raises(UserError, match="has no column time, client, visit, start, read_version"):
+        events("fedasync", tmp_path, clock=Replay(str(tmp_path / "metrics.csv")))
+    with pytest.raises(UserError, match="there is no such file"):
+        events("fedasync", tmp_path, clock=Replay(str(tmp_path / "nowhere.csv")))
+
+
+# -- what cannot run ----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "message"),
+    [
+        ("emdcfl", EveryArrival(), "EMDCFL looks at all clients of a round at once"),
+        ("oracle", Buffer(size=2), "Oracle looks at all clients of a round at once"),
+        ("cfl", EveryArrival(), "CFL compares the uploads of a step; take policy rounds, barrier or buffer"),
+        ("pfedgraph", ClientDecides(), "PFedGraph compares the uploads of a step"),
+        ("ucfl", EveryArrival(), "UCFL compares the uploads of a step"),
+        ("fedfomo", Buffer(size=2), "FedFomo needs fresh uploads; take rounds or barrier"),
+        (
+            "ccfl",
+            Buffer(size=2),
+            "CCFL takes one upload at a time; take policy every_arrival or client_decides",
+        ),
+        ("ccfl", Barrier(), "CCFL takes one upload at a time"),
+    ],
+)
+def test_a_method_that_a_policy_cannot_run_says_so(name, policy, message):
+    with pytest.raises(UserError, match=message):
+        Events.check(CATALOGUE[name](), policy)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Buffer(size=0), "size = 0: a buffer needs at least one report; use every_arrival for none"),
+        (
+            lambda: Buffer(size=5).concurrency(8, 4),
+            "only 4 visits are under way at a time: the server would wait",
+        ),
+        (
+            lambda: DrawnStaleness(most=6).concurrency(6, 6),
+            "up to 7 visits are under way, and there are 6 clients",
+        ),
+        (lambda: EveryArrival(rate=0.0), "rate = 0.0: take a rate in"),
+        (lambda: EveryArrival(rate=1.5), "rate = 1.5: take a rate in"),
+        (lambda: EveryArrival(max_staleness=-1), "max_staleness = -1: take 0 or more steps"),
+        (lambda: WallTime(scale=-1.0), "scale = -1.0: take 0 or more"),
+        (lambda: Links(uplink_bytes_s=0.0), "uplink_bytes_s = 0.0: take a positive rate"),
+        (lambda: Links(latency_s=-1.0), "latency_s = -1.0: take 0 or more seconds"),
+        (lambda: Availability(on_s=0.0), "on_s = 0.0: take 0.001 to"),
+    ],
+)
+def test_bad_settings_are_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy": DrawnStaleness(most=2), "clock": WallTime()}, "fixes the order; take clock virtual"),
+        (
+            {"policy": ClientDecides(), "availability": Availability(off_s=1.0)},
+            "availability = .*has no effect",
+        ),
+        ({"policy": Buffer(size=4), "participation": 3}, "policy.size = 4: only 3 visits"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_at_the_start(changes, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        events("fedasync", tmp_path, **changes)
+
+
+# -- damping ----------------------------------------
+
+
+def notes_of(lag, num_samples=None) -> Notes:
+    """Return notes of so many uploads."""
+    m = len(lag)
+    n = np.ones(m, int) if num_samples is None else np.array(num_samples)
+    return Notes(np.arange(m), n, np.array(lag), np.ones(m, bool))
+
+
+def test_damping_keeps_a_part_of_the_old_rows_by_hand():
+    """Weights 1/4 and 3/4, rates 0.8 and 0.4: 0.2 and 0.3 of the uploads, 1 - 0.5 of the old row."""
+    plan = Plan([average(notes_of([0, 0], [1, 3]))])
+    (mixing,) = damped(plan, np.array([0.8, 0.4])).mixings
+    assert_allclose(mixing.weights, [[0.2, 0.3]])
+    assert_allclose(mixing.keep, [0.5])
+
+
+def test_damping_leaves_rows_alone_that_no_upload_enters():
+    """Row 0 takes upload 0, row 1 stays; row 2 is a copy of row 0, which no upload has a say in."""
+    weights = np.array([[1.0], [0.0], [0.0]])
+    keep = np.array([[0, 0, 0], [0, 1, 0], [1, 0, 0]], float)
+    (mixing,) = damped(Plan([Mixing(weights, keep=keep)]), np.array([0.25])).mixings
+    assert_allclose(mixing.weights, [[0.25], [0], [0]])
+    assert_allclose(mixing.keep, [[0.75, 0, 0], [0, 1, 0], [1, 0, 0]])
+
+
+def test_damping_scales_what_is_added_to_models_and_leaves_control_variates_whole():
+    plan = Plan([add(np.array([[0.5]])), add(np.array([[0.5]]), into="control")])
+    model, control = damped(plan, np.array([0.5])).mixings
+    assert_allclose([model.weights[0, 0], model.keep[0]], [0.25, 1.0])
+    assert_allclose([control.weights[0, 0], control.keep[0]], [0.5, 1.0])
+
+
+def test_damping_damps_all_components_of_an_upload():
+    """Two uploads of two components each: their rates are 1 and 0.5."""
+    weights = np.array([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])
+    (mixing,) = damped(Plan([Mixing(weights)]), np.array([1.0, 0.5])).mixings
+    assert_allclose(mixing.weights, [[0.5, 0, 0.25, 0], [0, 0.5, 0, 0.25]])
+    assert_allclose(mixing.row_sums(), 1.0)
+    assert_allclose(mixing.keep, [0.25, 0.25])
+
+
+def test_a_step_that_changes_the_number_of_rows_is_not_damped():
+    split = Mixing(np.zeros((2, 1)), keep=np.ones((2, 1)))
+    assert damped(Plan([split]), np.array([0.5])).mixings == [split]
+
+
+def test_nothing_is_damped_at_rate_one():
+    plan = Plan([blend(np.array([[0.3]]))])
+    assert damped(plan, np.ones(1)) is plan
+
+
+def test_policies_rate_uploads_by_their_lag():
+    assert_allclose(EveryArrival(rate=0.6, staleness_a=0.5).rates(np.array([0, 3])), [0.6, 0.3])
+    assert_allclose(Barrier().rates(np.array([0, 0])), [1, 1])
+
+
+# -- the link ----------------------------------------
+
+
+def test_a_visit_takes_download_computing_and_upload_by_hand(tmp_path):
+    """d = 16 x 8 + 8 + 8 x 3 + 3 = 163 numbers, 4 bytes each, down at 1000 B/s, up at 500 B/s, latency 0.1 s
+    twice, 1 s of computing: 0.652 + 1.304 + 0.2 + 1.
+    """
+    link = Links(uplink_bytes_s=500.0, downlink_bytes_s=1000.0, latency_s=0.1)
+    done = events("fedavg", tmp_path, 3, policy=Synchronous(), network=link)
+    assert done.stepper.world.layout.size == 163
+    assert_allclose(np.diff(done.times), 0.652 + 1.304 + 0.2 + 1)
+    # IFCA downloads K models and uploads one, and the number of its cluster
+    done = events(
+        "ifca", tmp_path / "ifca", 3, options={"num_clusters": 2}, policy=EveryArrival(), network=link
+    )
+    assert_allclose(done.times[1], 2 * 0.652 + (163 + 1) * 4 / 500 + 0.2 + 1)

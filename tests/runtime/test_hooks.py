@@ -1,0 +1,451 @@
+"""Mistakes of a method's author: each is refused where it is made, with class, hook and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from support import worlds
+from support.pretended import DEVICE, there
+
+from mpifl.algorithms.fedavg import FedAvg
+from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
+from mpifl.core.mixing import Mixing, Plan, add, average, blend, by_cluster, carry, in_turn, rows, shares
+from mpifl.core.types import Notes, Report, Server
+from mpifl.experiment.config import EvaluationConfig
+from mpifl.simulation.policies import Buffer, EveryArrival, Policy
+from mpifl.traffic.payload import Payload
+
+NEVER = EvaluationConfig(every=0)
+CHOICE: dict[str, Callable[..., Any]] = {}  # hook -> what it does in the test at hand
+
+
+@dataclass(frozen=True)
+class Mine(Algorithm):
+    """FedAvg, but for the hook that the test at hand replaces."""
+
+    needs: ClassVar[Needs] = Needs()
+
+    def local_update(self, message, state, client, key):
+        """Report the model as it came."""
+        usual = client.report({"seen": client.visit}, model=message["model"][0] + 0), {}
+        return CHOICE.get("local_update", lambda *_: usual)(message, state, client)
+
+    def aggregate(self, server, notes):
+        """Average."""
+        return CHOICE.get("aggregate", lambda s, n: Plan([average(n)]))(server, notes)
+
+    def setup(self, world, prints, key):
+        """Start from one model."""
+        usual = super().setup(world, prints, key)
+        return CHOICE.get("setup", lambda s: s)(usual)
+
+    def reads(self, server, k):
+        """Read the only row."""
+        return CHOICE.get("reads", lambda s, k: {"model": (0,)})(server, k)
+
+    def evaluate(self, message, state, client, split):
+        """Judge the only row."""
+        return CHOICE.get("evaluate", super().evaluate)(message, state, client, split)
+
+    def server_update(self, old, new):
+        """Change nothing."""
+        return CHOICE.get("server_update", lambda old, new: new)(old, new)
+
+
+@dataclass(frozen=True)
+class Plain(FedAvg):
+    """FedAvg with the usual reads."""
+
+    def aggregate(self, server, notes):
+        """Average, or what the test wants."""
+        return CHOICE["aggregate"](server, notes)
+
+
+@pytest.fixture(autouse=True)
+def usual():
+    """Forget the last test's choice."""
+    CHOICE.clear()
+
+
+def declaring(cls: type, **needs: Any) -> Any:
+    """Return a method of a class that declares needs."""
+    return type(cls.__name__, (cls,), {"needs": Needs(**needs)})()
+
+
+def uploading(vector: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
+    """Return a local update that uploads what `vector` makes of the model [d]."""
+    return lambda message, state, client: (client.report(model=vector(message["model"][0])), {})
+
+
+def step(method: Algorithm, folder: Path, policy: Policy | None = None) -> worlds.Run:
+    """Take one step, in rounds or under a policy; nobody is judged before it."""
+    if policy is None:
+        return worlds.run(method, worlds.Tiny(), folder, steps=1, judge=False)
+    return worlds.events(method, worlds.Tiny(), folder, steps=1, policy=policy, evaluation=NEVER)
+
+
+WRONG_UPLOADS = {  # what is uploaded, and a word of the message
+    "float64": (lambda w: w.double(), "float64"),
+    "int": (lambda w: w.int(), "int32"),
+    "half": (lambda w: w.half(), "float16"),
+    "short": (lambda w: w[:-1], "bring"),
+    "long": (lambda w: torch.cat([w, w]), "bring"),
+    "bool": (lambda w: w > 0, "bool"),
+    "scalar": (lambda w: w.sum(), "shape"),
+    "cube": (lambda w: w[None, None], "shape"),
+    "empty": (lambda w: w[:0], "shape"),
+    "numpy": (lambda w: w.numpy(), "ndarray"),
+    "nothing": (lambda w: None, "None"),
+    "sparse": (lambda w: w.to_sparse(), "sparse"),
+    "nan": (lambda w: w / 0 * 0, "not finite"),
+    "infinite": (lambda w: w + torch.inf, "not finite"),
+}
+
+
+@pytest.mark.parametrize("policy", [None, Buffer(2), EveryArrival()], ids=["rounds", "buffer", "arrivals"])
+@pytest.mark.parametrize("kind", WRONG_UPLOADS)
+def test_an_upload_that_is_no_float32_vector_of_the_model_is_refused(kind, policy, tmp_path):
+    make, word = WRONG_UPLOADS[kind]
+    CHOICE["local_update"] = uploading(make)
+    with pytest.raises(MethodError, match=word) as caught:
+        step(Mine(), tmp_path, policy)
+    assert "'model'" in str(caught.value)
+    if word != "bring":  # found where it was made; whether it fits is known where it is mixed
+        assert "Mine.local_update: client " in str(caught.value)
+        assert "visit 0" in str(caught.value)
+
+
+def test_an_upload_on_a_device_where_nobody_trains_is_refused(tmp_path):
+    CHOICE["local_update"] = uploading(there)
+    with pytest.raises(MethodError, match=str(DEVICE)):
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1, judge=False)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda w: torch.stack([w, w + 9], 1).reshape(-1)[::2],
+        lambda w: torch.stack([w, w + 9], 1).T[:1],
+        lambda w: w.clone().requires_grad_(),
+    ],
+    ids=["strided", "transposed", "with-gradient"],
+)
+def test_uploads_that_lie_crosswise_in_memory_are_mixed_as_they_are_meant(view, tmp_path):
+    CHOICE["local_update"] = uploading(lambda w: view(w))
+    done = worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1, judge=False)
+    assert_allclose(done.server.tables["model"], done.servers[0].tables["model"], rtol=1e-6)
+
+
+def test_statistics_and_remembered_uploads_are_checked_too(tmp_path):
+    class Giving(FedAvg):
+        needs = Needs(fingerprint=True)
+
+        def fingerprint(self, client, shown, key):
+            return client.report(profile=shown["init"][0].double())
+
+    with pytest.raises(MethodError, match=r"Giving.fingerprint: client 0, .* 'profile' is float64"):
+        worlds.run(Giving(), worlds.Tiny(), tmp_path, judge=False)
+    CHOICE["local_update"] = uploading(lambda w: w.double())
+    with pytest.raises(MethodError, match="float64"):
+        worlds.run(declaring(Mine, memory="model"), worlds.Tiny(), tmp_path, judge=False)
+
+
+def test_clients_upload_alike(tmp_path):
+    CHOICE["local_update"] = lambda m, s, client: (
+        client.report(model=m["model"][0] if client.id != 2 else m["model"][0][:5]),
+        {},
+    )
+    with pytest.raises(MethodError, match=r"client 0 uploads 'model' .*, client 2 'model' \[1, 5\]"):
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+
+
+def test_values_too_large_for_the_payload_are_not_finite(tmp_path):
+    CHOICE["local_update"] = uploading(lambda w: w + 1e6)
+    with pytest.raises(NotFinite, match="upload 'model'"):
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False, payload=Payload("float16"))
+
+
+# -- what local_update returns beside uploads ----------------------------------------------------------------
+
+RETURNED = {
+    "report alone": (lambda m, s, c: c.report(model=m["model"][0]), "return"),
+    "nothing": (lambda m, s, c: None, "None"),
+    "no report": (lambda m, s, c: ({"model": m["model"][0]}, {}), "dict"),
+    "state no mapping": (lambda m, s, c: (c.report(model=m["model"][0]), None), "state"),
+    "state of numbers": (lambda m, s, c: (c.report(model=m["model"][0]), {"a": 1.0}), "tensor"),
+    "undeclared state": (lambda m, s, c: (c.report(model=m["model"][0]), {"a": m["model"]}), "state=True"),
+    "another client's": (lambda m, s, c: (replace(c.report(model=m["model"][0]), client=0), {}), "client 0"),
+    "words for notes": (lambda m, s, c: (c.report({"a": "b"}, model=m["model"][0]), {}), "note 'a'"),
+    "words for metrics": (lambda m, s, c: (c.report({}, {"a": "b"}, model=m["model"][0]), {}), "metric 'a'"),
+    "ragged notes": (lambda m, s, c: (c.report({"a": np.ones(c.id)}, model=m["model"][0]), {}), "shape"),
+    "no such table": (lambda m, s, c: (c.report(model=m["head"][0]), {}), "'head'"),
+    "no auxiliary": (lambda m, s, c: (c.auxiliary.report(), {}), "auxiliary"),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_what_local_update_returns_is_checked(kind, tmp_path):
+    made, word = RETURNED[kind]
+    CHOICE["local_update"] = lambda m, s, c: (
+        made(m, s, c) if c.id else (c.report({"a": 1} if "notes" in kind else {}, model=m["model"][0]), {})
+    )
+    with pytest.raises(MethodError, match=word) as caught:
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+    assert "Mine.local_update: " in str(caught.value)
+    assert "client 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("need", ["gram", "memory", "row_distance"])
+def test_a_need_that_names_no_upload_is_refused(need, tmp_path):
+    with pytest.raises(MethodError, match="'delta'"):
+        worlds.run(declaring(Mine, **{need: "delta"}), worlds.Tiny(), tmp_path, judge=False)
+
+
+@pytest.mark.parametrize(
+    "hook", ["fingerprint", "welcome", "strangers", "probe", "inspect", "appraise", "compares"]
+)
+def test_a_hook_that_would_never_be_called_is_refused(hook, tmp_path):
+    method = type("Mine", (Mine,), {hook: lambda self, *args: None})()
+    with pytest.raises(MethodError, match=rf"Mine.{hook}: .*Needs\("):
+        worlds.start(method, worlds.Tiny(), tmp_path)
+
+
+# -- what is decided on rank 0 -------------------------------------------------------------------------------
+
+
+def weighing(weights: Callable[[Notes], np.ndarray], **options: Any) -> Callable[..., Plan]:
+    """Return a decision with these weights."""
+    return lambda server, notes: Plan([Mixing(weights(notes), **options)])
+
+
+def one(notes: Notes, value: float = 1.0) -> np.ndarray:
+    """Return weights [1, m]."""
+    return np.full((1, len(notes)), value / len(notes))
+
+
+PLANS: dict[str, tuple[Callable[..., Any], str]] = {
+    "nan": (weighing(lambda n: one(n, np.nan)), "weights are not finite"),
+    "infinite": (weighing(lambda n: one(n, np.inf)), "weights are not finite"),
+    "one nan": (weighing(lambda n: one(n) * np.where(n.client == 3, np.nan, 1)), "weights are not finite"),
+    "huge": (weighing(lambda n: one(n, 1e300)), "overflow"),
+    "keep nan": (weighing(one, keep=np.array([np.nan])), "keep"),
+    "keep too long": (weighing(one, keep=np.ones(2)), "keep has shape"),
+    "keep too wide": (weighing(one, keep=np.ones((1, 2))), "keep has shape"),
+    "flat weights": (weighing(lambda n: one(n)[0]), "weights"),
+    "a list": (weighing(lambda n: one(n).tolist()), "weights"),
+    "too few weights": (weighing(lambda n: one(n)[:, :-1]), "upload"),
+    "no rows": (weighing(lambda n: one(n)[:0]), "weights"),
+    "unknown table": (weighing(one, into="head"), "table"),
+    "unknown upload": (weighing(one, of="delta"), "upload 'delta'"),
+    "part too narrow": (weighing(one, part=(slice(0, 3),)), "part"),
+    "part beyond": (weighing(one, part=(slice(1, 10**6),)), "part"),
+    "second after more rows": (
+        lambda s, n: Plan([carry(np.ones((2, 1))), Mixing(one(n), keep=np.ones(1))]),
+        "mixing 1",
+    ),
+    "mixing for a plan": (lambda s, n: average(n), "Plan"),
+    "mixing in a plan": (lambda s, n: Plan(average(n)), "Plan"),
+    "list for a plan": (lambda s, n: [average(n)], "Plan"),
+    "nothing": (lambda s, n: None, "None"),
+    "no mixing": (lambda s, n: Plan([one(n)]), "mixing 0"),
+    "short assign": (lambda s, n: Plan([], assign=s.assign[:-1]), "assign"),
+    "float assign": (lambda s, n: Plan([], assign=s.assign + 0.5), "assign"),
+    "negative assign": (lambda s, n: Plan([], assign=s.assign - 1), "row -1"),
+    "memo no mapping": (lambda s, n: Plan([], memo=np.ones(3)), "memo"),
+    "missing need": (lambda s, n: Plan([average(n, n["gram"][0])]), "Needs(gram="),
+    "missing need by column": (lambda s, n: Plan([average(n, n.columns["gram"][0])]), "Needs(gram="),
+    "missing note": (lambda s, n: Plan([average(n, n["loss"])]), "'loss'"),
+    "weights that cancel": (
+        lambda s, n: Plan([average(n, np.array([1, -1, 0, 0, 0, 0]))]),
+        "weights of row 0",
+    ),
+    "exit": (lambda s, n: exit_with(0), "sys.exit"),
+}
+
+
+def exit_with(code: int) -> None:
+    """End the process, as a method must not."""
+    raise SystemExit(code)
+
+
+@pytest.mark.parametrize("policy", [None, Buffer(6)], ids=["rounds", "buffer"])
+@pytest.mark.parametrize("kind", PLANS)
+def test_a_decision_that_cannot_be_carried_out_is_refused(kind, policy, tmp_path):
+    CHOICE["aggregate"], word = PLANS[kind]
+    with pytest.raises(MethodError) as caught:
+        step(Mine(), tmp_path, policy)
+    assert str(caught.value).startswith("Mine.aggregate: ")
+    assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("beyond", [1, 7])
+def test_an_assignment_beyond_the_rows_is_refused(beyond, tmp_path):
+    CHOICE["aggregate"] = lambda s, n: Plan([average(n)], assign=np.where(n.client == 4, beyond, 0))
+    with pytest.raises(MethodError, match=f"client 4 row {beyond}.*1 rows"):
+        worlds.run(Plain(), worlds.Tiny(), tmp_path, judge=False)
+
+
+READS = {
+    "beyond": {"model": (1,)},
+    "negative": {"model": (-1,)},
+    "no table": {"head": (0,)},
+    "nothing of it": {"model": ()},
+    "a number": {"model": 0},
+    "no mapping": (0,),
+    "too many shares": {"model": np.ones(2)},
+    "shares not finite": {"model": np.array([np.nan])},
+    "no share": {"model": np.zeros(1)},
+}
+
+
+@pytest.mark.parametrize("policy", [None, EveryArrival()], ids=["rounds", "arrivals"])
+@pytest.mark.parametrize("kind", READS)
+def test_reads_of_what_is_not_there_are_refused(kind, policy, tmp_path):
+    CHOICE["reads"] = lambda server, k: READS[kind]
+    with pytest.raises(MethodError, match=r"Mine.reads: client \d"):
+        step(Mine(), tmp_path, policy)
+
+
+def test_rows_that_a_client_is_judged_with_exist(tmp_path):
+    method = type("Mine", (Mine,), {"serves": lambda self, server, k: {"model": (3,)}})()
+    with pytest.raises(MethodError, match=r"Mine.serves: client 0"):
+        worlds.run(method, worlds.Tiny(), tmp_path, steps=1)
+
+
+SERVERS = {
+    "none": lambda s: None,
+    "half": lambda s: replace(s, tables={"model": s.tables["model"].half()}),
+    "flat": lambda s: replace(s, tables={"model": s.tables["model"][0]}),
+    "nan": lambda s: replace(s, tables={"model": s.tables["model"] * torch.nan}),
+    "no rows": lambda s: replace(s, tables={"model": s.tables["model"][:0]}),
+    "numpy": lambda s: replace(s, tables={"model": s.tables["model"].numpy()}),
+    "short assign": lambda s: replace(s, assign=s.assign[:2]),
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_the_first_server_is_checked(kind, tmp_path):
+    CHOICE["setup"] = SERVERS[kind]
+    with pytest.raises(MethodError, match=r"Mine.setup: "):
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+
+
+POLISH = {
+    "undeclared": (lambda old, new: replace(new, tables={"model": new.tables["model"] / 2}), "polish=True"),
+    "nan": (lambda old, new: replace(new, tables={"model": new.tables["model"] / 0}), "not finite"),
+    "gone": (lambda old, new: replace(new, tables={}), "gone"),
+    "none": (lambda old, new: None, "None"),
+}
+
+
+@pytest.mark.parametrize("kind", POLISH)
+def test_what_server_update_returns_is_checked(kind, tmp_path):
+    CHOICE["server_update"], word = POLISH[kind]
+    with pytest.raises(MethodError, match=rf"Mine.server_update: .*{word}"):
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+
+
+SCORES = {
+    "none": lambda m, s, c, split: None,
+    "number": lambda m, s, c, split: 0.5,
+    "no loss": lambda m, s, c, split: {"accuracy": 0.5},
+    "words": lambda m, s, c, split: {"accuracy": "good", "loss": 1.0},
+    "not alike": lambda m, s, c, split: {"accuracy": 0.5, "loss": 1.0, f"of {c.id}": 1.0},
+}
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_scores_are_checked(kind, tmp_path):
+    CHOICE["evaluate"] = SCORES[kind]
+    with pytest.raises(MethodError, match=r"Mine.evaluate: "):
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1)
+
+
+def test_an_exception_of_a_hook_on_rank_0_is_shown_from_the_method_on(tmp_path):
+    CHOICE["aggregate"] = lambda s, n: 1 / 0
+    with pytest.raises(CodeFailed, match=r"Mine.aggregate: step 1: ZeroDivisionError") as caught:
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+    assert "test_method_errors.py" in caught.value.trace
+    assert "mpifl/engine" not in caught.value.trace
+
+
+@pytest.mark.parametrize("drops", ["abort", "drop"])
+@pytest.mark.parametrize(("end", "code"), [(SystemExit(0), 2), (KeyboardInterrupt(), 130)])
+def test_code_of_a_client_cannot_end_the_process(end, code, drops, tmp_path):
+    def leave(message, state, client):
+        raise end
+
+    CHOICE["local_update"] = leave
+    with pytest.raises((UserError, CodeFailed), match=r"Mine.local_update: client 0, visit 0") as caught:
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, on_client_error=drops)
+    assert getattr(caught.value, "code", 2) == code
+
+
+# -- nobody is chosen ----------------------------------------------------------------------------------------
+
+
+def notes_of(*num_samples: int) -> Notes:
+    """Return notes of clients 0, 1, ... with these sample counts."""
+    m = len(num_samples)
+    return Notes(np.arange(m), np.array(num_samples), np.zeros(m, np.int64), np.ones(m, bool))
+
+
+BUILDERS = {
+    "average": lambda n: average(n, np.zeros(3)),
+    "rows": lambda n: rows(np.zeros((1, 3))),
+    "by_cluster": lambda n: by_cluster(np.full(3, 7), 1, np.ones(3)),
+    "add": lambda n: add(np.zeros(3)),
+    "blend": lambda n: blend(np.zeros(3)),
+    "in_turn": lambda n: in_turn(np.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_where_nobody_is_chosen_the_row_stays(name):
+    mixing = BUILDERS[name](notes_of(1, 2, 3))
+    assert_allclose(mixing.weights, 0)
+    assert_allclose(mixing.keep, [1])
+
+
+def test_a_step_in_which_nobody_is_chosen_leaves_the_model(tmp_path):
+    CHOICE["aggregate"] = lambda s, n: Plan([average(n, n.num_samples * (n.client > 9))])
+    CHOICE["local_update"] = uploading(lambda w: w + 5)
+    done = worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=2, judge=False)
+    assert torch.equal(done.server.tables["model"], done.servers[0].tables["model"])
+
+
+@pytest.mark.parametrize("weights", [[1.0, -1.0, 0.0], [np.nan, 1.0, 1.0], [np.inf, 1.0, 1.0]])
+def test_weights_that_cannot_be_normalised_are_refused(weights):
+    with pytest.raises(UserError, match="weights of row 0"):
+        average(notes_of(1, 2, 3), np.array(weights))
+
+
+def test_shares_of_nobody_are_refused():
+    with pytest.raises(UserError, match="num_samples"):
+        shares(notes_of(0, 0))
+
+
+def test_a_carry_without_uploads_is_carried_out_by_events_too(tmp_path):
+    CHOICE["aggregate"] = lambda s, n: Plan([carry(np.full((1, 1), 0.5))])
+    done = worlds.events(Mine(), worlds.Tiny(), tmp_path, steps=1, policy=Buffer(2))
+    assert_allclose(done.server.tables["model"], done.servers[0].tables["model"] / 2)
+
+
+@pytest.mark.parametrize("report", [Report(0, 1), Server({}, np.zeros(1))])
+def test_a_server_or_report_is_no_look(report, tmp_path):
+    class Looking(Mine):
+        needs = Needs(probe=True)
+
+        def probe(self, client, own, peers, key):
+            return report
+
+    with pytest.raises(MethodError, match=r"Looking.probe: client 0"):
+        worlds.run(Looking(), worlds.Tiny(), tmp_path, judge=False)

@@ -1,0 +1,239 @@
+"""One step, and rounds of them, on a tiny federation in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from support import worlds
+from torch.testing import assert_close
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.errors import NotFinite
+from mpifl.core.mixing import Plan, add, average
+from mpifl.core.rng import key
+from mpifl.experiment.config import SystemConfig
+from mpifl.runtime.client_errors import ClientError
+from mpifl.runtime.synchronous import Rounds
+from mpifl.training import LocalClient
+
+
+@dataclass(frozen=True)
+class Counting(Algorithm):
+    """Reports what it was told; the model grows by one for every visit. `fail`: client that raises or sends
+    NaN.
+    """
+
+    fail: int = -1
+    how: str = "raise"
+
+    needs: ClassVar[Needs] = Needs(state=True)
+
+    def local_update(self, message, state, client, key):
+        """Add one; note everything."""
+        if client.id == self.fail and self.how == "raise":
+            raise ArithmeticError("the client's own trouble")
+        visits = state.get("visits", torch.zeros(1)) + 1
+        told = {
+            "version": message.version,
+            "step": message.step,
+            "visit": client.visit,
+            "state": float(visits),
+        }
+        w = message["model"][0] + 1
+        w = w * float("nan") if client.id == self.fail else w
+        metrics = {"train_loss": float(client.id)}
+        draw = int(key.numpy().integers(2**31))
+        return client.report({**told, "draw": draw}, metrics, model=w), {"visits": visits}
+
+    def aggregate(self, server, notes):
+        """Average."""
+        return Plan([average(notes)], memo={"last": notes.client})
+
+
+def test_a_step_of_fedavg_is_the_mean_of_what_the_clients_train(tmp_path):
+    """Step 1 by hand: sum_k n_k w_k / sum n, each w_k trained with the key of its first visit."""
+    federation = worlds.Tiny()
+    done = worlds.run(CATALOGUE["fedavg"](), federation, tmp_path, steps=1)
+    learner = done.stepper.worker.learner
+    start = done.servers[0].tables["model"][0]
+    trained = [
+        LocalClient(k, federation, learner, worlds.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
+        for k in range(6)
+    ]
+    n = federation.sizes[:, 0]
+    expected = sum(int(n[k]) * trained[k].double() for k in range(6)) / int(n.sum())
+    assert_close(done.server.tables["model"][0], expected.float(), rtol=1e-6, atol=1e-9)
+    assert_close(start, done.stepper.world.init(0), rtol=0, atol=0)
+
+
+def test_clients_are_told_version_step_visit_and_find_their_state(tmp_path):
+    """Half take part: a client's visit number and state count its own visits, not the steps."""
+    done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, judge=False)
+    visits = np.zeros(6, int)
+    for step, notes in enumerate(done.notes, 1):
+        assert_array_equal(notes["version"], step - 1)
+        assert_array_equal(notes["step"], step)
+        assert_array_equal(notes["visit"], visits[notes.client])
+        visits[notes.client] += 1
+        assert_array_equal(notes["state"], visits[notes.client])
+        assert_array_equal(notes.client, np.unique(notes.client))
+        assert_array_equal(notes.num_samples, worlds.Tiny().sizes[notes.client, 0])
+        assert done.servers[step].version == step
+    assert visits.sum() == 12
+    assert visits.min() < visits.max()
+    assert_close(done.server.tables["model"], done.servers[0].tables["model"] + 4)
+    assert_array_equal(done.server.memo["last"], done.notes[-1].client)
+
+
+def test_draws_are_addressed_by_client_and_visit(tmp_path):
+    everyone = worlds.run(Counting(), worlds.Tiny(), tmp_path / "a", steps=2, judge=False)
+    half = worlds.run(Counting(), worlds.Tiny(), tmp_path / "b", steps=3, participation=0.5, judge=False)
+    draws = {}
+    for notes in (*everyone.notes, *half.notes):
+        for k, visit, draw in zip(notes.client, notes["visit"], notes["draw"], strict=True):
+            assert draws.setdefault((k, visit), draw) == draw
+    assert len(set(draws.values())) == len(draws)
+
+
+def test_training_figures_are_means_by_samples(tmp_path):
+    done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=1, judge=False)
+    n = worlds.Tiny().sizes[:, 0]
+    assert_allclose(done.stepper.train_metrics["train_loss"], np.average(np.arange(6), weights=n))
+
+
+def test_an_exception_in_a_client_names_rank_client_round_and_visit(tmp_path):
+    with pytest.raises(
+        ClientError, match="rank 0, client 3, round 1, visit 0: ArithmeticError: the client's own"
+    ):
+        worlds.run(Counting(fail=3), worlds.Tiny(), tmp_path)
+
+
+def test_an_upload_that_is_not_finite_stops_the_run_and_is_named(tmp_path):
+    with pytest.raises(NotFinite, match="client 2, visit 0: upload 'model' is not finite"):
+        worlds.run(Counting(fail=2, how="nan"), worlds.Tiny(), tmp_path)
+
+
+@dataclass(frozen=True)
+class Remembering(Algorithm):
+    """Averages the last models of all clients seen so far."""
+
+    needs: ClassVar[Needs] = Needs(memory="model")
+
+    def local_update(self, message, state, client, key):
+        """Report a constant vector: the step's number."""
+        return client.report(model=torch.full((client.layout.size,), float(message.step))), {}
+
+    def aggregate(self, server, notes):
+        """Average, each client the same."""
+        return Plan(
+            [average(notes, np.ones(len(notes)))], memo={"fresh": notes.fresh, "client": notes.client}
+        )
+
+
+def test_the_server_remembers_the_last_upload_of_clients_that_are_absent(tmp_path):
+    done = worlds.run(Remembering(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, judge=False)
+    last: dict[int, int] = {}
+    for step, server in enumerate(done.servers[1:], 1):
+        clients, fresh = server.memo["client"], server.memo["fresh"]
+        last |= dict.fromkeys(clients[fresh].tolist(), step)
+        assert_array_equal(clients, sorted(last))
+        assert fresh.sum() == 3
+        assert_allclose(server.tables["model"], np.mean(list(last.values())), rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Polished(Algorithm):
+    """Adds updates and halves the rows afterwards."""
+
+    needs: ClassVar[Needs] = Needs(polish=True)
+
+    def local_update(self, message, state, client, key):
+        """Report an update of ones."""
+        return client.report(delta=torch.ones(client.layout.size)), {}
+
+    def aggregate(self, server, notes):
+        """Add the mean."""
+        return Plan([add(np.full((1, len(notes)), 1 / len(notes)), of="delta")])
+
+    def server_update(self, old, new):
+        """Halve."""
+        assert new.version == old.version + 1
+        return type(new)(
+            {"model": new.tables["model"] / 2}, new.assign, {"was": old.tables["model"].numpy()}, 99
+        )
+
+
+def test_the_server_polishes_after_mixing(tmp_path):
+    """(w + 1) / 2, then ((w + 1) / 2 + 1) / 2; the version is the engine's own business."""
+    done = worlds.run(Polished(), worlds.Tiny(), tmp_path, steps=2, judge=False)
+    w = done.servers[0].tables["model"]
+    assert_close(done.servers[1].tables["model"], (w + 1) / 2)
+    assert_close(done.servers[2].tables["model"], ((w + 1) / 2 + 1) / 2)
+    assert [s.version for s in done.servers] == [0, 1, 2]
+
+
+def test_only_the_chosen_clients_are_judged(tmp_path):
+    stepper, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
+    server, _ = stepper.step(stepper.begin(), sampler(1))
+    whole = stepper.judge(server, np.arange(6))
+    some = stepper.judge(server, np.array([1, 4]))
+    for name, values in some.items():
+        assert_array_equal(values, whole[name][[1, 4]])
+    assert set(whole) == {"accuracy", "loss"}
+
+
+@pytest.mark.parametrize(
+    ("every", "first", "expected"),
+    [
+        (1, False, [1, 2, 3, 4, 5]),
+        (2, False, [2, 4, 5]),
+        (0, False, [5]),
+        (2, True, [0, 2, 4, 5]),
+        (9, False, [5]),
+    ],
+)
+def test_rounds_judge_when_due_and_always_at_the_end(every, first, expected, tmp_path):
+    stepper, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, participation=0.5)
+    records = []
+    rounds = Rounds(stepper, sampler, 5, np.arange(6), judge_every=every, judge_first=first)
+    server = rounds.run(records.append)
+    assert [r.step for r in records] == ([0] if first else []) + [1, 2, 3, 4, 5]
+    assert [r.step for r in records if r.scores is not None] == expected
+    assert server is records[-1].server
+    for record in records[first:]:
+        assert_array_equal(record.cohort, sampler(record.step))
+        assert len(record.timing) == (record.scores is not None)
+
+
+def test_evaluation_does_not_change_what_follows(tmp_path):
+    runs = []
+    for every in (0, 1):
+        stepper, sampler = worlds.start(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path / str(every))
+        runs.append(Rounds(stepper, sampler, 3, np.arange(6), judge_every=every).run(lambda record: None))
+    worlds.same(worlds.state_of(runs[0]), worlds.state_of(runs[1]))
+
+
+@pytest.mark.parametrize("collective", ["reduce", "gather"])
+@pytest.mark.parametrize("name", ["fedavg", "ucfl", "cfl"])
+def test_the_collective_does_not_change_the_bits(name, collective, tmp_path):
+    options = {"ucfl": {"noise_batch": 4.0}, "cfl": {"warmup": 1, "eps1": 100.0, "eps2": 0.0}}.get(name, {})
+    chosen = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "auto", judge=False)
+    system = SystemConfig(collective=collective)
+    forced = worlds.run(
+        CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "forced", judge=False, system=system
+    )
+    assert forced.stepper.mixer.last == [collective]
+    worlds.same(worlds.state_of(chosen.server), worlds.state_of(forced.server))
+
+
+def test_fast_sums_are_close_to_exact_ones(tmp_path):
+    exact = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "exact", judge=False)
+    system = SystemConfig(sums="fast")
+    fast = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "fast", judge=False, system=system)
+    assert_close(fast.server.tables["model"], exact.server.tables["model"], rtol=1e-4, atol=1e-6)

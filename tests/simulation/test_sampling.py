@@ -1,0 +1,78 @@
+"""Who takes part: cohorts of a share of the clients, and clients that come later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from support import worlds
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.comm import Single
+from mpifl.core.rng import key
+from mpifl.experiment.config import Newcomers
+from mpifl.simulation.sampling import Sampler, cohort_size, newcomers
+
+
+@pytest.mark.parametrize(
+    ("share", "num_clients", "m"),
+    [
+        (0.29, 100, 29),  # 28.999999999999996
+        (0.57, 100, 57),  # 56.99999999999999
+        (0.1, 25, 2),  # half to even, as round does
+        (0.3, 5, 2),
+        (0.1, 26, 3),
+        (0.001, 100, 1),  # never nobody
+        (1.0, 7, 7),
+        (1, 7, 7),  # a share: one client alone is 1 / 7
+        (2, 7, 2),
+        (7.0, 7, 7),
+    ],
+)
+def test_a_cohort_is_the_nearest_number_to_its_share(share, num_clients, m):
+    assert cohort_size(share, num_clients) == m
+
+
+@pytest.mark.parametrize(
+    ("share", "num_clients", "count"),
+    [(0.0, 9, 0), (0.29, 100, 29), (0.1, 26, 3), (0.04, 10, 0), (0.99, 10, 9)],
+)
+def test_newcomers_are_the_nearest_number_to_their_share_and_never_everybody(share, num_clients, count):
+    late = newcomers(share, num_clients, key(0))
+    assert len(set(late)) == len(late) == count
+    assert list(late) == sorted(late)
+    assert set(late) <= set(range(num_clients))
+
+
+def test_other_seeds_have_other_newcomers():
+    assert newcomers(0.5, 40, key(0)) != newcomers(0.5, 40, key(1))
+
+
+@pytest.mark.parametrize("joins", [1, 3])
+def test_newcomers_may_be_drawn_from_the_very_round_they_join(joins):
+    """8 clients, 4 of them late; cohorts of 4 are all that are there, and from `joins` on some of all."""
+    late = (1, 2, 5, 6)
+    sampler = Sampler(8, 4, key(3), late, joins)
+    cohorts = {step: sampler(step) for step in range(1, 60)}
+    for step in range(1, joins):
+        assert_array_equal(cohorts[step], [0, 3, 4, 7])
+    drawn = np.bincount(np.concatenate([c for step, c in cohorts.items() if step >= joins]), minlength=8)
+    assert (drawn > 10).all(), "old and new alike"
+    assert_array_equal(cohorts[joins], Sampler(8, 4, key(3))(joins), "as if they had been there all the time")
+    everyone = Sampler(8, 8, key(3), late, joins)
+    assert_array_equal(everyone(joins), np.arange(8))
+
+
+def test_the_first_round_of_newcomers_is_where_they_are_there_for_the_first_time(tmp_path):
+    """All who are there take part: 3 of 6 in rounds 1 and 2, 6 in round 3."""
+    config = worlds.config_of(CATALOGUE["fedavg"](), newcomers=Newcomers(share=0.5, joins=3), rounds=4)
+    bench = worlds.bench_of(config, worlds.Tiny(), Single())
+    assert len(bench.late) == 3
+    assert bench.late == newcomers(0.5, 6, key(config.seed.system))
+    sampler = Sampler(6, bench.num_sampled, key(0), bench.late, config.newcomers.joins)
+    assert [len(sampler(step)) for step in (1, 2, 3, 4)] == [3, 3, 6, 6]
+
+
+def test_newcomers_may_be_the_clients_of_a_group():
+    config = worlds.config_of(CATALOGUE["fedavg"](), newcomers=Newcomers(groups=(1,)))
+    assert worlds.bench_of(config, worlds.Tiny(), Single()).late == (3, 4, 5)

@@ -1,0 +1,154 @@
+"""A GPU that is not there: tensors that say they are on a device, and have their numbers in main memory.
+
+The device is `meta`. Inside `Pretended()`, what is made on it or brought to it is `There`. What fails on a
+GPU fails on such tensors too: `.numpy()`, and arithmetic that mixes them with tensors of main memory. MPI
+takes them by DLPack, as it would take a GPU's. So code for GPUs runs where there is none, with a CPU's
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from support import worlds
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpifl.core.devices import CPU
+from mpifl.runtime import worker as visits
+from mpifl.training import Learner
+
+DEVICE = torch.device("meta")
+MIXES = {"_to_copy", "copy_", "_foreach_copy_", "index", "index_put_"}  # as on a GPU
+
+
+class There(torch.Tensor):
+    """A tensor that says it is on the device.
+
+    Attributes:
+        inner: the numbers, in main memory.
+        lent: how often one was handed out by DLPack.
+    """
+
+    inner: torch.Tensor
+    lent = 0
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> There:
+        """Return a tensor of the same form, without memory."""
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=DEVICE,
+        )
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The tensor without its history; a model's parameters are given other memory by setting it."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: There) -> None:
+        self.inner.data = value.inner
+
+    def tolist(self) -> Any:
+        """Return the numbers; PyTorch has this on any device, but not for a class of one's own."""
+        return self.inner.tolist()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        There.lent += 1
+        return self.inner.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.inner.__dlpack_device__()
+
+    def __repr__(self) -> str:
+        return f"There({self.inner})"
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Multiply vector and matrix without `squeeze_`, whose new shape no wrapper can take on."""
+        if function.__name__ in ("matmul", "__matmul__") and [a.dim() for a in args] == [1, 2]:
+            return args[0][None].mm(args[1])[0]
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Iterable[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Do what PyTorch is asked for."""
+        return _call(function, list(args), dict(named or {}))
+
+
+class Pretended(TorchDispatchMode):
+    """While active, the device can be asked for."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or PyTorch would load its compiler, which takes a second
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Iterable[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Do what PyTorch is asked for."""
+        return _call(function, list(args), dict(named or {}))
+
+
+def there(value: torch.Tensor) -> There:
+    """Return a copy of a tensor on the device."""
+    return There(value.clone())
+
+
+def _call(function: Any, args: list[Any], named: dict[str, Any]) -> Any:
+    """Call an operator in main memory; wrap what would be on the device."""
+    name, away, home = function.overloadpacket.__name__, [], []
+
+    def inner(value: Any) -> Any:
+        if isinstance(value, There):
+            away.append(value)
+            return value.inner
+        if isinstance(value, torch.Tensor) and value.dim():
+            home.append(value)
+        return CPU if value == DEVICE and isinstance(value, torch.device) else value
+
+    asked = named.get("device")
+    got = function(*_each(inner, args), **{key: _each(inner, value) for key, value in named.items()})
+    assert name in MIXES or not (away and home), f"{name} mixes a device's tensors with those of main memory"
+    if name.endswith("_") and isinstance(args[0], torch.Tensor):
+        return args[0]
+    if "out" in named:
+        return named["out"]
+    if asked == DEVICE if asked is not None else away:
+        return _each(lambda value: There(value) if isinstance(value, torch.Tensor) else value, got)
+    return got
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to a value, or to all inside a list or tuple."""
+    if isinstance(value, (list, tuple)):
+        return [_each(function, v) for v in value]
+    return function(value)
+
+
+@contextmanager
+def gpu(room: int = 1 << 40) -> Iterator[None]:
+    """Train everything inside on the device, which has room for so many bytes of a round's uploads."""
+
+    def learner(model: torch.nn.Module, _: str) -> Learner:
+        return Learner(model, DEVICE)
+
+    has_room = mock.patch.object(visits, "room", return_value=room)
+    with Pretended(), has_room, mock.patch.object(worlds, "Learner", learner):
+        yield

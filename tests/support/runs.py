@@ -1,0 +1,113 @@
+"""Small whole runs that tests share: what they are, and how their folders are read."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parents[1]
+CONFIG = HERE / "configs" / "tiny.yaml"
+SCRIPT = HERE / "mpi" / "many.py"  # runs them all in one start of Python
+HALF = ["--participation", "0.5", "--rounds", "3"]
+RUNS: dict[str, list[str]] = {
+    "fedavg": HALF,
+    "fedavg-stacked": [*HALF, "--system.stack", "3"],
+    "scaffold-stacked": ["--algorithm", "scaffold", *HALF, "--system.stack", "3"],
+    "scaffold": ["--algorithm", "scaffold", *HALF],
+    "ifca": ["--algorithm", "{name: ifca, num_clusters: 3}", *HALF, "--seed", "1"],  # two rows are chosen
+    "fedper": ["--algorithm", "fedper", *HALF],
+    "cfl": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", *HALF],
+    "emdcfl": ["--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}"],
+    "emdcfl-half": ["--algorithm", "{name: emdcfl, sample_cap: 32, solver: sinkhorn}", *HALF],
+    "ucfl": ["--algorithm", "ucfl", *HALF],
+    "ucfl-reduced": ["--algorithm", "ucfl", *HALF, "--system.collective", "reduce"],
+    "fedavg-gathered": [*HALF, "--system.collective", "gather"],
+    "ucfl-4": ["--algorithm", "{name: ucfl, streams: 4}", *HALF],
+    "compressed": [
+        *HALF,
+        *("--payload", "{dtype: bfloat16, compression: {name: qsgd, bits: 4}, error_feedback: true}"),
+        *("--network.name", "wireless-slow"),
+    ],
+    "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
+    "ucfl-parallel": ["--algorithm", "{name: ucfl, streams: 4, parallel: true}", *HALF],
+}
+
+
+class Runs:
+    """The folders of all runs at one place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """Return what a run says of itself."""
+        return json.loads((self.folder / f"tiny-{name}" / "summary.json").read_text())
+
+    def table(self, name: str, file: str) -> list[dict[str, str]]:
+        """Return the rows of a CSV file."""
+        with (self.folder / f"tiny-{name}" / file).open() as lines:
+            return list(csv.DictReader(lines))
+
+    def wire(self, *names: str) -> Counter[str]:
+        """Return the bytes of each call."""
+        rows = (row for name in names for row in self.table(name, "wire.csv"))
+        total: Counter[str] = Counter()
+        for row in rows:
+            total[row["call"]] += int(row["bytes"])
+        return total
+
+
+TABLES = ("metrics.csv", "ledger.csv", "clients.csv", "clusters.csv", "visits.csv", "traffic.csv")
+SOMETIMES = ("events.csv", "dropped.csv")  # of asynchronous runs, and of those in which clients fail
+CLOCKS = ("seconds",)  # columns of what a clock on the wall showed
+OF_A_LAUNCH = ("wall_seconds", "mpi_bytes", "peak_bytes", "ranks", "ranks_lost", "asynchronous")
+OF_A_CLOCK = ("arrivals", "refused", "staleness_mean", "staleness_max", "concurrency", "clock_seconds")
+
+
+def columns_of(path: Path) -> dict[str, list[str]]:
+    """Return the columns of a CSV file by name, without those of wall clocks."""
+    with path.open(newline="") as file:
+        heads, *rows = csv.reader(file)
+    return {name: [row[i] for row in rows] for i, name in enumerate(heads) if name not in CLOCKS}
+
+
+def figures_of(folder: Path) -> dict[str, Any]:
+    """Return what `summary.json` says of the numbers of a run, not of its ranks and seconds."""
+    tree = json.loads((folder / "summary.json").read_text())
+    events = tree.get("asynchronous", {})
+    kept = {name: value for name, value in tree.items() if name not in OF_A_LAUNCH}
+    return kept | {name: events[name] for name in OF_A_CLOCK if name in events}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Raise unless two run folders hold the same run: every number in every file, but for wall clocks, what
+    was sent by MPI, and where it ran. Neither may have left checkpoints or half-written files.
+    """
+    for name in (*TABLES, *SOMETIMES):
+        if name in SOMETIMES and not (one / name).exists() and not (other / name).exists():
+            continue
+        mine, theirs = columns_of(one / name), columns_of(other / name)
+        assert [*mine] == [*theirs], f"{name}: columns"
+        for column, values in mine.items():
+            assert values == theirs[column], f"{name}: {column}"
+    assert figures_of(one) == figures_of(other), "summary.json"
+    with np.load(one / "memo.npz") as mine, np.load(other / "memo.npz") as theirs:
+        assert sorted(mine.files) == sorted(theirs.files), "memo.npz"
+        for name in mine.files:
+            np.testing.assert_array_equal(mine[name], theirs[name], f"memo.npz: {name}")
+    models = [load_file(folder / "model.safetensors") for folder in (one, other)]
+    assert sorted(models[0]) == sorted(models[1]), "model.safetensors"
+    for name, rows in models[0].items():
+        torch.testing.assert_close(rows, models[1][name], rtol=0, atol=0, equal_nan=True)
+    mine, theirs = (set(columns_of(folder / "timing.csv")["round"]) for folder in (one, other))
+    assert mine == theirs, "timing.csv: rounds"
+    for folder in (one, other):
+        assert not (folder / "checkpoints").exists()
+        assert not [*folder.glob("*.tmp"), *folder.glob(".*")]

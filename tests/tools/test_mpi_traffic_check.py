@@ -1,0 +1,54 @@
+"""mpifl's counts of MPI bytes beside the library's own, as `mpifl doctor --witness` shows them."""
+
+from __future__ import annotations
+
+import pytest
+from support import worlds
+
+from mpifl.comm import Single
+from mpifl.core.errors import UserError
+from mpifl.tools.mpi_traffic_check import measure, reconciled, table
+
+
+def row(rank: int, call: str, size: int) -> dict[str, str]:
+    """Return a row of wire.csv."""
+    return {"rank": str(rank), "call": call, "bytes": str(size)}
+
+
+def differences(rows, *counts) -> dict[str, int]:
+    """Return the difference of each kind of call."""
+    return {line.kind: line.difference for line in reconciled("run", rows, counts)}
+
+
+def test_a_byte_too_many_shows_as_a_difference():
+    """Rank 0 sends 16 bytes to one other, which answers with 8; sums of 24 bytes come to rank 0."""
+    rows = [row(0, "bcast", 16), row(1, "send", 8), row(1, "reduce", 20), row(1, "gatherv", 4)]
+    zero, one = {"O2A": 16, "A2O": 24, "A2A": 0, "point": 0}, {"O2A": 0, "A2O": 0, "A2A": 0, "point": 8}
+    assert differences(rows, zero, one) == {"O2A": 0, "A2O": 0, "A2A": 0, "point": 0}
+    assert differences(rows, zero | {"O2A": 17}, one)["O2A"] == 1
+    assert differences(rows, zero, one | {"A2A": 2})["A2A"] == 2
+    lines = reconciled("run", rows, (zero | {"A2O": 27}, one))
+    assert table(lines).splitlines()[-1].split() == ["all", "48", "51", "3"]
+
+
+def test_messages_are_compared_rank_by_rank():
+    counts = [{"O2A": 0, "A2O": 0, "A2A": 0, "point": size} for size in (8, 0)]
+    assert differences([row(1, "send", 8)], *counts)["point"] == 16
+
+
+def test_one_process_has_no_witness():
+    with pytest.raises(UserError, match="mpirun -n 3 mpifl doctor --witness"):
+        measure(Single())
+
+
+def test_every_byte_of_rounds_and_of_an_asynchronous_run_is_witnessed(mpirun):
+    done = mpirun(3, "-m", "mpifl", "doctor", "--witness", env=worlds.PYTHONPATH, timeout=300)
+    if done.returncode == 2:
+        assert "only Open MPI monitors itself" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith(("rounds", "async", "all"))]
+    assert {line[-1] for line in lines} == {"0"}
+    assert len(lines) == 13
+    for kind in ("broadcasts", "gathers", "reduce-scatters", "messages"):
+        assert any(line[-4] == kind and line[-3] == line[-2] != "0" for line in lines), kind

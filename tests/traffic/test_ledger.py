@@ -1,0 +1,255 @@
+"""What a real federation would have sent, against closed forms (algorithms.md, sections 1 to 5)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from support import worlds
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.simulation.durations import bytes_down
+from mpifl.traffic.ledger import Ledger, Moved, count_numbers
+from mpifl.traffic.payload import Payload
+
+N = 6
+BODY, HEAD = 16 * 8 + 8, 8 * 3 + 3  # the network of `worlds`: 16 pixels, 8 units, 3 classes
+D = BODY + HEAD
+TRAIN = worlds.Tiny().sizes[:, 0]
+
+
+def test_entries_by_hand():
+    """Client 0 sends 10 numbers; rows of 5 numbers go to clients 0 and 1: row 2 to both, row 3 to client 1.
+
+    Unicast: (1 + 2) * 5 * 4 = 60 bytes in three messages. To groups: row 2 once, row 3 once: 40 bytes in two.
+    """
+    ledger = Ledger(3)
+    ledger.add_up(1, "model", 0, 10)
+    ledger.add_reads(1, {0: {"model": (2,)}, 1: {"model": (2, 3)}}, {"model": 5})
+    everyone, one, up = ledger.rows()
+    heads = ("direction", "cast", "stream", "messages", "bytes", "group_messages", "group_bytes", "numbers")
+    assert [tuple(row[name] for name in heads) for row in (everyone, one, up)] == [
+        ("down", "broadcast", 2, 2, 40, 1, 20, 10),
+        ("down", "unicast", 3, 1, 20, 1, 20, 5),
+        ("up", "unicast", "", 1, 40, 1, 40, 10),
+    ]
+    assert {(row["step"], row["kind"], row["name"]) for row in (everyone, one, up)} == {(1, "model", "model")}
+    assert ledger.cast_bytes(1) == 40
+    assert ledger.per_client()[1] == {"client": 1, "bytes_up": 0, "bytes_down": 40}
+    assert_array_equal(ledger.up, [40, 0, 0])
+    assert_array_equal(ledger.down, [20, 40, 0])
+    assert (ledger.total("up"), ledger.total("down", 1), ledger.total("down", 2)) == (40, 60, 0)
+
+
+def counted(ledger: Ledger) -> dict:
+    """Return all that a ledger holds, as plain values."""
+    return {name: value.tolist() for name, value in ledger.state().items()}
+
+
+def enter(ledger: Ledger, step: int) -> None:
+    """Count something of every kind: rows for one and for several, a mixture, vectors, notes, a probe."""
+    mixture = np.array([0.5, 0.5])
+    reads = {0: {"model": (1,)}, 1: {"model": (0, 1)}, 2: {"model": mixture, "body": (0,)}}
+    ledger.add_reads(step, reads, {"model": 5, "body": 3})
+    ledger.add_up(step, "model", 0, 5)
+    ledger.add_up(step, "model", 2, 5, size=7)
+    ledger.add_up(step, "tau", 1, 2, note=True)
+    ledger.add_down(step, "extractor", 1, 3, 2)
+
+
+def test_what_is_rolled_back_was_never_counted():
+    """A step that a lost rank broke off is made again; nothing of it may count twice, in any figure."""
+    once, again = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))
+    for ledger in (once, again):
+        enter(ledger, 1)
+        ledger.close(1, np.array([0, 1]), np.zeros(3, int))
+        ledger.commit()
+    before = counted(again)
+    enter(again, 2)
+    assert counted(again) != before
+    again.roll_back()
+    for name in ("up_of", "down_of", "moved"):
+        assert counted(again)[name] == before[name], name
+    assert again.rows() == once.rows()
+    assert (again.total("up", 2), again.total("down", 2), again.cast_bytes(2)) == (0, 0, 0)
+    for ledger in (once, again):
+        enter(ledger, 2)
+        ledger.commit()
+    assert again.rows() == once.rows()
+    assert again.per_client() == once.per_client()
+    assert again.cast_bytes(2) == once.cast_bytes(2) > 0
+    assert again.close(2, np.array([2]), np.ones(3, int)) == once.close(2, np.array([2]), np.ones(3, int))
+
+
+def test_what_was_counted_of_a_step_before_stays_when_the_rest_is_rolled_back():
+    """Asynchronous visits of one step are committed one by one: the same entries grow and shrink again."""
+    once, again = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))
+    for ledger in (once, again):
+        enter(ledger, 1)
+        ledger.commit()
+    for _ in range(2):
+        enter(again, 1)
+        again.roll_back()
+    assert again.rows() == once.rows()
+    assert again.totals() == once.totals()
+    assert again.per_client() == once.per_client()
+    assert (again.total("up", 1), again.cast_bytes(1)) == (once.total("up", 1), once.cast_bytes(1))
+
+
+def test_a_ledger_goes_on_from_its_state_as_if_nothing_had_happened():
+    """Also in the middle of a step: what is open, which row each client read, broadcasts, visits."""
+    whole, broken = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))
+    for ledger in (whole, broken):
+        enter(ledger, 1)
+        ledger.close(1, np.array([0, 1]), np.zeros(3, int))
+        ledger.add_reads(2, {0: {"model": (1,)}, 1: {"model": (1,)}}, {"model": 5})
+    resumed = Ledger(3, Payload(header_bytes=1))
+    resumed.restore(broken.state())
+    for ledger in (whole, resumed):
+        ledger.add_up(2, "model", 0, 5)
+        ledger.add_up(2, "model", 1, 5)
+    visits = np.ones(3, int)
+    assert resumed.close(2, np.array([0, 1]), visits) == whole.close(2, np.array([0, 1]), visits)
+    assert resumed.rows() == whole.rows()
+    assert resumed.moved == whole.moved
+    assert [resumed.cast_bytes(t) for t in (1, 2)] == [whole.cast_bytes(t) for t in (1, 2)]
+    assert [resumed.total(way, t) for way in ("up", "down") for t in (1, 2)] == [
+        whole.total(way, t) for way in ("up", "down") for t in (1, 2)
+    ]
+    assert counted(resumed) == counted(whole)
+
+
+def test_a_step_that_is_closed_is_over():
+    """Client 2 gives statistics; client 1 takes part and moves nothing. The next step starts from zero."""
+    ledger = Ledger(3)
+    ledger.add_up(1, "model", 0, 10)
+    ledger.add_up(1, "tau", 2, 1, note=True)
+    assert ledger.close(1, np.array([0, 1]), np.array([4, 5, 6])) == [
+        Moved(1, 0, 4, True, 0, 40),
+        Moved(1, 1, 5, True, 0, 0),
+        Moved(1, 2, 6, False, 0, 4),
+    ]
+    assert ledger.close(2, np.array([0]), np.array([5, 6, 6])) == [Moved(2, 0, 5, True, 0, 0)]
+
+
+def test_sizes_of_messages_by_hand():
+    """Notes stay in single precision; every row, vector and note has a header; padding is not sent."""
+    half = Payload("bfloat16", header_bytes=10)
+    assert half.size(100) == 210
+    assert half.size(100, messages=3) == 230
+    assert half.size(100, note=True) == 410
+    assert bytes_down({"model": (0, 2), "body": (1,)}, {"model": 100, "body": 7}, half) == 420 + 24
+    assert bytes_down({"model": np.array([0.5, 0.5, 0.0])}, {"model": 100}, half) == 210, (
+        "a mixture is one vector"
+    )
+    assert count_numbers(np.array([1.0, np.nan, 3.0])) == 2
+    assert count_numbers(7) == 1
+    assert count_numbers(np.zeros((2, 3))) == 6
+
+
+def traffic(name: str, folder, steps: int = 2, participation: float = 1.0, **options) -> dict[tuple, int]:
+    """Return {(step, direction, kind): numbers} of a run."""
+    done = worlds.run(
+        CATALOGUE[name](**options), worlds.Tiny(), folder, steps, False, participation=participation
+    )
+    ledger = done.stepper.ledger
+    rows = ledger.rows()
+    assert all(row["bytes"] == 4 * row["numbers"] for row in rows)
+    for way, of_clients in (("up", ledger.up), ("down", ledger.down)):
+        assert sum(row["bytes"] for row in rows if row["direction"] == way) == of_clients.sum()
+    found: Counter = Counter()
+    for r in rows:
+        found[r["step"], r["direction"], r["name"]] += r["bytes"] // 4
+    return {at: numbers for at, numbers in found.items() if numbers}
+
+
+@pytest.mark.parametrize("m", [6, 3])
+def test_fedavg_sends_a_model_each_way(m, tmp_path):
+    assert traffic("fedavg", tmp_path, participation=m / N) == {
+        (t, way, "model"): m * D for t in (1, 2) for way in ("up", "down")
+    }
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_ifca_sends_k_models_down_one_and_its_number_up(k, tmp_path):
+    expected = {(t, "down", "model"): N * k * D for t in (1, 2)}
+    expected |= {(t, "up", "model"): N * D for t in (1, 2)} | {(t, "up", "cluster"): N for t in (1, 2)}
+    assert traffic("ifca", tmp_path, num_clusters=k) == expected
+
+
+def test_emdcfl_exchanges_extractors_and_embeddings_of_every_pair_once(tmp_path):
+    """p = floor(0.9 * 8) = 7. Pair (c, c'): |omega| up and down, n_c p up by c, n'_val p up by c'; and tau by
+    each.
+    """
+    pairs = N * (N - 1)
+    embeddings = sum(int(n) * 7 * (N - 1) for n in TRAIN) + pairs * 6 * 7
+    expected = {(t, way, "model"): N * D for t in (1, 2) for way in ("up", "down")}
+    expected |= {(1, way, "extractor"): pairs * BODY for way in ("up", "down")}
+    expected |= {(1, "up", "embedding"): embeddings, (1, "up", "tau"): N}
+    assert traffic("emdcfl", tmp_path) == expected
+
+
+def test_emdcfl_takes_at_most_so_many_images(tmp_path):
+    found = traffic("emdcfl", tmp_path, steps=1, sample_cap=5, projection=0.5)
+    assert found[1, "up", "embedding"] == 2 * N * (N - 1) * 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "models"), [({}, 1), ({"streams": 2}, 1), ({"streams": 2, "parallel": True}, 2)]
+)
+def test_ucfl_sends_a_gradient_and_a_variance_first_then_models(options, models, tmp_path):
+    """Round 0: the initial model down, P + 1 numbers up. Then one model each way; all streams in parallel."""
+    expected = {(0, "down", "init"): N * D, (0, "up", "gradient"): N * D, (0, "up", "variance"): N}
+    expected |= {(t, way, "model"): N * models * D for t in (1, 2) for way in ("up", "down")}
+    assert traffic("ucfl", tmp_path, noise_batch=4.0, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "casts"), [({}, N), ({"streams": 2}, 2), ({"streams": 2, "parallel": True}, 2)]
+)
+def test_ucfl_casts_each_stream_once_to_its_group(options, casts, tmp_path):
+    done = worlds.run(CATALOGUE["ucfl"](noise_batch=4.0, **options), worlds.Tiny(), tmp_path, 1, False)
+    rows = [r for r in done.stepper.ledger.rows() if (r["step"], r["direction"]) == (1, "down")]
+    assert sorted(r["stream"] for r in rows) == list(range(casts))
+    assert (sum(r["group_messages"] for r in rows), sum(r["group_bytes"] for r in rows)) == (
+        casts,
+        casts * D * 4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "down", "up"),
+    [
+        ("local", {}, {}),
+        ("fedprox", {"model": D}, {"model": D}),
+        ("scaffold", {"model": D, "control": D}, {"model": D, "control": D}),
+        ("fedper", {"body": BODY}, {"body": BODY}),
+        ("cfl", {"model": D}, {"delta": D}),
+        ("oracle", {"model": D}, {"model": D}),
+    ],
+)
+def test_numbers_each_client_sends_in_every_step(name, down, up, tmp_path):
+    expected = {(t, "down", kind): N * n for t in (1, 2) for kind, n in down.items()}
+    expected |= {(t, "up", kind): N * n for t in (1, 2) for kind, n in up.items()}
+    assert traffic(name, tmp_path) == expected
+
+
+def test_absent_members_send_nothing(tmp_path):
+    """Oracle averages the last models of absent members, but they are at the server already."""
+    found = traffic("oracle", tmp_path, steps=3, participation=0.5)
+    assert found == {(t, way, "model"): 3 * D for t in (1, 2, 3) for way in ("up", "down")}
+
+
+def test_clients_seen_so_far_look_again_under_partial_participation(tmp_path):
+    """3 of 6 take part: step 1 compares 3 * 2 pairs, step 2 all of those seen so far."""
+    done = worlds.run(CATALOGUE["emdcfl"](), worlds.Tiny(), tmp_path, 2, False, participation=0.5)
+    seen = [len(notes) for notes in done.notes]
+    assert seen[0] == 3
+    assert seen[1] > 3
+    rows = {(r["step"], r["direction"], r["name"]): r for r in done.stepper.ledger.rows()}
+    for step, n in enumerate(seen, 1):
+        assert rows[step, "down", "extractor"]["messages"] == n * (n - 1)
+    assert_array_equal(done.notes[1].fresh.sum(), 3)
+    assert np.isin(done.notes[0].client, done.notes[1].client).all()

@@ -1,0 +1,241 @@
+"""Stacked training against one client after the other, and visits that wait for each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import worlds
+from support.runs import CONFIG
+from torch import nn
+from torch.testing import assert_close
+
+from mpifl import cli
+from mpifl.core.federation import Split
+from mpifl.core.rng import key
+from mpifl.models import MODELS
+from mpifl.training import Learner, LocalConfig, Together, pick_stack, stackable, train_all
+from mpifl.training.batched import Request
+
+SIZES = (23, 5, 12, 1, 23)  # batches of 5: 5, 1, 3, 1 and 5 steps, the last ones of 3, 5, 2, 1 and 3 samples
+SPLITS = [worlds.draw("train", k, n, 0) for k, n in enumerate(SIZES)]
+CONFIGS = {
+    "plain": LocalConfig(epochs=2, batch_size=5, lr=0.1),
+    "momentum and decay": LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": LocalConfig(epochs=2, batch_size=5, lr=0.01, optimizer="adam", weight_decay=0.1),
+    "steps": LocalConfig(steps=4, batch_size=5, lr=0.1, momentum=0.5),
+    "no epoch": LocalConfig(epochs=0),
+}
+
+
+def learner(name: str = "mlp", **options) -> Learner:
+    """Return a learner of a small network with weights of its own seed."""
+    torch.manual_seed(11)
+    return Learner(MODELS[name](**options).build((1, 4, 4), 3))
+
+
+def requests(one: Learner, config: LocalConfig, **more) -> list[Request]:
+    """Return a request of every client, each from a start of its own."""
+    starts = [one.init + 0.01 * k for k in range(len(SIZES))]
+    return [
+        Request(w, split, config, key(3, "visit", k), 1, **more)
+        for k, (w, split) in enumerate(zip(starts, SPLITS, strict=True))
+    ]
+
+
+def alone(one: Learner, request: Request):
+    """Return what the serial loop makes of a request."""
+    r = request
+    return one.sgd(r.start, r.split, r.config, r.key, step=r.step, direction=r.direction, part=r.part)
+
+
+def compare(one: Learner, asked: list[Request]) -> None:
+    """Assert that a stack finds what the serial loop finds, within 1e-4 of the largest change."""
+    for request, found in zip(asked, train_all(one, asked), strict=True):
+        expected = alone(one, request)
+        scale = max(float((expected.vector - request.start).abs().max()), 1e-3)
+        assert_close(found.vector, expected.vector, rtol=0, atol=1e-4 * scale)
+        assert (found.steps, found.lr, found.momentum) == (expected.steps, expected.lr, expected.momentum)
+        assert abs(found.loss - expected.loss) <= 1e-5 * max(1, abs(expected.loss))
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_stack_of_unequal_clients_is_each_of_them_alone(config):
+    compare(learner(hidden=(7,)), requests(learner(hidden=(7,)), config))
+
+
+def test_convolutions_too():
+    one = learner("emdcnn", channels=(3, 4), embedding=5)
+    compare(one, requests(one, CONFIGS["momentum and decay"]))
+
+
+def test_only_the_part_moves_in_a_stack():
+    one = learner(hidden=(7,))
+    asked = requests(one, CONFIGS["momentum and decay"], part=one.layout.part("head"))
+    compare(one, asked)
+    (body,) = one.layout.part("body")
+    for request, found in zip(asked, train_all(one, asked), strict=True):
+        assert_close(found.vector[body], request.start[body], rtol=0, atol=0)
+
+
+def test_every_client_keeps_its_own_direction():
+    one = learner(hidden=(7,))
+    asked = [
+        Request(
+            r.start, r.split, r.config, r.key, 1, direction=lambda g, w, r=r: g + 0.7 * (w - r.start + 0.1)
+        )
+        for r in requests(one, CONFIGS["momentum and decay"])
+    ]
+    compare(one, asked)
+    plain = train_all(one, requests(one, CONFIGS["momentum and decay"]))
+    assert (train_all(one, asked)[0].vector - plain[0].vector).abs().max() > 1e-3
+
+
+def test_requests_of_several_kinds_are_answered_in_their_order():
+    one = learner()
+    asked = requests(one, CONFIGS["plain"])
+    asked[1], asked[3] = (requests(one, CONFIGS["steps"])[i] for i in (1, 3))
+    compare(one, asked)
+
+
+def with_hook(register: str, on: str = "") -> nn.Module:
+    """Return a network with a hook on itself or on its weights."""
+    module = nn.Linear(2, 2)
+    getattr(getattr(module, on) if on else module, register)(lambda *given: None)
+    return module
+
+
+def with_buffer() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Dropout(),
+        nn.Dropout2d(),
+        nn.AlphaDropout(),
+        nn.RReLU(),
+        nn.BatchNorm1d(2),
+        nn.BatchNorm2d(2),
+        nn.BatchNorm2d(2, affine=False, track_running_stats=False),
+        nn.SyncBatchNorm(2),
+        nn.InstanceNorm2d(2, track_running_stats=True),
+        with_buffer(),
+        with_hook("register_forward_hook"),
+        with_hook("register_full_backward_hook"),
+        with_hook("register_hook", on="weight"),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_is_random_or_keeps_something_is_not_stacked(module):
+    """A stack has one module for all clients: one random draw, one running mean, one call of a hook."""
+    assert stackable(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2)))
+    assert not stackable(nn.Sequential(nn.Linear(2, 2), nn.Sequential(module)))
+
+
+@pytest.mark.parametrize("model", ["{name: flt_mlp}", "{name: resnet20}"], ids=["dropout", "batch norm"])
+def test_a_run_that_would_stack_dropout_or_batch_norm_is_refused(model, tmp_path, capsys):
+    where = ["--output.folder", str(tmp_path / "runs"), "--data.cache", str(tmp_path), "--model", model]
+    assert cli.main(["run", str(CONFIG), "--quiet", *where, "--system.stack", "2"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    for word in ("system.stack", "2", "dropout", "batch norm", "take 1"):
+        assert word in said
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+def test_a_frozen_layer_stays_frozen_in_a_stack():
+    one = learner(hidden=(7,))
+    one.flat.module.body.requires_grad_(False)
+    (body,) = one.layout.part("body")
+    compare(one, requests(one, CONFIGS["momentum and decay"]))
+    for request, found in zip(
+        requests(one, CONFIGS["plain"]), train_all(one, requests(one, CONFIGS["plain"])), strict=True
+    ):
+        assert_close(found.vector[body], request.start[body], rtol=0, atol=0)
+
+
+def test_a_hook_added_later_takes_its_client_out_of_the_stack():
+    one = learner()
+    one.compiled, asked = False, []
+    one.together = Together(lambda questions: asked.extend(questions) or train_all(one, questions))
+    visit = lambda: one.sgd(one.init, SPLITS[0], CONFIGS["plain"], key(1)).vector  # noqa: E731
+    plain = one.together.run([visit])[0]
+    assert len(asked) == 1
+    handle = one.flat.module.head.weight.register_hook(lambda g: 0 * g)
+    hooked = one.together.run([visit])[0]
+    handle.remove()
+    assert len(asked) == 1
+    assert (hooked - plain).abs().max() > 1e-3
+
+
+def test_the_size_of_a_stack_is_one_where_nothing_can_be_stacked():
+    assert pick_stack(learner("flt_mlp"), SPLITS[0], CONFIGS["plain"], 8) == 1
+    assert pick_stack(learner(), SPLITS[0], CONFIGS["plain"], 3) in (1, 3)
+
+
+def test_visits_wait_for_each_other_and_run_one_at_a_time():
+    """Three visits that ask twice, once and never: first two questions are answered, then one."""
+    seen, heard = [], []
+
+    def serve(questions):
+        heard.append(list(questions))
+        return [10 * q for q in questions]
+
+    together = Together(serve)
+
+    def visit(name: int, times: int) -> list[int]:
+        answers = []
+        for i in range(times):
+            seen.append((name, i))
+            answers.append(together.ask(name + i))
+        return answers
+
+    assert not together.listening
+    assert together.run([lambda: visit(1, 2), lambda: visit(5, 1), lambda: visit(7, 0)]) == [
+        [10, 20],
+        [50],
+        [],
+    ]
+    assert heard == [[1, 5], [2]]
+    assert seen == [(1, 0), (5, 0), (1, 1)]
+
+
+def test_an_error_of_one_visit_ends_the_others_and_says_whose_it_was():
+    together = Together(lambda questions: questions)
+    ended = []
+
+    def waits() -> None:
+        try:
+            together.ask(1)
+        finally:
+            ended.append(True)
+
+    def fails() -> None:
+        raise ArithmeticError("no")
+
+    with pytest.raises(ArithmeticError) as caught:
+        together.run([waits, fails, waits])
+    assert caught.value.place == 1
+    assert ended == [True, True]
+    assert together.run([lambda: together.ask(3)]) == [3], "and it can be used again"
+
+
+def test_a_learner_in_a_stack_trains_alone_what_brings_its_own_loss():
+    one = learner()
+    one.compiled = False
+    one.together = Together(lambda asked: train_all(one, asked))
+    config = CONFIGS["plain"]
+
+    def own_loss(module, x, y, index):
+        return nn.functional.cross_entropy(module(x), y)
+
+    def visit():
+        split: Split = SPLITS[0]
+        stacked = one.sgd(one.init, split, config, key(1))
+        return stacked, one.sgd(one.init, split, config, key(1), loss=own_loss)
+
+    for stacked, serial in one.together.run([visit, visit]):
+        assert_close(stacked.vector, serial.vector, rtol=0, atol=1e-5)
+        assert torch.equal(serial.vector, one.sgd(one.init, SPLITS[0], config, key(1)).vector)

@@ -1,0 +1,95 @@
+"""What a method may ask of a client: judge, embed, compare."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.testing import assert_allclose
+from support import worlds
+from torch.testing import assert_close
+
+from mpifl.core.federation import Split
+from mpifl.core.parameters import put, take
+from mpifl.core.rng import key
+from mpifl.training import Learner, LocalClient
+from mpifl.training.client import EVAL_BATCH
+
+
+@pytest.fixture
+def client() -> LocalClient:
+    """Client 2 of the tiny federation at its fourth visit."""
+    torch.manual_seed(5)
+    learner = Learner(worlds.mlp(8).build(worlds.SHAPE, worlds.CLASSES))
+    return LocalClient(2, worlds.Tiny(), learner, worlds.LOCAL, visit=3, step=7)
+
+
+def test_a_client_knows_its_place_and_size(client):
+    assert (client.id, client.visit, client.num_samples) == (2, 3, 14)
+    assert len(client.data.train) == 14
+    assert len(client.init) == client.layout.size
+
+
+def test_accuracy_and_loss_by_hand(client):
+    """Zero weights, head bias (0, 9, 0): every sample is called 1; of labels 0 1 2 0 1 2 0 1 2 a third is so.
+
+    Loss of a right one: log(1 + 2 e^-9) = 0.000247; of a wrong one: 9 + that.
+    """
+    vector = torch.zeros(client.layout.size)
+    vector[client.layout.slices["head.bias"]] = torch.tensor([0.0, 9.0, 0.0])
+    scores = client.judge(vector)
+    assert_allclose(scores["accuracy"], 1 / 3)
+    assert_allclose(scores["loss"], 6 + np.log1p(2 * np.exp(-9)), rtol=1e-6)
+    assert_allclose(client.loss(vector, client.data.test), scores["loss"], rtol=1e-6)
+    assert_allclose(client.losses(vector, client.data.test)[1], np.log1p(2 * np.exp(-9)), rtol=1e-3)
+
+
+def test_what_is_not_said_otherwise_is_trained_and_compared_on_training_data_and_judged_on_test_data(client):
+    train, test, w = client.data.train, client.data.test, client.init
+    assert client.judge(w) == client.judge(w, test) != client.judge(w, client.data.val)
+    assert_close(client.losses(w), client.losses(w, train), rtol=0, atol=0)
+    assert client.loss(w) == client.loss(w, train)
+    assert_allclose(client.loss(w), client.losses(w).double().mean())
+    assert_close(client.gradient(w), client.gradient(w, train), rtol=0, atol=0)
+    a, b = client.sgd(w, key(1)), client.sgd(w, key(1), split=train)
+    assert_close(a.vector, b.vector, rtol=0, atol=0)
+    seen = torch.cat([batch.y for batch in client.batches(key(1))])
+    assert sorted(seen.tolist()) == sorted(train.y.tolist())
+
+
+def test_an_empty_split_scores_nan(client):
+    empty = Split(torch.zeros(0, *worlds.SHAPE), torch.zeros(0, dtype=torch.int64))
+    assert np.isnan(list(client.judge(client.init, empty).values())).all()
+
+
+def test_logits_are_the_head_of_the_embedding(client):
+    x = client.data.train.x
+    head = take(client.init, client.layout.part("head"))
+    weight, bias = head[:24].view(3, 8), head[24:]
+    embedded = client.embed(client.init, x)
+    assert embedded.shape == (14, 8)
+    assert_close(client.logits(client.init, x), F.linear(embedded, weight, bias), rtol=1e-6, atol=1e-6)
+    other = put(client.init, client.layout.part("head"), torch.zeros(27))
+    assert_close(client.embed(other, x), embedded, rtol=0, atol=0)
+
+
+def test_evaluation_in_batches_is_evaluation(client):
+    x = torch.randn(EVAL_BATCH + 3, *worlds.SHAPE)
+    whole = client.logits(client.init, x)
+    assert_close(whole[-3:], client.logits(client.init, x[-3:]), rtol=1e-5, atol=1e-6)
+
+
+def test_training_uses_the_clients_step_for_its_rate_and_may_change_settings(client):
+    trained = client.sgd(client.init, key(0), lr=0.5, lr_decay=0.5, epochs=2)
+    assert_allclose(trained.lr, 0.5**7)
+    assert trained.steps == 2 * 3  # 14 samples in batches of 5
+    assert client.sgd(client.init, key(0), split=client.data.val).steps == 2
+
+
+def test_a_report_carries_size_and_vectors(client):
+    report = client.report({"loss": 1.0}, {"train_loss": 2.0}, model=client.init)
+    assert (report.client, report.num_samples) == (2, 14)
+    assert set(report.vectors) == {"model"}
+    assert report.notes == {"loss": 1.0}
+    assert report.metrics == {"train_loss": 2.0}

@@ -1,0 +1,123 @@
+"""What crosses between the server's memory and a client's device; on a GPU, whole methods."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from support import pretended, worlds
+from support.cases import CASES, OPTIONS, named
+from torch.testing import assert_close
+
+from mpifl.algorithms import CATALOGUE
+from mpifl.core.devices import CPU, message_on, report_home, room, settle, split_on, state_on, tensors_on
+from mpifl.core.federation import Split
+from mpifl.core.types import Message, Report
+from mpifl.experiment.config import SystemConfig
+from mpifl.training import Learner, LocalConfig, public_clients
+
+META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+TRIED = [case for case in CASES if case[1] == OPTIONS.get(case[0], {}) or "migration" in case[1]]
+TOGETHER = [name for name, cls in CATALOGUE.items() if not cls.needs.one_by_one]
+
+
+def test_everything_a_client_reads_is_brought_to_its_device():
+    message = Message({"model": torch.zeros(2, 3)}, {"model": (0, 1)}, version=4, step=5)
+    there = message_on(message, META)
+    assert there["model"].device == META
+    assert (there.rows, there.version, there.step) == (message.rows, 4, 5)
+    assert state_on({"a": torch.zeros(1)}, META)["a"].device == META
+    split = split_on(Split(torch.zeros(2, 1), torch.zeros(2)), META)
+    assert (split.x.device, split.y.device) == (META, META)
+
+
+def test_on_the_cpu_nothing_is_copied():
+    rows, state = torch.zeros(2, 3), {"a": torch.zeros(1)}
+    message = Message({"model": rows}, {"model": (0, 1)})
+    report = Report(0, 1, {"model": rows}, {"loss": 1.0})
+    assert message_on(message, CPU) is message
+    assert state_on(state, CPU) is state
+    assert report_home(report, CPU) is report
+    assert tensors_on(state, CPU)["a"] is state["a"]
+
+
+def test_what_is_no_tensor_stays_what_it_is():
+    assert tensors_on({"n": 3, "name": "x"}, META) == {"n": 3, "name": "x"}
+
+
+def test_clients_of_the_server_answer_in_its_memory():
+    torch.manual_seed(0)
+    learner, federation = Learner(worlds.mlp(8).build((1, 4, 4), 3)), worlds.Tiny()
+    (client,) = public_clients(federation, learner, LocalConfig(), [federation.client(0).train])
+    assert client.init.device == client.gradient(learner.init).device == CPU
+    assert client.embed(learner.init, client.data.train.x).device == CPU
+
+
+def test_a_gpu_is_asked_for_the_same_bits_each_time_and_a_cpu_is_left_alone(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    settle(CPU)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    try:
+        settle(torch.device("cuda:3"))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert not torch.utils.deterministic.fill_uninitialized_memory, "every buffer would be written twice"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@gpu
+def test_reports_come_home_through_page_locked_memory():
+    there = {"model": torch.arange(1e6, device="cuda"), "loss": torch.ones(2, 3, device="cuda").T}
+    report = Report(0, 1, {"model": there["model"]}, {"loss": there["loss"], "n": 4})
+    home = report_home(report, torch.device("cuda", 0))
+    assert home.vectors["model"].is_pinned()
+    assert_close(home.vectors["model"], torch.arange(1e6), rtol=0, atol=0)
+    assert_close(home.notes["loss"], torch.ones(3, 2), rtol=0, atol=0)
+    assert home.notes["n"] == 4
+
+
+def test_ranks_share_a_quarter_of_what_is_free_on_their_gpus(monkeypatch):
+    """800 bytes are free, 200 are this process's to use again; three ranks of a node share two GPUs."""
+    facts = {"mem_get_info": (800, 1000), "memory_reserved": 300, "memory_allocated": 100, "device_count": 2}
+    for name, fact in facts.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, fact=fact: fact)
+    assert [room(torch.device("cuda", 0), ranks) for ranks in (1, 2, 3)] == [250, 250, 125]
+    assert room(CPU, 1) == 0, "nothing is away from main memory"
+
+
+@pytest.mark.usefixtures("flat_plane")
+@pytest.mark.parametrize("case", TRIED, ids=named)
+def test_a_method_finds_on_a_pretended_gpu_what_it_finds_on_a_cpu(case, tmp_path):
+    """Nothing reads a device's memory as if it were main memory, or mixes the two; short visits will do."""
+    name, options = case
+    short = {"steps": 2, "judge": True, "local": replace(worlds.LOCAL, steps=1)}
+    cpu = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "cpu", **short)
+    with pretended.gpu():
+        there = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "there", **short)
+    for table, rows in cpu.server.tables.items():
+        assert there.server.tables[table].device == CPU
+        scale = float(rows.abs().max()) if rows.numel() else 1.0
+        assert_close(there.server.tables[table], rows, rtol=0, atol=1e-5 * scale)
+
+
+@gpu
+@pytest.mark.parametrize("stack", [1, 4])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_method_finds_on_a_gpu_what_it_finds_on_a_cpu(name, stack, tmp_path):
+    found = []
+    for device in ("cpu", "cuda"):
+        algorithm, system = CATALOGUE[name](**OPTIONS.get(name, {})), SystemConfig(device=device, stack=stack)
+        folder = tmp_path / device
+        found.append(worlds.run(algorithm, worlds.Tiny(), folder, steps=2, system=system))
+    cpu, cuda = found
+    for table, rows in cpu.server.tables.items():
+        assert cuda.server.tables[table].device == CPU
+        scale = float(rows.abs().max()) if rows.numel() else 1.0
+        assert_close(cuda.server.tables[table], rows, rtol=0, atol=1e-2 * scale)

@@ -1,0 +1,338 @@
+"""The one training loop against PyTorch's own optimisers, step for step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.testing import assert_allclose
+from support import worlds
+from torch import nn
+from torch.testing import assert_close
+
+from mpifl.core.errors import UserError
+from mpifl.core.federation import Split
+from mpifl.core.parameters import Layout, flatten
+from mpifl.core.rng import key
+from mpifl.kernels import bindings
+from mpifl.models import MODELS
+from mpifl.training import Learner, LocalConfig
+
+KEY = key(3, "visit", 0, 0)
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "interpreted"], autouse=True)
+def compiled(request, monkeypatch):
+    """Test both kinds of loops, where both are there."""
+    if not bindings.NETWORKS and request.param:
+        pytest.skip("the loops in C were not built")
+    monkeypatch.setattr(bindings, "NETWORKS", request.param)
+
+
+SPLIT = worlds.draw("train", 0, 23, 0)
+
+
+def built(name: str = "mlp", **options) -> nn.Module:
+    """Return a small network with weights of its own seed."""
+    torch.manual_seed(11)
+    return MODELS[name](**options).build((1, 4, 4), 3)
+
+
+class Normed(nn.Module):
+    """A network with batch norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.head = nn.Linear(6, 3)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x))
+
+
+def batches(n: int, config: LocalConfig) -> list[torch.Tensor]:
+    """Return the index of each batch: epoch e is the permutation at `epoch`, e below the visit's key."""
+    orders = [torch.from_numpy(KEY.of("epoch", e).numpy().permutation(n)) for e in range(config.epochs)]
+    return [index for order in orders for index in order.split(config.batch_size)]
+
+
+def reference(model: nn.Module, config: LocalConfig, step: int = 1, names: str = "", prox: float = 0.0):
+    """Train as a PyTorch user would; return the vector and the losses of the steps."""
+    moving = [p for name, p in model.named_parameters() if name.startswith(names)]
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.SGD
+    options = {} if config.optimizer == "adam" else {"momentum": config.momentum}
+    optimizer = kind(moving, lr=config.lr_at(step), weight_decay=config.weight_decay, **options)
+    anchor = [p.detach().clone() for p in moving]
+    losses = []
+    for index in batches(len(SPLIT), config):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(SPLIT.x[index]), SPLIT.y[index])
+        pull = sum(((p - a) ** 2).sum() for p, a in zip(moving, anchor, strict=True))
+        (loss + prox / 2 * pull).backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return flatten(model), losses
+
+
+CONFIGS = {
+    "plain": LocalConfig(epochs=2, batch_size=5, lr=0.1),
+    "momentum": LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.9),
+    "decay": LocalConfig(epochs=2, batch_size=5, lr=0.1, weight_decay=0.1),
+    "momentum and decay": LocalConfig(epochs=3, batch_size=4, lr=0.05, momentum=0.5, weight_decay=0.01),
+    "one batch": LocalConfig(epochs=3, batch_size=64, lr=0.2, momentum=0.9),
+    "adam": LocalConfig(epochs=2, batch_size=5, lr=0.01, optimizer="adam"),
+    "adam and decay": LocalConfig(epochs=2, batch_size=5, lr=0.01, weight_decay=0.1, optimizer="adam"),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_flat_loop_is_the_optimiser_of_pytorch(config):
+    learner = Learner(built(hidden=(7,)))
+    trained = learner.sgd(learner.init, SPLIT, config, KEY)
+    expected, losses = reference(built(hidden=(7,)), config)
+    assert_close(trained.vector, expected, rtol=1e-5, atol=1e-6)
+    assert trained.steps == len(losses)
+    assert_allclose(trained.loss, sum(losses) / len(losses), rtol=1e-5)
+    assert (expected - learner.init).abs().max() > 0.01, (
+        "training must move the weights for this to say anything"
+    )
+
+
+class Turned(nn.Module):
+    """A network whose gradients come in another memory format than its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x.to(memory_format=torch.channels_last)))
+
+
+def test_gradients_in_another_memory_format_are_the_same_gradients():
+    torch.manual_seed(0)
+    learner, config = Learner(Turned()), CONFIGS["momentum"]
+    trained = learner.sgd(learner.init, SPLIT, config, KEY)
+    torch.manual_seed(0)
+    model = Turned()
+    loss = F.cross_entropy(model(SPLIT.x), SPLIT.y)
+    strides = [g.stride() for g in torch.autograd.grad(loss, list(model.parameters()))]
+    assert strides != [p.stride() for p in model.parameters()], "otherwise this says nothing"
+    assert_close(trained.vector, reference(model, config)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_momentum_does_not_cross_visits(optimizer):
+    learner = Learner(built())
+    config = LocalConfig(batch_size=5, lr=0.05, momentum=0.9 * (optimizer == "sgd"), optimizer=optimizer)
+    first = learner.sgd(learner.init, SPLIT, config, KEY)
+    learner.sgd(torch.randn_like(learner.init), SPLIT, config, KEY.of("other"))
+    again = learner.sgd(learner.init, SPLIT, config, KEY)
+    assert_close(again.vector, first.vector, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 5, 7, 12])
+def test_a_number_of_steps_is_counted_in_batches_pass_after_pass(steps):
+    """23 samples in batches of 6 are four batches a pass, the last of five: 7 steps are a pass and three."""
+    config = LocalConfig(steps=steps, epochs=99, batch_size=6, lr=0.1)
+    learner = Learner(built())
+    trained = learner.sgd(learner.init, SPLIT, config, KEY)
+    assert trained.steps == steps
+    orders = [torch.from_numpy(KEY.of("epoch", e).numpy().permutation(23)).split(6) for e in range(3)]
+    expected = [index.tolist() for order in orders for index in order][:steps]
+    assert [index.tolist() for index in learner.batches(SPLIT, config, KEY)] == expected
+
+
+def test_the_learning_rate_follows_the_server_steps():
+    """0.1 * 0.5^(t-1), times 0.1 from step 3 on: 0.1, 0.05, 0.0025."""
+    config = LocalConfig(epochs=1, batch_size=5, lr=0.1, lr_decay=0.5, milestones=(2,), gamma=0.1)
+    assert_allclose([config.lr_at(t) for t in (1, 2, 3)], [0.1, 0.05, 0.0025])
+    learner = Learner(built())
+    trained = learner.sgd(learner.init, SPLIT, config, KEY, step=3)
+    assert_allclose(trained.lr, 0.0025)
+    assert_close(trained.vector, reference(built(), config, step=3)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["head", "body"])
+@pytest.mark.parametrize(
+    "config", [CONFIGS["momentum and decay"], CONFIGS["adam and decay"]], ids=["sgd", "adam"]
+)
+def test_only_the_part_moves(name, config):
+    learner = Learner(built(hidden=(7,)))
+    part = learner.layout.part(name)
+    trained = learner.sgd(learner.init, SPLIT, config, KEY, part=part)
+    expected, _ = reference(built(hidden=(7,)), config, names=name)
+    assert_close(trained.vector, expected, rtol=1e-5, atol=1e-6)
+    fixed = learner.layout.part("body" if name == "head" else "head")
+    for s in fixed:
+        assert_close(trained.vector[s], learner.init[s], rtol=0, atol=0)
+    assert all(p.requires_grad for p in learner.flat.module.parameters()), "nothing stays frozen"
+
+
+@pytest.mark.parametrize("prox", [0.0, 0.7])
+@pytest.mark.parametrize(
+    "config", [CONFIGS["momentum and decay"], CONFIGS["adam and decay"]], ids=["sgd", "adam"]
+)
+def test_what_a_user_froze_stays_as_it_is(config, prox):
+    """Trained as a whole and by its head, in this order: the second must not thaw it either."""
+    model = built(hidden=(7,))
+    model.body.requires_grad_(False)
+    learner = Learner(model)
+    (body,) = learner.layout.part("body")
+    options = {"direction": lambda g, w: g + prox * (w - learner.init)} if prox else {}
+    expected, _ = reference(built(hidden=(7,)), config, names="head", prox=prox)
+    for part in (None, learner.layout.part("head"), None):
+        trained = learner.sgd(learner.init, SPLIT, config, KEY, part=part, **options)
+        assert_close(trained.vector, expected, rtol=1e-5, atol=1e-6)
+        assert torch.equal(trained.vector[body], learner.init[body])
+
+
+def test_a_direction_is_added_to_the_gradient_as_a_penalty_would():
+    """The gradient of mu/2 |w - x|^2 is mu (w - x); decay and momentum come after it."""
+    config = LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.9)
+    learner = Learner(built())
+    x = learner.init.clone()
+    trained = learner.sgd(x, SPLIT, config, KEY, direction=lambda g, w: g + 0.7 * (w - x))
+    assert_close(trained.vector, reference(built(), config, prox=0.7)[0], rtol=1e-5, atol=1e-6)
+    assert (trained.vector - learner.sgd(x, SPLIT, config, KEY).vector).abs().max() > 1e-3
+
+
+def test_a_loss_sees_images_labels_and_their_numbers():
+    seen = []
+
+    def loss(module, x, y, index):
+        assert_close(SPLIT.x[index], x)
+        assert_close(SPLIT.y[index], y)
+        seen.extend(index.tolist())
+        return 3 * F.cross_entropy(module(x), y)
+
+    config = LocalConfig(batch_size=5, lr=0.02)
+    learner = Learner(built())
+    thrice = learner.sgd(learner.init, SPLIT, config, KEY, loss=loss)
+    faster = learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=5, lr=0.06), KEY)
+    assert sorted(seen) == list(range(23))
+    assert_close(thrice.vector, faster.vector, rtol=1e-5, atol=1e-6)
+    assert_allclose(thrice.loss, 3 * faster.loss, rtol=1e-5)
+
+
+def test_batches_are_addressed_by_the_key():
+    learner = Learner(built())
+    config = LocalConfig(batch_size=5, lr=0.1)
+    one, same, other = (learner.sgd(learner.init, SPLIT, config, k).vector for k in (KEY, KEY, KEY.of("x")))
+    assert_close(one, same, rtol=0, atol=0)
+    assert (one - other).abs().max() > 1e-4
+
+
+def test_dropout_is_addressed_by_the_key_too():
+    learner = Learner(built("flt_mlp"))
+    config = LocalConfig(batch_size=64, lr=0.1)  # one batch: only dropout can differ
+    one = learner.sgd(learner.init, SPLIT, config, KEY).vector
+    torch.rand(17)  # whatever was drawn before does not matter
+    same, other = (learner.sgd(learner.init, SPLIT, config, k).vector for k in (KEY, KEY.of("x")))
+    assert_close(one, same, rtol=0, atol=0)
+    assert (one - other).abs().max() > 1e-4
+
+
+def test_zero_epochs_return_the_start():
+    learner = Learner(built())
+    trained = learner.sgd(learner.init + 1, SPLIT, LocalConfig(epochs=0), KEY)
+    assert_close(trained.vector, learner.init + 1, rtol=0, atol=0)
+    assert (trained.steps, trained.loss) == (0, 0.0)
+
+
+def test_the_result_is_a_copy():
+    learner = Learner(built())
+    one = learner.sgd(learner.init, SPLIT, LocalConfig(), KEY)
+    before = one.vector.clone()
+    learner.sgd(learner.init * 2, SPLIT, LocalConfig(), KEY)
+    assert_close(one.vector, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("n", "with_norm", "without"), [(11, 2, 3), (10, 2, 2), (1, 0, 1), (12, 3, 3)])
+def test_batch_norm_never_meets_a_lone_sample(n, with_norm, without):
+    """Batches of 5: of 11 samples the last would hold one, which batch norm cannot take in training."""
+    split, config = Split(SPLIT.x[:n], SPLIT.y[:n]), LocalConfig(batch_size=5, lr=0.1)
+    torch.manual_seed(0)
+    for model, steps in ((Normed(), with_norm), (built(), without)):
+        learner = Learner(model)
+        trained = learner.sgd(learner.init, split, config, KEY)
+        assert trained.steps == steps
+        assert torch.isfinite(trained.vector).all()
+        assert torch.equal(trained.vector, learner.init) == (steps == 0)
+
+
+def test_running_means_are_part_of_the_result():
+    torch.manual_seed(0)
+    learner = Learner(Normed())
+    config = LocalConfig(batch_size=5, lr=0.1, momentum=0.9)
+    trained = learner.sgd(learner.init, SPLIT, config, KEY)
+    torch.manual_seed(0)
+    expected, _ = reference(Normed(), LocalConfig(batch_size=5, lr=0.1, momentum=0.9), step=1)
+    (buffers,) = learner.layout.part("buffers")
+    assert (trained.vector[buffers] - learner.init[buffers]).abs().max() > 1e-2
+    assert_close(trained.vector, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_batch_norm_uses_and_keeps_its_running_means():
+    torch.manual_seed(0)
+    learner = Learner(Normed())
+    head, body = learner.layout.part("head"), learner.layout.part("body")
+    trained = learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=5, lr=0.1), KEY, part=head)
+    for s in body:
+        assert_close(trained.vector[s], learner.init[s], rtol=0, atol=0)
+    assert (trained.vector[head[0]] - learner.init[head[0]]).abs().max() > 1e-3
+    learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=5, lr=0.1), KEY)
+    assert learner.flat.module.body[2].training, "the next visit trains batch norm again"
+
+
+def test_batch_norm_that_averages_over_all_batches_of_a_rank_is_refused():
+    """Its counter is no part of the vector: a client's mean would depend on who trained there before."""
+    with pytest.raises(UserError, match="momentum"):
+        Learner(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16, momentum=None), nn.Linear(16, 3)))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    "start", [torch.ones(()), torch.ones(1), torch.ones(3)], ids=lambda x: str(list(x.shape))
+)
+def test_a_start_of_another_length_is_refused(start, compiled):
+    """One number would be copied to all places of the vector."""
+    learner = Learner(built(), compiled=compiled)
+    with pytest.raises(ValueError, match=str(learner.layout.size)):
+        learner.sgd(start, SPLIT, CONFIGS["plain"], KEY)
+
+
+def test_the_gradient_is_that_of_the_mean_loss_in_evaluation_mode():
+    torch.manual_seed(0)
+    model = Normed().eval()
+    vector = flatten(model)
+    loss = F.cross_entropy(model(SPLIT.x), SPLIT.y)
+    expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+    learner = Learner(Normed())
+    for batch in (256, 7):
+        found = learner.gradient(vector, SPLIT, batch)
+        assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        assert len(found) == Layout.of(model).num_parameters
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": -1},
+        {"batch_size": 0},
+        {"lr": 0.0},
+        {"lr": float("nan")},
+        {"momentum": 1.0},
+        {"weight_decay": -1e-9},
+        {"optimizer": "rmsprop"},
+        {"lr_decay": 0.0},
+        {"gamma": -1.0},
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(wrong):
+    with pytest.raises(UserError, match=f"^{next(iter(wrong))} = "):
+        LocalConfig(**wrong)
