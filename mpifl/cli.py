@@ -223,7 +223,7 @@ def doctor(transport: Transport, args: argparse.Namespace) -> None:
     none_left(args)
     well = witness(transport, say) if args.witness else examine(transport, args.runs or "runs", say)
     if not well:
-        transport.part()
+        transport.final_barrier()
         raise NotWell
 
 
@@ -437,7 +437,7 @@ def _outcome(transport: Transport, args: argparse.Namespace) -> int:
     except Stopped as end:
         if transport.is_server:
             print(f"mpifl: {end}", file=sys.stderr, flush=True)
-        transport.part()
+        transport.final_barrier()
         return STOPPED
     except (RankLost, CannotGoOn) as error:
         return broken_off(transport, error)
@@ -465,7 +465,7 @@ def failed(transport: Transport, error: Exception, text: str, code: int) -> int:
     transport.fail(error)
     if transport.is_server:
         print(text, file=sys.stderr, flush=True)
-    if not transport.part():
+    if not transport.final_barrier():
         if not transport.is_server:
             print(f"{text} (on rank {transport.rank})", file=sys.stderr, flush=True)
         transport.abort(code)

@@ -35,7 +35,7 @@ def measure(transport: Transport) -> Costs:
     lines = {name: _line(transport, name) for name in (REDUCE, GATHER, BCAST)}
     far = len(far_ranks(transport.nodes)) / (transport.size - 1)
     costs = Costs(latency, rate, lines[REDUCE], lines[GATHER], lines[BCAST], _term(), far)
-    told: Costs = transport.tell(costs if transport.is_server else None, PURPOSE)
+    told: Costs = transport.bcast(costs if transport.is_server else None, PURPOSE)
     return told
 
 
@@ -46,11 +46,11 @@ def ping_pong(transport: Transport) -> tuple[float, float]:
         for rank in transport.workers:
             turns = []
             for _ in range(REPEATS):
-                transport.meet()
+                transport.barrier()
                 start = perf_counter()
                 parcels = [bytes(size) if r == rank else b"" for r in range(transport.size)]
-                mine = transport.deal(parcels if transport.is_server else None, PURPOSE)
-                transport.collect(mine if transport.rank == rank else b"", PURPOSE)
+                mine = transport.scatter(parcels if transport.is_server else None, PURPOSE)
+                transport.gather(mine if transport.rank == rank else b"", PURPOSE)
                 turns.append(perf_counter() - start)
             times.setdefault(size, []).append(min(turns) / 2)
     short, long = max(times[1]), max(times[1 << 20])
@@ -75,21 +75,21 @@ def _call(transport: Transport, name: str, numbers: int) -> Callable[[], Any]:
     """Return one call of a collective with a block of int64 numbers, as mixings make it."""
     block = torch.zeros(1, numbers, dtype=torch.int64)
     if name == REDUCE:
-        return lambda: transport.reduce(block, PURPOSE)
+        return lambda: transport.Reduce(block, PURPOSE)
     if name == BCAST:
-        return lambda: transport.share(block[0], PURPOSE)
+        return lambda: transport.Bcast(block[0], PURPOSE)
     counts = [0, *[1] * (transport.size - 1)]
     mine = block[: counts[transport.rank]]
-    return lambda: transport.gather(mine, counts, PURPOSE)
+    return lambda: transport.Gatherv(mine, counts, PURPOSE)
 
 
 def _timed(transport: Transport, call: Callable[[], Any], times: int) -> float:
     """Return the seconds until rank 0 knows that all ranks are through."""
-    transport.meet()
+    transport.barrier()
     start = perf_counter()
     for _ in range(times):
         call()
-    transport.meet()
+    transport.barrier()
     return perf_counter() - start
 
 

@@ -105,7 +105,7 @@ class Mixer:
             parcels = [[p[r] for p in plans] for r in range(self.transport.size)]
             self.last = [p[0].collective for p in plans]
         changed: dict[str, torch.Tensor] = {}
-        for i, shipment in enumerate(self.transport.deal(parcels, "plan")):
+        for i, shipment in enumerate(self.transport.scatter(parcels, "plan")):
             mine = uploads.get(shipment.of, [])
             mine = [u if shipment.part is None else take(u, shipment.part) for u in mine]
             if shipment.collective == SCATTER:
@@ -168,7 +168,7 @@ class Mixer:
         if mixing is not None:
             old = changed.get(s.into, self.tables.central[s.into])
             new = torch.empty(mixing.num_rows, s.width)
-        self.transport.meet()
+        self.transport.barrier()
         for columns in self._blocks(s, sum(s.counts) if s.collective == GATHER else len(s.rows)):
             block = [u[columns] for u in mine]
             carry = self._gathered if s.collective == GATHER else self._reduced
@@ -208,12 +208,12 @@ class Mixer:
 
     def _reduced(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
         sums = self._lent(self._sums(s, block, width))
-        self.transport.reduce(sums, f"mix:{s.into}")
+        self.transport.Reduce(sums, f"mix:{s.into}")
         return sums
 
     def _gathered(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor | None:
         mine = self._lent(_stacked(block, width))
-        everything = self.transport.gather(mine, s.counts, f"mix:{s.into}")
+        everything = self.transport.Gatherv(mine, s.counts, f"mix:{s.into}")
         return None if everything is None else self._sums(s, list(everything), width)
 
     def _scatter(self, s: Shipment, mine: Sequence[torch.Tensor]) -> None:
@@ -222,16 +222,16 @@ class Mixer:
         start = sum(s.owned[: self.transport.rank])
         here = slice(start, start + s.owned[self.transport.rank])
         rows = s.rows[here]
-        self.transport.meet()
+        self.transport.barrier()
         moving = len(s.rows) if self.transport.is_worker else 0
         for columns in self._blocks(s, moving) if moving else ():
             block = [u[columns] for u in mine]
             sums = staged(self._sums(s, block, columns.stop - columns.start))  # as are the rows it ends in
-            sums = self.transport.scatter_sum(sums, s.owned, f"mix:{s.into}")
+            sums = self.transport.Reduce_scatter(sums, s.owned, f"mix:{s.into}")
             keep = None if s.keep is None else s.keep[here]
             kept = None if keep is None else kept_rows(keep, spread.read(rows, columns))
             spread.write(rows, columns, self._finish(sums, s.grid[here], kept))
-        self.transport.meet()
+        self.transport.barrier()
         spread.commit(s.rows)
 
     def _blocks(self, s: Shipment, height: int) -> Iterator[slice]:
@@ -256,11 +256,11 @@ class Mixer:
         if owners is not None:
             order = torch.from_numpy(np.argsort(in_rank_order(owners)))
             out = torch.zeros(len(order), len(order), dtype=torch.float64)
-        self.transport.meet()
+        self.transport.barrier()
         for lo in range(0, width, GRAM_BLOCK):
             columns = slice(lo, min(lo + GRAM_BLOCK, width))
             block = self._lent(_stacked([v[columns] for v in vectors], columns.stop - lo))
-            everything = self.transport.gather(block, counts, "gram")
+            everything = self.transport.Gatherv(block, counts, "gram")
             if out is not None and everything is not None:
                 x = everything[order].double()
                 for top in range(0, len(out), GRAM_ROWS):  # no second matrix of all pairs

@@ -138,7 +138,7 @@ class Tables:
             for k in numbers:
                 row = self.central[name][k].contiguous() if self.transport.is_server else torch.empty(width)
                 for lo in range(0, width, 1 << 26):
-                    self.transport.share(row[lo : lo + (1 << 26)], f"rows:{name}")
+                    self.transport.Bcast(row[lo : lo + (1 << 26)], f"rows:{name}")
                 if not self.transport.is_server:
                     held[k] = row
             if self.transport.is_server:
@@ -170,8 +170,8 @@ class Tables:
         spread, problem = Spread(folder / f"table-{name}-{node}", shape, owner), None
         if transport.nodes.index(node) == transport.rank:
             problem = spread.make(np.flatnonzero(np.array(transport.nodes)[owner] == node))
-        problem = next(filter(None, transport.collect(problem, "layout") or ()), None)
-        if (problem := transport.tell(problem, "layout")) is not None:
+        problem = next(filter(None, transport.gather(problem, "layout") or ()), None)
+        if (problem := transport.bcast(problem, "layout")) is not None:
             raise problem
         spread.open()
         mine, step = np.flatnonzero(owner == transport.rank), max(1, SHARED // shape[1])
@@ -179,11 +179,11 @@ class Tables:
             hi = 1 if alike else min(lo + step, shape[0])
             rows = self.central[name][lo:hi].contiguous() if transport.is_server else None
             rows = torch.empty(hi - lo, shape[1]) if rows is None else rows
-            transport.share(rows, f"rows:{name}")
+            transport.Bcast(rows, f"rows:{name}")
             chosen = mine if alike else mine[(mine >= lo) & (mine < hi)]
             spread.write(chosen, slice(None), rows.expand(len(chosen), -1) if alike else rows[chosen - lo])
         spread.commit(np.arange(shape[0]))
-        transport.meet()
+        transport.barrier()
         self.spread[name] = spread
         self.central.pop(name, None)
 
@@ -195,7 +195,7 @@ class Tables:
         """
         self._held.clear()
         self._fresh.clear()
-        turns = self.transport.tell({name: s.turn for name, s in self.spread.items()}, "layout")
+        turns = self.transport.bcast({name: s.turn for name, s in self.spread.items()}, "layout")
         number, workers = {old: new for new, old in enumerate(left)}, self.transport.workers
         for name, spread in self.spread.items():
             heirs = {node: [r for r in workers if self.transport.nodes[r] == node] for node in set(nodes)}
@@ -216,7 +216,7 @@ class Tables:
             owner = spread.owner[lo : lo + block_rows]
             counts = [int((owner == r).sum()) for r in range(transport.size)]
             mine = lo + np.flatnonzero(owner == transport.rank)
-            rows = transport.gather(spread.read(mine).contiguous(), counts, f"rows:{name}")
+            rows = transport.Gatherv(spread.read(mine).contiguous(), counts, f"rows:{name}")
             if out is not None and rows is not None:
                 order = np.concatenate([lo + np.flatnonzero(owner == r) for r in range(transport.size)])
                 out[torch.from_numpy(order)] = rows

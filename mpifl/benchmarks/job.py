@@ -38,7 +38,7 @@ class Turns:
         """Do what rank 0 says: the engine's own words, or tell what was used so far."""
         if word == "usage":
             phases = self.taker.watch.take()
-            self.used = self.transport.collect((usage(), phases, self.transport.wire.bytes), "control")
+            self.used = self.transport.gather((usage(), phases, self.transport.wire.bytes), "control")
         else:
             self.rounds._act(word)  # what a run of this engine does at that word
 
@@ -92,7 +92,7 @@ def main(path: str, name: str, options: list[str]) -> int:
 def _run(transport: Transport, path: str, name: str, options: list[str]) -> None:
     config = replace(load_everywhere(transport, name, options), rounds=1 << 40)
     bench = prepare(config, transport, lambda text: None)
-    store = ClientStore(transport.tell(secrets.token_hex(6), "start"), config.system.scratch)
+    store = ClientStore(transport.bcast(secrets.token_hex(6), "start"), config.system.scratch)
     try:
         taker = stepper(bench, store)
         rounds = engine(bench, taker, None, None)

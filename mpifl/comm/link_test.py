@@ -59,8 +59,8 @@ def measure(transport: Any, limit: float) -> list[Link] | None:
                 with within(transport, limit, f"the exchange between {names}"):
                     found.append(transport.guard(partial(_link, transport, pair)))
         with within(transport, limit, "a turn of exchanges between pairs of nodes"):
-            transport.collect(None, "doctor")
-    rows = transport.collect([link for link in found if link.ranks[0] == transport.rank], "doctor")
+            transport.gather(None, "doctor")
+    rows = transport.gather([link for link in found if link.ranks[0] == transport.rank], "doctor")
     return None if rows is None else sorted(link for links in rows for link in links)
 
 

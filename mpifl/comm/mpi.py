@@ -129,8 +129,8 @@ class Mpi(Transport):
         self.local_rank = local.rank
         first = MPI.Group.Translate_ranks(local.group, [0], self.comm.group)[0]
         self._local = local  # never freed: Open MPI's monitoring would read it all the same
-        here = self.collect((Process.of(os.getpid()), first), "layout")
-        self.processes, leaders = zip(*self.tell(here, "layout"), strict=True)
+        here = self.gather((Process.of(os.getpid()), first), "layout")
+        self.processes, leaders = zip(*self.bcast(here, "layout"), strict=True)
         self.names = tuple(f"rank {r} on {p.host}, pid {p.pid}" for r, p in enumerate(self.processes))
         order = {leader: number for number, leader in enumerate(sorted(set(leaders)))}
         return tuple(order[leader] for leader in leaders)
@@ -140,23 +140,23 @@ class Mpi(Transport):
         return self._sequence % TAGS
 
     @guarded
-    def deal(self, parcels: Sequence[Any] | None, purpose: str) -> Any:
+    def scatter(self, values: Sequence[Any] | None, purpose: str) -> Any:
         """Send each rank its parcel."""
         tag = self._tag()
         if self.rank:
             return self._recv(0, tag, purpose)
-        assert parcels is not None
+        assert values is not None
         raw: dict[int, bytes] = {}
-        blobs = [raw.get(id(p)) or raw.setdefault(id(p), pickle.dumps(p, protocol=5)) for p in parcels[1:]]
+        blobs = [raw.get(id(p)) or raw.setdefault(id(p), pickle.dumps(p, protocol=5)) for p in values[1:]]
         with self.wire("send", purpose, sent=sum(map(len, blobs)), messages=len(blobs)):
             pending = [
                 self.comm.Isend([b, len(b), MPI.BYTE], dest=r, tag=tag) for r, b in enumerate(blobs, 1)
             ]
             patiently(lambda: all([request.Test() for request in pending]))
-        return parcels[0]
+        return values[0]
 
     @guarded
-    def collect(self, value: Any, purpose: str) -> list[Any] | None:
+    def gather(self, value: Any, purpose: str) -> list[Any] | None:
         """Send this rank's value to rank 0."""
         tag = self._tag()
         if not self.rank:
@@ -207,7 +207,7 @@ class Mpi(Transport):
                     self._posted.append((self.comm.isend(error, rank, ALARM), error))
 
     @guarded
-    def census(self) -> list[dict[str, Any]] | None:
+    def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Send this rank's counts to rank 0, which adds the bytes of this very message."""
         tag, rows = self._tag(), self.wire.rows(self.rank)
         if self.rank:
@@ -226,12 +226,12 @@ class Mpi(Transport):
         return work()
 
     @guarded
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait at a non-blocking barrier."""
         with self.wire("barrier", "control"):
             patiently(self.comm.Ibarrier().Test)
 
-    def part(self) -> bool:
+    def final_barrier(self) -> bool:
         """Wait at a barrier that nothing else uses, for as long as ranks may differ in speed."""
         try:
             request, end = self._exit.Ibarrier(), time.perf_counter() + PARTING_SECONDS
@@ -241,14 +241,14 @@ class Mpi(Transport):
             return False
 
     @guarded
-    def share(self, block: torch.Tensor, purpose: str) -> None:
+    def Bcast(self, block: torch.Tensor, purpose: str) -> None:
         """Broadcast in place."""
         sent = 0 if self.rank else block.nbytes * (self.size - 1)
         with self.wire("bcast", purpose, sent, 0 if self.rank else self.size - 1):
             self.comm.Bcast(_buffer(block), root=0)
 
     @guarded
-    def reduce(self, block: torch.Tensor, purpose: str) -> None:
+    def Reduce(self, block: torch.Tensor, purpose: str) -> None:
         """Sum onto rank 0, in place there."""
         sent = block.nbytes if self.rank else 0
         with self.wire("reduce", purpose, sent, int(self.rank > 0)):
@@ -258,7 +258,7 @@ class Mpi(Transport):
                 self.comm.Reduce(MPI.IN_PLACE, _buffer(block), op=MPI.SUM, root=0)
 
     @guarded
-    def gather(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
+    def Gatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
         """Gather rows onto rank 0."""
         sent = block.nbytes if self.rank else 0
         width = block.shape[1]
@@ -272,7 +272,7 @@ class Mpi(Transport):
             return out
 
     @guarded
-    def scatter_sum(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+    def Reduce_scatter(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
         """Sum the workers' blocks and leave each its rows."""
         width = block.shape[1]
         out = torch.empty(counts[self.rank], width, dtype=block.dtype)
@@ -282,7 +282,7 @@ class Mpi(Transport):
         return out
 
     @guarded
-    def post(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
+    def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
         """Start two sends: the header's bytes, then the block."""
         if len(self._posted) > POSTED:
             self._posted = [(r, keep) for r, keep in self._posted if not r.Test()]
@@ -293,7 +293,7 @@ class Mpi(Transport):
                 self._posted.append((self.comm.Isend(_buffer(block), rank, BLOCK), block))
 
     @guarded
-    def pick(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
+    def poll(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
         """Take one header; hand a message out once its block is complete.
 
         As few calls as can be: on a machine with more ranks than cores, one that finds nothing gives the core
@@ -399,7 +399,7 @@ class Mpi(Transport):
         """
         if is_tolerant():
             if not code:
-                self.part()
+                self.final_barrier()
             sys.stdout.flush()
             sys.stderr.flush()
             if self._out_of_reach and not self.rank:

@@ -153,7 +153,7 @@ class _Remote(Pool):
                 if held == level and (heap := self._heap(rank)):
                     _, number, task = heapq.heappop(heap)
                     shapes, block = packed(task.vectors)
-                    self.transport.post(rank, ("task", number, task.header, shapes), block, "visit")
+                    self.transport.isend(rank, ("task", number, task.header, shapes), block, "visit")
                     self.held[rank] += 1
 
     def _depth(self) -> int:
@@ -166,7 +166,7 @@ class _Remote(Pool):
         return own if own and (not shared or own[0][:2] < shared[0][:2]) else shared
 
     def look(self) -> None:
-        while (message := self.transport.pick("report")) is not None:
+        while (message := self.transport.poll("report")) is not None:
             rank, (number, header, shapes), block = message
             self.answers[number] = (header, unpacked(shapes, block))
             self.held[rank] -= 1
@@ -187,7 +187,7 @@ class _Remote(Pool):
 
     def order_all(self, word: str, what: Any = None) -> None:
         for rank in self.transport.workers:
-            self.transport.post(rank, (word, 0, what, []), torch.empty(0), "control")
+            self.transport.isend(rank, (word, 0, what, []), torch.empty(0), "control")
 
     def close(self, word: str, what: Any = None) -> None:
         self.queues, self.shared = {r: [] for r in self.transport.workers}, []
@@ -299,10 +299,10 @@ def serve(transport: Transport, handler: Handler) -> Word:
     idle, begin = 0.0, perf_counter()
     while True:
         start = perf_counter()
-        _, (word, number, header, shapes), block = patiently(lambda: transport.pick("visit"))
+        _, (word, number, header, shapes), block = patiently(lambda: transport.poll("visit"))
         idle += perf_counter() - start
         if word != "task":
             return Word(word, header, idle, perf_counter() - begin)
         answer, vectors = handler(header, unpacked(shapes, block))
         out_shapes, out = packed(vectors)
-        transport.post(0, (number, answer, out_shapes), out, "report")
+        transport.isend(0, (number, answer, out_shapes), out, "report")

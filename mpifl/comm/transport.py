@@ -60,57 +60,57 @@ class Transport(ABC):
         return self.rank in self.workers
 
     @abstractmethod
-    def deal(self, parcels: Sequence[Any] | None, purpose: str) -> Any:
-        """Give `parcels[r]` of rank 0 to rank r; return this rank's."""
+    def scatter(self, values: Sequence[Any] | None, purpose: str) -> Any:
+        """Give `values[r]` of rank 0 to rank r; return this rank's."""
 
     @abstractmethod
-    def collect(self, value: Any, purpose: str) -> list[Any] | None:
+    def gather(self, value: Any, purpose: str) -> list[Any] | None:
         """Return the values of all ranks, in rank order, on rank 0; None elsewhere. The server waits
         politely.
         """
 
     @abstractmethod
-    def census(self) -> list[dict[str, Any]] | None:
+    def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Return on rank 0 what all ranks sent, this call included: a row per rank, call and purpose."""
 
     @abstractmethod
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait, politely, until all ranks are here."""
 
     @abstractmethod
-    def part(self) -> bool:
+    def final_barrier(self) -> bool:
         """Wait a little for all ranks to leave together; return whether all came.
 
         A launcher kills the others as soon as one rank leaves with an error.
         """
 
     @abstractmethod
-    def share(self, block: torch.Tensor, purpose: str) -> None:
+    def Bcast(self, block: torch.Tensor, purpose: str) -> None:
         """Fill `block` of every rank with that of rank 0."""
 
     @abstractmethod
-    def reduce(self, block: torch.Tensor, purpose: str) -> None:
+    def Reduce(self, block: torch.Tensor, purpose: str) -> None:
         """Add `block` of all ranks into that of rank 0."""
 
     @abstractmethod
-    def gather(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
+    def Gatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
         """Return the rows [sum counts, b] of all ranks in rank order on rank 0; `block` is this rank's
         [counts, b].
         """
 
     @abstractmethod
-    def scatter_sum(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+    def Reduce_scatter(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
         """Return this worker's rows [counts[rank], b] of the sum of all workers' `block` [sum counts, b].
 
         The workers call, rank 0 only where it is one.
         """
 
     @abstractmethod
-    def post(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
+    def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
         """Send a small object and a flat float32 block to a rank, without waiting for it to be taken."""
 
     @abstractmethod
-    def pick(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
+    def poll(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
         """Return (rank, header, block) of a posted message that has arrived, None while there is none."""
 
     @abstractmethod
@@ -152,9 +152,9 @@ class Transport(ABC):
     def abort(self, code: int) -> None:
         """End every rank, now."""
 
-    def tell(self, value: Any, purpose: str) -> Any:
+    def bcast(self, value: Any, purpose: str) -> Any:
         """Return rank 0's `value` on every rank."""
-        return self.deal([value] * self.size if self.is_server else None, purpose)
+        return self.scatter([value] * self.size if self.is_server else None, purpose)
 
 
 class Single(Transport):
@@ -165,47 +165,47 @@ class Single(Transport):
         self.names, self.lost = (f"pid {os.getpid()}",), []
         self.alive = time.monotonic()
 
-    def deal(self, parcels: Sequence[Any] | None, purpose: str) -> Any:
+    def scatter(self, values: Sequence[Any] | None, purpose: str) -> Any:
         """Return the only parcel."""
         self.alive = time.monotonic()
-        assert parcels is not None
-        return parcels[0]
+        assert values is not None
+        return values[0]
 
-    def collect(self, value: Any, purpose: str) -> list[Any] | None:
+    def gather(self, value: Any, purpose: str) -> list[Any] | None:
         """Return the only value."""
         self.alive = time.monotonic()
         return [value]
 
-    def census(self) -> list[dict[str, Any]] | None:
+    def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Return the own counts."""
         return self.wire.rows(self.rank)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Nobody else to wait for."""
 
-    def part(self) -> bool:
+    def final_barrier(self) -> bool:
         """Nobody else to wait for."""
         return True
 
-    def share(self, block: torch.Tensor, purpose: str) -> None:
+    def Bcast(self, block: torch.Tensor, purpose: str) -> None:
         """Nobody else to share with."""
 
-    def reduce(self, block: torch.Tensor, purpose: str) -> None:
+    def Reduce(self, block: torch.Tensor, purpose: str) -> None:
         """Nothing to add."""
 
-    def gather(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
+    def Gatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
         """Return the block."""
         return block
 
-    def scatter_sum(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
+    def Reduce_scatter(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
         """Return the block."""
         return block
 
-    def post(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
+    def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
         """Nobody to send to: a process alone runs its tasks itself."""
         raise NotImplementedError
 
-    def pick(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
+    def poll(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
         """Return nothing: nobody sends."""
         return None
 

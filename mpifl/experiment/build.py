@@ -70,7 +70,7 @@ def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = 
                 raise
             remedy = f"cannot be read or written ({error.strerror})"
             answer = (None, UserError("file", str(error.filename), remedy))
-    told, problem = transport.tell(answer if everywhere else (None, answer[1]), "start")
+    told, problem = transport.bcast(answer if everywhere else (None, answer[1]), "start")
     if problem is not None:
         raise problem
     return told if everywhere else answer[0]
@@ -206,7 +206,7 @@ def _seats(transport: Transport, device: str, compiled: bool) -> tuple[Place, ..
     if "ready" not in transport.started:  # of a study, only the first case starts anything
         now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
         transport.started = {**transport.started, **now}
-    places = transport.collect(place(transport, device), "start")
+    places = transport.gather(place(transport, device), "start")
     on_server(transport, lambda: check_places(places or (), compiled))
     return tuple(places or ())
 
@@ -217,7 +217,7 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     federation = None
     if transport.is_server:
         federation = _open_or_error(config, say)
-    problem = transport.tell(federation if isinstance(federation, UserError) else None, "start")
+    problem = transport.bcast(federation if isinstance(federation, UserError) else None, "start")
     if problem is not None:
         raise problem
     if not isinstance(federation, Federation):
@@ -371,7 +371,7 @@ def _check_scratch(scratch: str, transport: Transport) -> None:
         tempfile.TemporaryFile(dir=scratch).close()
     except OSError as error:
         fault = f"cannot be written ({error.strerror}) on {socket.gethostname()}; give another folder"
-    faults = transport.collect(fault, "start")
+    faults = transport.gather(fault, "start")
 
     def judge() -> None:
         first = next((f for f in faults or () if f), None)

@@ -150,7 +150,7 @@ def stack_of(bench: Bench) -> int:
         typical = int(np.argsort(bench.federation.sizes[:, 0])[bench.world.num_clients // 2])
         return pick_stack(learner, bench.federation.client(typical).train, config.local, share)
 
-    return int(transport.tell(pick() if transport.is_server else 1, "start"))
+    return int(transport.bcast(pick() if transport.is_server else 1, "start"))
 
 
 def figures(bench: Bench, record: Record, visits: np.ndarray) -> dict[str, float]:

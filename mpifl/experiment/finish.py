@@ -40,11 +40,11 @@ def _together(bench: Bench, taker: Stepper, server: Server | None) -> tuple[Any,
     transport = bench.transport
     while True:
         try:
-            names = transport.tell(sorted(server.tables) if server is not None else None, "end")
+            names = transport.bcast(sorted(server.tables) if server is not None else None, "end")
             tables = {name: taker.tables.whole(name) for name in names}
-            places = transport.collect(place(transport, str(bench.learner.device)), "end")
-            wire = transport.census()
-            transport.meet()
+            places = transport.gather(place(transport, str(bench.learner.device)), "end")
+            wire = transport.gather_traffic()
+            transport.barrier()
             transport.wire.clear()  # of a study, each case counts its own
             return tables, places, wire
         except RankLost:

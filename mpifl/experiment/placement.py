@@ -81,8 +81,8 @@ def threads_of(transport: Transport, asked: int) -> int:
         require(asked <= most, "system.threads", asked, remedy)
         return asked
     here = (transport.nodes[transport.rank], ranges(sorted(os.sched_getaffinity(0))))
-    masks = transport.collect(here, "start")
-    told: int = transport.tell(None if masks is None else threads_for(masks), "start")
+    masks = transport.gather(here, "start")
+    told: int = transport.bcast(None if masks is None else threads_for(masks), "start")
     return told
 
 

@@ -359,7 +359,7 @@ class Events:
     def _judge(self, server: Server | None) -> tuple[Any, Any]:
         """Judge all, and bring the timing of all ranks together; every rank calls."""
         scores = self.stepper.judge(server, self.judged)
-        timing = self.stepper.transport.collect(self.stepper.watch.take() | self.last_word, "timing")
+        timing = self.stepper.transport.gather(self.stepper.watch.take() | self.last_word, "timing")
         for rank, phases in enumerate(timing or ()):
             self.served[rank] += phases.get("idle", 0.0), phases.get("served", 0.0)
         return scores, timing

@@ -55,7 +55,7 @@ class Prints:
             with deciding(stepper.algorithm, "strangers", f"step {server.version + 1}") as where:
                 strangers = stepper.algorithm.strangers(server, cohort)
                 check_clients(where, strangers, cohort)
-        strangers = stepper.transport.tell(strangers, "orders")
+        strangers = stepper.transport.bcast(strangers, "orders")
         if not len(strangers):
             return server
         prints, uploads = self.take(strangers, server)

@@ -21,7 +21,7 @@ def say(stepper: Stepper, word: str, act: Act) -> None:
     known = len(stepper.dropped)
     while True:
         try:
-            stepper.transport.tell(word, "control")
+            stepper.transport.bcast(word, "control")
             act(word)
             stepper.ledger.commit()
             return
@@ -36,7 +36,7 @@ def obey(stepper: Stepper, act: Act) -> None:
     word = ""
     while word not in LAST:
         try:
-            word = stepper.transport.tell(None, "control")
+            word = stepper.transport.bcast(None, "control")
             act(word)
         except RankLost:
             word = ""

@@ -179,7 +179,7 @@ def save(
         assert server is not None
         tables = dict(server.tables)
     else:
-        names = stepper.transport.tell(sorted(server.tables) if server is not None else None, "checkpoint")
+        names = stepper.transport.bcast(sorted(server.tables) if server is not None else None, "checkpoint")
         tables = {name: stepper.tables.whole(name) for name in names}
     if server is None or saved is None:
         return
@@ -220,8 +220,8 @@ def _keep_states(
         assert parcels is not None
         files, problem = _kept(store, parcels[0], checkpointer.clients)
         return held | files, problem
-    mine = transport.deal(parcels, "checkpoint")
-    parts = transport.collect(_kept(store, mine, checkpointer.clients), "checkpoint") or ()
+    mine = transport.scatter(parcels, "checkpoint")
+    parts = transport.gather(_kept(store, mine, checkpointer.clients), "checkpoint") or ()
     files = {name: sums for part in (held, *(files for files, _ in parts)) for name, sums in part.items()}
     return files, next((problem for _, problem in parts if problem is not None), None)
 

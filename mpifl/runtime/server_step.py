@@ -198,7 +198,7 @@ class Stepper:
                 if owner is not None:
                     k, width = table.shape
                     where[name] = (owner, (k, width), table.stride(0) == 0)
-        for name, (owner, shape, alike) in self.transport.tell(where, "layout").items():
+        for name, (owner, shape, alike) in self.transport.bcast(where, "layout").items():
             self.scheduler.pinned = True
             self.tables.spread_out(name, owner, shape, self.store.folder, alike)
 
@@ -311,7 +311,7 @@ class Stepper:
     def deal(self, parcels: Sequence[Orders] | None) -> Orders:
         """Return this rank's orders, with the rows they need at hand."""
         with self.watch("wait"):
-            orders: Orders = self.transport.deal(parcels, "orders")
+            orders: Orders = self.transport.scatter(parcels, "orders")
         with self.watch("broadcast"):
             self.tables.share(orders.missing)
         return orders
@@ -319,7 +319,7 @@ class Stepper:
     def gather(self, step: int, lights: list[Light]) -> Notes | None:
         """Return the columns of all reports on rank 0, in the order of their numbers."""
         with self.watch("wait"):
-            parts = self.transport.collect((lights, self.worker.seconds, self.worker.dropped), "notes")
+            parts = self.transport.gather((lights, self.worker.seconds, self.worker.dropped), "notes")
         if parts is None:
             return None
         for rank, (part, seconds, _) in enumerate(parts):
@@ -409,7 +409,7 @@ class Stepper:
             counts = np.bincount(self._owner, minlength=self.transport.size)
             told = (tuple(int(c) for c in counts), self._peaks[name].shape[1] * self._widths[name])
         with self.watch("reduce"):
-            told = self.transport.tell(told, "plan")
+            told = self.transport.bcast(told, "plan")
             if told is None:
                 return notes
             counts, width = told
@@ -432,7 +432,7 @@ class Stepper:
         orders = self.deal(parcels)
         scores = self.worker.judge(orders)
         with self.watch("wait"):
-            parts = self.transport.collect(scores, "scores")
+            parts = self.transport.gather(scores, "scores")
         if parts is None:
             return None
         everyone = {k: s for part in parts for k, s in part.items()}

@@ -111,7 +111,7 @@ class Rounds:
             self._step()
         elif word == "judge":
             scores = stepper.judge(server, self.judged)
-            self._scores = scores, stepper.transport.collect(stepper.watch.take(), "timing")
+            self._scores = scores, stepper.transport.gather(stepper.watch.take(), "timing")
         elif word in (SAVE, STOP):
             save(stepper, server, self.checkpointer, self._state(), alone=False)
             if word == STOP:

@@ -84,7 +84,7 @@ def _round(transport: Transport, collective: str, k: int, m: int, d: int) -> flo
     uploads = [torch.ones(d) for j in range(m) if owners[j] == transport.rank]
     weights = np.full((k, m), 1 / m)
     mixer = Mixer(transport, tables, collective=collective)
-    transport.meet()
+    transport.barrier()
     start = perf_counter()
     tables.share({"model": (list(range(k)), d)})
     mixings = [Mixing(weights)] if transport.is_server else None

@@ -98,11 +98,11 @@ def _collectives(transport: Transport) -> list[Check]:
     """Send sums and rows whose results are known; every rank calls."""
     size, out = transport.size, []
     total = torch.full((1000,), transport.rank + 1, dtype=torch.int64)
-    transport.reduce(total, "doctor")
+    transport.Reduce(total, "doctor")
     row = torch.arange(1000.0) if transport.is_server else torch.zeros(1000)
-    transport.share(row, "doctor")
-    rows = transport.gather(torch.full((1, 8), float(transport.rank)), [1] * size, "doctor")
-    ok = transport.collect(bool((row == torch.arange(1000.0)).all()), "doctor")
+    transport.Bcast(row, "doctor")
+    rows = transport.Gatherv(torch.full((1, 8), float(transport.rank)), [1] * size, "doctor")
+    ok = transport.gather(bool((row == torch.arange(1000.0)).all()), "doctor")
     if ok is not None and rows is not None:
         right = all(ok) and bool((total == size * (size + 1) // 2).all())
         right = right and rows[:, 0].tolist() == [float(r) for r in range(size)]
@@ -111,14 +111,14 @@ def _collectives(transport: Transport) -> list[Check]:
         )
     times = []
     for _ in range(5):
-        transport.meet()
+        transport.barrier()
         start = time.perf_counter()
-        transport.share(torch.zeros(BLOCK), "doctor")
-        transport.meet()
+        transport.Bcast(torch.zeros(BLOCK), "doctor")
+        transport.barrier()
         times.append(time.perf_counter() - start)
     start = time.perf_counter()
     for _ in range(20):
-        transport.meet()
+        transport.barrier()
     latency = (time.perf_counter() - start) / 20
     if transport.is_server:
         speed = 4 * BLOCK / float(np.median(times)) / 1e6
@@ -174,12 +174,12 @@ def _folder(path: Path, what: str) -> Check:
 def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], str] | None:
     """Return the checks and the binding report on rank 0; every rank calls."""
     with within(transport, LIMIT_S, "the first message to rank 0"):
-        transport.collect(None, "doctor")
+        transport.gather(None, "doctor")
     links = measure_pairs(transport, LIMIT_S)  # before what all take part in: it tells which link is broken
     with within(transport, LIMIT_S, "what all ranks exchange"):
-        transport.meet()
-        places = transport.collect(facts(transport), "doctor")
-        reach = transport.collect(not data or os.access(data, os.R_OK), "doctor")
+        transport.barrier()
+        places = transport.gather(facts(transport), "doctor")
+        reach = transport.gather(not data or os.access(data, os.R_OK), "doctor")
         speed = _collectives(transport)
     if places is None or reach is None or links is None:
         return None
@@ -213,4 +213,4 @@ def doctor(transport: Transport, runs: str, say: Callable[[str], None]) -> bool:
     if seen is not None:
         say(f"{table(seen[0])}\n\n{seen[1]}")
         well = all(check.good for check in seen[0])
-    return bool(transport.tell(well, "doctor"))
+    return bool(transport.bcast(well, "doctor"))

@@ -87,12 +87,12 @@ def reconciled(
 def warm(transport: Transport) -> None:
     """Make each collective once: over several nodes, Open MPI's first ones make others, to find the nodes."""
     row = torch.zeros(1, 8)
-    transport.share(row[0], "witness")
-    transport.reduce(row, "witness")
-    transport.gather(row, [1] * transport.size, "witness")
+    transport.Bcast(row[0], "witness")
+    transport.Reduce(row, "witness")
+    transport.Gatherv(row, [1] * transport.size, "witness")
     if transport.is_worker:
         workers = len(transport.workers)
-        transport.scatter_sum(torch.zeros(workers, 8), [0] + [1] * workers, "witness")
+        transport.Reduce_scatter(torch.zeros(workers, 8), [0] + [1] * workers, "witness")
 
 
 def measure(transport: Transport) -> list[Line]:
@@ -110,14 +110,14 @@ def measure(transport: Transport) -> list[Line]:
         for number, (name, changes) in enumerate(RUNS.items()):
             place = {"output": {"folder": parent, "id": str(number), "model": False}}
             config = build(Config, merged(TINY, {**changes, **place}))
-            transport.meet()
+            transport.barrier()
             transport.wire.clear()
             monitor.read()
             folder = run(config, transport, quiet=True)
-            counts = transport.collect(seen(monitor.read()), "witness")
+            counts = transport.gather(seen(monitor.read()), "witness")
             if folder is not None and counts is not None:
                 lines += reconciled(name, read(folder / "wire.csv"), counts)
-        transport.meet()
+        transport.barrier()
     return lines
 
 
@@ -142,4 +142,4 @@ def witness(transport: Transport, say: Callable[[str], None]) -> bool:
     if lines:
         library = getattr(transport, "library", "")
         say(f"{library}, {transport.size} ranks: mpifl's counts beside the library's own\n\n{table(lines)}")
-    return bool(transport.tell(all(line.difference == 0 for line in lines), "witness"))
+    return bool(transport.bcast(all(line.difference == 0 for line in lines), "witness"))

@@ -23,7 +23,7 @@ class Three(Single):
         super().__init__()
         self.size, self.nodes, self.sent = 3, (0, 0, 0), []
 
-    def share(self, block, purpose):
+    def Bcast(self, block, purpose):
         self.sent.append(block.clone())
 
 
@@ -95,7 +95,7 @@ class Left(Single):
         super().__init__()
         self.rank, self.size, self.nodes, self.said = 1, 2, (0, 0), said
 
-    def tell(self, value, purpose):
+    def bcast(self, value, purpose):
         return self.said
 
 

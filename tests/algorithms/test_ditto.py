@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from support import byhand, worlds
 from algorithms.test_limits import Limit, agree
+from support import byhand, worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.ditto import Ditto

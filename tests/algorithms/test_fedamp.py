@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from algorithms.test_limits import MOMENTUM, Limit, agree
 from numpy.testing import assert_allclose
 from support import byhand, worlds
-from algorithms.test_limits import MOMENTUM, Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedamp import FedAMP

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose
 from support import byhand
-from algorithms.test_limits import Limit, agree
 
 from mpifl.algorithms.fedavgm import FedAvgM
 

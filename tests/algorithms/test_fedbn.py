@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import worlds
 from algorithms.test_limits import Limit, agree
+from support import worlds
 from torch import nn
 from torch.testing import assert_close
 

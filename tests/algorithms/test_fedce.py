@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import torch
+from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand
-from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedce import FedCE, association

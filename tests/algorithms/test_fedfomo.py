@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand, worlds
-from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedfomo import FedFomo, choose, gains

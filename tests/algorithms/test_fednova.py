@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from algorithms.test_limits import MOMENTUM, Limit, agree
 from numpy.testing import assert_allclose
 from support import byhand, worlds
-from algorithms.test_limits import MOMENTUM, Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fednova import FedNova, accumulation

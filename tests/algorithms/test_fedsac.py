@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose
 from support import worlds
-from algorithms.test_limits import Limit, agree
 
 from mpifl.algorithms.fedsac import FedSaC, graph, overlap, principal_directions
 

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose
 from support import byhand, worlds
-from algorithms.test_limits import Limit, agree
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg

@@ -166,7 +166,7 @@ def rows_spread_over_their_readers_agree_with_one_process_bit_for_bit(t: Mpi, fo
                 assert mixer.last == ["scatter"]
                 assert torch.equal(found, case.alone()), (keep, components, part, rows)
                 case.old = found
-            case.old = torch.from_numpy(t.tell(case.old.numpy(), "test"))
+            case.old = torch.from_numpy(t.bcast(case.old.numpy(), "test"))
 
 
 @body
@@ -180,14 +180,14 @@ def rows_that_nothing_enters_stay_where_they_are_and_cost_nothing(t: Mpi, folder
         case.mixing = Mixing(weights * mask[:, None], keep=np.where(mask, case.mixing.keep, 1.0))
         before = t.wire.counts["reduce_scatter", "mix:model"].bytes
         mixer.mix(*(([case.mixing], case.cargo) if t.is_server else (None, None)), case.mine(t.rank))
-        spent = sum(t.collect(t.wire.counts["reduce_scatter", "mix:model"].bytes - before, "test") or [])
+        spent = sum(t.gather(t.wire.counts["reduce_scatter", "mix:model"].bytes - before, "test") or [])
         found = tables.whole("model")
         if found is not None:
             assert torch.equal(found, case.alone())
             assert not torch.equal(found[7], case.old[7])
             assert torch.equal(found[3:7], case.old[3:7])
             assert spent == 2 * 40 * 8 * (len(t.workers) - 1)
-        case.old = torch.from_numpy(t.tell(found.numpy() if found is not None else None, "test"))
+        case.old = torch.from_numpy(t.bcast(found.numpy() if found is not None else None, "test"))
 
 
 @body
@@ -342,24 +342,24 @@ def products_come_in_the_order_of_the_reports(t: Mpi, folder: Path) -> None:
 @body
 def verbs_do_what_they_say(t: Mpi, folder: Path) -> None:
     parcels = [{"for": r, "all": list(range(r))} for r in range(t.size)]
-    assert t.deal(parcels if t.is_server else None, "test") == parcels[t.rank]
-    assert t.tell("word" if t.is_server else None, "test") == "word"
-    answers = t.collect((t.rank, np.full(3, t.rank)), "test")
+    assert t.scatter(parcels if t.is_server else None, "test") == parcels[t.rank]
+    assert t.bcast("word" if t.is_server else None, "test") == "word"
+    answers = t.gather((t.rank, np.full(3, t.rank)), "test")
     block = torch.full((2, 3), float(t.rank == 0))
-    t.share(block, "test")
+    t.Bcast(block, "test")
     total = torch.full((2, 3), t.rank + 1, dtype=torch.int64)
-    t.reduce(total, "test")
+    t.Reduce(total, "test")
     counts = [r % 3 for r in range(t.size)]
     mine = torch.full((counts[t.rank], 4), float(t.rank))
-    gathered = t.gather(mine, counts, "test")
+    gathered = t.Gatherv(mine, counts, "test")
     numbers = torch.arange(sum(counts) * 2, dtype=torch.int64).view(-1, 2) * (t.rank + 1)
     workers = [w + 1 for w in t.workers]
     if t.is_worker:
-        own = t.scatter_sum(numbers, counts, "test")
+        own = t.Reduce_scatter(numbers, counts, "test")
         start = sum(counts[: t.rank])
         expected = sum(workers) * torch.arange(sum(counts) * 2).view(-1, 2)[start : start + counts[t.rank]]
         assert_array_equal(own, expected)
-    t.meet()
+    t.barrier()
     everyone = t.size * (t.size + 1) // 2
     assert_array_equal(block, 1.0)
     if t.is_server:
@@ -406,7 +406,7 @@ def only_rows_that_changed_travel(t: Mpi, folder: Path) -> None:
             new = rows.clone()
             new[1] += turn
             tables.publish({"model": new})
-        missing = t.tell(tables.missing({"model": {0, 1, 3}}) if t.is_server else None, "test")
+        missing = t.bcast(tables.missing({"model": {0, 1, 3}}) if t.is_server else None, "test")
         before = t.wire.counts["bcast", "rows:model"].bytes
         tables.share(missing)
         sent.append(t.wire.counts["bcast", "rows:model"].bytes - before)
@@ -427,7 +427,7 @@ def bytes_on_the_wire_follow_from_sizes(t: Mpi, folder: Path) -> None:
 
     def moved(call: str) -> int:
         spent = t.wire.counts[call, "mix:model"].bytes - before.get((call, "mix:model"), 0)
-        return sum(t.collect(spent, "test") or [])
+        return sum(t.gather(spent, "test") or [])
 
     case = Case(t, rows=5, width=1000)
     case.together(t, collective=REDUCE)

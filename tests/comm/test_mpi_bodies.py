@@ -55,7 +55,7 @@ import sys; sys.path[:0] = [{str(SCRIPT.parent)!r}]
 import bodies
 def stumbles(t, folder):
     assert t.rank != 1, "the seventh wave"
-    t.reduce(bodies.torch.zeros(3), "test")
+    t.Reduce(bodies.torch.zeros(3), "test")
 bodies.BODIES["stumbles"] = stumbles
 bodies.main(bodies.Path({str(tmp_path)!r}), ["ranks_know_their_place", "stumbles"])
 """

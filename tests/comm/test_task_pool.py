@@ -18,7 +18,7 @@ class Silent:
     def __init__(self) -> None:
         self.sent: list[tuple[int, int]] = []
 
-    def post(self, rank, header, block, purpose):
+    def isend(self, rank, header, block, purpose):
         """Note who was sent which task."""
         self.sent.append((rank, header[1]))
 

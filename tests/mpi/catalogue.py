@@ -42,7 +42,7 @@ def digest_of(
     stepper = experiment.stepper(bench, ClientStore("test", str(folder)))
     records: list[Record] = []
     server = driver.engine(bench, stepper, None, driver.check(bench)).run(records.append)
-    names = transport.tell(sorted(server.tables) if server is not None else None, "test")
+    names = transport.bcast(sorted(server.tables) if server is not None else None, "test")
     tables = {table: stepper.tables.whole(table) for table in names}
     if server is None:
         return ""
@@ -62,7 +62,7 @@ def main(folder: Path, names: list[str], memory: str = "main") -> None:
             if transport.size > 1:
                 print(found[named(case)], file=sys.stderr, flush=True)
                 transport.abort(1)
-    lent = transport.collect(pretended.There.lent, "test")
+    lent = transport.gather(pretended.There.lent, "test")
     if lent is not None:
         print(json.dumps({**found, "lent": sum(lent)}))
 
