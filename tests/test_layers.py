@@ -119,7 +119,19 @@ def test_abstract_classes_cannot_be_instantiated(cls):
 
 def test_no_collective_stands_under_a_rank():
     """Rule 14: a verb that all ranks must walk is never inside `if ... is_server` or `if ... rank`."""
-    verbs = {"bcast", "scatter", "gather", "barrier", "Bcast", "Reduce", "Gatherv", "Reduce_scatter", "mix", "evaluate", "gram"}
+    verbs = {
+        "bcast",
+        "scatter",
+        "gather",
+        "barrier",
+        "Bcast",
+        "Reduce",
+        "Gatherv",
+        "Reduce_scatter",
+        "mix",
+        "evaluate",
+        "gram",
+    }
     for name in (n for n in SOURCES if room_of(n) in ("runtime", "experiment", "aggregation", "tools")):
         for branch in (n for n in ast.walk(TREES[name]) if isinstance(n, ast.If)):
             if "is_server" in ast.unparse(branch.test) or ".rank" in ast.unparse(branch.test):

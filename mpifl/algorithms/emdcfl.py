@@ -84,7 +84,7 @@ class EMDCFL(Algorithm):
         distance = np.zeros(len(peers))
         for i, peer in enumerate(peers):
             if peer.id != client.id:
-                peer.tell(source @ R)
+                peer.send(source @ R)
                 theirs = peer.ask(extractor, lambda c, omega: self._embed(c, omega, self.against, key) @ R)
                 distance[i] = round(self._emd(source @ R, theirs) - tau, 4)
         return Look(notes={"tau": tau}, findings={"distance": distance})

@@ -138,7 +138,7 @@ class Peer(ABC):
     id: int
 
     @abstractmethod
-    def tell(self, payload: torch.Tensor) -> None:
+    def send(self, payload: torch.Tensor) -> None:
         """Send `payload` to the server for the comparison with this peer."""
 
     @abstractmethod

@@ -500,7 +500,7 @@ class CountedPeer(Peer):
         numbers, messages = self._traffic.get((kind, direction, client), (0, 0))
         self._traffic[kind, direction, client] = (numbers + tensor.numel(), messages + 1)
 
-    def tell(self, payload: torch.Tensor) -> None:
+    def send(self, payload: torch.Tensor) -> None:
         """Count an upload of the asking client."""
         self._count("embedding", "up", self._me, payload)
 

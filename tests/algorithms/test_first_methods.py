@@ -317,7 +317,7 @@ class Neighbour:
     def __init__(self, client: Seen) -> None:
         self.id, self.client, self.told, self.asked = client.id, client, [], []
 
-    def tell(self, payload):
+    def send(self, payload):
         self.told.append(payload)
 
     def ask(self, payload, answer):
