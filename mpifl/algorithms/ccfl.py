@@ -78,12 +78,16 @@ class CCFL(Algorithm):
         """Pre-train a model on each D_k; all clients start at their mean."""
         w = pretrained(world, self.pretrain_epochs, key)  # [K, d]
         K, n = len(w), world.num_clients
-        memo = {"u": np.full((n, K), 1 / K), "changed": np.zeros(K), "history": np.zeros((0, 3, K))}
-        return Server({"model": w}, np.zeros(n, np.int64), memo)
+        algorithm_state = {
+            "u": np.full((n, K), 1 / K),
+            "changed": np.zeros(K),
+            "history": np.zeros((0, 3, K)),
+        }
+        return Server({"model": w}, np.zeros(n, np.int64), algorithm_state)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download sum_k u_k w_k, the answer to the last upload."""
-        return {"model": server.memo["u"][k]}
+        return {"model": server.algorithm_state["u"][k]}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train near what was received."""
@@ -99,11 +103,11 @@ class CCFL(Algorithm):
 
     def appraise(self, old: Server | None, new: Server, public: Sequence[Client]) -> Server:
         """Remember F(w_k; D_k); only of the clusters that changed."""
-        gaps = np.zeros(len(public)) if old is None else new.memo["own"].copy()
+        gaps = np.zeros(len(public)) if old is None else new.algorithm_state["own"].copy()
         for k, d in enumerate(public):
             if old is None or not torch.equal(old.tables["model"][k], new.tables["model"][k]):
                 gaps[k] = self._losses(new.tables["model"][k], [d])[0]
-        return replace(new, memo={**new.memo, "own": gaps})
+        return replace(new, algorithm_state={**new.algorithm_state, "own": gaps})
 
     def _losses(self, w: Vector, public: Sequence[Client]) -> np.ndarray:
         return np.array([BATCHES * d.loss(w) for d in public])
@@ -115,21 +119,26 @@ class CCFL(Algorithm):
         if t - tau > (self.max_lag or len(server.assign)):
             return Plan([])  # refused: the stored mixture is the answer
         loss = notes["l"][0]  # l_k
-        scores = np.stack([loss, np.abs(server.memo["own"] - loss), notes["row_distance"][0]])  # l, d1, d2
+        scores = np.stack(
+            [loss, np.abs(server.algorithm_state["own"] - loss), notes["row_distance"][0]]
+        )  # l, d1, d2
         u = self.estimate(scores)
         ratio = np.where(u < u.mean(), 0.0, u / u.max())
-        alpha = self.alpha0 * ratio * lateness(server.memo["changed"] - tau, self.a, self.b)
-        history = np.concatenate([server.memo["history"], scores[None]])
+        alpha = self.alpha0 * ratio * lateness(server.algorithm_state["changed"] - tau, self.a, self.b)
+        history = np.concatenate([server.algorithm_state["history"], scores[None]])
         if self.adjust_from and t >= self.adjust_from:
             alpha = np.where((scores > np.percentile(history, 70, axis=0)).any(0), 0.0, alpha)
-        all_u, changed = server.memo["u"].copy(), np.where(alpha > 0, t, server.memo["changed"])
+        all_u, changed = (
+            server.algorithm_state["u"].copy(),
+            np.where(alpha > 0, t, server.algorithm_state["changed"]),
+        )
         all_u[m] = u
-        memo = {**server.memo, "u": all_u, "changed": changed, "history": history}
-        return Plan([blend(alpha[:, None])], assign=all_u.argmax(1), memo=memo)
+        algorithm_state = {**server.algorithm_state, "u": all_u, "changed": changed, "history": history}
+        return Plan([blend(alpha[:, None])], assign=all_u.argmax(1), algorithm_state=algorithm_state)
 
     def mixtures(self, server: Server) -> np.ndarray:
         """Return u [N, K]."""
-        return server.memo["u"]
+        return server.algorithm_state["u"]
 
     def estimate(self, scores: np.ndarray) -> np.ndarray:
         """Return u [K] from the raw scores [3, K] (Algorithm 2)."""

@@ -69,7 +69,7 @@ class EMDCFL(Algorithm):
 
     def probes(self, server: Server, step: int) -> bool:
         """Look until all clients were seen in the first round."""
-        return "frozen" not in server.memo
+        return "frozen" not in server.algorithm_state
 
     def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
         """Return row c of W."""
@@ -108,8 +108,10 @@ class EMDCFL(Algorithm):
             everyone = np.full((len(server.assign), len(server.assign)), np.nan)
             everyone[np.ix_(notes.client, notes.client)] = W
             frozen = {"frozen": np.ones(1)} if server.version == 0 and not np.isnan(everyone).any() else {}
-            return replace(plan, memo={**(plan.memo or {}), "distance": everyone, **frozen})
-        linked = server.memo["linked"][np.ix_(notes.client, notes.client)].astype(bool)
+            return replace(
+                plan, algorithm_state={**(plan.algorithm_state or {}), "distance": everyone, **frozen}
+            )
+        linked = server.algorithm_state["linked"][np.ix_(notes.client, notes.client)].astype(bool)
         return neighbourhood_plan(server, notes, linked)
 
     def labels(self, server: Server) -> np.ndarray:

@@ -87,12 +87,12 @@ class FedCE(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w_i <- sum_c softmax_c(h[c, i]) w_c."""
-        h, assign = server.memo["association"].copy(), server.assign.copy()  # [N, K], [N]
+        h, assign = server.algorithm_state["association"].copy(), server.assign.copy()  # [N, K], [N]
         h[notes.client] += notes["association"]
         assign[notes.client] = notes["best"]
         ours = h[notes.client].T  # [K, m]
         a = np.exp(ours - ours.max(1, keepdims=True))
-        return Plan([rows(a)], assign=assign, memo={"association": h})
+        return Plan([rows(a)], assign=assign, algorithm_state={"association": h})
 
 
 def association(L: np.ndarray, delta: float, running: bool = False) -> tuple[int, np.ndarray]:

@@ -96,8 +96,8 @@ class FedCUAU(Algorithm):
         trunk, w_0 = world.layout.part("trunk"), world.init(0)
         tables = {"trunk": take(w_0, trunk)[None], "block": take(w_0, block).expand(self.num_clusters, -1)}
         parts = {"trunk_part": within(trunk, shared), "block_part": within(block, shared)}
-        memo = {name: np.array([(s.start, s.stop) for s in part]) for name, part in parts.items()}
-        return Server(tables, assign, {"cuau": cuau, **memo})
+        algorithm_state = {name: np.array([(s.start, s.stop) for s in part]) for name, part in parts.items()}
+        return Server(tables, assign, {"cuau": cuau, **algorithm_state})
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
         """All clients gave their statistics before training."""
@@ -142,7 +142,7 @@ class FedCUAU(Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average trunk and last copy over all, copy j over those of cluster <= j."""
         trunk, block = (
-            tuple(slice(int(a), int(b)) for a, b in server.memo[name])
+            tuple(slice(int(a), int(b)) for a, b in server.algorithm_state[name])
             for name in ("trunk_part", "block_part")
         )
         last, everyone = self.num_clusters - 1, average(notes)

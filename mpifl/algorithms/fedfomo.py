@@ -54,13 +54,16 @@ class FedFomo(Algorithm):
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start all clients alike, with no affinity; draws are addressed by `seed` and version."""
         num_clients = world.num_clients
-        memo = {"affinity": np.zeros((num_clients, num_clients)), "seed": np.array(key.entropy >> 65)}
+        algorithm_state = {
+            "affinity": np.zeros((num_clients, num_clients)),
+            "seed": np.array(key.entropy >> 65),
+        }
         models = world.init(0)[None].expand(num_clients, -1)
-        return Server({"model": models}, np.arange(num_clients), memo)
+        return Server({"model": models}, np.arange(num_clients), algorithm_state)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the chosen models of others."""
-        return {"model": tuple(int(j) for j in server.memo["chosen"][k])} if server.version else {}
+        return {"model": tuple(int(j) for j in server.algorithm_state["chosen"][k])} if server.version else {}
 
     def serves(self, server: Server, k: int) -> Reads:
         """Judge by the client's own model."""
@@ -85,14 +88,14 @@ class FedFomo(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Remember each model in its client's row, add the gains to P, choose what to send next."""
-        P = server.memo["affinity"].copy()  # [N, N]
+        P = server.algorithm_state["affinity"].copy()  # [N, N]
         if "gain" in notes.columns:
-            P[notes.client[:, None], server.memo["chosen"][notes.client]] += notes["gain"]
+            P[notes.client[:, None], server.algorithm_state["chosen"][notes.client]] += notes["gain"]
         epsilon = max(0.0, self.epsilon - self.epsilon_decay * server.version)
-        address = key(int(server.memo["seed"]), server.version)
+        address = key(int(server.algorithm_state["seed"]), server.version)
         chosen = choose(P, self.num_models, epsilon, address)
         mixing = own_rows(np.eye(len(notes)), notes, len(server.assign))
-        return Plan([mixing], memo={**server.memo, "affinity": P, "chosen": chosen})
+        return Plan([mixing], algorithm_state={**server.algorithm_state, "affinity": P, "chosen": chosen})
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the client's own model."""

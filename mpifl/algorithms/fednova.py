@@ -26,8 +26,8 @@ class FedNova(Algorithm):
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Remember where the buffers begin."""
-        memo = {"num_parameters": np.array(world.layout.num_parameters), "tau_eff": np.array(0.0)}
-        return Server({"model": world.init(0)[None]}, np.zeros(world.num_clients, np.int64), memo)
+        algorithm_state = {"num_parameters": np.array(world.layout.num_parameters), "tau_eff": np.array(0.0)}
+        return Server({"model": world.init(0)[None]}, np.zeros(world.num_clients, np.int64), algorithm_state)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Report d_i, the change of the buffers behind it, and ||a_i||_1."""
@@ -40,13 +40,13 @@ class FedNova(Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """x + sum p_i d_i, and the length of the step for `server_update`."""
         p = shares(notes)
-        memo = {**server.memo, "tau_eff": np.array(float(p @ notes["accumulation"]))}
-        return Plan([add(p)], memo=memo)
+        algorithm_state = {**server.algorithm_state, "tau_eff": np.array(float(p @ notes["accumulation"]))}
+        return Plan([add(p)], algorithm_state=algorithm_state)
 
     def server_update(self, old: Server, new: Server) -> Server:
         """x <- x + tau_eff sum p_i d_i."""
-        x, moved, p = old.tables["model"], new.tables["model"], int(new.memo["num_parameters"])
-        step = float(new.memo["tau_eff"]) * (moved - x)[:, :p]
+        x, moved, p = old.tables["model"], new.tables["model"], int(new.algorithm_state["num_parameters"])
+        step = float(new.algorithm_state["tau_eff"]) * (moved - x)[:, :p]
         return replace(new, tables={**new.tables, "model": torch.cat([x[:, :p] + step, moved[:, p:]], 1)})
 
 

@@ -68,11 +68,11 @@ class FedSoft(Algorithm):
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
         """Start from K independent centres; draws of the server are addressed by `seed` and version."""
         centres = torch.stack([world.init(s) for s in range(self.num_clusters)])
-        memo = {
+        algorithm_state = {
             "counts": np.zeros((world.num_clients, self.num_clusters)),
             "seed": np.array(key.entropy >> 65),
         }
-        return Server({"model": centres}, np.zeros(world.num_clients, np.int64), memo)
+        return Server({"model": centres}, np.zeros(world.num_clients, np.int64), algorithm_state)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download all centres."""
@@ -112,16 +112,18 @@ class FedSoft(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """c_s <- sum_i v_is w_i, or the mean of the clients drawn by v_is."""
-        counts = server.memo["counts"].copy()  # [N, K]
+        counts = server.algorithm_state["counts"].copy()  # [N, K]
         if "counts" in notes.columns:
             told = ~np.isnan(notes["counts"][:, 0])
             counts[notes.client[told]] = notes["counts"][told]
         v = counts[notes.client].T  # [K, m]
         v = v / v.sum(1, keepdims=True)
         if self.selected:
-            v = selection(v, min(self.selected, len(notes)), key(int(server.memo["seed"]), server.version))
-        memo = {**server.memo, "counts": counts}
-        return Plan([rows(v)], assign=counts.argmax(1).astype(np.int64), memo=memo)
+            v = selection(
+                v, min(self.selected, len(notes)), key(int(server.algorithm_state["seed"]), server.version)
+            )
+        algorithm_state = {**server.algorithm_state, "counts": counts}
+        return Plan([rows(v)], assign=counts.argmax(1).astype(np.int64), algorithm_state=algorithm_state)
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the client's own model."""

@@ -53,8 +53,8 @@ class FedSoftAsync(Algorithm):
         """Pre-train a model on each D_k."""
         w = pretrained(world, self.pretrain_epochs, key)  # [K, d]
         K, n = len(w), world.num_clients
-        memo = {"mu": np.full((n, K), 1 / K), "changed": np.zeros(K)}
-        return Server({"model": w}, np.zeros(n, np.int64), memo)
+        algorithm_state = {"mu": np.full((n, K), 1 / K), "changed": np.zeros(K)}
+        return Server({"model": w}, np.zeros(n, np.int64), algorithm_state)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download all K models."""
@@ -62,7 +62,7 @@ class FedSoftAsync(Algorithm):
 
     def serves(self, server: Server, k: int) -> Reads:
         """Judge by sum_k mu_k w_k, with the client's last mu."""
-        return {"model": server.memo["mu"][k]}
+        return {"model": server.algorithm_state["mu"][k]}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Count samples, then train near the mixture."""
@@ -82,13 +82,13 @@ class FedSoftAsync(Algorithm):
         """Move every cluster by its share."""
         m, mu = int(notes.client[0]), notes["mu"][0]
         tau = server.version - int(notes.staleness[0])
-        changed = server.memo["changed"]
+        changed = server.algorithm_state["changed"]
         alpha = self.alpha0 * mu * lateness(changed - tau, self.a, self.b)  # [K]
-        all_mu = server.memo["mu"].copy()
+        all_mu = server.algorithm_state["mu"].copy()
         all_mu[m] = mu
-        memo = {"mu": all_mu, "changed": np.where(alpha > 0, server.version + 1, changed)}
-        return Plan([blend(alpha[:, None])], assign=all_mu.argmax(1), memo=memo)
+        algorithm_state = {"mu": all_mu, "changed": np.where(alpha > 0, server.version + 1, changed)}
+        return Plan([blend(alpha[:, None])], assign=all_mu.argmax(1), algorithm_state=algorithm_state)
 
     def mixtures(self, server: Server) -> np.ndarray:
         """Return mu [N, K]."""
-        return server.memo["mu"]
+        return server.algorithm_state["mu"]

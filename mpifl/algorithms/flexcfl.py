@@ -134,9 +134,9 @@ class FlexCFL(Algorithm):
         plan = clustered_plan(server, notes)
         if self.migration is None:
             return plan
-        known = server.memo["known"].copy()
+        known = server.algorithm_state["known"].copy()
         known[notes.client] = notes["shifted"] == 0
-        return replace(plan, memo={**server.memo, "known": known})
+        return replace(plan, algorithm_state={**server.algorithm_state, "known": known})
 
     def server_update(self, old: Server, new: Server) -> Server:
         """Take the inter-group step."""

@@ -128,17 +128,20 @@ class FLT(Algorithm):
         centroids = np.full((world.num_clients, *prints["centroids"].shape[1:]), np.nan)
         centroids[prints.client] = prints["centroids"]
         server = related_server(world, prints.client, self._linked(centroids, prints.client, NOBODY))
-        return replace(server, memo={**server.memo, "centroids": centroids, "founders": prints.client})
+        return replace(
+            server,
+            algorithm_state={**server.algorithm_state, "centroids": centroids, "founders": prints.client},
+        )
 
     def welcome(self, server: Server, prints: Notes) -> Plan:
         """Relate newcomers to all who are known."""
-        centroids = server.memo["centroids"].copy()
+        centroids = server.algorithm_state["centroids"].copy()
         centroids[prints.client] = prints["centroids"]
-        known = server.memo["known"].copy()
+        known = server.algorithm_state["known"].copy()
         known[prints.client] = True
-        later = np.setdiff1d(np.flatnonzero(known), server.memo["founders"])
-        linked = self._linked(centroids, server.memo["founders"], later)
-        everyone = np.concatenate([server.memo["founders"], later])
+        later = np.setdiff1d(np.flatnonzero(known), server.algorithm_state["founders"])
+        linked = self._linked(centroids, server.algorithm_state["founders"], later)
+        everyone = np.concatenate([server.algorithm_state["founders"], later])
         return regrouped(server, everyone, linked, centroids=centroids)
 
     def _linked(self, centroids: np.ndarray, founders: np.ndarray, later: np.ndarray) -> np.ndarray:

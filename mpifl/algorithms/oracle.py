@@ -36,7 +36,7 @@ class Oracle(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average per true group."""
-        group = server.memo["groups"][notes.client]
+        group = server.algorithm_state["groups"][notes.client]
         return neighbourhood_plan(server, notes, group[:, None] == group[None, :])
 
     def labels(self, server: Server) -> np.ndarray:

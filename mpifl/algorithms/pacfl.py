@@ -95,7 +95,7 @@ class PACFL(Algorithm):
         bases = np.full((world.num_clients, *prints["basis"].shape[1:]), np.nan, np.float32)
         bases[prints.client] = prints["basis"]
         server = clustered_server(world, prints.client, self._labels(prints["basis"]))
-        return replace(server, memo={**server.memo, "bases": bases})
+        return replace(server, algorithm_state={**server.algorithm_state, "bases": bases})
 
     def _labels(self, bases: np.ndarray) -> np.ndarray:
         """Return the cluster [n] of each client, from bases [n, D, columns]."""
@@ -105,10 +105,10 @@ class PACFL(Algorithm):
 
     def welcome(self, server: Server, prints: Notes) -> Plan:
         """Cluster all who are known and the newcomers; old clients stay where they are."""
-        bases = server.memo["bases"].copy()
+        bases = server.algorithm_state["bases"].copy()
         bases[prints.client] = prints["basis"]
-        everyone = np.union1d(np.flatnonzero(server.memo["known"]), prints.client)
-        old = np.where(server.memo["known"], server.assign, -1)[everyone]
+        everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), prints.client)
+        old = np.where(server.algorithm_state["known"], server.assign, -1)[everyone]
         labels = inherited(self._labels(bases[everyone]), old, len(server.tables["model"]) - 1)
         return joined(server, prints.client, labels[np.isin(everyone, prints.client)], bases=bases)
 

@@ -77,13 +77,13 @@ class PCAKMHC(Algorithm):
         centroids = np.full((world.num_clients, *prints["centroids"].shape[1:]), np.nan)
         centroids[prints.client] = prints["centroids"]
         server = related_server(world, prints.client, self._linked(centroids[prints.client]))
-        return replace(server, memo={**server.memo, "centroids": centroids})
+        return replace(server, algorithm_state={**server.algorithm_state, "centroids": centroids})
 
     def welcome(self, server: Server, prints: Notes) -> Plan:
         """Relate newcomers to all who are known."""
-        centroids = server.memo["centroids"].copy()
+        centroids = server.algorithm_state["centroids"].copy()
         centroids[prints.client] = prints["centroids"]
-        everyone = np.union1d(np.flatnonzero(server.memo["known"]), prints.client)
+        everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), prints.client)
         return regrouped(server, everyone, self._linked(centroids[everyone]), centroids=centroids)
 
     def _linked(self, centroids: np.ndarray) -> np.ndarray:

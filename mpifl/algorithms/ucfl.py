@@ -94,16 +94,16 @@ class UCFL(Algorithm):
         logits -= logits.max(1, keepdims=True)
         W = np.exp(logits, out=logits)
         W /= W.sum(1, keepdims=True)
-        memo = {"collaboration": W}
+        algorithm_state = {"collaboration": W}
         assign = np.arange(world.num_clients)
         if self.streams == -1:
             choice = kmeans_by_silhouette(W, range(2, world.num_clients), seed=KMEANS_SEED)
-            assign, memo["weights"] = choice.labels, choice.centres
-            memo["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
+            assign, algorithm_state["weights"] = choice.labels, choice.centres
+            algorithm_state["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
         elif 0 < self.streams < world.num_clients:
-            assign, memo["weights"] = kmeans(W, self.streams, seed=KMEANS_SEED)
-        table = world.init(0)[None].expand(len(mixtures(memo)), -1)
-        return Server({"model": table}, np.asarray(assign, np.int64), memo)
+            assign, algorithm_state["weights"] = kmeans(W, self.streams, seed=KMEANS_SEED)
+        table = world.init(0)[None].expand(len(mixtures(algorithm_state)), -1)
+        return Server({"model": table}, np.asarray(assign, np.int64), algorithm_state)
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
         """All clients gave their statistics before training."""
@@ -111,7 +111,7 @@ class UCFL(Algorithm):
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the own mixture, or all streams."""
-        num_streams = len(mixtures(server.memo))
+        num_streams = len(mixtures(server.algorithm_state))
         return {"model": tuple(range(num_streams))} if self.parallel else self.serves(server, k)
 
     def serves(self, server: Server, k: int) -> Reads:
@@ -128,7 +128,7 @@ class UCFL(Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """theta_s <- sum_j w_sj theta_j over those who took part."""
-        W, k = mixtures(server.memo), notes.client  # [K, N], [m]
+        W, k = mixtures(server.algorithm_state), notes.client  # [K, N], [m]
         if len(W) == len(server.assign) and not self.parallel:
             return Plan([own_rows(W[np.ix_(k, k)], notes, len(W))])
         W = W[:, k]  # [K, m]
@@ -137,6 +137,6 @@ class UCFL(Algorithm):
         return Plan([rows(W)])
 
 
-def mixtures(memo: Mapping[str, np.ndarray]) -> np.ndarray:
+def mixtures(algorithm_state: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the weights of each stream's mixture [K, N]; where there are none, of each user's [N, N]."""
-    return memo.get("weights", memo["collaboration"])
+    return algorithm_state.get("weights", algorithm_state["collaboration"])

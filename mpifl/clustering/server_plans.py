@@ -32,8 +32,8 @@ def clustered_server(world: World, clients: np.ndarray, labels: np.ndarray) -> S
     num_rows = int(labels.max()) + 1
     assign = np.full(world.num_clients, num_rows)
     assign[clients] = labels
-    memo = {"known": np.isin(np.arange(world.num_clients), clients)}
-    return Server({"model": world.init(0)[None].expand(num_rows + 1, -1)}, assign, memo)
+    algorithm_state = {"known": np.isin(np.arange(world.num_clients), clients)}
+    return Server({"model": world.init(0)[None].expand(num_rows + 1, -1)}, assign, algorithm_state)
 
 
 def clustered_plan(server: Server, notes: Notes) -> Plan:
@@ -42,7 +42,7 @@ def clustered_plan(server: Server, notes: Notes) -> Plan:
     return Plan([by_cluster(rows, len(server.tables["model"]), notes.num_samples)])
 
 
-def joined(server: Server, clients: np.ndarray, labels: np.ndarray, **memo: np.ndarray) -> Plan:
+def joined(server: Server, clients: np.ndarray, labels: np.ndarray, **algorithm_state: np.ndarray) -> Plan:
     """Return the plan after `clients` [n] joined the clusters `labels` [n]; numbers beyond the old ones are
     new.
     """
@@ -52,10 +52,12 @@ def joined(server: Server, clients: np.ndarray, labels: np.ndarray, **memo: np.n
     keep[num_old:, num_old] = 1.0
     assign = np.where(server.assign == num_old, num_rows, server.assign)
     assign[clients] = labels
-    known = server.memo["known"].copy()
+    known = server.algorithm_state["known"].copy()
     known[clients] = True
     mixings = [carry(keep)] if num_rows > num_old else []
-    return Plan(mixings, assign=assign, memo={**server.memo, "known": known, **memo})
+    return Plan(
+        mixings, assign=assign, algorithm_state={**server.algorithm_state, "known": known, **algorithm_state}
+    )
 
 
 def pulled(w: torch.Tensor, rate: float, *, normalised: bool = True) -> torch.Tensor:
@@ -115,8 +117,10 @@ def related_server(world: World, clients: np.ndarray, linked: np.ndarray) -> Ser
     everyone[np.ix_(clients, clients)] = linked
     known = np.isin(np.arange(world.num_clients), clients)
     assign = _rows(everyone, known)
-    memo = {"linked": everyone, "known": known, "num_samples": world.num_samples}
-    return Server({"model": world.init(0)[None].expand(_last(assign, known) + 1, -1)}, assign, memo)
+    algorithm_state = {"linked": everyone, "known": known, "num_samples": world.num_samples}
+    return Server(
+        {"model": world.init(0)[None].expand(_last(assign, known) + 1, -1)}, assign, algorithm_state
+    )
 
 
 def _rows(linked: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -139,11 +143,11 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
         all_clients: those who do not take part count with their last model, or the initial one; otherwise
             only those who take part count.
     """
-    known, last = server.memo["known"], len(server.tables["model"]) - 1
-    num_samples = server.memo["num_samples"].copy()
+    known, last = server.algorithm_state["known"], len(server.tables["model"]) - 1
+    num_samples = server.algorithm_state["num_samples"].copy()
     num_samples[notes.client] = notes.num_samples  # data may change from visit to visit
     first = [np.flatnonzero(known & (server.assign == k))[0] for k in range(last)]
-    shares = server.memo["linked"][first] * num_samples.astype(np.float64)  # [K, N]
+    shares = server.algorithm_state["linked"][first] * num_samples.astype(np.float64)  # [K, N]
     weights = shares[:, notes.client] * (notes.fresh | all_clients)  # [K, m]
     absent = np.maximum(shares.sum(1) - weights.sum(1), 0.0) * all_clients
     total = weights.sum(1) + absent
@@ -151,16 +155,18 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
     keep[:last, :last] *= (total == 0)[:, None]
     keep[:last, last] = absent / np.where(total > 0, total, 1.0)
     weights = np.vstack([weights / np.where(total > 0, total, 1.0)[:, None], np.zeros(len(notes))])
-    return Plan([Mixing(weights, keep=keep)], memo={**server.memo, "num_samples": num_samples})
+    return Plan(
+        [Mixing(weights, keep=keep)], algorithm_state={**server.algorithm_state, "num_samples": num_samples}
+    )
 
 
-def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **memo: np.ndarray) -> Plan:
+def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **algorithm_state: np.ndarray) -> Plan:
     """Return the plan after newcomers made `clients` [n] the known ones, `linked` [n, n] anew.
 
     A row starts from that of an old member, otherwise of an old client its first member is linked to,
     otherwise from the initial model.
     """
-    old, known = server.memo["known"], np.isin(np.arange(len(server.assign)), clients)
+    old, known = server.algorithm_state["known"], np.isin(np.arange(len(server.assign)), clients)
     everyone = np.eye(len(old), dtype=np.uint8)
     everyone[np.ix_(clients, clients)] = linked
     assign, num_old = _rows(everyone, known), len(server.tables["model"])
@@ -172,14 +178,16 @@ def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **memo: n
         parents = [*members[old[members]], *np.flatnonzero(old & (everyone[members[0]] > 0))]
         keep[k, server.assign[parents[0]] if parents else num_old - 1] = 1.0
     return Plan(
-        [carry(keep)], assign=assign, memo={**server.memo, "linked": everyone, "known": known, **memo}
+        [carry(keep)],
+        assign=assign,
+        algorithm_state={**server.algorithm_state, "linked": everyone, "known": known, **algorithm_state},
     )
 
 
 def neighbourhood_plan(server: Server, notes: Notes, linked: np.ndarray) -> Plan:
     """Return the plan that gives each distinct neighbourhood its average, weighted by samples.
 
-    Clients that never took part keep the initial row. The memo gets `linked` [N, N] and `labels` [N].
+    Clients that never took part keep the initial row. The algorithm_state gets `linked` [N, N] and `labels` [N].
 
     Args:
         linked: bool [m, m] over the reports, reflexive.
@@ -201,13 +209,13 @@ def neighbourhood_plan(server: Server, notes: Notes, linked: np.ndarray) -> Plan
     everyone[np.ix_(notes.client, notes.client)] = linked
     labels = num_rows + np.arange(num_clients)
     labels[notes.client] = ids
-    memo = {**server.memo, "linked": everyone, "labels": labels}
-    return Plan([Mixing(weights, keep=keep)], assign=assign, memo=memo)
+    algorithm_state = {**server.algorithm_state, "linked": everyone, "labels": labels}
+    return Plan([Mixing(weights, keep=keep)], assign=assign, algorithm_state=algorithm_state)
 
 
 def neighbourhood_labels(server: Server) -> np.ndarray:
     """Return the cluster of each client [N]; a client never seen is alone."""
-    return server.memo.get("labels", np.arange(len(server.assign)))
+    return server.algorithm_state.get("labels", np.arange(len(server.assign)))
 
 
 def own_models(world: World, directions: bool) -> Server:
@@ -234,8 +242,8 @@ def dissimilarity(gram: np.ndarray, clip: float | None = -0.9) -> np.ndarray:
 
 def graph_plan(server: Server, notes: Notes, X: np.ndarray) -> Plan:
     """Return the plan that mixes all tables by the rows of the graph `X` [m, m] over those who take part."""
-    graph = server.memo["graph"].copy()
+    graph = server.algorithm_state["graph"].copy()
     graph[notes.client] = 0.0
     graph[np.ix_(notes.client, notes.client)] = X
     mixings = [own_rows(X, notes, len(server.assign), into=name, of=name) for name in server.tables]
-    return Plan(mixings, memo={"graph": graph})
+    return Plan(mixings, algorithm_state={"graph": graph})

@@ -131,9 +131,9 @@ class Algorithm(ABC):
     def strangers(self, server: Server, cohort: np.ndarray) -> np.ndarray:
         """Return who of a cohort gives one-shot statistics before training (only if `newcomers` is declared).
 
-        Default: those who are not in `memo["known"]`, bool [N].
+        Default: those who are not in `algorithm_state["known"]`, bool [N].
         """
-        return np.asarray(cohort[~server.memo["known"][cohort]])
+        return np.asarray(cohort[~server.algorithm_state["known"][cohort]])
 
     def welcome(self, server: Server, prints: Notes) -> Plan:
         """Take in strangers by their one-shot statistics (only if `newcomers` is declared)."""
@@ -207,9 +207,9 @@ class Algorithm(ABC):
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
         """Return whose cluster is known, bool [N]; the others stand wherever they began.
 
-        Default: those in `visited` and, where the method has newcomers, in `memo["known"]`.
+        Default: those in `visited` and, where the method has newcomers, in `algorithm_state["known"]`.
         """
-        return visited | server.memo["known"].astype(bool) if self.needs.newcomers else visited
+        return visited | server.algorithm_state["known"].astype(bool) if self.needs.newcomers else visited
 
     def mixtures(self, server: Server) -> np.ndarray | None:
         """Return the estimated share [N, K] of each group in each client's data (none by default)."""
@@ -221,6 +221,6 @@ def apply_plan(server: Server, plan: Plan, tables: Mapping[str, torch.Tensor]) -
     return Server(
         tables=tables,
         assign=server.assign if plan.assign is None else plan.assign,
-        memo=server.memo if plan.memo is None else plan.memo,
+        algorithm_state=server.algorithm_state if plan.algorithm_state is None else plan.algorithm_state,
         version=server.version + 1,
     )

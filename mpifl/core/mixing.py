@@ -49,11 +49,11 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the server decided: mixings, in order, and what replaces `assign` and `memo` (None: unchanged)."""
+    """What the server decided: mixings, in order, and what replaces `assign` and `algorithm_state` (None: unchanged)."""
 
     mixings: Sequence[Mixing]
     assign: np.ndarray | None = None
-    memo: Mapping[str, np.ndarray] | None = None
+    algorithm_state: Mapping[str, np.ndarray] | None = None
 
 
 def shares(notes: Notes) -> np.ndarray:

@@ -107,13 +107,13 @@ class Server:
         tables: name -> rows [K, width] float32; `model` is the one that clients are judged by unless a method
             says otherwise.
         assign: int64 [N], the row each client uses.
-        memo: small arrays of the method.
+        algorithm_state: small arrays of the method.
         version: number of server steps taken.
     """
 
     tables: Mapping[str, torch.Tensor]
     assign: np.ndarray
-    memo: Mapping[str, np.ndarray] = field(default_factory=dict)
+    algorithm_state: Mapping[str, np.ndarray] = field(default_factory=dict)
     version: int = 0
 
 

@@ -72,7 +72,7 @@ def finish(
     folders.write_json(
         recorder.folder / "environment.json", folders.environment(_layout(bench, taker, places))
     )
-    summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.memo))
+    summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.algorithm_state))
     summary["federation_bytes_expected"] = settled(bench, taker.ledger)
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
     summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
@@ -89,7 +89,7 @@ def finish(
     folders.write_csv(recorder.folder / "traffic.csv", taker.ledger.per_client())
     folders.write_csv(recorder.folder / "visits.csv", _rows(taker.ledger.moved), MOVED)
     rows = files if config.output.model else None
-    recorder.close(rows, ledger, wire, bench.federation.sizes, server.memo, summary)
+    recorder.close(rows, ledger, wire, bench.federation.sizes, server.algorithm_state, summary)
 
 
 def _layout(bench: Bench, taker: Stepper, places: Sequence[Place]) -> dict[str, Any]:

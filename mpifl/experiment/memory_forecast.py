@@ -54,14 +54,14 @@ class Held:
 
     Attributes:
         rows: of the tables that the server holds. spread: of those that live with their readers.
-        read: what one visit downloads. upload: what it uploads. memo: of the method at the server.
+        read: what one visit downloads. upload: what it uploads. algorithm_state: of the method at the server.
         prints: one-shot statistics of all clients. pairs: the products of all pairs of them.
     """
 
     rows: int
     spread: int
     read: int
-    memo: int
+    algorithm_state: int
     pairs: int
     upload: int
     prints: int
@@ -82,7 +82,7 @@ class Held:
             report: of one client. prints: bytes. mixed, spread: names of tables.
         """
         tables = {name: table_bytes(t, name in mixed) for name, t in server.tables.items()}
-        memo = {id(v): np.asarray(v).nbytes for v in server.memo.values()}
+        algorithm_state = {id(v): np.asarray(v).nbytes for v in server.algorithm_state.values()}
         return cls(
             rows=sum(size for name, size in tables.items() if name not in spread),
             spread=sum(size for name, size in tables.items() if name in spread),
@@ -90,7 +90,7 @@ class Held:
                 len(which) * server.tables[name].shape[1] * FLOAT_BYTES
                 for name, which in algorithm.reads(server, 0).items()
             ),
-            memo=sum(memo.values()),
+            algorithm_state=sum(algorithm_state.values()),
             pairs=8 * len(server.assign) ** 2 if algorithm.needs.fingerprint_gram else 0,
             upload=sum(count_numbers(v) for v in report.vectors.values()) * FLOAT_BYTES,
             prints=prints,
@@ -103,7 +103,7 @@ def footprint(base: Base, held: Held, bench: Bench, ranks: int) -> tuple[int, in
     met = _share_met(bench, workers)
     uploads = max(held.upload * -(-bench.num_sampled // workers), held.prints // workers)
     # old and new rows, and at the end or when it starts the same once more
-    serving = base.recording + 4 * held.rows + held.spread + held.memo + held.pairs
+    serving = base.recording + 4 * held.rows + held.spread + held.algorithm_state + held.pairs
     # spread rows have two places; a message is copied when it is read and when it arrives
     rows = held.rows + 2 * held.read + int(2 * max(met, 1 / workers) * held.spread)
     working = base.training + rows + uploads + _samples(bench, met)

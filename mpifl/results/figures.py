@@ -128,13 +128,15 @@ def matrices(groups: Sequence[Group]) -> Figure | None:
     """Draw what methods found of pairs of clients, ordered by cluster, clusters and true groups beside."""
     found = []
     for group in groups:
-        memo = group.runs[0].memo
-        name = next((n for n in MATRICES if n in memo and memo[n].ndim == 2), None)
-        if name is not None and np.isfinite(memo[name]).any():
+        algorithm_state = group.runs[0].algorithm_state
+        name = next((n for n in MATRICES if n in algorithm_state and algorithm_state[n].ndim == 2), None)
+        if name is not None and np.isfinite(algorithm_state[name]).any():
             n = int(group.runs[0].summary["clients"])
-            remedy = f"memo.npz: {name} has shape {memo[name].shape}, for {n} clients; run it again"
-            require(memo[name].shape == (n, n), "RUN", str(group.runs[0].folder), remedy)
-            found.append((group, name, memo[name]))
+            remedy = (
+                f"memo.npz: {name} has shape {algorithm_state[name].shape}, for {n} clients; run it again"
+            )
+            require(algorithm_state[name].shape == (n, n), "RUN", str(group.runs[0].folder), remedy)
+            found.append((group, name, algorithm_state[name]))
     if not found:
         return None
     found = found[:MAX_MATRICES]
@@ -172,7 +174,7 @@ def _matrix(figure: Figure, axis: Any, group: Group, name: str, values: np.ndarr
 
 def silhouettes(groups: Sequence[Group]) -> Figure | None:
     """Draw the mean silhouette against the number of clusters, where a method chose by it."""
-    memos = [(g, g.runs[0].memo.get("silhouette")) for g in groups]
+    memos = [(g, g.runs[0].algorithm_state.get("silhouette")) for g in groups]
     found = [(g, scores) for g, scores in memos if scores is not None and scores.ndim == 2 and scores.size]
     if not found:
         return None

@@ -108,7 +108,7 @@ class Run:
         return out
 
     @cached_property
-    def memo(self) -> dict[str, np.ndarray]:
+    def algorithm_state(self) -> dict[str, np.ndarray]:
         """The small arrays of the method."""
         path = self.folder / "memo.npz"
         if not path.exists():

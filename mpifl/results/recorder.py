@@ -17,14 +17,16 @@ from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, p
 from .run_folder import GrowingCsv, write_csv, write_json
 
 
-def digest(tables: Mapping[str, torch.Tensor], assign: np.ndarray, memo: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 over the tables in float32, the assignment and the memo's arrays, each with name and
+def digest(
+    tables: Mapping[str, torch.Tensor], assign: np.ndarray, algorithm_state: Mapping[str, np.ndarray]
+) -> str:
+    """Return the SHA-256 over the tables in float32, the assignment and the algorithm_state's arrays, each with name and
     shape.
     """
     sha = hashlib.sha256()
     parts: dict[str, np.ndarray] = {f"table {k}": t.float().contiguous().numpy() for k, t in tables.items()}
     parts |= {"assign": np.ascontiguousarray(assign, np.int64)}
-    parts |= {f"memo {k}": np.ascontiguousarray(v) for k, v in memo.items()}
+    parts |= {f"memo {k}": np.ascontiguousarray(v) for k, v in algorithm_state.items()}
     for name in sorted(parts):
         assert parts[name].dtype != object, f"{name} holds no numbers"
         sha.update(f"{name} {parts[name].dtype} {parts[name].shape}\n".encode())
@@ -177,7 +179,7 @@ class Recorder:
         ledger: Sequence[Mapping[str, Any]],
         wire: Sequence[Mapping[str, Any]],
         sizes: np.ndarray,
-        memo: Mapping[str, np.ndarray],
+        algorithm_state: Mapping[str, np.ndarray],
         summary: Mapping[str, Any],
     ) -> None:
         """Write everything that is known at the end; `summary.json` last: its presence says the folder is
@@ -194,7 +196,7 @@ class Recorder:
         write_csv(self.folder / "ledger.csv", ledger)
         write_csv(self.folder / "wire.csv", wire)
         write_csv(self.folder / "timing.csv", self.timing)
-        np.savez(self.folder / "memo.npz", **{name: np.asarray(v) for name, v in memo.items()})  # type: ignore[arg-type]
+        np.savez(self.folder / "memo.npz", **{name: np.asarray(v) for name, v in algorithm_state.items()})  # type: ignore[arg-type]
         if server_files is not None:
             save_file(dict(server_files), self.folder / "model.safetensors")
         write_json(self.folder / "summary.json", {**summary, **self._distances(server_files or {})})

@@ -336,7 +336,9 @@ def check_server(
         known: the server before; rows that it has too were checked.
     """
     if not isinstance(server, Server):
-        raise MethodError(where, f"returned {_kind(server)}", "return Server(tables, assign, memo)")
+        raise MethodError(
+            where, f"returned {_kind(server)}", "return Server(tables, assign, algorithm_state)"
+        )
     check_tables(where, server.tables, None if known is None else known.tables)
     if known is not None and set(known.tables) - set(server.tables):
         gone = ", ".join(set(known.tables) - set(server.tables))
@@ -392,8 +394,12 @@ def check_plan(
         if wrong:
             raise MethodError(where, f"mixing {number} into {mixing.into!r}: {wrong[0]}", wrong[1])
         tables[mixing.into] = (mixing.num_rows, tables[mixing.into][1])
-    if plan.memo is not None and not isinstance(plan.memo, Mapping):
-        raise MethodError(where, f"memo is {_kind(plan.memo)}", "a memo is a mapping from names to arrays")
+    if plan.algorithm_state is not None and not isinstance(plan.algorithm_state, Mapping):
+        raise MethodError(
+            where,
+            f"memo is {_kind(plan.algorithm_state)}",
+            "a algorithm_state is a mapping from names to arrays",
+        )
     num_rows = tables["model"][0] if default_reads and "model" in tables else None
     check_assign(where, server.assign if plan.assign is None else plan.assign, len(server.assign), num_rows)
 

@@ -52,9 +52,13 @@ class Saved:
     def put_server(self, prefix: str, server: Server, tables: Mapping[str, torch.Tensor]) -> None:
         """Add a server, its rows being `tables`."""
         self.tensors |= {f"{prefix}/{name}": rows for name, rows in tables.items()}
-        self.put_arrays(f"{prefix}/memo", server.memo)
+        self.put_arrays(f"{prefix}/memo", server.algorithm_state)
         self.arrays[f"{prefix}/assign"] = np.asarray(server.assign)
-        self.values[prefix] = {"version": server.version, "tables": list(tables), "memo": list(server.memo)}
+        self.values[prefix] = {
+            "version": server.version,
+            "tables": list(tables),
+            "memo": list(server.algorithm_state),
+        }
 
     def take_server(self, prefix: str) -> Server:
         """Return the server under a prefix."""
@@ -62,7 +66,7 @@ class Saved:
         return Server(
             tables={name: self.tensors[f"{prefix}/{name}"] for name in about["tables"]},
             assign=self.arrays[f"{prefix}/assign"],
-            memo={name: self.arrays[f"{prefix}/memo/{name}"] for name in about["memo"]},
+            algorithm_state={name: self.arrays[f"{prefix}/memo/{name}"] for name in about["memo"]},
             version=about["version"],
         )
 

@@ -66,7 +66,7 @@ def test_fedsoft_async_serves_the_clients_own_mixture():
 def test_ccfl_answers_with_the_clients_own_mixture():
     server = byhand.server(2, {"u": [[0.6, 0.4], [0.1, 0.9]]}, model=[[0.0], [1.0]])
     assert_array_equal(CCFL().reads(server, 1)["model"], [0.1, 0.9])
-    assert_array_equal(CCFL().mixtures(server), server.memo["u"])
+    assert_array_equal(CCFL().mixtures(server), server.algorithm_state["u"])
 
 
 @pytest.mark.parametrize("method", [CCFL(pretrain_epochs=3), FedSoftAsync(pretrain_epochs=3)])
@@ -81,7 +81,7 @@ def test_the_first_models_are_trained_on_the_servers_sets(method):
     server = method.setup(world, None, byhand.KEY)
     assert_close(server.tables["model"], torch.tensor([[3.75], [7.25]]))
     assert_array_equal(method.mixtures(server), np.full((3, 2), 0.5))
-    assert_array_equal(server.memo["changed"], [0, 0])
+    assert_array_equal(server.algorithm_state["changed"], [0, 0])
     assert public[0].calls[0].key != public[1].calls[0].key, "each draws batches of its own"
 
 
@@ -98,11 +98,11 @@ def test_the_server_appraises_each_model_on_its_own_set_when_it_changed():
     looked at again (its note says 77).
     """
     first = CCFL().appraise(None, byhand.server(1, model=[[2.0], [6.0]]), PUBLIC)
-    assert_allclose(first.memo["own"], [32, 32])
-    old = replace(first, memo={**first.memo, "own": np.array([77.0, 32.0])})
+    assert_allclose(first.algorithm_state["own"], [32, 32])
+    old = replace(first, algorithm_state={**first.algorithm_state, "own": np.array([77.0, 32.0])})
     new = replace(old, tables={"model": torch.tensor([[2.0], [5.0]])})
-    assert_allclose(CCFL().appraise(old, new, PUBLIC).memo["own"], [77, 72])
-    assert_allclose(old.memo["own"], [77, 32])
+    assert_allclose(CCFL().appraise(old, new, PUBLIC).algorithm_state["own"], [77, 72])
+    assert_allclose(old.algorithm_state["own"], [77, 32])
 
 
 # ---- what the driver tells of both

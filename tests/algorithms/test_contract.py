@@ -36,7 +36,7 @@ def three_steps_are_finite(done: worlds.Run) -> None:
     for table in done.server.tables.values():
         assert table.dtype == torch.float32
         assert torch.isfinite(table).all()
-    for name, value in done.server.memo.items():
+    for name, value in done.server.algorithm_state.items():
         assert isinstance(value, np.ndarray), f"memo {name}"
         assert value.dtype.kind in "biuf", f"memo {name}: a digest needs numbers"
 

@@ -63,7 +63,7 @@ def test_aggregation_by_hand():
     plan = FedCE(num_clusters=2).aggregate(server, told)
     assert_allclose(plan.mixings[0].weights, [[0.25, 0.75], [0.5, 0.5]])
     assert_array_equal(plan.assign, [1, 0, 0])
-    assert_allclose(plan.memo["association"], [[0, 1], [7, 7], [math.log(3), 1]])
+    assert_allclose(plan.algorithm_state["association"], [[0, 1], [7, 7], [math.log(3), 1]])
 
 
 def test_fedce_with_one_cluster_and_equal_n_is_fedavg(tmp_path):

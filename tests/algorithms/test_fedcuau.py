@@ -35,7 +35,7 @@ def test_quantiles_by_hand():
     layout = Layout(("body.fc1.w", "head.w"), ((1,), (1,)), 2, ("head",))
     world = World(3, 2, n, layout, lambda j: torch.tensor([7.0, 5.0]))
     server = FedCUAU().setup(world, prints, byhand.KEY)
-    assert_allclose(server.memo["cuau"], [1.5, 2.5, 0.5])
+    assert_allclose(server.algorithm_state["cuau"], [1.5, 2.5, 0.5])
     assert_array_equal(server.assign, [0, 1, 0])
     assert_close(server.tables["trunk"], torch.tensor([[7.0]]))
     assert_close(server.tables["block"], torch.tensor([[5.0], [5.0]]))
@@ -45,8 +45,8 @@ def test_a_step_by_hand():
     """n = 1, 1, 2 in clusters 0, 1, 0: trunk and last copy average all, (1/4, 1/4, 1/2); the first copy
     averages clients 0 and 2, (1/3, 0, 2/3), and stays where only client 1 takes part.
     """
-    memo = {"trunk_part": [[0, 1]], "block_part": [[1, 2]]}
-    server = byhand.server(3, memo, trunk=[[7.0]], block=[[5.0], [5.0]])
+    algorithm_state = {"trunk_part": [[0, 1]], "block_part": [[1, 2]]}
+    server = byhand.server(3, algorithm_state, trunk=[[7.0]], block=[[5.0], [5.0]])
     server.assign[:] = [0, 1, 0]
     trunk, last, first = FedCUAU().aggregate(server, byhand.notes([1, 1, 2])).mixings
     assert_allclose(trunk.weights, [[0.25, 0.25, 0.5]])
@@ -64,8 +64,8 @@ def test_a_copy_takes_from_its_own_cluster_and_the_more_even_ones():
     """Clusters 0, 1, 2 with n = 1, 1, 2: copy 0 is client 0's, copy 1 halves of 0 and 1, the last is
     everyone's.
     """
-    memo = {"trunk_part": [[0, 1]], "block_part": [[1, 2]]}
-    server = byhand.server(3, memo, trunk=[[7.0]], block=[[5.0], [5.0], [5.0]])
+    algorithm_state = {"trunk_part": [[0, 1]], "block_part": [[1, 2]]}
+    server = byhand.server(3, algorithm_state, trunk=[[7.0]], block=[[5.0], [5.0], [5.0]])
     server.assign[:] = [0, 1, 2]
     _, last, *copies = FedCUAU(num_clusters=3).aggregate(server, byhand.notes([1, 1, 2])).mixings
     assert_allclose(last.weights, [[0, 0, 0], [0, 0, 0], [0.25, 0.25, 0.5]])

@@ -46,10 +46,10 @@ def test_a_client_whom_no_model_helps_keeps_its_own():
 
 def test_affinity_grows_by_raw_gains():
     """Client 1 was sent the models of 2 and 0 and gained 3 and 1 from them."""
-    memo = {"affinity": np.full((3, 3), 0.5), "chosen": [[1, 2], [2, 0], [0, 1]], "seed": 0}
-    server = byhand.server(3, memo, version=1, model=[[0.0]] * 3)
+    algorithm_state = {"affinity": np.full((3, 3), 0.5), "chosen": [[1, 2], [2, 0], [0, 1]], "seed": 0}
+    server = byhand.server(3, algorithm_state, version=1, model=[[0.0]] * 3)
     plan = FedFomo(num_models=2).aggregate(server, byhand.notes([4], client=[1], gain=[[3.0, 1.0]]))
-    assert_allclose(plan.memo["affinity"], [[0.5, 0.5, 0.5], [1.5, 0.5, 3.5], [0.5, 0.5, 0.5]])
+    assert_allclose(plan.algorithm_state["affinity"], [[0.5, 0.5, 0.5], [1.5, 0.5, 3.5], [0.5, 0.5, 0.5]])
     assert_array_equal(plan.mixings[0].keep, [1, 0, 1])
 
 
@@ -77,8 +77,8 @@ def test_chance_falls_by_epsilon_decay_in_every_round(version, epsilon, monkeypa
         return np.zeros((3, size), int)
 
     monkeypatch.setattr("mpifl.algorithms.fedfomo.choose", spy)
-    memo = {"affinity": np.zeros((3, 3)), "chosen": np.zeros((3, 2), int), "seed": 7}
-    server = byhand.server(3, memo, version=version, model=[[0.0]] * 3)
+    algorithm_state = {"affinity": np.zeros((3, 3)), "chosen": np.zeros((3, 2), int), "seed": 7}
+    server = byhand.server(3, algorithm_state, version=version, model=[[0.0]] * 3)
     FedFomo(num_models=2).aggregate(server, byhand.notes([4], client=[1]))
     ((size, chance, address),) = asked
     assert (size, address) == (2, key(7, version))
@@ -86,8 +86,8 @@ def test_chance_falls_by_epsilon_decay_in_every_round(version, epsilon, monkeypa
 
 
 def test_each_client_downloads_what_was_chosen_and_is_judged_by_its_own():
-    memo = {"affinity": np.zeros((3, 3)), "chosen": [[1, 2], [2, 0], [0, 1]], "seed": 0}
-    server = byhand.server(3, memo, version=1, model=[[0.0]] * 3)
+    algorithm_state = {"affinity": np.zeros((3, 3)), "chosen": [[1, 2], [2, 0], [0, 1]], "seed": 0}
+    server = byhand.server(3, algorithm_state, version=1, model=[[0.0]] * 3)
     assert FedFomo(num_models=2).reads(server, 1) == {"model": (2, 0)}
     assert FedFomo(num_models=2).serves(server, 1) == {}
     client = byhand.Quadratic([4.0], init=[7.0])

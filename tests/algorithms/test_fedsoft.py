@@ -73,14 +73,14 @@ def test_centres_by_hand():
     plan = method.aggregate(server, byhand.notes([8, 8], client=[0, 2], counts=[[6.0, 2.0], [2.0, 6.0]]))
     assert_allclose(plan.mixings[0].weights, [[0.75, 0.25], [0.25, 0.75]])
     assert_array_equal(plan.assign, [0, 1, 1])
-    assert_array_equal(server.memo["counts"], np.full((3, 2), [0.0, 9.0]))
+    assert_array_equal(server.algorithm_state["counts"], np.full((3, 2), [0.0, 9.0]))
 
 
 def test_counts_that_were_not_sent_stay():
     """Where only a newcomer counts, the other client's column is NaN and its old count is taken."""
     server = byhand.server(2, {"counts": [[1.0, 3.0], [0.0, 0.0]], "seed": 0}, model=[[0.0], [0.0]])
     plan = FedSoft().aggregate(server, byhand.notes([4, 4], counts=[[np.nan, np.nan], [3.0, 1.0]]))
-    assert_allclose(plan.memo["counts"], [[1, 3], [3, 1]])
+    assert_allclose(plan.algorithm_state["counts"], [[1, 3], [3, 1]])
 
 
 def test_selection_by_hand():

@@ -271,7 +271,7 @@ def linked(distance: list[list[float]], n: list[int]) -> tuple[np.ndarray, np.nd
     method, server = CATALOGUE["emdcfl"](epsilon=0.1), byhand.server(len(n), model=[[0.0]])
     plan = method.aggregate(server, byhand.notes(n, distance=distance))
     (mixing,) = plan.mixings
-    return mixing.weights, plan.assign, plan.memo["labels"]
+    return mixing.weights, plan.assign, plan.algorithm_state["labels"]
 
 
 def test_emdcfl_averages_neighbourhoods_which_need_not_be_clusters():
@@ -353,8 +353,8 @@ def test_emdcfl_looks_at_no_more_images_than_its_cap():
 
 def test_emdcfl_finds_the_groups_and_freezes_them(tmp_path):
     done = worlds.run(CATALOGUE["emdcfl"](epsilon=0.1), worlds.Tiny(), tmp_path)
-    assert_array_equal(done.server.memo["labels"], [0, 0, 0, 1, 1, 1])
-    W = done.server.memo["distance"]
+    assert_array_equal(done.server.algorithm_state["labels"], [0, 0, 0, 1, 1, 1])
+    W = done.server.algorithm_state["distance"]
     assert_array_equal(np.diag(W), 0)
     assert W[:3, :3].max() < 0.1 < W[:3, 3:].min()
     assert "distance" not in done.notes[1].columns, "one look is enough"
@@ -379,7 +379,7 @@ def test_the_oracle_averages_true_groups_and_leaves_strangers_alone():
     assert_allclose(mixing.weights, [[0.25, 0.75, 0], [0, 0, 1], [0, 0, 0]])
     assert_allclose(mixing.keep, [[0], [0], [1]])
     assert_array_equal(plan.assign, [0, 0, 1, 2])
-    assert len(np.unique(plan.memo["labels"])) == 3
+    assert len(np.unique(plan.algorithm_state["labels"])) == 3
 
 
 def test_ucfls_variance_is_that_of_disjoint_batches():
@@ -405,8 +405,11 @@ def test_ucfls_variance_is_that_of_disjoint_batches():
 
 def two_streams(parallel: bool = True) -> tuple[object, object]:
     """Return UCFL with two streams of three users, and its server: W = (1/2, 3/8, 1/8), (0, 1/4, 3/4)."""
-    memo = {"collaboration": np.full((3, 3), 1 / 3), "weights": [[0.5, 0.375, 0.125], [0.0, 0.25, 0.75]]}
-    server = byhand.server(3, memo, model=[[0.0], [2.0]])
+    algorithm_state = {
+        "collaboration": np.full((3, 3), 1 / 3),
+        "weights": [[0.5, 0.375, 0.125], [0.0, 0.25, 0.75]],
+    }
+    server = byhand.server(3, algorithm_state, model=[[0.0], [2.0]])
     server.assign[:] = [0, 1, 1]
     return CATALOGUE["ucfl"](streams=2, parallel=parallel), server
 

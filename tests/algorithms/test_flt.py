@@ -144,8 +144,8 @@ def related(method: FLT, *clouds: list[float]) -> np.ndarray:
     server = method.setup(
         world([1] * len(clouds)), byhand.notes([1] * len(clouds), centroids=told), byhand.KEY
     )
-    assert_array_equal(server.memo["centroids"], told)
-    return server.memo["linked"]
+    assert_array_equal(server.algorithm_state["centroids"], told)
+    return server.algorithm_state["linked"]
 
 
 def test_those_near_on_the_plane_are_related_and_not_those_far_away(planes):
@@ -193,17 +193,17 @@ def test_newcomers_of_flt_are_placed_on_the_plane_of_the_founders(planes):
     prints = byhand.notes([1, 1], client=[1, 3], centroids=[[[0.0]], [[40.0]]])
     server = method.setup(world(n), prints, byhand.KEY)
     assert_array_equal(server.assign, [2, 0, 2, 1, 2])
-    assert_array_equal(server.memo["founders"], [1, 3])
+    assert_array_equal(server.algorithm_state["founders"], [1, 3])
 
     first = method.welcome(server, byhand.notes([1], client=[4], centroids=[[[42.0]]]))
     assert_array_equal(first.assign, [2, 0, 2, 1, 1])
     assert_array_equal(first.mixings[0].keep, np.eye(3))
-    server = replace(server, assign=first.assign, memo=first.memo)
+    server = replace(server, assign=first.assign, algorithm_state=first.algorithm_state)
     plan = method.welcome(server, byhand.notes([1, 1], client=[0, 2], centroids=[[[5.0]], [[90.0]]]))
     assert_array_equal(plan.assign, [0, 0, 1, 2, 2])
     assert_array_equal(plan.mixings[0].keep, [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]])
-    assert_array_equal(plan.memo["known"], [1] * 5)
-    assert_allclose(plan.memo["centroids"][:, 0, 0], [5, 0, 90, 40, 42])
+    assert_array_equal(plan.algorithm_state["known"], [1] * 5)
+    assert_allclose(plan.algorithm_state["centroids"][:, 0, 0], [5, 0, 90, 40, 42])
     for points, new, later in zip(*zip(*planes, strict=True), [[], [42], [5, 90, 42]], strict=True):
         assert_array_equal(points[:, 0], [0, 40])
         assert_array_equal(new[:, 0], later)
@@ -220,13 +220,13 @@ def test_flt_on_the_real_plane():
     method = FLT(gamma=3.0)
     server = method.setup(world([1] * 10), byhand.notes([1] * 8, centroids=codes[:8]), byhand.KEY)
     same = group[:, None] == group[None, :]
-    assert_array_equal(server.memo["linked"][:8, :8], same[:8, :8])
+    assert_array_equal(server.algorithm_state["linked"][:8, :8], same[:8, :8])
     plan, again = (
         method.welcome(server, byhand.notes([1, 1], client=[8, 9], centroids=codes[8:])) for _ in range(2)
     )
-    assert_array_equal(plan.memo["linked"], same)
+    assert_array_equal(plan.algorithm_state["linked"], same)
     assert_array_equal(plan.assign, group)
-    assert_array_equal(again.memo["linked"], same)
+    assert_array_equal(again.algorithm_state["linked"], same)
 
 
 @pytest.mark.nightly
@@ -280,7 +280,7 @@ def test_a_client_with_fewer_images_than_components_repeats_them():
 def test_a_threshold_that_is_just_met_does_not_relate():
     prints = byhand.notes([1] * 3, centroids=[[[0.0]], [[0.5]], [[0.9]]])
     server = PCAKMHC(threshold=0.5).setup(world([1] * 3), prints, byhand.KEY)
-    assert_array_equal(server.memo["linked"], [[1, 0, 0], [0, 1, 1], [0, 1, 1]])
+    assert_array_equal(server.algorithm_state["linked"], [[1, 0, 0], [0, 1, 1], [0, 1, 1]])
 
 
 def test_newcomers_of_pca_are_related_to_all_who_are_known():
@@ -294,5 +294,5 @@ def test_newcomers_of_pca_are_related_to_all_who_are_known():
     plan = method.welcome(server, byhand.notes([1, 1], client=[1, 2], centroids=[[[0.5]], [[5.0]]]))
     assert_array_equal(plan.assign, [0, 0, 1, 2])
     assert_array_equal(plan.mixings[0].keep, [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]])
-    assert_allclose(plan.memo["centroids"][:, 0, 0], [0, 0.5, 5, 9])
-    assert_array_equal(plan.memo["known"], [1] * 4)
+    assert_allclose(plan.algorithm_state["centroids"][:, 0, 0], [0, 0.5, 5, 9])
+    assert_array_equal(plan.algorithm_state["known"], [1] * 4)

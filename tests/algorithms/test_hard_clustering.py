@@ -533,7 +533,7 @@ def test_pca_links_clients_whose_centroids_match():
     method = CATALOGUE["pca_km_hc"](threshold=0.5, case="full")
     server = method.setup(world([1] * 3), prints, byhand.KEY)
     assert_array_equal(server.assign, [0, 0, 1])
-    assert_array_equal(server.memo["linked"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+    assert_array_equal(server.algorithm_state["linked"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
 
 
 # ---- FlexCFL
@@ -648,7 +648,7 @@ def test_a_client_of_flexcfl_whose_labels_shifted_is_grouped_anew(limit, known):
     assert_array_equal(state["labels"], [3, 1] if known else [2, 2])
     server = byhand.server(1, {"known": [True]}, model=[[0.0], [0.0]], direction=[[1.0]])
     plan = method.aggregate(server, byhand.notes([4], shifted=[report.notes["shifted"]]))
-    assert_array_equal(plan.memo["known"], [known])
+    assert_array_equal(plan.algorithm_state["known"], [known])
 
 
 # ---- UCFL
@@ -666,7 +666,7 @@ def test_ucfls_kernel(kernel, exponent):
     prints = byhand.notes([2, 6], gram=gram([[0.0], [2.0]]), variance=[1.0, 4.0])
     server = CATALOGUE["ucfl"](noise_batch=1, kernel=kernel).setup(world([2, 6]), prints, byhand.KEY)
     W = np.array([1, 3]) * np.exp(exponent)
-    assert_allclose(server.memo["collaboration"], W / W.sum(1, keepdims=True))
+    assert_allclose(server.algorithm_state["collaboration"], W / W.sum(1, keepdims=True))
 
 
 def test_ucfls_streams_are_the_means_of_rows():
@@ -677,7 +677,7 @@ def test_ucfls_streams_are_the_means_of_rows():
     for streams in (2, -1):
         server = CATALOGUE["ucfl"](noise_batch=1, streams=streams).setup(world([2] * 4), prints, byhand.KEY)
         assert_array_equal(server.assign, [0, 0, 1, 1])
-        assert_allclose(server.memo["weights"], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=1e-12)
+        assert_allclose(server.algorithm_state["weights"], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=1e-12)
 
 
 @pytest.mark.parametrize(("noise_batch", "alone"), [(5.0, 0), (6.0, 1), (0.5, 0), (0.75, 3)])

@@ -139,11 +139,14 @@ def test_ucfl_weighs_by_samples_where_fingerprints_are_equal():
     columns = {"gram": np.full((3, 3), 7.5), "variance": np.array([0.1, 2.0, 9.0])}
     prints = Notes(np.arange(3), n, np.zeros(3, int), np.ones(3, bool), columns)
     server = CATALOGUE["ucfl"]().setup(_world(n), prints, None)
-    assert_allclose(server.memo["collaboration"], np.tile(n / 8, (3, 1)), rtol=1e-15)
+    assert_allclose(server.algorithm_state["collaboration"], np.tile(n / 8, (3, 1)), rtol=1e-15)
     (mixing,) = CATALOGUE["ucfl"]().aggregate(server, prints).mixings
     assert_allclose(mixing.weights, np.tile(average(prints).weights, (3, 1)), rtol=1e-15)
-    assert set(server.memo) == {"collaboration"}, "N x N numbers, once"
-    older = replace(server, memo={**server.memo, "weights": server.memo["collaboration"].copy()})
+    assert set(server.algorithm_state) == {"collaboration"}, "N x N numbers, once"
+    older = replace(
+        server,
+        algorithm_state={**server.algorithm_state, "weights": server.algorithm_state["collaboration"].copy()},
+    )
     (same,) = CATALOGUE["ucfl"]().aggregate(older, prints).mixings
     assert_array_equal(same.weights, mixing.weights)
 
@@ -156,7 +159,7 @@ def test_ucfl_is_the_identity_where_the_variance_vanishes():
     )
     for kernel in ("paper", "geo"):
         server = CATALOGUE["ucfl"](kernel=kernel).setup(_world(n), prints, None)
-        assert_array_equal(server.memo["collaboration"], np.eye(3))
+        assert_array_equal(server.algorithm_state["collaboration"], np.eye(3))
 
 
 def test_ucfl_by_hand():
@@ -172,6 +175,6 @@ def test_ucfl_by_hand():
         np.ones(3, bool),
         {"gram": np.outer(g, g), "variance": np.array([0.5, 2.0, 0.5])},
     )
-    W = CATALOGUE["ucfl"]().setup(_world(prints.num_samples), prints, None).memo["collaboration"]
+    W = CATALOGUE["ucfl"]().setup(_world(prints.num_samples), prints, None).algorithm_state["collaboration"]
     rows = np.array([[1, np.exp(-1), 2 * np.exp(-9)], [np.exp(-0.25), 1, 2 * np.exp(-1)]])
     assert_allclose(W[:2], rows / rows.sum(1, keepdims=True), rtol=1e-12)

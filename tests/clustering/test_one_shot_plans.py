@@ -27,19 +27,19 @@ def test_new_clusters_start_from_the_initial_model():
     """Rows 0 and 1 and the initial one; clients 2 and 3 found cluster 2, client 4 is not known yet."""
     server = byhand.server(5, {"known": [1, 1, 0, 0, 0]}, model=[[1.0], [2.0], [9.0]])
     server.assign[:] = [0, 1, 2, 2, 2]
-    server.memo["known"] = server.memo["known"].astype(bool)
+    server.algorithm_state["known"] = server.algorithm_state["known"].astype(bool)
     plan = joined(server, np.array([2, 3]), np.array([2, 2]), bases=np.ones(5))
     assert_array_equal(plan.assign, [0, 1, 2, 2, 3])
     (mixing,) = plan.mixings
     assert_array_equal(mixing.keep @ server.tables["model"].numpy(), [[1], [2], [9], [9]])
-    assert_array_equal(plan.memo["known"], [True, True, True, True, False])
-    assert_array_equal(plan.memo["bases"], np.ones(5))
+    assert_array_equal(plan.algorithm_state["known"], [True, True, True, True, False])
+    assert_array_equal(plan.algorithm_state["bases"], np.ones(5))
 
 
 def test_who_joins_an_old_cluster_moves_no_row():
     server = byhand.server(3, model=[[1.0], [2.0], [9.0]])
     server.assign[:] = [0, 1, 2]
-    server.memo["known"] = np.array([True, True, False])
+    server.algorithm_state["known"] = np.array([True, True, False])
     plan = joined(server, np.array([2]), np.array([1]))
     assert plan.mixings == []
     assert_array_equal(plan.assign, [0, 1, 1])

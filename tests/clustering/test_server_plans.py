@@ -47,11 +47,11 @@ def test_those_who_give_no_statistics_use_the_initial_model():
     linked = np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], bool)
     server = related_server(world([1, 2, 3, 4, 5]), np.array([0, 2, 4]), linked)
     assert_array_equal(server.assign, [0, 2, 1, 2, 0])
-    assert_array_equal(server.memo["known"], [1, 0, 1, 0, 1])
+    assert_array_equal(server.algorithm_state["known"], [1, 0, 1, 0, 1])
     assert server.tables["model"].shape == (3, 1)
     full = np.eye(5)
     full[0, 4] = full[4, 0] = 1
-    assert_array_equal(server.memo["linked"], full)
+    assert_array_equal(server.algorithm_state["linked"], full)
 
 
 def test_remembered_models_count_only_if_all_clients_do():
@@ -90,11 +90,11 @@ def test_rows_of_newcomers_start_where_their_relatives_are(order):
     assert_array_equal(mixing.keep, [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]])
     assert mixing.weights.shape == (5, 0)
     assert_array_equal(plan.assign, [0, 0, 1, 2, 3, 4])
-    assert_array_equal(plan.memo["known"], [1, 1, 1, 1, 1, 0])
-    assert_array_equal(plan.memo["linked"][:5, :5], full)
-    assert_array_equal(plan.memo["linked"][5], [0, 0, 0, 0, 0, 1])
-    assert_array_equal(plan.memo["told"], [9])
-    assert_array_equal(plan.memo["num_samples"], [1] * 6)
+    assert_array_equal(plan.algorithm_state["known"], [1, 1, 1, 1, 1, 0])
+    assert_array_equal(plan.algorithm_state["linked"][:5, :5], full)
+    assert_array_equal(plan.algorithm_state["linked"][5], [0, 0, 0, 0, 0, 1])
+    assert_array_equal(plan.algorithm_state["told"], [9])
+    assert_array_equal(plan.algorithm_state["num_samples"], [1] * 6)
 
 
 def test_a_row_with_old_and_new_members_starts_from_the_old_ones():

@@ -32,7 +32,7 @@ from mpifl.simulation.policies import EveryArrival
 def digest_of(
     case: tuple[str, dict[str, object]], transport: Transport, folder: Path, memory: str = "main"
 ) -> str:
-    """Return, on rank 0, what a method's rows, assignment, memo and scores come to."""
+    """Return, on rank 0, what a method's rows, assignment, algorithm_state and scores come to."""
     algorithm = CATALOGUE[case[0]](**case[1])
     asynchronous = {"policy": EveryArrival(), "rounds": 4} if algorithm.needs.one_by_one else {"rounds": 2}
     config = worlds.config_of(
@@ -47,7 +47,7 @@ def digest_of(
     if server is None:
         return ""
     central = {name: server.tables[name] if table is None else table for name, table in tables.items()}
-    return digest(central, server.assign, {**server.memo, **(records[-1].scores or {})})
+    return digest(central, server.assign, {**server.algorithm_state, **(records[-1].scores or {})})
 
 
 def main(folder: Path, names: list[str], memory: str = "main") -> None:

@@ -123,9 +123,9 @@ def test_a_recorder_goes_on_where_it_was(tmp_path):
 @pytest.mark.parametrize("part", ["number", "row", "name", "assign", "memo", "memo name", "memo kind"])
 def test_the_digest_sees_every_part_of_a_server(part):
     tables, assign = {"model": torch.zeros(2, 3), "control": torch.ones(1, 3)}, np.array([0, 1])
-    memo = {"known": np.array([1, 0])}
-    before = digest(tables, assign, memo)
-    assert digest(dict(reversed(tables.items())), assign.copy(), dict(memo)) == before
+    algorithm_state = {"known": np.array([1, 0])}
+    before = digest(tables, assign, algorithm_state)
+    assert digest(dict(reversed(tables.items())), assign.copy(), dict(algorithm_state)) == before
     if part == "number":
         tables["model"][1, 2] = 1e-30
     elif part == "row":
@@ -135,12 +135,12 @@ def test_the_digest_sees_every_part_of_a_server(part):
     elif part == "assign":
         assign = np.array([1, 0])
     elif part == "memo":
-        memo = {"known": np.array([1, 1])}
+        algorithm_state = {"known": np.array([1, 1])}
     elif part == "memo name":
-        memo = {"linked": memo["known"]}
+        algorithm_state = {"linked": algorithm_state["known"]}
     else:
-        memo = {"known": memo["known"].astype(np.uint8)}
-    assert digest(tables, assign, memo) != before
+        algorithm_state = {"known": algorithm_state["known"].astype(np.uint8)}
+    assert digest(tables, assign, algorithm_state) != before
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:

@@ -22,10 +22,10 @@ def notes_of(lag, **columns) -> Notes:
     return Notes(np.arange(m), np.ones(m, int), np.array(lag), np.ones(m, bool), lists)
 
 
-def server_of(rows=1, version=0, num_clients=3, **memo) -> Server:
+def server_of(rows=1, version=0, num_clients=3, **algorithm_state) -> Server:
     """Return a server with so many rows."""
-    memo = {name: np.array(value, float) for name, value in memo.items()}
-    return Server({"model": torch.zeros(rows, 2)}, np.zeros(num_clients, np.int64), memo, version)
+    algorithm_state = {name: np.array(value, float) for name, value in algorithm_state.items()}
+    return Server({"model": torch.zeros(rows, 2)}, np.zeros(num_clients, np.int64), algorithm_state, version)
 
 
 @pytest.mark.parametrize(
@@ -121,31 +121,36 @@ def test_ccfl_moves_the_clusters_that_fit_and_not_those_changed_since():
     t_k - tau = (0, 9, 2) - 3 = (-3, 6, -1) with a = 10, b = 5: (1, 1/61, 1). alpha = .025 (1, .011330, 0).
     F(w_k; D_k) = (11, 11, 22) makes d1 = (1, 1, 2).
     """
-    memo = {
+    algorithm_state = {
         "u": np.full((3, 3), 1 / 3),
         "changed": [0, 9, 2],
         "own": [11, 11, 22],
         "history": np.zeros((0, 3, 3)),
     }
     notes = notes_of([6], l=[[10.0, 12.0, 20.0]], row_distance=[[1.0, 2.0, 2.0]])
-    plan = CCFL(max_lag=20).aggregate(server_of(3, 9, **memo), notes)
+    plan = CCFL(max_lag=20).aggregate(server_of(3, 9, **algorithm_state), notes)
     (mixing,) = plan.mixings
     expected = 0.025 * np.array([1, U[1] / U[0] / 61, 0])
     assert_allclose(mixing.weights[:, 0], expected, rtol=1e-5)
     assert_allclose(mixing.keep, 1 - mixing.weights[:, 0])
-    assert_allclose(plan.memo["u"], [U, np.full(3, 1 / 3), np.full(3, 1 / 3)], atol=2e-6)
-    assert_array_equal(plan.memo["changed"], [10, 10, 2])
+    assert_allclose(plan.algorithm_state["u"], [U, np.full(3, 1 / 3), np.full(3, 1 / 3)], atol=2e-6)
+    assert_array_equal(plan.algorithm_state["changed"], [10, 10, 2])
     assert_array_equal(plan.assign, [0, 0, 0])
 
 
 @pytest.mark.parametrize(("lag", "refused"), [(2, False), (3, True)])
 def test_ccfl_refuses_uploads_older_than_the_number_of_clients(lag, refused):
     """N = 3: t - tau = (version + 1) - (version - lag) = lag + 1 may be 3. The stored mixture stays."""
-    memo = {"u": np.full((3, 2), 1 / 2), "changed": [0, 0], "own": [1, 1], "history": np.zeros((0, 3, 2))}
+    algorithm_state = {
+        "u": np.full((3, 2), 1 / 2),
+        "changed": [0, 0],
+        "own": [1, 1],
+        "history": np.zeros((0, 3, 2)),
+    }
     notes = notes_of([lag], l=[[10.0, 12.0]], row_distance=[[1.0, 2.0]])
-    plan = CCFL().aggregate(server_of(2, 9, **memo), notes)
+    plan = CCFL().aggregate(server_of(2, 9, **algorithm_state), notes)
     assert (not plan.mixings) == refused
-    assert (plan.memo is None) == refused
+    assert (plan.algorithm_state is None) == refused
 
 
 def test_ccfl_leaves_clusters_alone_whose_scores_are_unusual():
@@ -153,12 +158,12 @@ def test_ccfl_leaves_clusters_alone_whose_scores_are_unusual():
     and above 5.
     """
     history = np.stack([np.full((3, 2), float(x)) for x in range(1, 11)])
-    memo = {"u": np.full((3, 2), 1 / 2), "changed": [0, 0], "own": [5, 5], "history": history}
+    algorithm_state = {"u": np.full((3, 2), 1 / 2), "changed": [0, 0], "own": [5, 5], "history": history}
     notes = notes_of([0], l=[[5.0, 9.9]], row_distance=[[5.0, 5.0]])
     adjusting = CCFL(adjust_from=5, bar_loss=0.0, sharpen=(0.0,))  # sharpen 0: both clusters fit alike
     free = CCFL(bar_loss=0.0, sharpen=(0.0,))
     for method, expected in ((free, [0.025, 0.025]), (adjusting, [0.025, 0.0])):
-        (mixing,) = method.aggregate(server_of(2, 9, **memo), notes).mixings
+        (mixing,) = method.aggregate(server_of(2, 9, **algorithm_state), notes).mixings
         assert_allclose(mixing.weights[:, 0], expected)
 
 
@@ -166,11 +171,11 @@ def test_fedsoft_async_moves_every_cluster_by_its_share():
     """mu = (.7, .2, .1), read at 3, t_k = (0, 9, 8): t_k - tau = (-3, 6, 5): alpha = .025 (.7, .2 / 61, .1 /
     51).
     """
-    memo = {"mu": np.full((3, 3), 1 / 3), "changed": [0, 9, 8]}
-    plan = FEDSOFT().aggregate(server_of(3, 9, **memo), notes_of([6], mu=[[0.7, 0.2, 0.1]]))
+    algorithm_state = {"mu": np.full((3, 3), 1 / 3), "changed": [0, 9, 8]}
+    plan = FEDSOFT().aggregate(server_of(3, 9, **algorithm_state), notes_of([6], mu=[[0.7, 0.2, 0.1]]))
     assert_allclose(plan.mixings[0].weights[:, 0], 0.025 * np.array([0.7, 0.2 / 61, 0.1 / 51]))
-    assert_allclose(plan.memo["mu"][0], [0.7, 0.2, 0.1])
-    assert_array_equal(plan.memo["changed"], [10, 10, 10])
+    assert_allclose(plan.algorithm_state["mu"][0], [0.7, 0.2, 0.1])
+    assert_array_equal(plan.algorithm_state["changed"], [10, 10, 10])
 
 
 @pytest.mark.parametrize(

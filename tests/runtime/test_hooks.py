@@ -259,7 +259,7 @@ PLANS: dict[str, tuple[Callable[..., Any], str]] = {
     "short assign": (lambda s, n: Plan([], assign=s.assign[:-1]), "assign"),
     "float assign": (lambda s, n: Plan([], assign=s.assign + 0.5), "assign"),
     "negative assign": (lambda s, n: Plan([], assign=s.assign - 1), "row -1"),
-    "memo no mapping": (lambda s, n: Plan([], memo=np.ones(3)), "memo"),
+    "memo no mapping": (lambda s, n: Plan([], algorithm_state=np.ones(3)), "memo"),
     "missing need": (lambda s, n: Plan([average(n, n["gram"][0])]), "Needs(gram="),
     "missing need by column": (lambda s, n: Plan([average(n, n.columns["gram"][0])]), "Needs(gram="),
     "missing note": (lambda s, n: Plan([average(n, n["loss"])]), "'loss'"),

@@ -146,12 +146,12 @@ class ComparesNow(Algorithm):
 
     def aggregate(self, server, notes):
         """Remember whether there were products."""
-        return Plan([average(notes)], memo={"gram": np.array("gram" in notes.columns)})
+        return Plan([average(notes)], algorithm_state={"gram": np.array("gram" in notes.columns)})
 
 
 def test_products_are_taken_of_what_is_uploaded_in_the_steps_that_compare(tmp_path):
     done = worlds.run(ComparesNow(), worlds.Tiny(), tmp_path, steps=3, judge=False)
-    assert [bool(s.memo["gram"]) for s in done.servers[1:]] == [False, True, False]
+    assert [bool(s.algorithm_state["gram"]) for s in done.servers[1:]] == [False, True, False]
     with pytest.raises(MethodError, match="no upload 'delta'"):
         worlds.run(ComparesNow(sends=3), worlds.Tiny(), tmp_path / "late", steps=3, judge=False)
 

@@ -53,7 +53,7 @@ class Counting(Algorithm):
 
     def aggregate(self, server, notes):
         """Average."""
-        return Plan([average(notes)], memo={"last": notes.client})
+        return Plan([average(notes)], algorithm_state={"last": notes.client})
 
 
 def test_a_step_of_fedavg_is_the_mean_of_what_the_clients_train(tmp_path):
@@ -88,7 +88,7 @@ def test_clients_are_told_version_step_visit_and_find_their_state(tmp_path):
     assert visits.sum() == 12
     assert visits.min() < visits.max()
     assert_close(done.server.tables["model"], done.servers[0].tables["model"] + 4)
-    assert_array_equal(done.server.memo["last"], done.notes[-1].client)
+    assert_array_equal(done.server.algorithm_state["last"], done.notes[-1].client)
 
 
 def test_draws_are_addressed_by_client_and_visit(tmp_path):
@@ -132,7 +132,8 @@ class Remembering(Algorithm):
     def aggregate(self, server, notes):
         """Average, each client the same."""
         return Plan(
-            [average(notes, np.ones(len(notes)))], memo={"fresh": notes.fresh, "client": notes.client}
+            [average(notes, np.ones(len(notes)))],
+            algorithm_state={"fresh": notes.fresh, "client": notes.client},
         )
 
 
@@ -140,7 +141,7 @@ def test_the_server_remembers_the_last_upload_of_clients_that_are_absent(tmp_pat
     done = worlds.run(Remembering(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, judge=False)
     last: dict[int, int] = {}
     for step, server in enumerate(done.servers[1:], 1):
-        clients, fresh = server.memo["client"], server.memo["fresh"]
+        clients, fresh = server.algorithm_state["client"], server.algorithm_state["fresh"]
         last |= dict.fromkeys(clients[fresh].tolist(), step)
         assert_array_equal(clients, sorted(last))
         assert fresh.sum() == 3

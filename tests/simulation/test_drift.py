@@ -143,6 +143,6 @@ def test_linked_clients_weigh_with_the_samples_of_their_last_visit():
     (mixing,) = plan.mixings
     assert_allclose(mixing.weights[0], [0.3, 0.5])
     assert_allclose(mixing.keep[0], [0, 0.2])
-    server = replace(server, memo=plan.memo)
+    server = replace(server, algorithm_state=plan.algorithm_state)
     (mixing,) = related_plan(server, byhand.notes([4], client=[1]), all_clients=True).mixings
     assert_allclose(mixing.weights[0], [4 / 13])

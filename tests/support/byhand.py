@@ -154,8 +154,10 @@ def notes(n: list[int], client: list[int] | None = None, **columns: Any) -> Note
     return Notes(who, np.array(n), blank, np.ones(len(n), bool), {k: np.array(v) for k, v in columns.items()})
 
 
-def server(num_clients: int, memo: dict[str, Any] | None = None, version: int = 0, **tables: Any) -> Server:
+def server(
+    num_clients: int, algorithm_state: dict[str, Any] | None = None, version: int = 0, **tables: Any
+) -> Server:
     """Return a server with the given rows."""
-    arrays = {name: np.array(value) for name, value in (memo or {}).items()}
+    arrays = {name: np.array(value) for name, value in (algorithm_state or {}).items()}
     rows = {name: torch.tensor(value) for name, value in tables.items()}
     return Server(rows, np.zeros(num_clients, np.int64), arrays, version)

@@ -314,4 +314,4 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any], message: str = "") -> None:
 
 def state_of(server: Server) -> dict[str, Any]:
     """Return everything a server remembers, by name."""
-    return arrays({"tables": server.tables, "assign": server.assign, "memo": server.memo})
+    return arrays({"tables": server.tables, "assign": server.assign, "memo": server.algorithm_state})
