@@ -84,7 +84,7 @@ class FedClust(Algorithm):
             server, tables={**server.tables, "signature": torch.zeros(int(labels.max()) + 1, size)}
         )
 
-    def found(self, server: Server, prints: Notes) -> Plan:
+    def initial_plan(self, server: Server, prints: Notes) -> Plan:
         """Keep each cluster's mean final layer; under `emdcfl` its mean model, the only average there is."""
         labels, num = server.assign[prints.client], len(server.tables["signature"])
         mixings = [by_cluster(labels, num, np.ones(len(prints)), into="signature", of="signature")]
@@ -92,7 +92,7 @@ class FedClust(Algorithm):
             mixings.append(by_cluster(labels, num + 1, prints.num_samples, of="signature"))
         return Plan(mixings)
 
-    def welcome(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
         """Join the cluster with the nearest mean final layer."""
         return joined(server, prints.client, prints["row_distance"].argmin(1))
 

@@ -73,7 +73,7 @@ class FlexCFL(Algorithm):
         require((self.migration or 0) >= 0, "migration", self.migration, "take 0 or more, or null")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
 
-    def founders(self, world: World, present: np.ndarray, key: Key) -> np.ndarray:
+    def initial_clients(self, world: World, present: np.ndarray, key: Key) -> np.ndarray:
         """Draw alpha m clients."""
         if self.variant == "emdcfl":
             return present
@@ -89,7 +89,7 @@ class FlexCFL(Algorithm):
         return client.report(norm, unsent=("norm", "direction"), delta=dw, direction=dw[:p])
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
-        """Cluster the founders."""
+        """Cluster the initial_clients."""
         assert prints is not None
         gram, m = prints["gram"], min(self.num_groups, len(prints))
         if self.measure == "madc":
@@ -102,7 +102,7 @@ class FlexCFL(Algorithm):
         directions = torch.zeros(int(labels.max()) + 1, world.layout.num_parameters)
         return replace(server, tables={**server.tables, "direction": directions})
 
-    def found(self, server: Server, prints: Notes) -> Plan:
+    def initial_plan(self, server: Server, prints: Notes) -> Plan:
         """w_j = w_0 + mean dw_i, g_j = mean dw_i."""
         labels, m = server.assign[prints.client], len(server.tables["direction"])
         each = np.ones(len(prints))
@@ -110,7 +110,7 @@ class FlexCFL(Algorithm):
         directions = by_cluster(labels, m, each, into="direction", of="direction")
         return Plan([replace(start, keep=np.ones(m + 1)), directions])
 
-    def welcome(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
         """Join argmin_j (1 - cos(dw_i, g_j)) / 2."""
         g = server.tables["direction"].double().norm(dim=1).numpy()[None]  # [1, m]
         dw, apart = prints["norm"][:, None], prints["row_distance"]  # [n, 1], [n, m]
@@ -130,7 +130,7 @@ class FlexCFL(Algorithm):
         return report, {"labels": now if shifted else old}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Average each group by samples; who shifted is a stranger again."""
+        """Average each group by samples; who shifted is a new client again."""
         plan = clustered_plan(server, notes)
         if self.migration is None:
             return plan

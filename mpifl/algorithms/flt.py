@@ -123,34 +123,38 @@ class FLT(Algorithm):
         return client.report({"centroids": padded})
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
-        """Relate the founders."""
+        """Relate the initial_clients."""
         assert prints is not None
         centroids = np.full((world.num_clients, *prints["centroids"].shape[1:]), np.nan)
         centroids[prints.client] = prints["centroids"]
         server = related_server(world, prints.client, self._linked(centroids, prints.client, NOBODY))
         return replace(
             server,
-            algorithm_state={**server.algorithm_state, "centroids": centroids, "founders": prints.client},
+            algorithm_state={
+                **server.algorithm_state,
+                "centroids": centroids,
+                "initial_clients": prints.client,
+            },
         )
 
-    def welcome(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
         """Relate newcomers to all who are known."""
         centroids = server.algorithm_state["centroids"].copy()
         centroids[prints.client] = prints["centroids"]
         known = server.algorithm_state["known"].copy()
         known[prints.client] = True
-        later = np.setdiff1d(np.flatnonzero(known), server.algorithm_state["founders"])
-        linked = self._linked(centroids, server.algorithm_state["founders"], later)
-        everyone = np.concatenate([server.algorithm_state["founders"], later])
+        later = np.setdiff1d(np.flatnonzero(known), server.algorithm_state["initial_clients"])
+        linked = self._linked(centroids, server.algorithm_state["initial_clients"], later)
+        everyone = np.concatenate([server.algorithm_state["initial_clients"], later])
         return regrouped(server, everyone, linked, centroids=centroids)
 
-    def _linked(self, centroids: np.ndarray, founders: np.ndarray, later: np.ndarray) -> np.ndarray:
-        """Return who is averaged with whom, founders first [n, n], from centroids [N, k, e].
+    def _linked(self, centroids: np.ndarray, initial_clients: np.ndarray, later: np.ndarray) -> np.ndarray:
+        """Return who is averaged with whom, initial_clients first [n, n], from centroids [N, k, e].
 
-        A~ = 1[A < gamma], A measured on the plane fitted to the founders.
+        A~ = 1[A < gamma], A measured on the plane fitted to the initial_clients.
         """
-        clouds = [c[~np.isnan(c[:, 0])] for c in centroids[np.concatenate([founders, later])]]
-        points, start = np.concatenate(clouds), sum(len(c) for c in clouds[: len(founders)])
+        clouds = [c[~np.isnan(c[:, 0])] for c in centroids[np.concatenate([initial_clients, later])]]
+        points, start = np.concatenate(clouds), sum(len(c) for c in clouds[: len(initial_clients)])
         plane = umap_plane(points[:start], points[start:])
         Z = np.split(plane, np.cumsum([len(c) for c in clouds])[:-1])
         A = pairwise(Z, DISTANCES[self.distance])

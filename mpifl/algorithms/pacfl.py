@@ -90,7 +90,7 @@ class PACFL(Algorithm):
         return np.asarray(np.linalg.svd(X.cpu().numpy(), full_matrices=False)[0][:, :p])
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
-        """Cluster the founders."""
+        """Cluster the initial_clients."""
         assert prints is not None
         bases = np.full((world.num_clients, *prints["basis"].shape[1:]), np.nan, np.float32)
         bases[prints.client] = prints["basis"]
@@ -103,7 +103,7 @@ class PACFL(Algorithm):
         angles = pairwise(spans, lambda u, v: subspace_angle(u, v, self.angle))
         return merge_closest(angles, self.threshold, self.linkage)
 
-    def welcome(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
         """Cluster all who are known and the newcomers; old clients stay where they are."""
         bases = server.algorithm_state["bases"].copy()
         bases[prints.client] = prints["basis"]

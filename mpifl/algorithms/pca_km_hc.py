@@ -72,14 +72,14 @@ class PCAKMHC(Algorithm):
         return client.report({"centroids": padded})
 
     def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
-        """Relate the founders."""
+        """Relate the initial_clients."""
         assert prints is not None
         centroids = np.full((world.num_clients, *prints["centroids"].shape[1:]), np.nan)
         centroids[prints.client] = prints["centroids"]
         server = related_server(world, prints.client, self._linked(centroids[prints.client]))
         return replace(server, algorithm_state={**server.algorithm_state, "centroids": centroids})
 
-    def welcome(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
         """Relate newcomers to all who are known."""
         centroids = server.algorithm_state["centroids"].copy()
         centroids[prints.client] = prints["centroids"]

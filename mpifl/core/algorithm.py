@@ -29,11 +29,11 @@ class Needs:
 
     Attributes:
         groups: the true groups (Oracle).
-        fingerprint: one-shot statistics of the founders before training.
+        fingerprint: one-shot statistics of the initial_clients before training.
         fingerprint_gram: name of a fingerprint vector whose pairwise products `setup` reads as `gram` [n, n].
         fingerprint_distance: name of a fingerprint vector whose distances to the rows of the table of that
-            name `welcome` reads as `row_distance` [m, K].
-        newcomers: those who are no founders give their statistics when they first take part (`welcome`).
+            name `assign_new_clients` reads as `row_distance` [m, K].
+        newcomers: those who are no initial_clients give their statistics when they first take part (`assign_new_clients`).
         gram: name of an upload whose pairwise products `aggregate` reads as `gram` [m, m].
         memory: name of an upload that the server remembers for clients that do not take part in a step.
         probe: the pairwise second look after local training.
@@ -112,7 +112,7 @@ class Algorithm(ABC):
         """Return the rows [r, width] all download for one-shot statistics. Default: theta0 as `init`."""
         return {"init": world.init(0)[None]}
 
-    def founders(self, world: World, present: np.ndarray, key: Key) -> np.ndarray:
+    def initial_clients(self, world: World, present: np.ndarray, key: Key) -> np.ndarray:
         """Return who of the clients `present` gives one-shot statistics before training. Default: all."""
         return present
 
@@ -124,19 +124,19 @@ class Algorithm(ABC):
         """Return the first server; runs once, on rank 0. Default: one model, used by all."""
         return Server({"model": world.init(0)[None]}, np.zeros(world.num_clients, np.int64))
 
-    def found(self, server: Server, prints: Notes) -> Plan:
-        """Mix what the founders sent as one-shot statistics into the first rows. Default: nothing."""
+    def initial_plan(self, server: Server, prints: Notes) -> Plan:
+        """Mix what the initial_clients sent as one-shot statistics into the first rows. Default: nothing."""
         return Plan([])
 
-    def strangers(self, server: Server, cohort: np.ndarray) -> np.ndarray:
+    def new_clients(self, server: Server, cohort: np.ndarray) -> np.ndarray:
         """Return who of a cohort gives one-shot statistics before training (only if `newcomers` is declared).
 
         Default: those who are not in `algorithm_state["known"]`, bool [N].
         """
         return np.asarray(cohort[~server.algorithm_state["known"][cohort]])
 
-    def welcome(self, server: Server, prints: Notes) -> Plan:
-        """Take in strangers by their one-shot statistics (only if `newcomers` is declared)."""
+    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
+        """Take in new_clients by their one-shot statistics (only if `newcomers` is declared)."""
         return Plan([])
 
     def reads(self, server: Server, k: int) -> Reads:

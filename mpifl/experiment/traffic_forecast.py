@@ -62,15 +62,17 @@ def first_server(bench: Bench) -> tuple[Server, tuple[int, int]]:
         columns["gram"] = np.ones((n, n)) + np.eye(n)
     everyone = np.arange(n)
     prints = Notes(everyone, world.num_samples, np.zeros(n, np.int64), np.ones(n, bool), columns)
-    return algorithm.setup(world, prints, key(0)), _print_bytes(bench, founders_of(bench))
+    return algorithm.setup(world, prints, key(0)), _print_bytes(bench, initial_clients_of(bench))
 
 
-def founders_of(bench: Bench) -> np.ndarray:
+def initial_clients_of(bench: Bench) -> np.ndarray:
     """Return who gives one-shot statistics before training."""
     everyone = np.arange(bench.world.num_clients)
     if not (bench.config.algorithm.needs.newcomers and isinstance(bench.config.policy, Synchronous)):
         return everyone
-    return bench.config.algorithm.founders(bench.world, everyone, key(bench.config.seed.training, "founders"))
+    return bench.config.algorithm.initial_clients(
+        bench.world, everyone, key(bench.config.seed.training, "initial_clients")
+    )
 
 
 def _print(bench: Bench, shown: Mapping[str, Vector], k: int) -> Report:
@@ -92,11 +94,11 @@ def _print_bytes(bench: Bench, clients: np.ndarray) -> tuple[int, int]:
 
 
 def _strangers(bench: Bench) -> tuple[int, int]:
-    """Return the bytes (down, up) of the statistics of those who were no founders and take part later."""
+    """Return the bytes (down, up) of the statistics of those who were no initial_clients and take part later."""
     needs = bench.config.algorithm.needs
     if not (needs.newcomers and needs.fingerprint):
         return 0, 0
-    later = np.setdiff1d(np.concatenate(cohorts(bench)), founders_of(bench))
+    later = np.setdiff1d(np.concatenate(cohorts(bench)), initial_clients_of(bench))
     return _print_bytes(bench, later) if len(later) else (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""One-shot statistics: the founders' before training, a stranger's before it first trains.
+"""One-shot statistics: the initial_clients' before training, a new client's before it first trains.
 
 Shares the step's way of dealing orders, gathering notes and mixing. Every rank calls; rank 0 decides.
 """
@@ -35,34 +35,38 @@ class Prints:
         self.stepper, self.absent = stepper, absent
         self._shown: Mapping[str, torch.Tensor] = {}  # what all download; on rank 0
 
-    def founders(self) -> np.ndarray:
+    def initial_clients(self) -> np.ndarray:
         """Return who gives statistics before training: all, where nobody can be taken in later; on rank 0."""
         stepper = self.stepper
         if not stepper.transport.is_server:
             return np.zeros(0, np.int64)
-        if not (stepper.may_welcome and stepper.algorithm.needs.newcomers):
+        if not (stepper.admits_new_clients and stepper.algorithm.needs.newcomers):
             return np.arange(len(stepper.sizes))
         present = np.setdiff1d(np.arange(len(stepper.sizes)), self.absent)
-        with deciding(stepper.algorithm, "founders") as where:
-            chosen = stepper.algorithm.founders(stepper.world, present, stepper.seed.of("founders"))
+        with deciding(stepper.algorithm, "initial_clients") as where:
+            chosen = stepper.algorithm.initial_clients(
+                stepper.world, present, stepper.seed.of("initial_clients")
+            )
             check_clients(where, chosen, present)
         return chosen
 
-    def welcome(self, server: Server | None, cohort: np.ndarray) -> Server | None:
-        """Return the server after it took in the strangers of a cohort."""
-        stepper, strangers = self.stepper, None
+    def assign_new_clients(self, server: Server | None, cohort: np.ndarray) -> Server | None:
+        """Return the server after it took in the new_clients of a cohort."""
+        stepper, new_clients = self.stepper, None
         if server is not None:
-            with deciding(stepper.algorithm, "strangers", f"step {server.version + 1}") as where:
-                strangers = stepper.algorithm.strangers(server, cohort)
-                check_clients(where, strangers, cohort)
-        strangers = stepper.transport.bcast(strangers, "orders")
-        if not len(strangers):
+            with deciding(stepper.algorithm, "new_clients", f"step {server.version + 1}") as where:
+                new_clients = stepper.algorithm.new_clients(server, cohort)
+                check_clients(where, new_clients, cohort)
+        new_clients = stepper.transport.bcast(new_clients, "orders")
+        if not len(new_clients):
             return server
-        prints, uploads = self.take(strangers, server)
+        prints, uploads = self.take(new_clients, server)
         plan = None
         if server is not None and prints is not None:
             with stepper.watch("cluster"):
-                plan = stepper.planned("welcome", server, prints, stepper.algorithm.welcome)
+                plan = stepper.planned(
+                    "assign_new_clients", server, prints, stepper.algorithm.assign_new_clients
+                )
         return self.mixed(server, plan, uploads)
 
     def take(self, clients: np.ndarray, server: Server | None) -> tuple[Notes | None, Uploads]:
@@ -85,7 +89,7 @@ class Prints:
         return notes, uploads
 
     def _compared(self, server: Server | None) -> tuple[str, int] | None:
-        """Return the table whose rows a stranger's statistics are measured against, and their number."""
+        """Return the table whose rows a new client's statistics are measured against, and their number."""
         name = self.stepper.algorithm.needs.fingerprint_distance
         return self.stepper.compared(server, name) if server is not None else None
 

@@ -25,9 +25,9 @@ ENGINE = str(Path(__file__).parent)
 LARGEST = float(np.finfo(np.float32).max)
 UNCALLED = {  # hooks that the engine calls only where they are declared -> the needs, one of which does
     "fingerprint": ("fingerprint",),
-    "found": ("fingerprint",),
-    "welcome": ("newcomers",),
-    "strangers": ("newcomers",),
+    "initial_plan": ("fingerprint",),
+    "assign_new_clients": ("newcomers",),
+    "new_clients": ("newcomers",),
     "probe": ("probe",),
     "inspect": ("inspect",),
     "appraise": ("inspect",),

@@ -102,7 +102,7 @@ class Stepper:
             s.transport.nodes, s.transport.workers, self.sizes[:, 0], pinned, s.shuffle, s.stack
         )
         self.may_spread = True  # rows may leave rank 0
-        self.may_welcome = True  # clients may be taken in after the first step
+        self.admits_new_clients = True  # clients may be taken in after the first step
         self.prints = Prints(self, np.asarray(s.absent, np.int64))
         self.train_metrics: dict[str, float] = {}
         self._owner = np.zeros(0, np.int64)  # rank of each report of the step
@@ -117,7 +117,7 @@ class Stepper:
         prints: Notes | None = None
         uploads: Mapping[str, list[torch.Tensor]] = {}
         if self.algorithm.needs.fingerprint:
-            prints, uploads = self.prints.take(self.prints.founders(), None)
+            prints, uploads = self.prints.take(self.prints.initial_clients(), None)
         server = None
         if self.transport.is_server:
             with self.watch("cluster"):
@@ -129,7 +129,7 @@ class Stepper:
         if self.algorithm.needs.fingerprint:
             plan = None
             if server is not None and prints is not None:
-                plan = self.planned("found", server, prints, self.algorithm.found)
+                plan = self.planned("initial_plan", server, prints, self.algorithm.initial_plan)
             server = self.prints.mixed(server, plan, uploads)
         self.settle(server)
         return server
@@ -234,8 +234,8 @@ class Stepper:
 
     def step(self, server: Server | None, cohort: np.ndarray) -> tuple[Server | None, Notes | None]:
         """Return the next server, and the notes it was decided from, on rank 0."""
-        if self.algorithm.needs.newcomers and self.may_welcome:
-            server = self.prints.welcome(server, cohort)
+        if self.algorithm.needs.newcomers and self.admits_new_clients:
+            server = self.prints.assign_new_clients(server, cohort)
         orders = self.deal(self._train_orders(server, cohort) if server is not None else None)
         lights, uploads = self.worker.run(orders)
         notes = self.gather(orders.step, lights)

@@ -193,13 +193,15 @@ def test_newcomers_of_flt_are_placed_on_the_plane_of_the_founders(planes):
     prints = byhand.notes([1, 1], client=[1, 3], centroids=[[[0.0]], [[40.0]]])
     server = method.setup(world(n), prints, byhand.KEY)
     assert_array_equal(server.assign, [2, 0, 2, 1, 2])
-    assert_array_equal(server.algorithm_state["founders"], [1, 3])
+    assert_array_equal(server.algorithm_state["initial_clients"], [1, 3])
 
-    first = method.welcome(server, byhand.notes([1], client=[4], centroids=[[[42.0]]]))
+    first = method.assign_new_clients(server, byhand.notes([1], client=[4], centroids=[[[42.0]]]))
     assert_array_equal(first.assign, [2, 0, 2, 1, 1])
     assert_array_equal(first.mixings[0].keep, np.eye(3))
     server = replace(server, assign=first.assign, algorithm_state=first.algorithm_state)
-    plan = method.welcome(server, byhand.notes([1, 1], client=[0, 2], centroids=[[[5.0]], [[90.0]]]))
+    plan = method.assign_new_clients(
+        server, byhand.notes([1, 1], client=[0, 2], centroids=[[[5.0]], [[90.0]]])
+    )
     assert_array_equal(plan.assign, [0, 0, 1, 2, 2])
     assert_array_equal(plan.mixings[0].keep, [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]])
     assert_array_equal(plan.algorithm_state["known"], [1] * 5)
@@ -207,11 +209,11 @@ def test_newcomers_of_flt_are_placed_on_the_plane_of_the_founders(planes):
     for points, new, later in zip(*zip(*planes, strict=True), [[], [42], [5, 90, 42]], strict=True):
         assert_array_equal(points[:, 0], [0, 40])
         assert_array_equal(new[:, 0], later)
-    assert_array_equal(method.strangers(server, np.arange(5)), [0, 2])
+    assert_array_equal(method.new_clients(server, np.arange(5)), [0, 2])
 
 
 def test_flt_on_the_real_plane():
-    """Two groups of four founders around points 20 apart in eight dimensions, five centroids each; then a
+    """Two groups of four initial_clients around points 20 apart in eight dimensions, five centroids each; then a
     newcomer of each group, which joins its own.
     """
     rng = np.random.default_rng(0)
@@ -222,7 +224,8 @@ def test_flt_on_the_real_plane():
     same = group[:, None] == group[None, :]
     assert_array_equal(server.algorithm_state["linked"][:8, :8], same[:8, :8])
     plan, again = (
-        method.welcome(server, byhand.notes([1, 1], client=[8, 9], centroids=codes[8:])) for _ in range(2)
+        method.assign_new_clients(server, byhand.notes([1, 1], client=[8, 9], centroids=codes[8:]))
+        for _ in range(2)
     )
     assert_array_equal(plan.algorithm_state["linked"], same)
     assert_array_equal(plan.assign, group)
@@ -291,7 +294,9 @@ def test_newcomers_of_pca_are_related_to_all_who_are_known():
     prints = byhand.notes([1, 1], client=[0, 3], centroids=[[[0.0]], [[9.0]]])
     server = method.setup(world([1] * 4), prints, byhand.KEY)
     assert_array_equal(server.assign, [0, 2, 2, 1])
-    plan = method.welcome(server, byhand.notes([1, 1], client=[1, 2], centroids=[[[0.5]], [[5.0]]]))
+    plan = method.assign_new_clients(
+        server, byhand.notes([1, 1], client=[1, 2], centroids=[[[0.5]], [[5.0]]])
+    )
     assert_array_equal(plan.assign, [0, 0, 1, 2])
     assert_array_equal(plan.mixings[0].keep, [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]])
     assert_allclose(plan.algorithm_state["centroids"][:, 0, 0], [0, 0.5, 5, 9])

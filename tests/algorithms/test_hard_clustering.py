@@ -361,8 +361,8 @@ def test_newcomers_of_pacfl_join_or_found_a_cluster():
     """0 and 10 degrees know each other; a newcomer at 5 joins them, one at 80 founds cluster 1."""
     method, prints = CATALOGUE["pacfl"](threshold=12), byhand.notes([1, 1], basis=bases(0, 10))
     server = method.setup(world([1] * 4), prints, byhand.KEY)
-    assert_array_equal(server.assign, [0, 0, 1, 1])  # strangers use the initial model
-    plan = method.welcome(server, byhand.notes([1, 1], [2, 3], basis=bases(5, 80)))
+    assert_array_equal(server.assign, [0, 0, 1, 1])  # new_clients use the initial model
+    plan = method.assign_new_clients(server, byhand.notes([1, 1], [2, 3], basis=bases(5, 80)))
     assert_array_equal(plan.assign, [0, 0, 0, 1])
     assert_array_equal(
         plan.mixings[0].keep, [[1, 0], [0, 1], [0, 1]]
@@ -428,7 +428,9 @@ def test_fedclust_cuts_the_distances_of_final_layers_and_newcomers_join_the_near
     assert_array_equal(server.assign, [0, 0, 1, 2, 2])
     (signature,) = method.found(server, prints).mixings
     assert_allclose(signature.weights, [[0.5, 0.5, 0], [0, 0, 1]])
-    plan = method.welcome(server, byhand.notes([1, 1], [3, 4], row_distance=[[5.5, 3.0], [2.5, 6.0]]))
+    plan = method.assign_new_clients(
+        server, byhand.notes([1, 1], [3, 4], row_distance=[[5.5, 3.0], [2.5, 6.0]])
+    )
     assert_array_equal(plan.assign, [0, 0, 1, 1, 0])
 
 
@@ -568,15 +570,15 @@ def test_flexcfl_founds_its_groups_on_a_sample_of_alpha_m_clients():
     Where fewer are present all of them found; under `emdcfl` all do.
     """
     method, present = CATALOGUE["flexcfl"](num_groups=3, alpha=4), np.arange(5, 105)
-    draws = [method.founders(world([1] * 105), present, byhand.KEY.of(i)) for i in range(2)]
+    draws = [method.initial_clients(world([1] * 105), present, byhand.KEY.of(i)) for i in range(2)]
     for drawn in draws:
         assert len(np.unique(drawn)) == 12
         assert np.isin(drawn, present).all()
         assert_array_equal(drawn, np.sort(drawn))
     assert not np.array_equal(*draws)
-    assert_array_equal(method.founders(world([1] * 105), present[:7], byhand.KEY), present[:7])
+    assert_array_equal(method.initial_clients(world([1] * 105), present[:7], byhand.KEY), present[:7])
     everyone = CATALOGUE["flexcfl"](num_groups=3, alpha=4, variant="emdcfl")
-    assert_array_equal(everyone.founders(world([1] * 105), present, byhand.KEY), present)
+    assert_array_equal(everyone.initial_clients(world([1] * 105), present, byhand.KEY), present)
 
 
 @pytest.mark.parametrize(("variant", "delta"), [("paper", 3.0), ("emdcfl", 2.0)])
@@ -607,7 +609,7 @@ def test_newcomers_of_flexcfl_join_the_most_similar_direction():
     )
     server.assign[:] = [0, 1, 2]
     notes = byhand.notes([1], [2], norm=[5**0.5], row_distance=[[85**0.5, 2**0.5]])
-    assert_array_equal(method.welcome(server, notes).assign, [0, 1, 1])
+    assert_array_equal(method.assign_new_clients(server, notes).assign, [0, 1, 1])
 
 
 def test_the_inter_group_step_of_flexcfl():

@@ -210,7 +210,7 @@ def test_a_need_that_names_no_upload_is_refused(need, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "hook", ["fingerprint", "welcome", "strangers", "probe", "inspect", "appraise", "compares"]
+    "hook", ["fingerprint", "assign_new_clients", "new_clients", "probe", "inspect", "appraise", "compares"]
 )
 def test_a_hook_that_would_never_be_called_is_refused(hook, tmp_path):
     method = type("Mine", (Mine,), {hook: lambda self, *args: None})()
