@@ -1,9 +1,9 @@
 """Test data serve evaluations and nothing else, in every method of the catalogue, in both engines.
 
 The test images of this world carry a mark. They may be read by the engine while it judges, which hands them
-to `evaluate`, and by `Client.judge`; no hook may read them otherwise, nothing may be trained on them, and
+to `evaluate`, and by `Client.evaluate`; no hook may read them otherwise, nothing may be trained on them, and
 what a client scores on them must be the mean of what it scores on parts of them: it is not, where a model is
-tuned or chosen on them. Where a visit judged on them, all that is trained must be as with other test data.
+tuned or chosen on them. Where a visit evaluated on them, all that is trained must be as with other test data.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SealedData(ClientData):
 
     @property
     def test(self) -> Split:
-        """The test split, marked; raises unless the engine itself reads it to judge."""
+        """The test split, marked; raises unless the engine itself reads it to evaluate."""
         assert self.__dict__["_world"].judging, "test data are read by a method"
         test = self.__dict__["_test"]
         x = test.x.clone()
@@ -115,11 +115,11 @@ class Sealed:
 def world(monkeypatch: pytest.MonkeyPatch) -> SealedWorld:
     """A sealed world, and a learner that refuses marked images."""
     out = SealedWorld()
-    judge, judged = Worker.judge, LocalClient.judge
+    evaluate, evaluated = Worker.evaluate, LocalClient.evaluate
 
     def unsealed(worker: Worker, *args: Any) -> Any:
         with out.now(judging=True):
-            return judge(worker, *args)
+            return evaluate(worker, *args)
 
     def counted(client: LocalClient, vector: Vector, split: Split | None = None) -> dict[str, float]:
         if split is None and not out.judging:
@@ -137,25 +137,27 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SealedWorld:
 
         return work
 
-    monkeypatch.setattr(Worker, "judge", unsealed)
-    monkeypatch.setattr(LocalClient, "judge", counted)
+    monkeypatch.setattr(Worker, "evaluate", unsealed)
+    monkeypatch.setattr(LocalClient, "evaluate", counted)
     for name in ("sgd", "gradient", "batches"):
         monkeypatch.setattr(Learner, name, refusing(name))
     return out
 
 
 def run(algorithm: Algorithm, world: SealedWorld, folder: Path, **changes: Any) -> worlds.Run:
-    """Take two steps of a method and judge after each, also after fine-tuning."""
-    judged = EvaluationConfig(every=1, first=True, finetune_epochs=1)
+    """Take two steps of a method and evaluate after each, also after fine-tuning."""
+    evaluated = EvaluationConfig(every=1, first=True, finetune_epochs=1)
     take = worlds.events if "policy" in changes else worlds.run
     sealed: Any = Sealed(algorithm, world)
     world.judged_in_hooks = 0
-    out = take(sealed, world, folder / "marked", steps=2, evaluation=judged, **changes)
+    out = take(sealed, world, folder / "marked", steps=2, evaluation=evaluated, **changes)
     if world.judged_in_hooks:
         world.others = True
-        other = take(algorithm, world, folder / "others", steps=2, evaluation=judged, **changes)
+        other = take(algorithm, world, folder / "others", steps=2, evaluation=evaluated, **changes)
         world.others = False
-        worlds.same(worlds.state_of(other.server), worlds.state_of(out.server), "what was judged bears on it")
+        worlds.same(
+            worlds.state_of(other.server), worlds.state_of(out.server), "what was evaluated bears on it"
+        )
     return out
 
 
@@ -188,7 +190,7 @@ class Leak(Algorithm):
         """Train, perhaps on test data."""
         split = client.data.test if self.where == "visit" else None
         trained = client.sgd(message["model"][0], key, split=split).vector
-        accuracy = client.judge(trained)["accuracy"] if self.where in ("judged", "metric") else 0.0
+        accuracy = client.evaluate(trained)["accuracy"] if self.where in ("judged", "metric") else 0.0
         if self.where == "judged" and accuracy < 0.5:
             trained = message["model"][0]
         return client.report(metrics={"accuracy": accuracy}, model=trained), {}
@@ -209,7 +211,7 @@ class Leak(Algorithm):
             w = client.sgd(w, key(0), split=split).vector
         if self.where == "chosen":
             w = min((w, 2 * w, -w), key=lambda v: client.loss(v, split))
-        return client.judge(w, split)
+        return client.evaluate(w, split)
 
 
 @pytest.mark.parametrize(

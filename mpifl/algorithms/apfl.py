@@ -4,7 +4,7 @@ Deng et al., "Adaptive Personalized Federated Learning", 2020, Algorithm 1. Lege
 client's copy of it, v private model, mixed model bar = alpha v + (1 - alpha) w. For each mini-batch: w <- w -
 eta grad f(w), then v <- v - eta alpha grad f(bar). alpha <- alpha - eta <v - w, grad f(bar)>, kept in [0, 1],
 once in a visit, at its first mini-batch, as in the authors' code. w is averaged by samples as in FedAvg;
-clients are judged by alpha v + (1 - alpha) w with the current global w.
+clients are evaluated by alpha v + (1 - alpha) w with the current global w.
 """
 
 from __future__ import annotations

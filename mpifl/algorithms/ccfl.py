@@ -94,7 +94,7 @@ class CCFL(Algorithm):
         ref = message["model"][0]
         start = ref[: client.layout.num_parameters]
         w = client.sgd(ref, key, direction=lambda g, w: g + self.rho * (w - start))
-        before = client.judge(w.vector)["accuracy"]
+        before = client.evaluate(w.vector)["accuracy"]
         return client.report(model=w.vector, metrics={"train_loss": w.loss, "accuracy_before": before}), {}
 
     def inspect(self, vectors: Mapping[str, Vector], public: Sequence[Client]) -> Mapping[str, Any]:

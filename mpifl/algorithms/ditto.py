@@ -21,7 +21,7 @@ from mpifl.training.corrections import proximal
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
-    """One shared row w; each client keeps a personal model v and is judged by it.
+    """One shared row w; each client keeps a personal model v and is evaluated by it.
 
     Attributes:
         lam: lambda, pull of v towards w; 0 is local training.

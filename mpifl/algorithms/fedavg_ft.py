@@ -1,4 +1,4 @@
-"""FedAvg with fine-tuning: the global model, trained a little further by each client before it is judged.
+"""FedAvg with fine-tuning: the global model, trained a little further by each client before it is evaluated.
 
 McMahan et al., AISTATS 2017, Algorithm 1, for the federation. The personalised evaluation is the baseline of
 many papers, among them Cheng et al., "Fine-tuning is Fine in Federated Learning", 2021. Judged after
@@ -22,10 +22,10 @@ PARTS = ("all", "body", "head")
 
 @dataclass(frozen=True)
 class FedAvgFT(Algorithm):
-    """FedAvg, judged after fine-tuning.
+    """FedAvg, evaluated after fine-tuning.
 
     Attributes:
-        tune_epochs: passes over the data before a client is judged.
+        tune_epochs: passes over the data before a client is evaluated.
         tune_part: `all`, `body` or `head`, what these passes train.
     """
 

@@ -28,7 +28,7 @@ class FedBABU(Algorithm):
     """One table, `body`; the head is the initial one, known to all from the seed.
 
     Attributes:
-        tune_epochs: passes over the data before a client is judged.
+        tune_epochs: passes over the data before a client is evaluated.
         tune_part: `all`, `body` or `head`, what these passes train.
         weighted: average by samples; otherwise each client counts the same.
     """

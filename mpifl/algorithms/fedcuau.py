@@ -165,4 +165,7 @@ class FedCUAU(Algorithm):
         """Judge the own copy after fine-tuning, and (w^s, w^{C1}) as it is (`_initial`)."""
         tuned = judge_tuned(client, self.model_of(message, state, client), split, self.tune_epochs)
         first = self._model(message["trunk"][0], message["block"][0], state, client)
-        return {**tuned, **{f"{name}_initial": value for name, value in client.judge(first, split).items()}}
+        return {
+            **tuned,
+            **{f"{name}_initial": value for name, value in client.evaluate(first, split).items()},
+        }

@@ -3,7 +3,7 @@
 Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1.
 Legend: theta_k components, pi the client's shares of them, q[k, s] responsibility of component k for sample
 s, l loss. Clients predict with the mixture; one that never took part finds its pi by one E and M step on its
-training data, as the authors' code does for new clients. Variant `emdcfl`, the EMD-CFL repository: judge by
+training data, as the authors' code does for new clients. Variant `emdcfl`, the EMD-CFL repository: evaluate by
 the last component alone, as the client trained it.
 """
 
@@ -28,7 +28,7 @@ class FedEM(Algorithm):
 
     Attributes:
         num_components: K.
-        variant: `paper` or `emdcfl`, the model that is judged.
+        variant: `paper` or `emdcfl`, the model that is evaluated.
     """
 
     num_components: int = 3
@@ -75,6 +75,6 @@ class FedEM(Algorithm):
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Judge sum_k pi_k softmax(theta_k(x))."""
         if self.variant == "emdcfl":
-            return client.judge(state.get("last", message["model"][-1]), split)
+            return client.evaluate(state.get("last", message["model"][-1]), split)
         pi = state["pi"] if "pi" in state else self._expect(message, state, client)[1]
         return judge_mixture(client, message["model"], pi, split)

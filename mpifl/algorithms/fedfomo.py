@@ -7,7 +7,7 @@ training; P_i grows by the raw omega. The server sends the M models of largest P
 epsilon, M at random.
 
 Readings: a client is never sent its own model; ties are broken at random; before the first round all models
-are alike and nothing is sent; a client is judged by its own model, as trained.
+are alike and nothing is sent; a client is evaluated by its own model, as trained.
 """
 
 from __future__ import annotations

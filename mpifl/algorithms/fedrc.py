@@ -32,7 +32,7 @@ class FedRC(Algorithm):
 
     Attributes:
         num_clusters: K.
-        variant: `paper` (judge the mixture) or `emdcfl` (judge the last model as the client trained it).
+        variant: `paper` (evaluate the mixture) or `emdcfl` (evaluate the last model as the client trained it).
     """
 
     num_clusters: int = 3
@@ -86,6 +86,6 @@ class FedRC(Algorithm):
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Judge sum_k omega_k softmax(theta_k(x))."""
         if self.variant == "emdcfl":
-            return client.judge(state.get("last", message["model"][-1]), split)
+            return client.evaluate(state.get("last", message["model"][-1]), split)
         omega = state["omega"] if "omega" in state else self._expect(message, state, client)[1]
         return judge_mixture(client, message["model"], omega, split)

@@ -5,7 +5,7 @@ FedSoft (Ruan and Joe-Wong, AAAI 2022). Legend: w_k cluster models, mu_mk share 
 loss is lowest under w_k, tau version that m read, t_k last step in which cluster k changed. alpha_k = alpha_0
 mu_mk a_k with a_k = 1 if t_k - tau < b, else 1 / (a (t_k - tau) + 1); w_k <- (1 - alpha_k) w_k + alpha_k w_m.
 
-Reading: a client starts from sum_k mu_mk w_k, which is also what it is judged by; the models start where
+Reading: a client starts from sum_k mu_mk w_k, which is also what it is evaluated by; the models start where
 CCFL's do, pre-trained on the server's labelled sets D_k.
 """
 
@@ -74,7 +74,7 @@ class FedSoftAsync(Algorithm):
         trained = client.sgd(ref, key, direction=lambda g, v: g + self.rho * (v - start))
         metrics = {
             "train_loss": trained.loss,
-            "accuracy_before": client.judge(trained.vector)["accuracy"],
+            "accuracy_before": client.evaluate(trained.vector)["accuracy"],
         }
         return client.report({"mu": mu.numpy()}, metrics, model=trained.vector), {}
 

@@ -12,7 +12,7 @@ samples, after a first assignment by chance (there: k-means on numerical noise),
 their centre by the unsquared norms of all tensors. That repository takes both steps before the training of a
 round and never aggregates the last one: its T rounds are T - 1 here.
 
-A client that never took part has no w_i; it is judged by the centre of lowest training loss. (The centre
+A client that never took part has no w_i; it is evaluated by the centre of lowest training loss. (The centre
 nearest to what it would train is mostly the one it would start from.)
 """
 

@@ -3,7 +3,7 @@
 Mansour et al., "Three Approaches for Personalization with Applications to Federated Learning", 2020,
 Algorithm HypCluster. As IFCA's model averaging, except that a cluster's clients count by their samples, and
 that the paper looks at any number of hypotheses from independent starts. The choice at test time is the last
-training choice; a client that never took part chooses when it is judged.
+training choice; a client that never took part chooses when it is evaluated.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ part. With weight sharing (`share="body"`, section 5) only the last layer is per
 averaged over everyone.
 
 Differs: the choice at test time is the last training choice (the repository peeks at test labels), and a
-client that never took part chooses when it is judged, as in a visit. Gradients are those of all training
+client that never took part chooses when it is evaluated, as in a visit. Gradients are those of all training
 data. Selection on validation data is the EMD-CFL repository's reading. `restarts` is the repository's search
 for initial models: without it two groups often choose the same one.
 """

@@ -26,7 +26,7 @@ VARIANTS = ("fo", "hf")
 
 @dataclass(frozen=True)
 class PerFedAvg(Algorithm):
-    """One shared row, judged one step later.
+    """One shared row, evaluated one step later.
 
     Attributes:
         alpha: rate of the step a client takes to make the model its own; 0: FedAvg.

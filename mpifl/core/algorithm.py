@@ -40,7 +40,7 @@ class Needs:
         validation: every client must hold validation data.
         state: clients keep something between visits.
         polish: `server_update` changes rows.
-        inspect: uploads are judged where they are, on data the server owns (`inspect`, `appraise`).
+        inspect: uploads are evaluated where they are, on data the server owns (`inspect`, `appraise`).
         row_distance: name of an upload whose distances to all rows of the table of that name `aggregate`
             reads as `row_distance` [m, K].
         rounds: what a client does depends on the number of the round.
@@ -144,11 +144,11 @@ class Algorithm(ABC):
         return {"model": (int(server.assign[k]),)}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Return the rows that client `k` is judged with. Default: what it downloads."""
+        """Return the rows that client `k` is evaluated with. Default: what it downloads."""
         return self.reads(server, k)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Return the rows that client `k` is judged with before its first visit. Default: those of `serves`.
+        """Return the rows that client `k` is evaluated with before its first visit. Default: those of `serves`.
 
         A method whose clients choose their row at a visit serves all rows here; `model_of` then chooses.
         """
@@ -191,14 +191,14 @@ class Algorithm(ABC):
         return new
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the vector [d] by which a client is judged. Default: the first row of `model` it is
+        """Return the vector [d] by which a client is evaluated. Default: the first row of `model` it is
         served.
         """
         return message["model"][0]
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Return what a client scores on `split`. Default: accuracy and loss of `model_of`."""
-        return client.judge(self.model_of(message, state, client), split)
+        return client.evaluate(self.model_of(message, state, client), split)
 
     def labels(self, server: Server) -> np.ndarray:
         """Return the estimated cluster [N] of each client. Default: its row."""

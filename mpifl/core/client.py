@@ -1,4 +1,4 @@
-"""What a method may ask of a client while it visits: train, judge, embed. Implemented by `local/`."""
+"""What a method may ask of a client while it visits: train, evaluate, embed. Implemented by `local/`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Client(ABC):
         """Return the embeddings [n, e] of images `x` [n, C, H, W] under the extractor of `vector`."""
 
     @abstractmethod
-    def judge(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
+    def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
         """Return `accuracy` (a fraction) and `loss` of `vector` on `split` (default: the test data)."""
 
     def report(

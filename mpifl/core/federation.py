@@ -78,7 +78,7 @@ class Federation(ABC):
         """Return the labelled sets the server itself owns, one for each group (none by default)."""
         return ()
 
-    def exams(self) -> tuple[Split, ...]:
+    def group_test_sets(self) -> tuple[Split, ...]:
         """Return labelled test sets of whole groups, one for each, that nobody trains on (none by
         default).
         """

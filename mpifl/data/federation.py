@@ -77,7 +77,7 @@ class PoolFederation(Federation):
         self.facts: dict[str, Any] = dict(world.facts)
         self._ops: dict[str, tuple[Op, ...]] = {name: world.ops for name in SPLITS} | dict(world.special)
         self.extra = tuple(name for name in world.special if name not in SPLITS)
-        self._public, self._exams = world.public, world.exams
+        self._public, self._group_test_sets = world.public, world.group_test_sets
         self.shape = self._shape_of_all_groups(world.op_groups)
 
     def client(self, k: int, visit: int = 0) -> ClientData:
@@ -121,9 +121,9 @@ class PoolFederation(Federation):
         """Return the server's labelled sets, one for each group."""
         return self._whole_groups(self._public)
 
-    def exams(self) -> tuple[Split, ...]:
+    def group_test_sets(self) -> tuple[Split, ...]:
         """Return test sets of whole groups, one for each."""
-        return self._whole_groups(self._exams)
+        return self._whole_groups(self._group_test_sets)
 
     def _whole_groups(self, sets: tuple[np.ndarray, ...]) -> tuple[Split, ...]:
         draws = (Draw(index, group) for group, index in enumerate(sets))

@@ -96,7 +96,7 @@ class World:
         resize: side of the images a client sees, None to keep theirs.
         normalise: the normalisation this scenario's paper uses, None for the source's own.
         public: addresses of the samples the server owns, one array for each group.
-        exams: addresses of the test samples of whole groups, one array for each.
+        group_test_sets: addresses of the test samples of whole groups, one array for each.
         names: what each group is, in a few words.
         targets: the group whose accuracy is reported by itself, None if there is no such group.
         facts: what the scenario has to tell about itself beyond counts.
@@ -112,7 +112,7 @@ class World:
     resize: int | None = None
     normalise: str | None = None
     public: tuple[np.ndarray, ...] = ()
-    exams: tuple[np.ndarray, ...] = ()
+    group_test_sets: tuple[np.ndarray, ...] = ()
     names: tuple[str, ...] = ()
     targets: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -373,11 +373,11 @@ def _check_scratch(scratch: str, transport: Transport) -> None:
         fault = f"cannot be written ({error.strerror}) on {socket.gethostname()}; give another folder"
     faults = transport.gather(fault, "start")
 
-    def judge() -> None:
+    def evaluate() -> None:
         first = next((f for f in faults or () if f), None)
         require(first is None, "system.scratch", scratch, str(first))
 
-    on_server(transport, judge)
+    on_server(transport, evaluate)
 
 
 def _new_folder(bench: Bench) -> Path:
@@ -399,7 +399,7 @@ def _observer(
                 record.step,
                 record.seconds,
                 record.scores,
-                record.judged,
+                record.evaluated_clients,
                 bench.config.algorithm.labels(record.server),
                 {**record.train, **figures(bench, record, taker.visits)},
                 traffic,

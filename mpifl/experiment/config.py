@@ -58,13 +58,13 @@ class Seeds:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """When and where models are judged.
+    """When and where models are evaluated.
 
     Attributes:
-        every: rounds between evaluations; 0 for the last round only (always judged).
+        every: rounds between evaluations; 0 for the last round only (always evaluated).
         first: also before the first round.
-        clients: how many clients are judged, evenly spaced; None for all.
-        finetune_epochs: judge each client once more after so many epochs on its training data
+        clients: how many clients are evaluated, evenly spaced; None for all.
+        finetune_epochs: evaluate each client once more after so many epochs on its training data
             (`accuracy_finetuned`): the personalised accuracy of a shared model; 0 for not.
     """
 

@@ -156,7 +156,7 @@ def stack_of(bench: Bench) -> int:
 def figures(bench: Bench, record: Record, visits: np.ndarray) -> dict[str, float]:
     """Return what only some methods can be asked; on rank 0.
 
-    `mixture_kl`: mean over the judged clients of KL(true || estimated mixture) of their last visit.
+    `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of their last visit.
     `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods whose
     rows belong to the sets that the server owns.
 
@@ -165,16 +165,16 @@ def figures(bench: Bench, record: Record, visits: np.ndarray) -> dict[str, float
     """
     out = {}
     u = bench.config.algorithm.mixtures(record.server)  # [N, K]
-    last = [(k, max(int(visits[k]) - 1, 0)) for k in record.judged.tolist()]
+    last = [(k, max(int(visits[k]) - 1, 0)) for k in record.evaluated_clients.tolist()]
     truth = [] if u is None else [bench.federation.mixture(k, visit) for k, visit in last]
     known = [t for t in truth if t is not None]
     if u is not None and len(known) == len(last) and known[0].shape == u[0].shape:
-        out["mixture_kl"] = mixture_kl(np.stack(known), u[record.judged])
-    exams = bench.federation.exams() if bench.config.algorithm.needs.inspect else ()
-    if exams:
+        out["mixture_kl"] = mixture_kl(np.stack(known), u[record.evaluated_clients])
+    group_test_sets = bench.federation.group_test_sets() if bench.config.algorithm.needs.inspect else ()
+    if group_test_sets:
         rows = record.server.tables["model"]
-        judge = bench.world.public[0].judge
+        evaluate = bench.world.public[0].evaluate
         out["accuracy_cluster"] = float(
-            np.mean([judge(w, split)["accuracy"] for w, split in zip(rows, exams, strict=True)])
+            np.mean([evaluate(w, split)["accuracy"] for w, split in zip(rows, group_test_sets, strict=True)])
         )
     return out

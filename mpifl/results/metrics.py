@@ -1,4 +1,4 @@
-"""What runs are judged by: accuracy over clients, agreement of partitions, distances of parameters.
+"""What runs are evaluated by: accuracy over clients, agreement of partitions, distances of parameters.
 
 Pure functions. Accuracies are fractions in [0, 1]. Spreads over clients have the population form (ddof 0);
 over runs the caller says which (`over_runs`), because papers differ.

@@ -47,10 +47,10 @@ def metrics_row(
     squared.
 
     Args:
-        scores: name -> value of each judged client.
+        scores: name -> value of each evaluated client.
         labels, groups: estimated and true cluster of every client.
         pool: number of different test samples, for the binomial standard error.
-        aimed: bool, which of the judged clients a backdoor is aimed at.
+        aimed: bool, which of the evaluated clients a backdoor is aimed at.
         before: the labels at the last evaluation.
         placed: bool, whose cluster is known [N]. The others do not count as members of the cluster that they
             stand in, except in `ari_everyone`; `num_unplaced` says how many they are. Default: all are known.
@@ -92,7 +92,7 @@ class Recorder:
 
     Args:
         folder: an existing, empty folder.
-        federation: who is judged: hidden groups, targets, number of test samples.
+        federation: who is evaluated: hidden groups, targets, number of test samples.
     """
 
     def __init__(self, folder: Path, federation: Federation) -> None:

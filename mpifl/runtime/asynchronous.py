@@ -62,7 +62,7 @@ class Events:
     """Runs `num_steps` server steps under a policy and a clock; rank 0 drives, the others serve.
 
     Args:
-        judge_every, judge_first, judged: as for rounds. key: of the system's draws.
+        judge_every, judge_first, evaluated: as for rounds. key: of the system's draws.
         on_events: is told of arrivals, in their order.
         checkpointer: writes the state between steps.
     """
@@ -74,7 +74,7 @@ class Events:
         clock: Clock,
         sampler: Sampler,
         num_steps: int,
-        judged: np.ndarray,
+        evaluated_clients: np.ndarray,
         judge_every: int = 1,
         judge_first: bool = False,
         key: Key | None = None,
@@ -82,7 +82,7 @@ class Events:
         checkpointer: Checkpointer | None = None,
     ) -> None:
         self.stepper, self.policy, self.clock, self.sampler = stepper, policy, clock, sampler
-        self.num_steps, self.judged = num_steps, judged
+        self.num_steps, self.evaluated_clients = num_steps, judged
         self.judge_every, self.judge_first = judge_every, judge_first
         self.key, self.on_events = key or stepper.seed, on_events
         self.checkpointer = checkpointer or Never()
@@ -160,7 +160,7 @@ class Events:
         acts: dict[str, Callable[[], Any]] = {
             "begin": stepper.begin,
             "restore": lambda: stepper.settle(None),
-            "judge": lambda: self._judge(None),
+            "evaluate": lambda: self._evaluate(None),
             SAVE: lambda: save(stepper, None, self.checkpointer, None, alone=False),
         }
         while word not in LAST:
@@ -333,14 +333,14 @@ class Events:
         scores, timing, start = None, None, now()
         due = self.judge_every and server.version % self.judge_every == 0
         if due or server.version in (0, self.num_steps):
-            scores, timing = self._together(pool, "judge", lambda: self._judge(server))
+            scores, timing = self._together(pool, "evaluate", lambda: self._evaluate(server))
             pool.look()  # workers train on while rank 0 writes
         observe(
             Record(
                 step=server.version,
                 server=server,
                 cohort=np.array(cohort, np.int64),
-                judged=self.judged,
+                judged=self.evaluated_clients,
                 scores=scores,
                 train={**self._means(), **self.tally.so_far()} if scores is not None else {},
                 seconds=perf_counter() - float(self.start[0]),
@@ -356,9 +356,9 @@ class Events:
         names = dict.fromkeys(name for m in self.metrics.values() for name in m)
         return {name: float(np.mean([m[name] for m in self.metrics.values() if name in m])) for name in names}
 
-    def _judge(self, server: Server | None) -> tuple[Any, Any]:
+    def _evaluate(self, server: Server | None) -> tuple[Any, Any]:
         """Judge all, and bring the timing of all ranks together; every rank calls."""
-        scores = self.stepper.judge(server, self.judged)
+        scores = self.stepper.evaluate(server, self.evaluated_clients)
         timing = self.stepper.transport.gather(self.stepper.watch.take() | self.last_word, "timing")
         for rank, phases in enumerate(timing or ()):
             self.served[rank] += phases.get("idle", 0.0), phases.get("served", 0.0)

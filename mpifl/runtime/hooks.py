@@ -253,7 +253,7 @@ def check_scores(where: str, place: str, scores: Any) -> None:
     if not numbers or not {"accuracy", "loss"} <= set(scores):
         what = f"{place}: returned {sorted(scores) if numbers else _kind(scores)}"
         raise MethodError(
-            where, what, "return a mapping with the numbers `accuracy` and `loss`: client.judge(w, split)"
+            where, what, "return a mapping with the numbers `accuracy` and `loss`: client.evaluate(w, split)"
         )
 
 
@@ -397,7 +397,7 @@ def check_plan(
     if plan.algorithm_state is not None and not isinstance(plan.algorithm_state, Mapping):
         raise MethodError(
             where,
-            f"memo is {_kind(plan.algorithm_state)}",
+            f"algorithm_state is {_kind(plan.algorithm_state)}",
             "a algorithm_state is a mapping from names to arrays",
         )
     num_rows = tables["model"][0] if default_reads and "model" in tables else None

@@ -419,7 +419,7 @@ class Stepper:
 
     # -- judging ---------------------------------------------------------------------------------------------
 
-    def judge(self, server: Server | None, clients: np.ndarray) -> dict[str, np.ndarray] | None:
+    def evaluate(self, server: Server | None, clients: np.ndarray) -> dict[str, np.ndarray] | None:
         """Return the scores of `clients` on rank 0: name -> float64 [len(clients)]."""
         parcels = None
         if server is not None:
@@ -430,7 +430,7 @@ class Stepper:
                 server.version, clients, serves, self.sizes[clients, 2] + 1, server.version
             )
         orders = self.deal(parcels)
-        scores = self.worker.judge(orders)
+        scores = self.worker.evaluate(orders)
         with self.watch("wait"):
             parts = self.transport.gather(scores, "scores")
         if parts is None:

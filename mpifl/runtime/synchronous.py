@@ -25,8 +25,8 @@ class Record:
     Attributes:
         step: 0 before the first.
         cohort: who took part.
-        scores: name -> value of each judged client; None where the step was not judged.
-        judged: the judged clients.
+        scores: name -> value of each evaluated client; None where the step was not evaluated.
+        evaluated: the evaluated clients.
         train: means of what the clients reported.
         seconds: since the run began.
         virtual_seconds: on the clock of the simulated federation, where there is one.
@@ -36,7 +36,7 @@ class Record:
     step: int
     server: Server
     cohort: np.ndarray
-    judged: np.ndarray
+    evaluated_clients: np.ndarray
     scores: dict[str, np.ndarray] | None
     train: dict[str, float]
     seconds: float
@@ -52,8 +52,8 @@ class Rounds:
     Attributes:
         stepper: takes the steps.
         sampler: draws the cohorts.
-        judge_every: rounds between evaluations; the last round is always judged. 0: only the last.
-        judged: the clients that are evaluated.
+        judge_every: rounds between evaluations; the last round is always evaluated. 0: only the last.
+        evaluated: the clients that are evaluated.
         judge_first: whether to evaluate before the first round.
         pace: how long visits take in virtual seconds; a round takes as long as its slowest client.
         checkpointer: writes the state between rounds.
@@ -62,7 +62,7 @@ class Rounds:
     stepper: Stepper
     sampler: Sampler
     num_rounds: int
-    judged: np.ndarray
+    evaluated_clients: np.ndarray
     judge_every: int = 1
     judge_first: bool = False
     pace: Pace | None = None
@@ -109,8 +109,8 @@ class Rounds:
             self._restore()
         elif word == "step":
             self._step()
-        elif word == "judge":
-            scores = stepper.judge(server, self.judged)
+        elif word == "evaluate":
+            scores = stepper.evaluate(server, self.evaluated_clients)
             self._scores = scores, stepper.transport.gather(stepper.watch.take(), "timing")
         elif word in (SAVE, STOP):
             save(stepper, server, self.checkpointer, self._state(), alone=False)
@@ -159,14 +159,14 @@ class Rounds:
         assert self.server is not None
         scores, timing = None, None
         if self._due(self.server.version):
-            self._say("judge")
+            self._say("evaluate")
             scores, timing = self._scores
         observe(
             Record(
                 self.server.version,
                 self.server,
                 self._cohort,
-                self.judged,
+                self.evaluated_clients,
                 scores,
                 self.stepper.train_metrics,
                 perf_counter() - self._start,

@@ -1,4 +1,4 @@
-"""The worker's side of a step: run visits, look at peers, judge models; keep what is heavy, hand on what is
+"""The worker's side of a step: run visits, look at peers, evaluate models; keep what is heavy, hand on what is
 light.
 
 Rows for the uploads of a round, allocated once and used again in the next.
@@ -143,7 +143,7 @@ class Worker:
         self.coder = Coder(payload, store)
         self.rank, self.algorithm, self.federation, self.learner = rank, algorithm, federation, learner
         self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch
-        self.finetune_epochs = finetune_epochs  # before a client is judged a second time
+        self.finetune_epochs = finetune_epochs  # before a client is evaluated a second time
         self.shelf = Shelf()
         self.seconds = 0.0  # of the last run
         self.dropped: list[Dropped] = []  # in the last run
@@ -390,7 +390,7 @@ class Worker:
                 check_look(where, _place(order), look)
         return look.notes, look.findings, traffic
 
-    def judge(self, orders: Orders) -> dict[int, dict[str, float]]:
+    def evaluate(self, orders: Orders) -> dict[int, dict[str, float]]:
         """Return what each client scores: `accuracy`, `loss`, `accuracy_NAME` of its further test sets, and
         `accuracy_finetuned` if asked for.
         """
@@ -399,7 +399,7 @@ class Worker:
             for order in orders.visits:
                 last = max(
                     order.visit - 1, 0
-                )  # where data change, a model is judged by those it was made for
+                )  # where data change, a model is evaluated by those it was made for
                 client = self.client(order.client, last, orders.step)
                 message = message_on(self.message(order, orders.step, orders.version), self.learner.device)
                 state = state_on(self.store.load("state", order.client, order.visit), self.learner.device)
@@ -428,10 +428,10 @@ class Worker:
         return scores
 
     def _finetuned(self, client: LocalClient, start: Vector) -> dict[str, float]:
-        """Return what the model a client is judged by scores after some more epochs on its training data."""
+        """Return what the model a client is evaluated by scores after some more epochs on its training data."""
         key = self.key.of("finetune", client.id, client.visit)
         tuned = client.sgd(start, key, epochs=self.finetune_epochs).vector
-        return {f"{what}_finetuned": value for what, value in client.judge(tuned).items()}
+        return {f"{what}_finetuned": value for what, value in client.evaluate(tuned).items()}
 
 
 def _place(order: Order) -> str:

@@ -122,7 +122,7 @@ class LocalClient(Client):
         """Return the mean cross-entropy."""
         return float(self.losses(vector, split).double().mean())
 
-    def judge(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
+    def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
         """Return accuracy and loss on `split` (default: the test data); NaN where it is empty."""
         split = self.data.test if split is None else split
         if not len(split):

@@ -1,6 +1,6 @@
 """Which of several models fits a client's data. IFCA, HypCluster and FeSEM.
 
-A client of a mixture of models: weigh its samples, train every component, judge the mixture.
+A client of a mixture of models: weigh its samples, train every component, evaluate the mixture.
 
 Fine-tuning before evaluation: what a shared model is worth to a client that trains it a little further.
 """
@@ -30,7 +30,7 @@ def best_model(client: Client, models: Sequence[Vector] | torch.Tensor, split: S
 def fitting_model(
     client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None
 ) -> Vector:
-    """Return the model that a client is judged by: the one that was served, or `best_model` of several."""
+    """Return the model that a client is evaluated by: the one that was served, or `best_model` of several."""
     return models[best_model(client, models, split) if len(models) > 1 else 0]
 
 
@@ -87,5 +87,5 @@ def judge_tuned(
     moving = None if part == "all" else client.layout.part(part)
     address = key(0, "tune", client.id, client.visit)
     tuned = client.sgd(vector, address, part=moving, epochs=epochs).vector
-    before = {f"{name}_initial": value for name, value in client.judge(vector, split).items()}
-    return {**client.judge(tuned, split), **before}
+    before = {f"{name}_initial": value for name, value in client.evaluate(vector, split).items()}
+    return {**client.evaluate(tuned, split), **before}

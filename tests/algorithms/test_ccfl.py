@@ -113,11 +113,13 @@ def bench():
     """Return a bench of two clients whose true mixtures are (1/2, 1/2) at visit 2 and (1, 0) at visit 0."""
     truth = {(0, 2): [0.5, 0.5], (1, 0): [1.0, 0.0]}
 
-    def judge(vector, split):
+    def evaluate(vector, split):
         return {"accuracy": {(0.0, "a"): 0.9, (1.0, "b"): 0.7}.get((float(vector[0]), split), 0.0)}
 
-    federation = SimpleNamespace(mixture=lambda k, visit: np.array(truth[k, visit]), exams=lambda: ("a", "b"))
-    world = SimpleNamespace(public=[SimpleNamespace(judge=judge)])
+    federation = SimpleNamespace(
+        mixture=lambda k, visit: np.array(truth[k, visit]), group_test_sets=lambda: ("a", "b")
+    )
+    world = SimpleNamespace(public=[SimpleNamespace(evaluate=evaluate)])
     return SimpleNamespace(config=SimpleNamespace(algorithm=CCFL()), federation=federation, world=world)
 
 

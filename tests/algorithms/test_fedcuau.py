@@ -124,7 +124,7 @@ def test_a_client_of_a_skewed_cluster_trains_no_copy_below_its_own():
 
 
 def test_rows_that_are_read_and_served():
-    """A client of cluster 1 of three reads copies 1 and 2; it is judged with copy 0 (initial) and copy 1
+    """A client of cluster 1 of three reads copies 1 and 2; it is evaluated with copy 0 (initial) and copy 1
     (own).
     """
     server = byhand.server(2, trunk=[[2.0]], block=[[10.0], [12.0], [20.0]])
@@ -182,7 +182,7 @@ def test_with_one_cluster_clients_are_judged_by_fedavg(participation, tmp_path):
 
 def test_a_client_sends_and_receives_the_copies_from_its_own_cluster_upwards(tmp_path):
     """Seed down, last layer up; then |w^s| + (C - i) |w^C| both ways for a client of cluster i = 0 .. C-1."""
-    run = worlds.run(FedCUAU(num_clusters=3), worlds.Tiny(), tmp_path, steps=1, judge=False, **TWO_LAYERS)
+    run = worlds.run(FedCUAU(num_clusters=3), worlds.Tiny(), tmp_path, steps=1, evaluate=False, **TWO_LAYERS)
     layout, ledger = run.stepper.world.layout, run.stepper.ledger
     assert ledger.total("down", 0) == 6 * 4
     head = sum(s.stop - s.start for s in layout.part("head"))

@@ -69,5 +69,5 @@ def test_components_go_apart_and_shares_stay_at_the_client(tmp_path):
 def test_emdcfl_judges_the_last_component_as_trained(tmp_path):
     done = worlds.run(FedEM(variant="emdcfl"), worlds.Tiny(), tmp_path)
     message, state, client = done.served[2]
-    assert_close(done.scores["loss"][2], client.judge(state["last"])["loss"])
+    assert_close(done.scores["loss"][2], client.evaluate(state["last"])["loss"])
     assert not torch.equal(state["last"], message["model"][-1])

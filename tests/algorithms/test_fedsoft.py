@@ -135,7 +135,7 @@ def test_emdcfl_leaves_no_centre_without_a_thousandth_of_the_samples(n, least):
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_fedsoft_without_pull_is_local_training(participation, tmp_path):
-    """For those who took part: a client that never did is judged by the centres."""
+    """For those who took part: a client that never did is evaluated by the centres."""
     fedsoft, local = (
         worlds.run(a, worlds.Tiny(), tmp_path / str(a), participation=participation)
         for a in (FedSoft(lam=0.0), Local())

@@ -75,7 +75,7 @@ def cases(limits: list[Limit]) -> list[Any]:
 
 
 def agree(limit: Limit, other: str, participation: float, folder: Any) -> tuple[worlds.Run, worlds.Run]:
-    """Run a method and what it becomes; every client must be judged by the same model after every step."""
+    """Run a method and what it becomes; every client must be evaluated by the same model after every step."""
     federation = worlds.Tiny(**limit.federation)
     settings = {"participation": participation, **limit.settings}
     methods = CATALOGUE[limit.name](**limit.options), CATALOGUE[other]()

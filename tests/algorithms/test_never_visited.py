@@ -1,4 +1,4 @@
-"""Clients that never took part: the model they are judged by, and whether they count as clustered."""
+"""Clients that never took part: the model they are evaluated by, and whether they count as clustered."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_ifca_with_weight_sharing_serves_the_body_and_all_heads():
 
 @pytest.mark.parametrize("name", CHOOSERS)
 def test_those_never_visited_are_judged_by_their_best_row(name, tmp_path):
-    """Two of six clients took part once. Of the rest, each is judged by the row of lowest loss on its own
+    """Two of six clients took part once. Of the rest, each is evaluated by the row of lowest loss on its own
     data.
     """
     method = CATALOGUE[name](num_clusters=2, **({"variant": "flexcfl"} if name == "fesem" else {}))
@@ -67,7 +67,7 @@ def test_those_never_visited_are_judged_by_their_best_row(name, tmp_path):
         split = client.data.val if name == "fedce" else client.data.train
         best = int(np.argmin([client.loss(w, split) for w in rows]))
         row = best if k in unseen else int(done.server.assign[k])
-        assert_close(done.scores["loss"][k], client.judge(rows[row])["loss"])
+        assert_close(done.scores["loss"][k], client.evaluate(rows[row])["loss"])
     chosen = {int((rows == done.model(k)).all(1).nonzero()[0]) for k in unseen.tolist()}
     assert chosen == {0, 1}, "in this world the groups choose different rows"
 
@@ -151,7 +151,7 @@ def test_choosing_at_evaluation_changes_no_state(tmp_path):
         CATALOGUE["ifca"](num_clusters=2), worlds.Tiny(), tmp_path, steps=1, participation=1 / 3
     )
     before = worlds.state_of(replace(done.server))
-    done.stepper.judge(done.server, np.arange(6))
+    done.stepper.evaluate(done.server, np.arange(6))
     worlds.same(before, worlds.state_of(done.server), "judging")
     unseen = np.setdiff1d(np.arange(6), done.notes[0].client)
     assert_array_equal(done.server.assign[unseen], 0)

@@ -163,13 +163,15 @@ def test_nobody_is_tested_on_what_anybody_learns_from(numbered, scenario, option
     assert not learnt & drawn["test"]
     if not OWN & {scenario, options.get("test")}:
         assert max(learnt) < TRAIN <= min(drawn["test"]), "the source's test part is for tests"
-    server, exams = (
+    server, group_test_sets = (
         {i for split in sets for i in address(number_of(pixels(federation, split)))}
-        for sets in (federation.public(), federation.exams())
+        for sets in (federation.public(), federation.group_test_sets())
     )
-    assert bool(server) == bool(exams) == (scenario == "ccfl")
-    assert not server & (drawn["test"] | exams | learnt), "the server's own images are nobody else's"
-    assert not exams & learnt
+    assert bool(server) == bool(group_test_sets) == (scenario == "ccfl")
+    assert not server & (drawn["test"] | group_test_sets | learnt), (
+        "the server's own images are nobody else's"
+    )
+    assert not group_test_sets & learnt
 
 
 def test_every_scenario_is_read():

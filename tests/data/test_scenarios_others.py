@@ -98,12 +98,14 @@ def test_ccfl_exams_are_test_images_that_the_server_does_not_train_with(open_sma
     options = {"smallest": 50, "largest": 60, "public": 200, "test_images": 20}
     for asked, length in ((8000, 300), (90, 90)):
         federation = open_small("fashionmnist", "ccfl", exam=asked, **options)
-        public, exams = federation.public(), federation.exams()
-        assert [len(split) for split in exams] == [length] * 4
+        public, group_test_sets = federation.public(), federation.group_test_sets()
+        assert [len(split) for split in group_test_sets] == [length] * 4
         seen = {x.numpy().tobytes() for x in public[0].x}
-        assert not seen & {x.numpy().tobytes() for x in exams[0].x}
+        assert not seen & {x.numpy().tobytes() for x in group_test_sets[0].x}
         for group in range(1, 4):
-            np.testing.assert_array_equal(torch.rot90(exams[0].x, group, (2, 3)), exams[group].x)
+            np.testing.assert_array_equal(
+                torch.rot90(group_test_sets[0].x, group, (2, 3)), group_test_sets[group].x
+            )
 
 
 def test_ccfl_static_stays_as_it_was(open_small):

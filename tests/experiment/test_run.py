@@ -1,4 +1,4 @@
-"""What a configuration becomes before the first step: initial weights, who is judged, what is refused."""
+"""What a configuration becomes before the first step: initial weights, who is evaluated, what is refused."""
 
 from __future__ import annotations
 

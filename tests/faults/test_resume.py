@@ -72,7 +72,7 @@ def let_clients_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_files_of_a_run_that_stopped_and_went_on_are_those_of_one_that_did_not(
     name, cache, tmp_path, monkeypatch
 ):
-    """It stops twice: after a step that is judged, and after one that is not."""
+    """It stops twice: after a step that is evaluated, and after one that is not."""
     if name == "clients that fail":
         let_clients_fail(monkeypatch)
     assert start(tmp_path / "one", cache, name) == 0

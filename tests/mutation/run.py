@@ -175,7 +175,7 @@ class Copy:
         command = [sys.executable, *PYTEST, *tests]
         return finished(command, self.folder, self.env, limit)
 
-    def judge(self, bug: Bug, limit: float) -> Outcome:
+    def evaluate(self, bug: Bug, limit: float) -> Outcome:
         """Plant a bug, run its tests, and take it out again."""
         path, start = self.folder / bug.file, perf_counter()
         before = path.read_bytes()
@@ -249,7 +249,7 @@ def killer(code: int | None, said: str) -> str:
 # -- all of them ---------------------------------------------------------------------------------------------
 
 
-def judge(
+def evaluate(
     bugs: Sequence[Bug],
     jobs: int = 2,
     limit: float = LIMIT_S,
@@ -283,7 +283,7 @@ def judge(
                 copies.put(copy)
 
         def one(bug: Bug) -> Outcome:
-            outcome: Outcome = borrowed(lambda copy: copy.judge(bug, limit))
+            outcome: Outcome = borrowed(lambda copy: copy.evaluate(bug, limit))
             say(f"{outcome.verdict:8} {outcome.seconds:6.1f} s  {bug.area}/{bug.name}  {outcome.by}")
             return outcome
 
@@ -342,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not bugs:
         parser.error("no such bug; areas: " + ", ".join(dict.fromkeys(b.area for b in load())))
     start = perf_counter()
-    outcomes = judge(bugs, asked.jobs, asked.limit, not asked.no_baseline, lambda x: print(x, flush=True))
+    outcomes = evaluate(bugs, asked.jobs, asked.limit, not asked.no_baseline, lambda x: print(x, flush=True))
     alive = [o for o in outcomes if o.verdict == "survived"]
     for o in outcomes if asked.bug else ():
         print(f"\n{o.bug.area}/{o.bug.name}: {o.bug.why}\n{o.said}")

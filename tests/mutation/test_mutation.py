@@ -88,5 +88,5 @@ def test_the_first_test_that_failed_is_named():
 def test_a_sample_of_the_bugs_is_killed():
     seen = [bug for bug in BUGS if not bug.survives and not bug.compiled]
     chosen = np.random.default_rng(0).choice(len(seen), SAMPLE, replace=False)
-    outcomes = run.judge([seen[i] for i in sorted(chosen)], say=lambda line: None)
+    outcomes = run.evaluate([seen[i] for i in sorted(chosen)], say=lambda line: None)
     assert [o.bug.name for o in outcomes if o.verdict == "survived"] == []

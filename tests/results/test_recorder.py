@@ -62,7 +62,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def test_each_judged_client_has_its_own_cluster_samples_and_group_in_its_row(tmp_path):
-    """Clients 1 and 4 of 6 are judged: 11 and 8 training samples, clusters 7 and 3, groups 0 and 1."""
+    """Clients 1 and 4 of 6 are evaluated: 11 and 8 training samples, clusters 7 and 3, groups 0 and 1."""
     federation = worlds.Tiny()
     recorder = Recorder(tmp_path, federation)
     judged(recorder, 1, [0.25, 0.75], [1, 4], [9, 7, 9, 9, 3, 9])

@@ -86,9 +86,9 @@ def uploading(vector: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
 
 
 def step(method: Algorithm, folder: Path, policy: Policy | None = None) -> worlds.Run:
-    """Take one step, in rounds or under a policy; nobody is judged before it."""
+    """Take one step, in rounds or under a policy; nobody is evaluated before it."""
     if policy is None:
-        return worlds.run(method, worlds.Tiny(), folder, steps=1, judge=False)
+        return worlds.run(method, worlds.Tiny(), folder, steps=1, evaluate=False)
     return worlds.events(method, worlds.Tiny(), folder, steps=1, policy=policy, evaluation=NEVER)
 
 
@@ -126,7 +126,7 @@ def test_an_upload_that_is_no_float32_vector_of_the_model_is_refused(kind, polic
 def test_an_upload_on_a_device_where_nobody_trains_is_refused(tmp_path):
     CHOICE["local_update"] = uploading(there)
     with pytest.raises(MethodError, match=str(DEVICE)):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1, judge=False)
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_upload_on_a_device_where_nobody_trains_is_refused(tmp_path):
 )
 def test_uploads_that_lie_crosswise_in_memory_are_mixed_as_they_are_meant(view, tmp_path):
     CHOICE["local_update"] = uploading(lambda w: view(w))
-    done = worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1, judge=False)
+    done = worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
     assert_allclose(done.server.tables["model"], done.servers[0].tables["model"], rtol=1e-6)
 
 
@@ -152,10 +152,10 @@ def test_statistics_and_remembered_uploads_are_checked_too(tmp_path):
             return client.report(profile=shown["init"][0].double())
 
     with pytest.raises(MethodError, match=r"Giving.fingerprint: client 0, .* 'profile' is float64"):
-        worlds.run(Giving(), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(Giving(), worlds.Tiny(), tmp_path, evaluate=False)
     CHOICE["local_update"] = uploading(lambda w: w.double())
     with pytest.raises(MethodError, match="float64"):
-        worlds.run(declaring(Mine, memory="model"), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(declaring(Mine, memory="model"), worlds.Tiny(), tmp_path, evaluate=False)
 
 
 def test_clients_upload_alike(tmp_path):
@@ -164,13 +164,13 @@ def test_clients_upload_alike(tmp_path):
         {},
     )
     with pytest.raises(MethodError, match=r"client 0 uploads 'model' .*, client 2 'model' \[1, 5\]"):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
 
 
 def test_values_too_large_for_the_payload_are_not_finite(tmp_path):
     CHOICE["local_update"] = uploading(lambda w: w + 1e6)
     with pytest.raises(NotFinite, match="upload 'model'"):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False, payload=Payload("float16"))
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False, payload=Payload("float16"))
 
 
 # -- what local_update returns beside uploads ----------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_what_local_update_returns_is_checked(kind, tmp_path):
         made(m, s, c) if c.id else (c.report({"a": 1} if "notes" in kind else {}, model=m["model"][0]), {})
     )
     with pytest.raises(MethodError, match=word) as caught:
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
     assert "Mine.local_update: " in str(caught.value)
     assert "client 1" in str(caught.value)
 
@@ -206,7 +206,7 @@ def test_what_local_update_returns_is_checked(kind, tmp_path):
 @pytest.mark.parametrize("need", ["gram", "memory", "row_distance"])
 def test_a_need_that_names_no_upload_is_refused(need, tmp_path):
     with pytest.raises(MethodError, match="'delta'"):
-        worlds.run(declaring(Mine, **{need: "delta"}), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(declaring(Mine, **{need: "delta"}), worlds.Tiny(), tmp_path, evaluate=False)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_decision_that_cannot_be_carried_out_is_refused(kind, policy, tmp_path
 def test_an_assignment_beyond_the_rows_is_refused(beyond, tmp_path):
     CHOICE["aggregate"] = lambda s, n: Plan([average(n)], assign=np.where(n.client == 4, beyond, 0))
     with pytest.raises(MethodError, match=f"client 4 row {beyond}.*1 rows"):
-        worlds.run(Plain(), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(Plain(), worlds.Tiny(), tmp_path, evaluate=False)
 
 
 READS = {
@@ -335,7 +335,7 @@ SERVERS = {
 def test_the_first_server_is_checked(kind, tmp_path):
     CHOICE["setup"] = SERVERS[kind]
     with pytest.raises(MethodError, match=r"Mine.setup: "):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
 
 
 POLISH = {
@@ -350,7 +350,7 @@ POLISH = {
 def test_what_server_update_returns_is_checked(kind, tmp_path):
     CHOICE["server_update"], word = POLISH[kind]
     with pytest.raises(MethodError, match=rf"Mine.server_update: .*{word}"):
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
 
 
 SCORES = {
@@ -372,7 +372,7 @@ def test_scores_are_checked(kind, tmp_path):
 def test_an_exception_of_a_hook_on_rank_0_is_shown_from_the_method_on(tmp_path):
     CHOICE["aggregate"] = lambda s, n: 1 / 0
     with pytest.raises(CodeFailed, match=r"Mine.aggregate: step 1: ZeroDivisionError") as caught:
-        worlds.run(Mine(), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
     assert "test_method_errors.py" in caught.value.trace
     assert "mpifl/engine" not in caught.value.trace
 
@@ -418,7 +418,7 @@ def test_where_nobody_is_chosen_the_row_stays(name):
 def test_a_step_in_which_nobody_is_chosen_leaves_the_model(tmp_path):
     CHOICE["aggregate"] = lambda s, n: Plan([average(n, n.num_samples * (n.client > 9))])
     CHOICE["local_update"] = uploading(lambda w: w + 5)
-    done = worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=2, judge=False)
+    done = worlds.run(Mine(), worlds.Tiny(), tmp_path, steps=2, evaluate=False)
     assert torch.equal(done.server.tables["model"], done.servers[0].tables["model"])
 
 
@@ -448,4 +448,4 @@ def test_a_server_or_report_is_no_look(report, tmp_path):
             return report
 
     with pytest.raises(MethodError, match=r"Looking.probe: client 0"):
-        worlds.run(Looking(), worlds.Tiny(), tmp_path, judge=False)
+        worlds.run(Looking(), worlds.Tiny(), tmp_path, evaluate=False)

@@ -78,12 +78,12 @@ def test_largest_values_and_ranks_of_components_go_together(tmp_path):
     assert_array_equal(owners, [1, 1, 2, 2])
 
 
-# -- who is judged by what -----------------------------------------------------------------------------------
+# -- who is evaluated by what -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Keeps(Algorithm):
-    """A client keeps how often it was visited, and is judged by that."""
+    """A client keeps how often it was visited, and is evaluated by that."""
 
     needs: ClassVar[Needs] = Needs(state=True)
 
@@ -122,7 +122,9 @@ def test_asynchronous_clients_are_judged_likewise(tmp_path):
 
 def test_only_those_who_take_part_are_counted_as_visited(tmp_path):
     """Oracle remembers the uploads of absent members: these are reports, and no visits."""
-    done = worlds.run(CATALOGUE["oracle"](), worlds.Tiny(), tmp_path, steps=3, participation=0.5, judge=False)
+    done = worlds.run(
+        CATALOGUE["oracle"](), worlds.Tiny(), tmp_path, steps=3, participation=0.5, evaluate=False
+    )
     assert len(done.notes[-1]) > 3
     assert done.stepper.visits.sum() == 9
 
@@ -150,15 +152,15 @@ class ComparesNow(Algorithm):
 
 
 def test_products_are_taken_of_what_is_uploaded_in_the_steps_that_compare(tmp_path):
-    done = worlds.run(ComparesNow(), worlds.Tiny(), tmp_path, steps=3, judge=False)
+    done = worlds.run(ComparesNow(), worlds.Tiny(), tmp_path, steps=3, evaluate=False)
     assert [bool(s.algorithm_state["gram"]) for s in done.servers[1:]] == [False, True, False]
     with pytest.raises(MethodError, match="no upload 'delta'"):
-        worlds.run(ComparesNow(sends=3), worlds.Tiny(), tmp_path / "late", steps=3, judge=False)
+        worlds.run(ComparesNow(sends=3), worlds.Tiny(), tmp_path / "late", steps=3, evaluate=False)
 
 
 def test_cflgp_looks_at_profiles_every_other_round(tmp_path):
     method = CATALOGUE["cflgp"](num_clusters=2, period=2)
-    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=3, judge=False)
+    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=3, evaluate=False)
     assert ["gram" in notes.columns for notes in done.notes] == [True, False, True]
 
 

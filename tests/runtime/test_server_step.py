@@ -74,7 +74,7 @@ def test_a_step_of_fedavg_is_the_mean_of_what_the_clients_train(tmp_path):
 
 def test_clients_are_told_version_step_visit_and_find_their_state(tmp_path):
     """Half take part: a client's visit number and state count its own visits, not the steps."""
-    done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, judge=False)
+    done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, evaluate=False)
     visits = np.zeros(6, int)
     for step, notes in enumerate(done.notes, 1):
         assert_array_equal(notes["version"], step - 1)
@@ -92,8 +92,8 @@ def test_clients_are_told_version_step_visit_and_find_their_state(tmp_path):
 
 
 def test_draws_are_addressed_by_client_and_visit(tmp_path):
-    everyone = worlds.run(Counting(), worlds.Tiny(), tmp_path / "a", steps=2, judge=False)
-    half = worlds.run(Counting(), worlds.Tiny(), tmp_path / "b", steps=3, participation=0.5, judge=False)
+    everyone = worlds.run(Counting(), worlds.Tiny(), tmp_path / "a", steps=2, evaluate=False)
+    half = worlds.run(Counting(), worlds.Tiny(), tmp_path / "b", steps=3, participation=0.5, evaluate=False)
     draws = {}
     for notes in (*everyone.notes, *half.notes):
         for k, visit, draw in zip(notes.client, notes["visit"], notes["draw"], strict=True):
@@ -102,7 +102,7 @@ def test_draws_are_addressed_by_client_and_visit(tmp_path):
 
 
 def test_training_figures_are_means_by_samples(tmp_path):
-    done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=1, judge=False)
+    done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
     n = worlds.Tiny().sizes[:, 0]
     assert_allclose(done.stepper.train_metrics["train_loss"], np.average(np.arange(6), weights=n))
 
@@ -138,7 +138,7 @@ class Remembering(Algorithm):
 
 
 def test_the_server_remembers_the_last_upload_of_clients_that_are_absent(tmp_path):
-    done = worlds.run(Remembering(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, judge=False)
+    done = worlds.run(Remembering(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, evaluate=False)
     last: dict[int, int] = {}
     for step, server in enumerate(done.servers[1:], 1):
         clients, fresh = server.algorithm_state["client"], server.algorithm_state["fresh"]
@@ -172,7 +172,7 @@ class Polished(Algorithm):
 
 def test_the_server_polishes_after_mixing(tmp_path):
     """(w + 1) / 2, then ((w + 1) / 2 + 1) / 2; the version is the engine's own business."""
-    done = worlds.run(Polished(), worlds.Tiny(), tmp_path, steps=2, judge=False)
+    done = worlds.run(Polished(), worlds.Tiny(), tmp_path, steps=2, evaluate=False)
     w = done.servers[0].tables["model"]
     assert_close(done.servers[1].tables["model"], (w + 1) / 2)
     assert_close(done.servers[2].tables["model"], ((w + 1) / 2 + 1) / 2)
@@ -182,8 +182,8 @@ def test_the_server_polishes_after_mixing(tmp_path):
 def test_only_the_chosen_clients_are_judged(tmp_path):
     stepper, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
     server, _ = stepper.step(stepper.begin(), sampler(1))
-    whole = stepper.judge(server, np.arange(6))
-    some = stepper.judge(server, np.array([1, 4]))
+    whole = stepper.evaluate(server, np.arange(6))
+    some = stepper.evaluate(server, np.array([1, 4]))
     for name, values in some.items():
         assert_array_equal(values, whole[name][[1, 4]])
     assert set(whole) == {"accuracy", "loss"}
@@ -224,17 +224,17 @@ def test_evaluation_does_not_change_what_follows(tmp_path):
 @pytest.mark.parametrize("name", ["fedavg", "ucfl", "cfl"])
 def test_the_collective_does_not_change_the_bits(name, collective, tmp_path):
     options = {"ucfl": {"noise_batch": 4.0}, "cfl": {"warmup": 1, "eps1": 100.0, "eps2": 0.0}}.get(name, {})
-    chosen = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "auto", judge=False)
+    chosen = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "auto", evaluate=False)
     system = SystemConfig(collective=collective)
     forced = worlds.run(
-        CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "forced", judge=False, system=system
+        CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "forced", evaluate=False, system=system
     )
     assert forced.stepper.mixer.last == [collective]
     worlds.same(worlds.state_of(chosen.server), worlds.state_of(forced.server))
 
 
 def test_fast_sums_are_close_to_exact_ones(tmp_path):
-    exact = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "exact", judge=False)
+    exact = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "exact", evaluate=False)
     system = SystemConfig(sums="fast")
-    fast = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "fast", judge=False, system=system)
+    fast = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "fast", evaluate=False, system=system)
     assert_close(fast.server.tables["model"], exact.server.tables["model"], rtol=1e-4, atol=1e-6)

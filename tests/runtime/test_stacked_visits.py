@@ -25,7 +25,7 @@ def test_a_method_finds_stacked_what_it_finds_alone(name, tmp_path):
     for stack in (1, 4):
         algorithm, folder = CATALOGUE[name](**OPTIONS.get(name, {})), tmp_path / str(stack)
         system = SystemConfig(stack=stack)
-        found.append(worlds.run(algorithm, worlds.Tiny(), folder, steps=2, judge=False, system=system))
+        found.append(worlds.run(algorithm, worlds.Tiny(), folder, steps=2, evaluate=False, system=system))
     alone, stacked = found
     for table, rows in alone.server.tables.items():
         scale = float(rows.abs().max()) if rows.numel() else 1.0

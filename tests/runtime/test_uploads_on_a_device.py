@@ -49,7 +49,7 @@ def run(name: str, folder: Path, room: int, **changes) -> worlds.Run:
     """Take two steps of a method on the device."""
     with pretended.gpu(room):
         method = CATALOGUE[name](**OPTIONS.get(name, {}))
-        return worlds.run(method, worlds.Tiny(), folder, steps=2, judge=False, local=LOCAL, **changes)
+        return worlds.run(method, worlds.Tiny(), folder, steps=2, evaluate=False, local=LOCAL, **changes)
 
 
 @pytest.mark.parametrize("name", FORMS)

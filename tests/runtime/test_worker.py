@@ -1,4 +1,4 @@
-"""A visit meets the data of its number; a client is judged on those of its last visit; in both engines."""
+"""A visit meets the data of its number; a client is evaluated on those of its last visit; in both engines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Met(Algorithm):
         return Plan([average(notes)])
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
-        """Note what it is judged on."""
+        """Note what it is evaluated on."""
         return {**super().evaluate(message, state, client, split), "test": total(split)}
 
 
@@ -54,11 +54,11 @@ def visits_so_far(done: worlds.Run, step: int) -> Counter[int]:
 
 @pytest.fixture(scope="module", params=POLICIES, ids=lambda policy: type(policy).__name__)
 def done(request, tmp_path_factory) -> worlds.Run:
-    """Some steps on drifting data, judged at first, every third step, and at last."""
-    judged = EvaluationConfig(every=3, first=True)
+    """Some steps on drifting data, evaluated at first, every third step, and at last."""
+    evaluated = EvaluationConfig(every=3, first=True)
     delay = {} if isinstance(request.param, Synchronous) else {"delay": Exponential(2.0)}
     folder = tmp_path_factory.mktemp("drift")
-    changes = {"policy": request.param, "evaluation": judged, "participation": 0.5, **delay}
+    changes = {"policy": request.param, "evaluation": evaluated, "participation": 0.5, **delay}
     return worlds.events(Met(), worlds.Drifting(), folder, STEPS, **changes)
 
 

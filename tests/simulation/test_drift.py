@@ -1,4 +1,4 @@
-"""Data that change from visit to visit: every visit is trained, counted and judged by its own."""
+"""Data that change from visit to visit: every visit is trained, counted and evaluated by its own."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def test_a_client_trains_on_the_data_of_its_visit_and_is_judged_by_those_of_its_
         assert sorted(federation.read) == [(k, visits[k]) for k in cohort.tolist()]
         visits[cohort] += 1
     federation.read.clear()
-    stepper.judge(server, np.arange(6))
+    stepper.evaluate(server, np.arange(6))
     assert sorted(set(federation.read)) == [(k, max(visits[k] - 1, 0)) for k in range(6)]
 
 
 def test_a_remembered_upload_counts_with_the_samples_it_was_made_from(tmp_path):
-    done = worlds.run(Remembered(), Drifting(), tmp_path, steps=5, judge=False, participation=0.5)
+    done = worlds.run(Remembered(), Drifting(), tmp_path, steps=5, evaluate=False, participation=0.5)
     visits = np.zeros(6, np.int64)
     for notes in done.notes:
         visits[notes.client[notes.fresh]] += 1
@@ -125,7 +125,7 @@ def test_ifcas_gradient_is_that_of_all_samples_of_the_visit(tmp_path, monkeypatc
         return trained
 
     monkeypatch.setattr(LocalClient, "sgd", watched)
-    worlds.run(IFCA(num_clusters=2, variant="gradient"), Drifting(), tmp_path, steps=2, judge=False)
+    worlds.run(IFCA(num_clusters=2, variant="gradient"), Drifting(), tmp_path, steps=2, evaluate=False)
     assert [batch for batch, _, _ in asked] == [n for _, n, _ in asked]
     assert {steps for *_, steps in asked} == {1}
     assert {n for _, n, _ in asked} == {5 + k + 7 * v for k in range(6) for v in range(2)}

@@ -99,7 +99,7 @@ class Quadratic(Client):
         """Return F(w), the same for each sample."""
         return torch.full((10 if split is None else len(split),), self.loss(vector, split))
 
-    def judge(self, vector, split=None) -> dict[str, float]:
+    def evaluate(self, vector, split=None) -> dict[str, float]:
         """Return F(w), on the test data unless said otherwise, and 1 / (1 + F(w)) as accuracy."""
         loss = self.loss(vector, self.data.test if split is None else split)
         return {"accuracy": 1 / (1 + loss), "loss": loss}

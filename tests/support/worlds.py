@@ -132,7 +132,7 @@ class Run:
         return self.servers[-1]
 
     def hear(self, hook: str, args: tuple[Any, ...], result: Any) -> None:
-        """Remember plans, and what clients were judged with."""
+        """Remember plans, and what clients were evaluated with."""
         if hook == "aggregate":
             self.plans.append(result)
         if hook == "evaluate":
@@ -154,11 +154,11 @@ class Run:
             self.scored[record.step] = record.scores
 
     def model(self, k: int) -> torch.Tensor:
-        """Return the vector that client `k` is judged by."""
+        """Return the vector that client `k` is evaluated by."""
         return self.stepper.algorithm.model_of(*self.served[k])
 
     def models(self) -> torch.Tensor:
-        """Return the vectors [N, d] that the clients are judged by."""
+        """Return the vectors [N, d] that the clients are evaluated by."""
         return torch.stack([self.model(k) for k in sorted(self.served)])
 
 
@@ -200,7 +200,7 @@ def run(
     federation: Federation,
     folder: Path,
     steps: int = 3,
-    judge: bool = True,
+    evaluate: bool = True,
     **changes: Any,
 ) -> Run:
     """Take some steps alone in this process; `changes` are fields of the configuration."""
@@ -214,13 +214,13 @@ def run(
         server, notes = stepper.step(out.server, sampler(step))
         out.servers.append(server)
         out.notes.append(notes)
-    if judge:
-        out.scores = stepper.judge(out.server, np.arange(federation.num_clients))
+    if evaluate:
+        out.scores = stepper.evaluate(out.server, np.arange(federation.num_clients))
     return out
 
 
 def walk(algorithm: Algorithm, federation: Federation, folder: Path, **changes: Any) -> Iterator[Run]:
-    """Take one step after the other, and yield the run so far with all clients judged."""
+    """Take one step after the other, and yield the run so far with all clients evaluated."""
     stepper, sampler = start(algorithm, federation, folder, **changes)
     out = Run(stepper)
     stepper.algorithm = stepper.worker.algorithm = Watched(algorithm, out.hear)
@@ -229,7 +229,7 @@ def walk(algorithm: Algorithm, federation: Federation, folder: Path, **changes: 
         server, notes = stepper.step(out.server, sampler(step))
         out.servers.append(server)
         out.notes.append(notes)
-        out.scores = stepper.judge(server, np.arange(federation.num_clients))
+        out.scores = stepper.evaluate(server, np.arange(federation.num_clients))
         yield out
 
 

@@ -1,4 +1,4 @@
-"""What a method may ask of a client: judge, embed, compare."""
+"""What a method may ask of a client: evaluate, embed, compare."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_accuracy_and_loss_by_hand(client):
     """
     vector = torch.zeros(client.layout.size)
     vector[client.layout.slices["head.bias"]] = torch.tensor([0.0, 9.0, 0.0])
-    scores = client.judge(vector)
+    scores = client.evaluate(vector)
     assert_allclose(scores["accuracy"], 1 / 3)
     assert_allclose(scores["loss"], 6 + np.log1p(2 * np.exp(-9)), rtol=1e-6)
     assert_allclose(client.loss(vector, client.data.test), scores["loss"], rtol=1e-6)
@@ -47,7 +47,7 @@ def test_accuracy_and_loss_by_hand(client):
 
 def test_what_is_not_said_otherwise_is_trained_and_compared_on_training_data_and_judged_on_test_data(client):
     train, test, w = client.data.train, client.data.test, client.init
-    assert client.judge(w) == client.judge(w, test) != client.judge(w, client.data.val)
+    assert client.evaluate(w) == client.evaluate(w, test) != client.evaluate(w, client.data.val)
     assert_close(client.losses(w), client.losses(w, train), rtol=0, atol=0)
     assert client.loss(w) == client.loss(w, train)
     assert_allclose(client.loss(w), client.losses(w).double().mean())
@@ -60,7 +60,7 @@ def test_what_is_not_said_otherwise_is_trained_and_compared_on_training_data_and
 
 def test_an_empty_split_scores_nan(client):
     empty = Split(torch.zeros(0, *worlds.SHAPE), torch.zeros(0, dtype=torch.int64))
-    assert np.isnan(list(client.judge(client.init, empty).values())).all()
+    assert np.isnan(list(client.evaluate(client.init, empty).values())).all()
 
 
 def test_logits_are_the_head_of_the_embedding(client):

@@ -97,7 +97,7 @@ def test_ranks_share_a_quarter_of_what_is_free_on_their_gpus(monkeypatch):
 def test_a_method_finds_on_a_pretended_gpu_what_it_finds_on_a_cpu(case, tmp_path):
     """Nothing reads a device's memory as if it were main memory, or mixes the two; short visits will do."""
     name, options = case
-    short = {"steps": 2, "judge": True, "local": replace(worlds.LOCAL, steps=1)}
+    short = {"steps": 2, "evaluate": True, "local": replace(worlds.LOCAL, steps=1)}
     cpu = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "cpu", **short)
     with pretended.gpu():
         there = worlds.run(CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "there", **short)

@@ -32,7 +32,7 @@ class Ccfl(Scenario):
         main_high: greatest share of the main cluster.
         test_images: test images of a visit.
         public: images in each D_k.
-        exam: most test images, beside D_k, on which a whole cluster's model is judged.
+        exam: most test images, beside D_k, on which a whole cluster's model is evaluated.
         static: the data of the first visit stay for good.
         validation: share of a visit's images set aside.
     """
@@ -88,7 +88,9 @@ class Ccfl(Scenario):
             ops=(Rotate(angles),),
             drift=Mixtures(self, groups, pool.num_train, np.sort(order[self.public :]), key),
             public=(np.sort(order[: self.public]),) * self.clusters if self.public else (),
-            exams=(np.sort(order[self.public :][: self.exam]),) * self.clusters if self.exam else (),
+            group_test_sets=(np.sort(order[self.public :][: self.exam]),) * self.clusters
+            if self.exam
+            else (),
         )
 
 
