@@ -23,7 +23,18 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, blend
 from mpifl.core.types import Reads, Vector
 
@@ -74,10 +85,10 @@ class CCFL(Algorithm):
         require(self.max_lag >= 0, "max_lag", self.max_lag, "take 0 (number of clients) or more epochs")
         require(bool(self.sharpen), "sharpen", self.sharpen, "take at least one factor")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k; all clients start at their mean."""
-        w = pretrained(world, self.pretrain_epochs, key)  # [K, d]
-        K, n = len(w), world.num_clients
+        w = pretrained(problem, self.pretrain_epochs, key)  # [K, d]
+        K, n = len(w), problem.num_clients
         algorithm_state = {
             "u": np.full((n, K), 1 / K),
             "changed": np.zeros(K),
@@ -157,11 +168,11 @@ class CCFL(Algorithm):
         return u
 
 
-def pretrained(world: World, epochs: int, key: Key) -> torch.Tensor:
+def pretrained(problem: ProblemInfo, epochs: int, key: Key) -> torch.Tensor:
     """Return a model trained on each D_k [K, d]."""
-    start = world.init(0)
+    start = problem.init(0)
     return torch.stack(
-        [d.sgd(start, key.of("pretrain", k), epochs=epochs).vector for k, d in enumerate(world.public)]
+        [d.sgd(start, key.of("pretrain", k), epochs=epochs).vector for k, d in enumerate(problem.public)]
     )
 
 

@@ -25,7 +25,18 @@ import torch
 from mpifl.clustering.partitions import match_labels, spectral, spectral_by_silhouette
 from mpifl.core.client import Trained
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, by_cluster, rows
 from mpifl.core.types import Reads, Vector
 
@@ -64,10 +75,10 @@ class CFLGP(Algorithm):
         """Return the number of rows."""
         return self.num_clusters or min(self.max_clusters, num_clients)
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start all models alike, everyone in cluster 0."""
-        table = world.init(0)[None].expand(self._k(world.num_clients), -1)
-        return Server({"model": table}, np.zeros(world.num_clients, np.int64))
+        table = problem.init(0)[None].expand(self._k(problem.num_clients), -1)
+        return Server({"model": table}, np.zeros(problem.num_clients, np.int64))
 
     def _clusters(self, t: int) -> bool:
         """Return whether round `t` (from 0) looks at profiles."""

@@ -15,7 +15,18 @@ from pathlib import Path
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, in_turn
 
 from .fedasync import check_blending, train_near, weight_of
@@ -43,14 +54,14 @@ class ClusteredAsync(Algorithm):
     def __post_init__(self) -> None:
         check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)
 
-    def check(self, world: World) -> None:
+    def check(self, problem: ProblemInfo) -> None:
         """The labels must be there, one for each client."""
-        read_labels(self.clusters, world.num_clients)
+        read_labels(self.clusters, problem.num_clients)
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start all clusters from the common model."""
-        labels = read_labels(self.clusters, world.num_clients)
-        rows = world.init(0).repeat(int(labels.max()) + 1, 1)
+        labels = read_labels(self.clusters, problem.num_clients)
+        rows = problem.init(0).repeat(int(labels.max()) + 1, 1)
         return Server({"model": rows}, labels)
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:

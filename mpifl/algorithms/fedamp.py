@@ -17,7 +17,18 @@ import numpy as np
 
 from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, own_rows
 from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import proximal
@@ -51,9 +62,11 @@ class FedAMP(Algorithm):
         require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "take a share in [0, 1]")
         require(self.variant in ("paper", "heur"), "variant", self.variant, "take paper or heur")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start all clients alike."""
-        return Server({"model": world.init(0).repeat(world.num_clients, 1)}, np.arange(world.num_clients))
+        return Server(
+            {"model": problem.init(0).repeat(problem.num_clients, 1)}, np.arange(problem.num_clients)
+        )
 
     def serves(self, server: Server, k: int) -> Reads:
         """Judge by the client's own model."""

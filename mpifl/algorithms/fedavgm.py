@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, Server, World
+from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, Server
 from mpifl.core.mixing import Plan, average
 
 
@@ -36,10 +36,12 @@ class FedAvgM(Algorithm):
         require(0 <= self.beta < 1, "beta", self.beta, "take a value in [0, 1); 0 is FedAvg")
         require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start with v = 0."""
-        v = torch.zeros(1, world.layout.num_parameters)
-        return Server({"model": world.init(0)[None], "momentum": v}, np.zeros(world.num_clients, np.int64))
+        v = torch.zeros(1, problem.layout.num_parameters)
+        return Server(
+            {"model": problem.init(0)[None], "momentum": v}, np.zeros(problem.num_clients, np.int64)
+        )
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State, World
+from mpifl.core.method import Algorithm, Client, Key, Message, Notes, ProblemInfo, Report, Server, State
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
@@ -43,10 +43,10 @@ class FedBABU(Algorithm):
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
         require(self.tune_part in PARTS, "tune_part", self.tune_part, f"take one of {', '.join(PARTS)}")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""
-        body = take(world.init(0), world.layout.part("body"))
-        return Server({"body": body[None]}, np.zeros(world.num_clients, np.int64))
+        body = take(problem.init(0), problem.layout.part("body"))
+        return Server({"body": body[None]}, np.zeros(problem.num_clients, np.int64))
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the body."""

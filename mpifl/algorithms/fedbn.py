@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
@@ -24,10 +35,10 @@ class FedBN(Algorithm):
     paper = "li2021fedbn"
     needs = Needs(state=True)
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""
-        shared = take(world.init(0), world.layout.part("unnormed"))
-        return Server({"shared": shared[None]}, np.zeros(world.num_clients, np.int64))
+        shared = take(problem.init(0), problem.layout.part("unnormed"))
+        return Server({"shared": shared[None]}, np.zeros(problem.num_clients, np.int64))
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download what is shared."""

@@ -18,7 +18,18 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, rows
 from mpifl.core.types import Reads, Vector
 from mpifl.training.evaluation import component_losses
@@ -49,11 +60,11 @@ class FedCE(Algorithm):
         require(self.delta >= 0, "delta", self.delta, "take 0 or more")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start from K independent models and h = 0."""
-        models = torch.stack([world.init(i) for i in range(self.num_clusters)])
-        h = np.zeros((world.num_clients, self.num_clusters))
-        return Server({"model": models}, np.zeros(world.num_clients, np.int64), {"association": h})
+        models = torch.stack([problem.init(i) for i in range(self.num_clusters)])
+        h = np.zeros((problem.num_clients, self.num_clusters))
+        return Server({"model": models}, np.zeros(problem.num_clients, np.int64), {"association": h})
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download all models."""

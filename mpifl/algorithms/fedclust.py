@@ -23,7 +23,7 @@ from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import LINKAGES, agglomerative
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
+from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, ProblemInfo, Report, Server
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.parameters import take, width
 from mpifl.core.types import Vector
@@ -70,7 +70,7 @@ class FedClust(Algorithm):
         w = client.sgd(shown["init"][0], key, **changes).vector
         return client.report(signature=take(w, client.layout.part(self._compared)).clone())
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Cut the hierarchy."""
         assert prints is not None
         distances = np.sqrt(squared_distances(prints["gram"]))  # [n, n]
@@ -78,8 +78,8 @@ class FedClust(Algorithm):
             labels = agglomerative(distances, self.linkage, n_clusters=min(self.num_clusters, len(prints)))
         else:
             labels = agglomerative(distances, self.linkage, threshold=self.threshold)
-        server = clustered_server(world, prints.client, labels)
-        size = width(world.layout.part(self._compared))
+        server = clustered_server(problem, prints.client, labels)
+        size = width(problem.layout.part(self._compared))
         return replace(
             server, tables={**server.tables, "signature": torch.zeros(int(labels.max()) + 1, size)}
         )

@@ -24,7 +24,18 @@ from mpifl.clustering.partitions import quantile_groups
 from mpifl.core.client import Trained
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Mixing, Plan, average, by_cluster
 from mpifl.core.parameters import Layout, Part, put, take, within
 from mpifl.core.types import Reads, Vector
@@ -60,14 +71,14 @@ class FedCUAU(Algorithm):
         require(self.mu >= 0, "mu", self.mu, "take 0 or more")
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
 
-    def check(self, world: World) -> None:
+    def check(self, problem: ProblemInfo) -> None:
         """There must be a client for each cluster, and a block below the head where the head is not
         shared.
         """
-        remedy = f"there are only {world.num_clients} clients; take fewer clusters"
-        require(self.num_clusters <= world.num_clients, "num_clusters", self.num_clusters, remedy)
+        remedy = f"there are only {problem.num_clients} clients; take fewer clusters"
+        require(self.num_clusters <= problem.num_clients, "num_clusters", self.num_clusters, remedy)
         remedy = "the model names no block below its head; take a model that does, or over fedavg"
-        require(bool(self._block(world.layout)), "over", self.over, remedy)
+        require(bool(self._block(problem.layout)), "over", self.over, remedy)
 
     def _shared(self, layout: Layout) -> Part:
         """Return what is averaged: all, or all but the head."""
@@ -77,7 +88,7 @@ class FedCUAU(Algorithm):
         """Return the cluster block."""
         return layout.part("block" if self.over in ("fedavg", "fedprox") else "stage")
 
-    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+    def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send the seed of w_0, nothing else."""
         return {"seed": torch.zeros(1, 1)}
 
@@ -86,14 +97,14 @@ class FedCUAU(Algorithm):
         w = client.sgd(client.init, key, epochs=1).vector
         return client.report(last_layer=take(w - client.init, client.layout.part("head")).clone())
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Cut CUAU at its quantiles; all copies start alike."""
         assert prints is not None
         gram, share = prints["gram"], prints.num_samples / prints.num_samples.sum()
         cuau = np.sqrt(np.maximum(gram.diagonal() - 2 * gram @ share + share @ gram @ share, 0.0))
         assign = quantile_groups(cuau, self.num_clusters)
-        shared, block = self._shared(world.layout), self._block(world.layout)
-        trunk, w_0 = world.layout.part("trunk"), world.init(0)
+        shared, block = self._shared(problem.layout), self._block(problem.layout)
+        trunk, w_0 = problem.layout.part("trunk"), problem.init(0)
         tables = {"trunk": take(w_0, trunk)[None], "block": take(w_0, block).expand(self.num_clusters, -1)}
         parts = {"trunk_part": within(trunk, shared), "block_part": within(block, shared)}
         algorithm_state = {name: np.array([(s.start, s.stop) for s in part]) for name, part in parts.items()}

@@ -16,7 +16,18 @@ import torch
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Mixing, Plan, componentwise, shares
 from mpifl.core.types import Reads
 from mpifl.training.evaluation import component_losses, judge_mixture, train_components
@@ -41,10 +52,10 @@ class FedEM(Algorithm):
         require(self.num_components >= 1, "num_components", self.num_components, "take at least one")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start from K independent models: equal ones would stay equal."""
-        models = torch.stack([world.init(j) for j in range(self.num_components)])
-        return Server({"model": models}, np.zeros(world.num_clients, np.int64))
+        models = torch.stack([problem.init(j) for j in range(self.num_components)])
+        return Server({"model": models}, np.zeros(problem.num_clients, np.int64))
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download all components."""

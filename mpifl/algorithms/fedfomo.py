@@ -18,7 +18,18 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, own_rows
 from mpifl.core.rng import key
 from mpifl.core.types import Reads, Vector
@@ -46,19 +57,19 @@ class FedFomo(Algorithm):
         require(0 <= self.epsilon <= 1, "epsilon", self.epsilon, "take a chance in [0, 1]")
         require(self.epsilon_decay >= 0, "epsilon_decay", self.epsilon_decay, "take 0 or more")
 
-    def check(self, world: World) -> None:
+    def check(self, problem: ProblemInfo) -> None:
         """There must be M other clients."""
-        remedy = f"there are only {world.num_clients - 1} other clients; take fewer models"
-        require(self.num_models < world.num_clients, "num_models", self.num_models, remedy)
+        remedy = f"there are only {problem.num_clients - 1} other clients; take fewer models"
+        require(self.num_models < problem.num_clients, "num_models", self.num_models, remedy)
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start all clients alike, with no affinity; draws are addressed by `seed` and version."""
-        num_clients = world.num_clients
+        num_clients = problem.num_clients
         algorithm_state = {
             "affinity": np.zeros((num_clients, num_clients)),
             "seed": np.array(key.entropy >> 65),
         }
-        models = world.init(0)[None].expand(num_clients, -1)
+        models = problem.init(0)[None].expand(num_clients, -1)
         return Server({"model": models}, np.arange(num_clients), algorithm_state)
 
     def reads(self, server: Server, k: int) -> Reads:

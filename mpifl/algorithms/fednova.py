@@ -13,7 +13,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, add, shares
 
 
@@ -24,10 +35,15 @@ class FedNova(Algorithm):
     paper = "wang2020tackling"
     needs = Needs(polish=True)
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Remember where the buffers begin."""
-        algorithm_state = {"num_parameters": np.array(world.layout.num_parameters), "tau_eff": np.array(0.0)}
-        return Server({"model": world.init(0)[None]}, np.zeros(world.num_clients, np.int64), algorithm_state)
+        algorithm_state = {
+            "num_parameters": np.array(problem.layout.num_parameters),
+            "tau_eff": np.array(0.0),
+        }
+        return Server(
+            {"model": problem.init(0)[None]}, np.zeros(problem.num_clients, np.int64), algorithm_state
+        )
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Report d_i, the change of the buffers behind it, and ||a_i||_1."""

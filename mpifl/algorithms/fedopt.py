@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, Server, World
+from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, Server
 from mpifl.core.mixing import Plan, average
 
 Second = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (v, Delta^2) -> the next v
@@ -43,9 +43,9 @@ class FedAdam(Algorithm):
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start with m = 0 and v = tau^2."""
-        return _start(world, self.tau)
+        return _start(problem, self.tau)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""
@@ -81,9 +81,9 @@ class FedYogi(Algorithm):
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start with m = 0 and v = tau^2."""
-        return _start(world, self.tau)
+        return _start(problem, self.tau)
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""
@@ -105,10 +105,10 @@ def _check(server_lr: float, beta1: float, beta2: float, tau: float) -> None:
     require(tau > 0, "tau", tau, "take a positive number; large values approach FedAvgM")
 
 
-def _start(world: World, tau: float) -> Server:
-    m = torch.zeros(1, world.layout.num_parameters)
-    tables = {"model": world.init(0)[None], "first": m, "second": torch.full_like(m, tau**2)}
-    return Server(tables, np.zeros(world.num_clients, np.int64))
+def _start(problem: ProblemInfo, tau: float) -> Server:
+    m = torch.zeros(1, problem.layout.num_parameters)
+    tables = {"model": problem.init(0)[None], "first": m, "second": torch.full_like(m, tau**2)}
+    return Server(tables, np.zeros(problem.num_clients, np.int64))
 
 
 def _adapted(old: Server, new: Server, eta: float, beta1: float, tau: float, second: Second) -> Server:

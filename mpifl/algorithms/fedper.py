@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
@@ -23,10 +34,10 @@ class FedPer(Algorithm):
     paper = "arivazhagan2019federated"
     needs = Needs(state=True)
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""
-        body = take(world.init(0), world.layout.part("body"))
-        return Server({"body": body[None]}, np.zeros(world.num_clients, np.int64))
+        body = take(problem.init(0), problem.layout.part("body"))
+        return Server({"body": body[None]}, np.zeros(problem.num_clients, np.int64))
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the body."""

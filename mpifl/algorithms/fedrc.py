@@ -17,7 +17,18 @@ import torch.nn.functional as F
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Mixing, Plan, componentwise, shares
 from mpifl.core.types import Reads
 from mpifl.training.evaluation import component_losses, judge_mixture, train_components
@@ -45,11 +56,11 @@ class FedRC(Algorithm):
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one; 1 is FedAvg")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start from K independent models and a constant C."""
-        models = torch.stack([world.init(j) for j in range(self.num_clusters)])
-        labels = torch.ones(self.num_clusters, world.num_classes)
-        return Server({"model": models, "labels": labels}, np.zeros(world.num_clients, np.int64))
+        models = torch.stack([problem.init(j) for j in range(self.num_clusters)])
+        labels = torch.ones(self.num_clusters, problem.num_classes)
+        return Server({"model": models, "labels": labels}, np.zeros(problem.num_clients, np.int64))
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download all models and label sums."""

@@ -19,7 +19,18 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, rows
 from mpifl.core.rng import key
 from mpifl.core.types import Reads, Vector
@@ -65,14 +76,14 @@ class FedSoft(Algorithm):
         """Rounds between two counts."""
         return self.tau or (1 if self.variant == "emdcfl" else 2)
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start from K independent centres; draws of the server are addressed by `seed` and version."""
-        centres = torch.stack([world.init(s) for s in range(self.num_clusters)])
+        centres = torch.stack([problem.init(s) for s in range(self.num_clusters)])
         algorithm_state = {
-            "counts": np.zeros((world.num_clients, self.num_clusters)),
+            "counts": np.zeros((problem.num_clients, self.num_clusters)),
             "seed": np.array(key.entropy >> 65),
         }
-        return Server({"model": centres}, np.zeros(world.num_clients, np.int64), algorithm_state)
+        return Server({"model": centres}, np.zeros(problem.num_clients, np.int64), algorithm_state)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download all centres."""

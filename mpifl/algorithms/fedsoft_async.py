@@ -17,7 +17,18 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, blend
 from mpifl.core.types import Reads
 from mpifl.training.evaluation import component_losses
@@ -49,10 +60,10 @@ class FedSoftAsync(Algorithm):
         require(self.a >= 0, "a", self.a, "take 0 or more")
         require(self.rho >= 0, "rho", self.rho, "take 0 or more; 0 is no proximal term")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k."""
-        w = pretrained(world, self.pretrain_epochs, key)  # [K, d]
-        K, n = len(w), world.num_clients
+        w = pretrained(problem, self.pretrain_epochs, key)  # [K, d]
+        K, n = len(w), problem.num_clients
         algorithm_state = {"mu": np.full((n, K), 1 / K), "changed": np.zeros(K)}
         return Server({"model": w}, np.zeros(n, np.int64), algorithm_state)
 

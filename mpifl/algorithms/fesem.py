@@ -1,6 +1,6 @@
 """FeSEM (FedSEM): k-means on the clients' weights, taking turns with local training.
 
-Xie et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", World Wide Web
+Xie et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", ProblemInfo Wide Web
 2023, Algorithm 1. E: k_i = argmin_k ||w_i - c_k||; M: c_k = mean of its members; clients of cluster k train
 from c_k.
 
@@ -25,7 +25,18 @@ import torch
 
 from mpifl.clustering.partitions import kmeans, principal_coordinates
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import unsquared
@@ -56,12 +67,12 @@ class FeSEM(Algorithm):
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
         require(self.mu >= 0, "mu", self.mu, "take 0 or more")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start the centres alike, or independently under `flexcfl`."""
         own = self.variant == "flexcfl"
-        centres = torch.stack([world.init(j if own else 0) for j in range(self.num_clusters)])
-        drawn = key.numpy().integers(self.num_clusters, size=world.num_clients)
-        assign = np.zeros(world.num_clients, np.int64) if self.variant == "flt" else drawn
+        centres = torch.stack([problem.init(j if own else 0) for j in range(self.num_clusters)])
+        drawn = key.numpy().integers(self.num_clusters, size=problem.num_clients)
+        assign = np.zeros(problem.num_clients, np.int64) if self.variant == "flt" else drawn
         return Server({"model": centres}, assign)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:

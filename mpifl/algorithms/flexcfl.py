@@ -27,7 +27,18 @@ from mpifl.clustering.distances import cosine_matrix, madc, wasserstein1
 from mpifl.clustering.partitions import agglomerative, kmeans, principal_coordinates
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined, pulled
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.types import Vector
 
@@ -73,7 +84,7 @@ class FlexCFL(Algorithm):
         require((self.migration or 0) >= 0, "migration", self.migration, "take 0 or more, or null")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
 
-    def initial_clients(self, world: World, present: np.ndarray, key: Key) -> np.ndarray:
+    def initial_clients(self, problem: ProblemInfo, present: np.ndarray, key: Key) -> np.ndarray:
         """Draw alpha m clients."""
         if self.variant == "emdcfl":
             return present
@@ -88,7 +99,7 @@ class FlexCFL(Algorithm):
         norm = {"norm": float(dw[:p].double().norm())}
         return client.report(norm, unsent=("norm", "direction"), delta=dw, direction=dw[:p])
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Cluster the initial_clients."""
         assert prints is not None
         gram, m = prints["gram"], min(self.num_groups, len(prints))
@@ -98,8 +109,8 @@ class FlexCFL(Algorithm):
             norms = np.sqrt(np.maximum(gram.diagonal(), 1e-300))
             E = principal_coordinates(gram, m) / norms[:, None]  # [n, m]
             labels = kmeans(E, m, max_iter=20).labels
-        server = clustered_server(world, prints.client, labels)
-        directions = torch.zeros(int(labels.max()) + 1, world.layout.num_parameters)
+        server = clustered_server(problem, prints.client, labels)
+        directions = torch.zeros(int(labels.max()) + 1, problem.layout.num_parameters)
         return replace(server, tables={**server.tables, "direction": directions})
 
     def initial_plan(self, server: Server, prints: Notes) -> Plan:

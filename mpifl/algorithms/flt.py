@@ -31,7 +31,7 @@ from mpifl.clustering.server_plans import linked_clients, regrouped, related_pla
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
+from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, ProblemInfo, Report, Server
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Vector
@@ -103,9 +103,9 @@ class FLT(Algorithm):
         """Return what clients download: the encoder, with the decoder where they fine-tune."""
         return client.layout.part("all" if self.finetune_epochs else "encoder")
 
-    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+    def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Pre-train the autoencoder on the server's own images."""
-        house, sets = world.public[0].auxiliary, [c.data.train for c in world.public]
+        house, sets = problem.public[0].auxiliary, [c.data.train for c in problem.public]
         images = Split(torch.cat([s.x for s in sets]), torch.cat([s.y for s in sets]))
         w = self._fit(house, house.init, key, self.pretrain_epochs, images)
         return {"autoencoder": take(w, self._part(house)).cpu()[None]}
@@ -122,12 +122,12 @@ class FLT(Algorithm):
         padded[: len(found)] = found
         return client.report({"centroids": padded})
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Relate the initial_clients."""
         assert prints is not None
-        centroids = np.full((world.num_clients, *prints["centroids"].shape[1:]), np.nan)
+        centroids = np.full((problem.num_clients, *prints["centroids"].shape[1:]), np.nan)
         centroids[prints.client] = prints["centroids"]
-        server = related_server(world, prints.client, self._linked(centroids, prints.client, NOBODY))
+        server = related_server(problem, prints.client, self._linked(centroids, prints.client, NOBODY))
         return replace(
             server,
             algorithm_state={

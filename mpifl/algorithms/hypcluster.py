@@ -14,7 +14,18 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Reads, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Notes,
+    ProblemInfo,
+    Reads,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.types import Vector
 from mpifl.training.evaluation import best_model, fitting_model
@@ -35,10 +46,10 @@ class HypCluster(Algorithm):
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one hypothesis")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start from K independent models."""
-        models = torch.stack([world.init(j) for j in range(self.num_clusters)])
-        return Server({"model": models}, np.zeros(world.num_clients, np.int64))
+        models = torch.stack([problem.init(j) for j in range(self.num_clusters)])
+        return Server({"model": models}, np.zeros(problem.num_clients, np.int64))
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download all hypotheses."""

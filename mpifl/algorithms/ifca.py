@@ -22,7 +22,18 @@ import torch
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, add, by_cluster
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
@@ -64,9 +75,9 @@ class IFCA(Algorithm):
         needs = Needs(validation=self.select_on == "val", fingerprint=self.restarts > 0)
         object.__setattr__(self, "needs", needs)  # no field: what these choices ask for
 
-    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+    def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send all sets of initial models."""
-        return {"models": torch.stack([world.init(j) for j in range(self.restarts * self.num_clusters)])}
+        return {"models": torch.stack([problem.init(j) for j in range(self.restarts * self.num_clusters)])}
 
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return which model of each set fits best."""
@@ -77,15 +88,15 @@ class IFCA(Algorithm):
         """Return the data on which models are compared."""
         return client.data.train if self.select_on == "train" else client.data.val
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start from K independent models: the first set that spreads the clients, or the best tried."""
         first = 0
         if prints is not None:
             fewest = np.array([np.bincount(k, minlength=self.num_clusters).min() for k in prints["tried"].T])
             good = fewest >= self.least * len(prints)
             first = self.num_clusters * int(good.argmax() if good.any() else fewest.argmax())
-        models = torch.stack([world.init(first + j) for j in range(self.num_clusters)])
-        assign, layout = np.zeros(world.num_clients, np.int64), world.layout
+        models = torch.stack([problem.init(first + j) for j in range(self.num_clusters)])
+        assign, layout = np.zeros(problem.num_clients, np.int64), problem.layout
         if self.share == "none":
             return Server({"model": models}, assign)
         body, head = take(models[:1], layout.part("body")), take(models, layout.part("head"))

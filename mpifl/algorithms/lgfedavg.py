@@ -13,7 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
@@ -37,10 +48,10 @@ class LGFedAvg(Algorithm):
     def __post_init__(self) -> None:
         require(self.shared in PRIVATE, "shared", self.shared, f"take one of {', '.join(PRIVATE)}")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""
-        shared = take(world.init(0), world.layout.part(self.shared))
-        return Server({"shared": shared[None]}, np.zeros(world.num_clients, np.int64))
+        shared = take(problem.init(0), problem.layout.part(self.shared))
+        return Server({"shared": shared[None]}, np.zeros(problem.num_clients, np.int64))
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the shared part."""

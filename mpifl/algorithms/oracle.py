@@ -13,7 +13,7 @@ import numpy as np
 
 from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, Server, World
+from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, Server
 from mpifl.core.mixing import Plan
 
 
@@ -24,15 +24,17 @@ class Oracle(Algorithm):
     paper = "zhang2025clustered"
     needs = Needs(groups=True, memory="model")
 
-    def check(self, world: World) -> None:
+    def check(self, problem: ProblemInfo) -> None:
         """The truth must be known."""
-        require(world.groups is not None, "name", "oracle", "this scenario has no true groups; take another")
+        require(
+            problem.groups is not None, "name", "oracle", "this scenario has no true groups; take another"
+        )
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Remember the truth."""
-        assert world.groups is not None
-        start = np.zeros(world.num_clients, np.int64)
-        return Server({"model": world.init(0)[None]}, start, {"groups": world.groups})
+        assert problem.groups is not None
+        start = np.zeros(problem.num_clients, np.int64)
+        return Server({"model": problem.init(0)[None]}, start, {"groups": problem.groups})
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average per true group."""

@@ -26,7 +26,7 @@ from mpifl.clustering.partitions import merge_closest
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, inherited, joined
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
+from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, ProblemInfo, Report, Server
 from mpifl.core.mixing import Plan
 from mpifl.core.types import Vector
 
@@ -64,7 +64,7 @@ class PACFL(Algorithm):
         require(self.linkage in LINKAGES, "linkage", self.linkage, f"take one of {', '.join(LINKAGES)}")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
 
-    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+    def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send nothing: a client needs its own images only."""
         return {}
 
@@ -89,12 +89,12 @@ class PACFL(Algorithm):
         p = max(1, round(self.budget * len(x) / len(data))) if self.budget else self.p
         return np.asarray(np.linalg.svd(X.cpu().numpy(), full_matrices=False)[0][:, :p])
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Cluster the initial_clients."""
         assert prints is not None
-        bases = np.full((world.num_clients, *prints["basis"].shape[1:]), np.nan, np.float32)
+        bases = np.full((problem.num_clients, *prints["basis"].shape[1:]), np.nan, np.float32)
         bases[prints.client] = prints["basis"]
-        server = clustered_server(world, prints.client, self._labels(prints["basis"]))
+        server = clustered_server(problem, prints.client, self._labels(prints["basis"]))
         return replace(server, algorithm_state={**server.algorithm_state, "bases": bases})
 
     def _labels(self, bases: np.ndarray) -> np.ndarray:

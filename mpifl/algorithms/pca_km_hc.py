@@ -21,7 +21,7 @@ from mpifl.clustering.distances import matching_distance, pairwise
 from mpifl.clustering.partitions import kmeans
 from mpifl.clustering.server_plans import linked_clients, regrouped, related_plan, related_server
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, Report, Server, World
+from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, ProblemInfo, Report, Server
 from mpifl.core.mixing import Plan
 from mpifl.core.types import Vector
 
@@ -57,7 +57,7 @@ class PCAKMHC(Algorithm):
         require(self.case in ("full", "ward"), "case", self.case, "take full or ward")
         require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")
 
-    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+    def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send nothing: a client needs its own images only."""
         return {}
 
@@ -71,12 +71,12 @@ class PCAKMHC(Algorithm):
         padded[: len(found)] = found
         return client.report({"centroids": padded})
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Relate the initial_clients."""
         assert prints is not None
-        centroids = np.full((world.num_clients, *prints["centroids"].shape[1:]), np.nan)
+        centroids = np.full((problem.num_clients, *prints["centroids"].shape[1:]), np.nan)
         centroids[prints.client] = prints["centroids"]
-        server = related_server(world, prints.client, self._linked(centroids[prints.client]))
+        server = related_server(problem, prints.client, self._linked(centroids[prints.client]))
         return replace(server, algorithm_state={**server.algorithm_state, "centroids": centroids})
 
     def assign_new_clients(self, server: Server, prints: Notes) -> Plan:

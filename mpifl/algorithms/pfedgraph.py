@@ -20,7 +20,18 @@ import numpy as np
 from mpifl.clustering.partitions import simplex_projection
 from mpifl.clustering.server_plans import dissimilarity, graph_plan, own_models
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, shares
 from mpifl.core.types import Reads
 from mpifl.training.corrections import train_aligned
@@ -50,9 +61,9 @@ class PFedGraph(Algorithm):
         require(self.lam >= 0, "lam", self.lam, "take 0 or more")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start all clients alike, without directions."""
-        return own_models(world, directions=self.variant != "emdcfl")
+        return own_models(problem, directions=self.variant != "emdcfl")
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the own mixture and the direction to stay near."""

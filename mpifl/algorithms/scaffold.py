@@ -13,7 +13,18 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, add
 from mpifl.core.types import Reads
 
@@ -34,10 +45,10 @@ class SCAFFOLD(Algorithm):
     def __post_init__(self) -> None:
         require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Start with c = 0."""
-        c = torch.zeros(1, world.layout.num_parameters)
-        return Server({"model": world.init(0)[None], "control": c}, np.zeros(world.num_clients, np.int64))
+        c = torch.zeros(1, problem.layout.num_parameters)
+        return Server({"model": problem.init(0)[None], "control": c}, np.zeros(problem.num_clients, np.int64))
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download x and c."""

@@ -25,7 +25,18 @@ from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import kmeans, kmeans_by_silhouette
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, World
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, own_rows, rows
 from mpifl.core.types import Reads, Vector
 
@@ -57,10 +68,10 @@ class UCFL(Algorithm):
         require(self.kernel in ("paper", "geo"), "kernel", self.kernel, "take paper or geo")
         require(self.noise_batch > 0, "noise_batch", self.noise_batch, "take a number of samples or a share")
 
-    def check(self, world: World) -> None:
+    def check(self, problem: ProblemInfo) -> None:
         """There may not be more streams than users."""
-        remedy = f"there are only {world.num_clients} clients; take fewer streams"
-        require(self.streams <= world.num_clients, "streams", self.streams, remedy)
+        remedy = f"there are only {problem.num_clients} clients; take fewer streams"
+        require(self.streams <= problem.num_clients, "streams", self.streams, remedy)
 
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return g_i and sigma_i^2 = (1/B) sum_b ||g_i^(b) - g_i||^2 over B disjoint batches."""
@@ -77,7 +88,7 @@ class UCFL(Algorithm):
         """Return n_b of a client, at least one sample."""
         return max(1, int(self.noise_batch if self.noise_batch >= 1 else self.noise_batch * num_samples))
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Turn distances of gradients into collaboration weights W [N, N], and W into streams."""
         assert prints is not None
         alone = sum(n // self._batch(n) < 2 for n in prints.num_samples.tolist())
@@ -95,14 +106,14 @@ class UCFL(Algorithm):
         W = np.exp(logits, out=logits)
         W /= W.sum(1, keepdims=True)
         algorithm_state = {"collaboration": W}
-        assign = np.arange(world.num_clients)
+        assign = np.arange(problem.num_clients)
         if self.streams == -1:
-            choice = kmeans_by_silhouette(W, range(2, world.num_clients), seed=KMEANS_SEED)
+            choice = kmeans_by_silhouette(W, range(2, problem.num_clients), seed=KMEANS_SEED)
             assign, algorithm_state["weights"] = choice.labels, choice.centres
             algorithm_state["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
-        elif 0 < self.streams < world.num_clients:
+        elif 0 < self.streams < problem.num_clients:
             assign, algorithm_state["weights"] = kmeans(W, self.streams, seed=KMEANS_SEED)
-        table = world.init(0)[None].expand(len(mixtures(algorithm_state)), -1)
+        table = problem.init(0)[None].expand(len(mixtures(algorithm_state)), -1)
         return Server({"model": table}, np.asarray(assign, np.int64), algorithm_state)
 
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:

@@ -21,19 +21,19 @@ import numpy as np
 import torch
 
 from mpifl.core.mixing import Mixing, Plan, by_cluster, carry, own_rows
-from mpifl.core.types import Notes, Server, World
+from mpifl.core.types import Notes, ProblemInfo, Server
 
 from .distances import cosine_matrix, euclidean_matrix
 from .partitions import agglomerative, neighbourhoods, silhouette
 
 
-def clustered_server(world: World, clients: np.ndarray, labels: np.ndarray) -> Server:
+def clustered_server(problem: ProblemInfo, clients: np.ndarray, labels: np.ndarray) -> Server:
     """Return the first server: `clients` [n] are known and in clusters `labels` [n]; all rows are alike."""
     num_rows = int(labels.max()) + 1
-    assign = np.full(world.num_clients, num_rows)
+    assign = np.full(problem.num_clients, num_rows)
     assign[clients] = labels
-    algorithm_state = {"known": np.isin(np.arange(world.num_clients), clients)}
-    return Server({"model": world.init(0)[None].expand(num_rows + 1, -1)}, assign, algorithm_state)
+    algorithm_state = {"known": np.isin(np.arange(problem.num_clients), clients)}
+    return Server({"model": problem.init(0)[None].expand(num_rows + 1, -1)}, assign, algorithm_state)
 
 
 def clustered_plan(server: Server, notes: Notes) -> Plan:
@@ -111,15 +111,15 @@ def _ward(rows: np.ndarray, num_clusters: int) -> np.ndarray:
     return max(cuts, key=lambda labels: silhouette(distances, labels, "precomputed"))  # the first of equals
 
 
-def related_server(world: World, clients: np.ndarray, linked: np.ndarray) -> Server:
+def related_server(problem: ProblemInfo, clients: np.ndarray, linked: np.ndarray) -> Server:
     """Return the first server: `clients` [n] are known and `linked` [n, n], the others are not."""
-    everyone = np.eye(world.num_clients, dtype=np.uint8)
+    everyone = np.eye(problem.num_clients, dtype=np.uint8)
     everyone[np.ix_(clients, clients)] = linked
-    known = np.isin(np.arange(world.num_clients), clients)
+    known = np.isin(np.arange(problem.num_clients), clients)
     assign = _rows(everyone, known)
-    algorithm_state = {"linked": everyone, "known": known, "num_samples": world.num_samples}
+    algorithm_state = {"linked": everyone, "known": known, "num_samples": problem.num_samples}
     return Server(
-        {"model": world.init(0)[None].expand(_last(assign, known) + 1, -1)}, assign, algorithm_state
+        {"model": problem.init(0)[None].expand(_last(assign, known) + 1, -1)}, assign, algorithm_state
     )
 
 
@@ -218,16 +218,16 @@ def neighbourhood_labels(server: Server) -> np.ndarray:
     return server.algorithm_state.get("labels", np.arange(len(server.assign)))
 
 
-def own_models(world: World, directions: bool) -> Server:
+def own_models(problem: ProblemInfo, directions: bool) -> Server:
     """Return a server with one row for each client, all alike, and a graph of clients that are alone.
 
     Args:
         directions: add table `direction`, zeros, for the mixtures of the models' directions.
     """
-    num_clients = world.num_clients
-    tables = {"model": world.init(0)[None].expand(num_clients, -1)}
+    num_clients = problem.num_clients
+    tables = {"model": problem.init(0)[None].expand(num_clients, -1)}
     if directions:
-        tables["direction"] = torch.zeros(num_clients, world.layout.num_parameters)
+        tables["direction"] = torch.zeros(num_clients, problem.layout.num_parameters)
     return Server(tables, np.arange(num_clients), {"graph": np.eye(num_clients)})
 
 

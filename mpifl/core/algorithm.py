@@ -20,7 +20,7 @@ from .errors import require
 from .federation import Split
 from .mixing import Plan
 from .rng import Key
-from .types import Message, Notes, Reads, Report, Server, State, Vector, World
+from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 
 @dataclass(frozen=True)
@@ -98,21 +98,21 @@ class Algorithm(ABC):
     paper: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
 
-    def check(self, world: World) -> None:
-        """Raise `UserError` when this method cannot run in this world. Default: when K is larger than N."""
+    def check(self, problem: ProblemInfo) -> None:
+        """Raise `UserError` when this method cannot run in this problem. Default: when K is larger than N."""
         for name in ("num_clusters", "num_components", "num_groups"):
-            remedy = f"there are only {world.num_clients} clients; take fewer"
-            require(getattr(self, name, 0) <= world.num_clients, name, getattr(self, name, 0), remedy)
+            remedy = f"there are only {problem.num_clients} clients; take fewer"
+            require(getattr(self, name, 0) <= problem.num_clients, name, getattr(self, name, 0), remedy)
 
     def auxiliary(self) -> Mapping[str, Any] | None:
         """Return name and options of the network beside the model (`Client.auxiliary`). Default: none."""
         return None
 
-    def shows(self, world: World, key: Key) -> Mapping[str, torch.Tensor]:
+    def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Return the rows [r, width] all download for one-shot statistics. Default: theta0 as `init`."""
-        return {"init": world.init(0)[None]}
+        return {"init": problem.init(0)[None]}
 
-    def initial_clients(self, world: World, present: np.ndarray, key: Key) -> np.ndarray:
+    def initial_clients(self, problem: ProblemInfo, present: np.ndarray, key: Key) -> np.ndarray:
         """Return who of the clients `present` gives one-shot statistics before training. Default: all."""
         return present
 
@@ -120,9 +120,9 @@ class Algorithm(ABC):
         """Return the one-shot statistics of a client, which downloaded `shown` (only if declared)."""
         return None
 
-    def setup(self, world: World, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
         """Return the first server; runs once, on rank 0. Default: one model, used by all."""
-        return Server({"model": world.init(0)[None]}, np.zeros(world.num_clients, np.int64))
+        return Server({"model": problem.init(0)[None]}, np.zeros(problem.num_clients, np.int64))
 
     def initial_plan(self, server: Server, prints: Notes) -> Plan:
         """Mix what the initial_clients sent as one-shot statistics into the first rows. Default: nothing."""

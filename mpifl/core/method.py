@@ -3,7 +3,7 @@
 from .algorithm import Algorithm, Look, Needs
 from .client import Client, Peer, Trained
 from .rng import Key
-from .types import Message, Notes, Reads, Report, Server, State, Vector, World
+from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 __all__ = [
     "Algorithm",
@@ -20,5 +20,5 @@ __all__ = [
     "State",
     "Trained",
     "Vector",
-    "World",
+    "ProblemInfo",
 ]

@@ -1,4 +1,4 @@
-"""Messages, reports, notes and the server: what a method sees of the world."""
+"""Messages, reports, notes and the server: what a method sees of the problem."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class World:
+class ProblemInfo:
     """What a method may know when it sets up the server.
 
     Attributes:

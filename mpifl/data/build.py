@@ -21,7 +21,7 @@ from . import prepared_cache as cache
 from .federation import PoolFederation
 from .pool import Pool, check_pool
 from .prepared_cache import Progress
-from .scenario import Scenario, Table, World
+from .scenario import Scenario, ScenarioSpec, Table
 from .scenarios import Rotated
 from .sources import Digits, Photos, Source, in_one_line, normalisation
 from .transforms import Finish
@@ -202,7 +202,7 @@ def _open_pool(place: Path) -> Pool:
     return Pool(images, labels, noted["num_train"], noted["num_classes"], origin, names)
 
 
-def _fill_world(world: World, pool: Pool, to: Path, say: Progress) -> Mapping[str, Any]:
+def _fill_world(world: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> Mapping[str, Any]:
     splits = world.splits()
     table = Table(splits, world.op_groups)
     say(f"splitting {len(pool.labels)} samples over {len(table.sizes)} clients")
@@ -234,13 +234,13 @@ def _bake(federation: PoolFederation, splits: Mapping[str, Csr], to: Path) -> di
     return baked
 
 
-def _bytes(world: World, pool: Pool, table: Table) -> int:
+def _bytes(world: ScenarioSpec, pool: Pool, table: Table) -> int:
     sample = PoolFederation(pool, world, table, Finish((0.0,), (1.0,))).samples(0)[0]
     size = int(np.prod(sample.shape[1:]))
     return size * sum(int(csr.offsets[-1]) for csr in table.splits.values())
 
 
-def _open_world(config: DataConfig, world: World, pool: Pool, folder: Path) -> PoolFederation:
+def _open_world(config: DataConfig, world: ScenarioSpec, pool: Pool, folder: Path) -> PoolFederation:
     noted = cache.facts(folder)
     splits = {name: _open_csr(folder, name) for name in noted["splits"]}
     finish = _finish(config, world, pool)
@@ -258,7 +258,7 @@ def _open_csr(folder: Path, name: str) -> Csr:
     return Csr(np.asarray(cache.load(folder, f"{name}_offsets")), array("index"), array("row"))
 
 
-def _finish(config: DataConfig, world: World, pool: Pool) -> Finish:
+def _finish(config: DataConfig, world: ScenarioSpec, pool: Pool) -> Finish:
     chosen = config.source.normalise or world.normalise or "standard"
     channels = pool.shape[0]
     for op in world.ops:

@@ -17,7 +17,7 @@ from mpifl.core.federation import ClientData, Federation, Split
 
 from .pool import Pool
 from .sample_cache import Recent
-from .scenario import SPLITS, Allotment, Draw, World
+from .scenario import SPLITS, Allotment, Draw, ScenarioSpec
 from .transforms import Finish, Op
 
 SELDOM = 8  # see `keep`
@@ -63,7 +63,7 @@ class PoolFederation(Federation):
         extra: names of the further test sets.
     """
 
-    def __init__(self, pool: Pool, world: World, allotment: Allotment, finish: Finish) -> None:
+    def __init__(self, pool: Pool, world: ScenarioSpec, allotment: Allotment, finish: Finish) -> None:
         self.pool = pool
         self._recent, self._static = Recent(0), world.drift is None
         self.allotment: Allotment = allotment

@@ -80,7 +80,7 @@ class Table(Allotment):
 
 
 @dataclass(frozen=True)
-class World:
+class ScenarioSpec:
     """A scenario, composed for one pool and one seed. Everything but `splits()` is cheap.
 
     Attributes:
@@ -127,7 +127,7 @@ class Scenario(ABC):
     """The user's options of one kind of world; a frozen dataclass whose fields are configuration keys."""
 
     @abstractmethod
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the world for `pool`; all randomness lies below `key`."""
 
 

@@ -25,7 +25,7 @@ from mpifl.core.federation import Federation
 from mpifl.core.parameters import Layout, flatten
 from mpifl.core.process import age
 from mpifl.core.rng import key
-from mpifl.core.types import World
+from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, PoolFederation, open_federation, open_public
 from mpifl.kernels import bindings
 from mpifl.models import AUTOENCODERS
@@ -83,7 +83,7 @@ class Bench:
     config: Config
     transport: Transport
     federation: Federation
-    world: World
+    world: ProblemInfo
     learner: Learner
     num_sampled: int
     places: tuple[Place, ...] = ()  # of all ranks; on rank 0
@@ -134,7 +134,7 @@ def device_of(config: Config, local_rank: int) -> str:
     return f"cuda:{local_rank % torch.cuda.device_count()}"
 
 
-def check(config: Config, federation: Federation, world: World) -> int:
+def check(config: Config, federation: Federation, world: ProblemInfo) -> int:
     """Raise `UserError` for what cannot run; return the cohort's size."""
     needs, local = config.algorithm.needs, config.local
     try:
@@ -160,8 +160,8 @@ def check(config: Config, federation: Federation, world: World) -> int:
 
 
 def furnish(
-    config: Config, federation: Federation, world: World, learner: Learner, is_server: bool = True
-) -> World:
+    config: Config, federation: Federation, world: ProblemInfo, learner: Learner, is_server: bool = True
+) -> ProblemInfo:
     """Return the world with what the server owns, after giving the learner its auxiliary network."""
     shape, name = federation.shape, config.algorithm.auxiliary()
     if name is not None:
@@ -235,7 +235,7 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     on_server(transport, built)
     model = config.model.build(federation.shape, federation.num_classes)
     start = init(0)
-    world = World(
+    world = ProblemInfo(
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
         num_samples=federation.sizes[:, 0].astype(np.int64),

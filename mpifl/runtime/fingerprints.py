@@ -45,7 +45,7 @@ class Prints:
         present = np.setdiff1d(np.arange(len(stepper.sizes)), self.absent)
         with deciding(stepper.algorithm, "initial_clients") as where:
             chosen = stepper.algorithm.initial_clients(
-                stepper.world, present, stepper.seed.of("initial_clients")
+                stepper.problem, present, stepper.seed.of("initial_clients")
             )
             check_clients(where, chosen, present)
         return chosen
@@ -99,7 +99,7 @@ class Prints:
         if not self._shown:
             with stepper.watch("cluster"):
                 with deciding(stepper.algorithm, "shows") as where:
-                    shown = stepper.algorithm.shows(stepper.world, stepper.seed.of("shows"))
+                    shown = stepper.algorithm.shows(stepper.problem, stepper.seed.of("shows"))
                     check_tables(where, shown)
                 self._shown = shown
             stepper.tables.publish(self._shown)

@@ -41,7 +41,7 @@ class Taker:
             assert gram is not None
             notes = notes.having(gram=gram)
         if self.stepper.compared(server, name := algorithm.needs.row_distance) and name:
-            rows, p = server.tables[name], self.stepper.world.layout.num_parameters
+            rows, p = server.tables[name], self.stepper.problem.layout.num_parameters
             notes = notes.having(row_distance=np.stack([row_distances(u, rows, p) for u in uploads[name]]))
         return notes
 

@@ -23,7 +23,7 @@ from mpifl.core.federation import Federation
 from mpifl.core.mixing import Plan
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
-from mpifl.core.types import Notes, Reads, Server, World
+from mpifl.core.types import Notes, ProblemInfo, Reads, Server
 from mpifl.traffic.ledger import Ledger, count_numbers
 from mpifl.traffic.payload import Payload
 from mpifl.training import Learner, LocalConfig
@@ -51,7 +51,7 @@ class Setting:
     federation: Federation
     learner: Learner
     local: LocalConfig
-    world: World
+    problem: ProblemInfo
     store: ClientStore
     seed: Key
     exact: bool = True
@@ -72,7 +72,7 @@ class Stepper:
     def __init__(self, setting: Setting) -> None:
         s = setting
         check_needs(s.algorithm)
-        self.transport, self.algorithm, self.world, self.seed = s.transport, s.algorithm, s.world, s.seed
+        self.transport, self.algorithm, self.problem, self.seed = s.transport, s.algorithm, s.problem, s.seed
         self.sizes = s.federation.sizes
         self.watch, self.store = Stopwatch(), s.store
         self.tables = Tables(s.transport)
@@ -122,7 +122,7 @@ class Stepper:
         if self.transport.is_server:
             with self.watch("cluster"):
                 with deciding(self.algorithm, "setup") as where:
-                    server = self.algorithm.setup(self.world, prints, self.seed.of("setup"))
+                    server = self.algorithm.setup(self.problem, prints, self.seed.of("setup"))
                     self.check_server(where, server)
                 server = self.appraised(None, server)
             self.tables.publish(server.tables)
@@ -139,7 +139,7 @@ class Stepper:
         if not self.algorithm.needs.inspect:
             return new
         with deciding(self.algorithm, "appraise") as where:
-            done = self.algorithm.appraise(old, new, self.world.public)
+            done = self.algorithm.appraise(old, new, self.problem.public)
             self.check_server(where, done, new)
         return done
 

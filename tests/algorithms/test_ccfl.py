@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from mpifl.algorithms.ccfl import CCFL
 from mpifl.algorithms.fedsoft_async import FedSoftAsync
 from mpifl.core.parameters import Layout
-from mpifl.core.types import World
+from mpifl.core.types import ProblemInfo
 from mpifl.experiment import engines as driver
 
 
@@ -77,7 +77,7 @@ def test_the_first_models_are_trained_on_the_servers_sets(method):
     """
     public = owned(4.0, 10), owned(8.0, 10)
     layout = Layout(("w",), ((1,),), 1)
-    world = World(3, 2, np.ones(3), layout, lambda j: torch.full((1,), 2.0 + j), public=public)
+    world = ProblemInfo(3, 2, np.ones(3), layout, lambda j: torch.full((1,), 2.0 + j), public=public)
     server = method.setup(world, None, byhand.KEY)
     assert_close(server.tables["model"], torch.tensor([[3.75], [7.25]]))
     assert_array_equal(method.mixtures(server), np.full((3, 2), 0.5))

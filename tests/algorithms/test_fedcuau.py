@@ -14,7 +14,7 @@ from mpifl.algorithms import CATALOGUE
 from mpifl.algorithms.fedcuau import FedCUAU
 from mpifl.core.errors import UserError
 from mpifl.core.parameters import Layout, put, take
-from mpifl.core.types import World
+from mpifl.core.types import ProblemInfo
 
 MOMENTUM = worlds.LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
 TWO_LAYERS = {"model": worlds.mlp(8, 6), "local": MOMENTUM}
@@ -33,7 +33,7 @@ def test_quantiles_by_hand():
     cu, n = np.array([0.0, 4.0, 1.0]), np.array([1, 1, 2])
     prints = byhand.notes(n.tolist(), gram=np.outer(cu, cu))
     layout = Layout(("body.fc1.w", "head.w"), ((1,), (1,)), 2, ("head",))
-    world = World(3, 2, n, layout, lambda j: torch.tensor([7.0, 5.0]))
+    world = ProblemInfo(3, 2, n, layout, lambda j: torch.tensor([7.0, 5.0]))
     server = FedCUAU().setup(world, prints, byhand.KEY)
     assert_allclose(server.algorithm_state["cuau"], [1.5, 2.5, 0.5])
     assert_array_equal(server.assign, [0, 1, 0])

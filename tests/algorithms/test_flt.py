@@ -18,15 +18,15 @@ from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.client import Trained
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout
-from mpifl.core.types import World
+from mpifl.core.types import ProblemInfo
 
 HEAD = Layout(("head.weight",), ((2, 1),), 2)  # of the model: two classes
 CODER = Layout(("encoder.w", "decoder.w"), ((1,), (1,)), 2)
 
 
-def world(n: list[int], public: tuple = ()) -> World:
+def world(n: list[int], public: tuple = ()) -> ProblemInfo:
     """Return a federation of clients with `n` samples."""
-    return World(len(n), 2, np.array(n), HEAD, lambda j: torch.full((2,), float(j)), public=public)
+    return ProblemInfo(len(n), 2, np.array(n), HEAD, lambda j: torch.full((2,), float(j)), public=public)
 
 
 class Coder(byhand.Quadratic):

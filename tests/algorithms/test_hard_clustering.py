@@ -19,14 +19,14 @@ from mpifl.algorithms import CATALOGUE
 from mpifl.clustering.server_plans import linked_clients, pulled, related_plan, related_server
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout
-from mpifl.core.types import World
+from mpifl.core.types import ProblemInfo
 
 FLAT = Layout(("body.w", "head.weight"), ((1,), (2, 1)), 3, ("head",))  # a body of one number, a head of two
 
 
-def world(n: list[int], layout: Layout = FLAT) -> World:
+def world(n: list[int], layout: Layout = FLAT) -> ProblemInfo:
     """Return a federation of clients with `n` samples whose j-th initial vector is (j, j, ...)."""
-    return World(len(n), 2, np.array(n), layout, lambda j: torch.full((layout.size,), float(j)))
+    return ProblemInfo(len(n), 2, np.array(n), layout, lambda j: torch.full((layout.size,), float(j)))
 
 
 def gram(points: list[list[float]]) -> np.ndarray:

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.mixing import average
-from mpifl.core.types import Notes, World
+from mpifl.core.types import Notes, ProblemInfo
 
 MOMENTUM = worlds.LocalConfig(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
 
@@ -128,9 +128,9 @@ def test_fedprox_differs_from_fedavg_when_mu_is_not_zero(tmp_path):
     assert float((runs[0].models() - runs[1].models()).abs().max()) > 1e-3
 
 
-def _world(n: np.ndarray) -> World:
+def _world(n: np.ndarray) -> ProblemInfo:
     vector = torch.zeros(4)
-    return World(len(n), 2, n, layout=None, init=lambda j: vector)
+    return ProblemInfo(len(n), 2, n, layout=None, init=lambda j: vector)
 
 
 def test_ucfl_weighs_by_samples_where_fingerprints_are_equal():

@@ -12,14 +12,16 @@ from support import byhand
 
 from mpifl.clustering.server_plans import linked_clients, regrouped, related_plan, related_server
 from mpifl.core.parameters import Layout
-from mpifl.core.types import World
+from mpifl.core.types import ProblemInfo
 
 PAIR = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)  # 0 and 1 are related, 2 is alone
 
 
-def world(n: list[int]) -> World:
+def world(n: list[int]) -> ProblemInfo:
     """Return a federation of clients with `n` samples and models of one number."""
-    return World(len(n), 2, np.array(n), Layout(("w",), ((1,),), 1), lambda j: torch.full((1,), float(j)))
+    return ProblemInfo(
+        len(n), 2, np.array(n), Layout(("w",), ((1,),), 1), lambda j: torch.full((1,), float(j))
+    )
 
 
 @pytest.mark.parametrize(("num_clusters", "expected"), [(0, [0, 0, 1, 1, 1, 2]), (2, [0, 0, 1, 1, 1, 0])])

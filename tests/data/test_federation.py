@@ -15,7 +15,7 @@ from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance
 from mpifl.data.build import open_public
 from mpifl.data.partition.csr import everyone, from_lists
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Table, World
+from mpifl.data.scenario import ScenarioSpec, Table
 from mpifl.data.transforms import Finish, PermuteLabels, Rotate
 
 WORLDS = [
@@ -158,12 +158,12 @@ def test_operations_give_the_same_whether_baked_or_run_at_the_visit(tiny_pool: P
         "val": from_lists([np.array([9]), np.zeros(0, np.int64)]),
         "test": from_lists([np.array([60, 61]), np.array([89])]),
     }
-    world = World(groups=np.array([0, 1]), ops=ops)
+    world = ScenarioSpec(groups=np.array([0, 1]), ops=ops)
     finish = Finish((0.0,), (1.0,))
     visited = PoolFederation(tiny_pool, world, Table(splits, world.groups), finish)
     baked_splits = _bake(visited, splits, tmp_path)
     images, labels = np.load(tmp_path / "images.npy"), np.load(tmp_path / "labels.npy")
-    baked = PoolFederation(Pool(images, labels, 7, 3), World(), Table(baked_splits, None), finish)
+    baked = PoolFederation(Pool(images, labels, 7, 3), ScenarioSpec(), Table(baked_splits, None), finish)
     for k in range(2):
         for split in ("train", "val", "test"):
             for a, b in zip(visited.samples(k, split), baked.samples(k, split), strict=True):
@@ -189,7 +189,7 @@ def test_a_histogram_counts_labels_and_its_distance_to_the_whole_is_by_hand(tiny
 
     splits = {"train": from_lists([np.array([0, 3]), np.array([1, 2])])}
     splits |= {name: everyone(np.zeros(0, np.int64), 2) for name in ("val", "test")}
-    federation = PoolFederation(tiny_pool, World(), Table(splits, None), Finish((0.0,), (1.0,)))
+    federation = PoolFederation(tiny_pool, ScenarioSpec(), Table(splits, None), Finish((0.0,), (1.0,)))
     counts = histogram(federation)
     np.testing.assert_array_equal(counts, [[2, 0, 0], [0, 1, 1]])
     np.testing.assert_allclose(label_distance(counts), [1.0, 1.0])

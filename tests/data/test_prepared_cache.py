@@ -158,7 +158,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class World(Iid):
+class ScenarioSpec(Iid):
     def owners(self, labels, rng):
         return np.arange(len(labels)) % self.clients
 
@@ -176,7 +176,7 @@ def test_a_users_scenario_or_source_that_was_edited_is_prepared_again(tmp_path):
     file = tmp_path / "own.py"
     iid = {"scenario": SCENARIOS["iid"](clients=2), "source": SOURCES["digits"]()}
     for name, what, old, new in (
-        ("World", "scenario", "% self.clients", "% self.clients ^ 1"),
+        ("ScenarioSpec", "scenario", "% self.clients", "% self.clients ^ 1"),
         ("Source", "source", "= 7", "= 9"),
     ):
         made = []

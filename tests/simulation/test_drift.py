@@ -17,7 +17,7 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.federation import ClientData
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import Layout
-from mpifl.core.types import World
+from mpifl.core.types import ProblemInfo
 from mpifl.simulation.policies import Buffer
 from mpifl.training import LocalClient
 
@@ -136,7 +136,7 @@ def test_linked_clients_weigh_with_the_samples_of_their_last_visit():
     3 + 1 + 5 + 1 = 10, and 2 of 10 for the initial row; then 1 comes with 4: 4 of 3 + 4 + 5 + 1 = 13.
     """
     layout = Layout(("w",), ((1,),), 1)
-    world = World(4, 2, np.ones(4, np.int64), layout, lambda j: torch.zeros(1))
+    world = ProblemInfo(4, 2, np.ones(4, np.int64), layout, lambda j: torch.zeros(1))
     server = related_server(world, np.arange(4), np.ones((4, 4), bool))
     notes = byhand.notes([3, 5], client=[0, 2])
     plan = related_plan(server, notes, all_clients=True)

@@ -27,7 +27,7 @@ from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
-from mpifl.core.types import Notes, Server, World
+from mpifl.core.types import Notes, ProblemInfo, Server
 from mpifl.experiment import build as experiment
 from mpifl.experiment import engines as driver
 from mpifl.experiment.config import Config, EvaluationConfig, Seeds
@@ -174,7 +174,7 @@ def bench_of(config: Config, federation: Federation, transport: Transport) -> ex
     model = config.model.build(federation.shape, federation.num_classes)
     groups = federation.groups if config.algorithm.needs.groups else None
     sizes = federation.sizes[:, 0].astype(np.int64)
-    world = World(federation.num_clients, federation.num_classes, sizes, Layout.of(model), init, groups)
+    world = ProblemInfo(federation.num_clients, federation.num_classes, sizes, Layout.of(model), init, groups)
     sampled = experiment.check(config, federation, world)
     learner = Learner(model, "cuda" if config.system.device == "cuda" else "cpu")
     learner.init = init(0).to(learner.device)

@@ -11,7 +11,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_like
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, World, check_clients, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
 from mpifl.data.scenarios.ucfl import label_permutations
 from mpifl.data.transforms import Op, PermuteLabels, Rotate
 
@@ -54,7 +54,7 @@ class Composed(Scenario):
     def _num_groups(self) -> int:
         return len(self.angles) * self.permutations * self.subsets
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition, rotation and label permutation."""
         remedy = f"does not divide the {pool.num_classes} classes"
         require(pool.num_classes % self.subsets == 0, "subsets", self.subsets, remedy)
@@ -74,7 +74,7 @@ class Composed(Scenario):
         classes = key.of("classes").numpy().permutation(pool.num_classes).reshape(self.subsets, -1)
         facts = {"labels": names, "classes": classes.tolist()}
         groups = grouped(self.clients, self._num_groups)
-        return World(
+        return ScenarioSpec(
             lambda: self._splits(pool, classes, key),
             groups,
             ops=tuple(ops),

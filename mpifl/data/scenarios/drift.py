@@ -10,7 +10,7 @@ from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.data.partition.dirichlet import dirichlet, take_by_mixture
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Allotment, Draw, Scenario, World, check_fraction
+from mpifl.data.scenario import Allotment, Draw, Scenario, ScenarioSpec, check_fraction
 from mpifl.data.transforms import Rotate
 
 
@@ -71,7 +71,7 @@ class Ccfl(Scenario):
         few = f"every one of the {self.clusters} clusters needs a client"
         require(self.clients >= self.clusters, "clients", self.clients, few)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose rotation, public sets and drift."""
         few = f"more than the {pool.num_train} training images; take fewer"
         require(self.largest <= pool.num_train, "largest", self.largest, few)
@@ -82,7 +82,7 @@ class Ccfl(Scenario):
         require(self.public + self.test_images <= len(order), "public", self.public, few)
         groups = np.arange(self.clients) * self.clusters // self.clients  # in blocks
         angles = tuple(i * 360.0 / self.clusters for i in range(self.clusters))
-        return World(
+        return ScenarioSpec(
             groups=groups,
             names=tuple(f"{angle:g} degrees" for angle in angles),
             ops=(Rotate(angles),),
@@ -204,7 +204,7 @@ class Population(Scenario):
         require(positive, "alpha", self.alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the draws."""
         for name, count, stock in (
             ("samples", self.samples, pool.train),
@@ -213,7 +213,7 @@ class Population(Scenario):
             require(
                 count <= len(stock), name, count, f"more than the {len(stock)} images there are; take fewer"
             )
-        return World(drift=Drawn(self, pool, key))
+        return ScenarioSpec(drift=Drawn(self, pool, key))
 
 
 class Drawn(Allotment):

@@ -14,7 +14,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, World, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.transforms import Colour, Patch
 
@@ -51,7 +51,7 @@ class EmdCflMnist(Scenario):
         require(self.version in VERSIONS, "version", self.version, f"known: {', '.join(VERSIONS)}")
         grouped(self.clients, 4)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the rotated world with the notebooks' cuts."""
         return Rotated(
             clients=self.clients,
@@ -83,7 +83,7 @@ class EmdCflCifar(Scenario):
         require(self.resize > 0, "resize", self.resize, "a side in pixels")
         grouped(self.clients, 4)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the rotated world with the notebooks' cuts."""
         rotated = Rotated(
             clients=self.clients,
@@ -121,7 +121,7 @@ class BackdoorMnist(Scenario):
         require(0.0 < self.kept <= 1.0, "kept", self.kept, "a share in (0, 1]")
         grouped(self.clients, 3)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and colours."""
         require(pool.shape[0] == 1, "name", "emdcfl_backdoor_mnist", "paints grey images; take source mnist")
         require(
@@ -130,7 +130,7 @@ class BackdoorMnist(Scenario):
         clean = Colour(((GREEN,) * 10, SUMMER, (PURPLE,) * 10))
         reverse = Colour((SUMMER[::-1],) * 3)
         groups = grouped(self.clients, 3)
-        return World(
+        return ScenarioSpec(
             splits=lambda: self._splits(pool, key),
             groups=groups,
             ops=(clean,),
@@ -187,13 +187,13 @@ class BackdoorCifar(Scenario):
         require(self.resize is None or self.resize > 0, "resize", self.resize, "a side in pixels")
         grouped(self.clients, 3)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and patches."""
         suits = pool.shape[0] == 3 and pool.num_classes == 10
         require(suits, "name", "emdcfl_backdoor_cifar", "needs ten classes in colour; take source cifar10")
         none = (None,) * 10
         following = tuple(TAB10[(label + 1) % 5] for label in range(10))
-        return World(
+        return ScenarioSpec(
             splits=lambda: self._splits(pool, key),
             groups=grouped(self.clients, 3),
             ops=(Patch((none, (*TAB10, *none[:5]), none)),),

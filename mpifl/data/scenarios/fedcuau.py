@@ -11,7 +11,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
 from mpifl.data.partition.dirichlet import owners_by_client, take_by_mixture
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, World, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FedCuau(Scenario):
         check_fraction("validation", self.validation)
         grouped(self.clients, len(self.alphas))
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         size = self.clients // len(self.alphas)
         for name, count, part in (
@@ -57,7 +57,9 @@ class FedCuau(Scenario):
             remedy = f"{size} clients share the {have} samples of a group; take at most {have // size}"
             require(count * size <= have, name, count, remedy)
         names = tuple(f"alpha {alpha:g}" for alpha in self.alphas)
-        return World(lambda: self._splits(pool, key), grouped(self.clients, len(self.alphas)), names=names)
+        return ScenarioSpec(
+            lambda: self._splits(pool, key), grouped(self.clients, len(self.alphas)), names=names
+        )
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         groups = len(self.alphas)

@@ -17,7 +17,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import exponential_sizes
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, World, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
 
 SHORT = ("truncate", "shards", "minus_one")
 
@@ -48,7 +48,7 @@ class Flt1(Scenario):
         require(self.short in SHORT, "short", self.short, f"known: {', '.join(SHORT)}")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         check_classes(pool)
         even = pool.num_classes - pool.num_classes % 2
@@ -100,7 +100,7 @@ class Flt2(Scenario):
         require(self.images is None or self.images > 2, "images", self.images, "at least one of each class")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         check_classes(pool)
         order = key.of("classes").numpy().permutation(pool.num_classes)
@@ -146,7 +146,7 @@ class Flt4(Scenario):
         require(self.classes > 0, "classes", self.classes, "labels of a cluster, at least one")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         check_classes(pool)
         labels = [
@@ -192,7 +192,7 @@ def _world(
     groups: np.ndarray,
     tested: list[list[int]],
     validation: float,
-) -> World:
+) -> ScenarioSpec:
     """Compose the clients' own rows (from `train`) and one shared test row for each cluster."""
 
     def splits() -> dict[str, Csr]:
@@ -205,4 +205,4 @@ def _world(
 
     normalise = "unit" if pool.shape[0] == 1 else "half"
     names = tuple(f"classes {', '.join(map(str, own))}" for own in tested)
-    return World(splits, groups, normalise=normalise, names=names, facts={"classes": tested})
+    return ScenarioSpec(splits, groups, normalise=normalise, names=names, facts={"classes": tested})

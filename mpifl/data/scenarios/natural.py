@@ -11,7 +11,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, World, check_fraction
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction
 
 TESTS = ("origin", "own", "all")
 
@@ -45,7 +45,7 @@ class Natural(Scenario):
         check_fraction("validation", self.validation)
         check_fraction("test_share", self.test_share)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition; nothing is done to the pixels."""
         origin = origin_of(pool)
         counts = np.bincount(origin[: pool.num_train], minlength=int(origin.max()) + 1)
@@ -60,7 +60,7 @@ class Natural(Scenario):
         if self.test == "origin" and not (own[pool.num_train :] >= 0).any():
             raise UserError("test", self.test, "no client wrote anything in the test part; take own or all")
         names = [pool.origin_names[i] for i in chosen] if pool.origin_names else chosen.tolist()
-        return World(splits=lambda: self._splits(pool, own, wanted, key), facts={"origins": names})
+        return ScenarioSpec(splits=lambda: self._splits(pool, own, wanted, key), facts={"origins": names})
 
     def _splits(self, pool: Pool, own: np.ndarray, clients: int, key: Key) -> dict[str, Csr]:
         whole = from_owner(own[: pool.num_train], pool.train, clients, key.of("train").numpy())
@@ -91,7 +91,7 @@ class Flt3(Scenario):
         require(self.clients > 0, "clients", self.clients, "needs at least one client")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the natural partition."""
         return replace(Natural(self.clients, validation=self.validation).world(pool, key), normalise="unit")
 
@@ -118,7 +118,7 @@ class Pacs(Scenario):
         check_fraction("validation", self.validation)
         check_fraction("test_share", self.test_share)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition by domain."""
         origin = origin_of(pool)
         counts = np.bincount(origin) // self.per_client
@@ -132,7 +132,9 @@ class Pacs(Scenario):
             )
         groups = np.repeat(np.arange(len(counts)), counts)
         names = tuple(pool.origin_names)
-        return World(lambda: self._splits(origin, counts, key), groups, normalise="imagenet", names=names)
+        return ScenarioSpec(
+            lambda: self._splits(origin, counts, key), groups, normalise="imagenet", names=names
+        )
 
     def _splits(self, origin: np.ndarray, counts: np.ndarray, key: Key) -> dict[str, Csr]:
         train: list[np.ndarray] = []

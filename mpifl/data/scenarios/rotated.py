@@ -11,7 +11,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, World, check_clients, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
 from mpifl.data.transforms import Border, Op, Rotate
 
 
@@ -61,12 +61,12 @@ class Rotated(Scenario):
         check_fraction("validation", self.validation)
         grouped(self.clients, len(self.angles))
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and rotation."""
         blocks = grouped(self.clients, len(self.angles))
         border: tuple[Op, ...] = (Border(self.border),) if self.border else ()
         group_of = same_angle(self.angles, self.tolerance)
-        return World(
+        return ScenarioSpec(
             splits=lambda: self._splits(pool, key),
             groups=group_of[blocks],
             blocks=blocks,

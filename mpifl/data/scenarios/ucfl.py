@@ -18,7 +18,7 @@ from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold
 from mpifl.data.partition.dirichlet import at_least, owners_by_class
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, World, check_clients, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
 from mpifl.data.transforms import PermuteLabels, Rotate
 
 TEST_SHARE = 0.2
@@ -46,11 +46,11 @@ class UcflA(Scenario):
     def __post_init__(self) -> None:
         _check(self.clients, self.points, self.alpha, self.validation)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         count = _count(pool, self.points, self.drawn, self.clients)
         owners = _dirichlet(self.clients, self.alpha)
-        return World(
+        return ScenarioSpec(
             lambda: _splits(pool, key, count, owners, self.clients, self.validation), normalise="unit"
         )
 
@@ -80,11 +80,11 @@ class UcflB(Scenario):
         require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
         grouped(self.clients, len(self.angles))
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and rotation."""
         count = _count(pool, self.points, self.drawn, self.clients)
         owners = _dirichlet(self.clients, self.alpha)
-        return World(
+        return ScenarioSpec(
             lambda: _splits(pool, key, count, owners, self.clients, self.validation),
             grouped(self.clients, len(self.angles)),
             ops=(Rotate(self.angles),),
@@ -116,14 +116,14 @@ class UcflC(Scenario):
         check_fraction("validation", self.validation)
         grouped(self.clients, self.permutations)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and label permutations."""
         check_clients(self.clients, pool.num_train)
         few = f"the test part has {len(pool.test)} images; take fewer"
         require(self.test_images <= len(pool.test), "test_images", self.test_images, few)
         tables = label_permutations(pool.num_classes, self.permutations, key)
         groups = grouped(self.clients, self.permutations)
-        return World(
+        return ScenarioSpec(
             lambda: self._splits(pool, key),
             groups,
             ops=(PermuteLabels(tables),),
@@ -155,14 +155,14 @@ class UcflBatch(Scenario):
     def __post_init__(self) -> None:
         _check(self.clients, self.points, 1.0, self.validation)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         count = _count(pool, self.points, False, self.clients)
 
         def equal(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             return rng.permutation(np.arange(len(labels)) % self.clients)
 
-        return World(
+        return ScenarioSpec(
             lambda: _splits(pool, key, count, equal, self.clients, self.validation), normalise="unit"
         )
 

@@ -13,7 +13,7 @@ from mpifl.data.partition.csr import Csr, everyone, from_owner, hold_out
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_client, owners_like
 from mpifl.data.partition.shards import owners_by_shards, owners_by_weight
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, World, check_clients, check_fraction
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction
 
 TESTS = ("like", "own", "all")
 
@@ -45,10 +45,10 @@ class Spread(Scenario):
         check_fraction("validation", self.validation)
         check_fraction("test_share", self.test_share)
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition; nothing is done to the pixels."""
         check_clients(self.clients * max(self.min_samples, 1), pool.num_train)
-        return World(splits=lambda: self._splits(pool, key))
+        return ScenarioSpec(splits=lambda: self._splits(pool, key))
 
     @abstractmethod
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -131,7 +131,7 @@ class Shards(Spread):
         super().__post_init__()
         require(self.shards > 0, "shards", self.shards, "every client needs at least one shard")
 
-    def world(self, pool: Pool, key: Key) -> World:
+    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition, if there is a sample for every shard."""
         few = f"more than the {pool.num_train} samples: take fewer shards or clients"
         require(self.shards * self.clients <= pool.num_train, "shards", self.shards * self.clients, few)
