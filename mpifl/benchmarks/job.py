@@ -38,7 +38,7 @@ class Turns:
         """Do what rank 0 says: the engine's own words, or tell what was used so far."""
         if word == "usage":
             phases = self.taker.watch.take()
-            self.used = self.transport.gather((usage(), phases, self.transport.wire.bytes), "control")
+            self.used = self.transport.gather((usage(), phases, self.transport.traffic.bytes), "control")
         else:
             self.rounds._act(word)  # what a run of this engine does at that word
 

@@ -4,7 +4,7 @@ from .connect import connect
 from .liveness import CannotGoOn, RankLost
 from .mpi_startup import asked_of
 from .task_pool import Lasting, Pool, Task, open_pool, serve
-from .transport import Single, Transport, Wire
+from .transport import MpiTraffic, Single, Transport
 
 __all__ = [
     "CannotGoOn",
@@ -14,7 +14,7 @@ __all__ = [
     "Single",
     "Task",
     "Transport",
-    "Wire",
+    "MpiTraffic",
     "asked_of",
     "connect",
     "open_pool",

@@ -27,7 +27,7 @@ from mpifl.core.devices import CPU, wait
 
 from .liveness import STOPPED_S, CannotGoOn, Process, RankLost, Watcher, patiently
 from .mpi_startup import end_launcher_after, is_tolerant
-from .transport import Count, Transport, Wire
+from .transport import Count, MpiTraffic, Transport
 
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
 TAGS = 30000  # tags of paired messages cycle through this many numbers; MPI guarantees 32767
@@ -102,7 +102,7 @@ class Mpi(Transport):
         self._exit = (comm or MPI.COMM_WORLD).Dup()
         self._team = self._workers()
         self.library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
-        self.rank, self.size, self.wire = self.comm.rank, self.comm.size, Wire()
+        self.rank, self.size, self.traffic = self.comm.rank, self.comm.size, MpiTraffic()
         self.lost: list[str] = []
         self._out_of_reach = False  # whether a lost rank may live on, on a node that nobody is left on
         self._sequence = 0
@@ -148,7 +148,7 @@ class Mpi(Transport):
         assert values is not None
         raw: dict[int, bytes] = {}
         blobs = [raw.get(id(p)) or raw.setdefault(id(p), pickle.dumps(p, protocol=5)) for p in values[1:]]
-        with self.wire("send", purpose, sent=sum(map(len, blobs)), messages=len(blobs)):
+        with self.traffic("send", purpose, sent=sum(map(len, blobs)), messages=len(blobs)):
             pending = [
                 self.comm.Isend([b, len(b), MPI.BYTE], dest=r, tag=tag) for r, b in enumerate(blobs, 1)
             ]
@@ -167,7 +167,7 @@ class Mpi(Transport):
             self._awaited = tag, self.size
             return out
         blob = pickle.dumps(value, protocol=5)
-        with self.wire("send", purpose, sent=len(blob), messages=1):
+        with self.traffic("send", purpose, sent=len(blob), messages=1):
             request = self.comm.Isend([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
             patiently(request.Test)
         return None
@@ -178,7 +178,7 @@ class Mpi(Transport):
         return [self.names[r] for r in range(first, self.size) if not self.comm.Iprobe(r, tag)]
 
     def _recv(self, source: int, tag: int, purpose: str) -> Any:
-        with self.wire("receive", purpose):
+        with self.traffic("receive", purpose):
             status = MPI.Status()
             message = patiently(lambda: self.comm.Improbe(source, tag, status) or self._listen())
             blob = bytearray(status.Get_count(MPI.BYTE))
@@ -209,7 +209,7 @@ class Mpi(Transport):
     @guarded
     def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Send this rank's counts to rank 0, which adds the bytes of this very message."""
-        tag, rows = self._tag(), self.wire.rows(self.rank)
+        tag, rows = self._tag(), self.traffic.rows(self.rank)
         if self.rank:
             blob = pickle.dumps(rows, protocol=5)
             self.comm.Send([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
@@ -228,7 +228,7 @@ class Mpi(Transport):
     @guarded
     def barrier(self) -> None:
         """Wait at a non-blocking barrier."""
-        with self.wire("barrier", "control"):
+        with self.traffic("barrier", "control"):
             patiently(self.comm.Ibarrier().Test)
 
     def final_barrier(self) -> bool:
@@ -244,14 +244,14 @@ class Mpi(Transport):
     def Bcast(self, block: torch.Tensor, purpose: str) -> None:
         """Broadcast in place."""
         sent = 0 if self.rank else block.nbytes * (self.size - 1)
-        with self.wire("bcast", purpose, sent, 0 if self.rank else self.size - 1):
+        with self.traffic("bcast", purpose, sent, 0 if self.rank else self.size - 1):
             self.comm.Bcast(_buffer(block), root=0)
 
     @guarded
     def Reduce(self, block: torch.Tensor, purpose: str) -> None:
         """Sum onto rank 0, in place there."""
         sent = block.nbytes if self.rank else 0
-        with self.wire("reduce", purpose, sent, int(self.rank > 0)):
+        with self.traffic("reduce", purpose, sent, int(self.rank > 0)):
             if self.rank:
                 self.comm.Reduce(_buffer(block), None, op=MPI.SUM, root=0)
             else:
@@ -262,7 +262,7 @@ class Mpi(Transport):
         """Gather rows onto rank 0."""
         sent = block.nbytes if self.rank else 0
         width = block.shape[1]
-        with self.wire("gatherv", purpose, sent, int(self.rank > 0)):
+        with self.traffic("gatherv", purpose, sent, int(self.rank > 0)):
             if self.rank:
                 self.comm.Gatherv(_buffer(block), None, root=0)
                 return None
@@ -276,7 +276,7 @@ class Mpi(Transport):
         """Sum the workers' blocks and leave each its rows."""
         width = block.shape[1]
         out = torch.empty(counts[self.rank], width, dtype=block.dtype)
-        with self.wire("reduce_scatter", purpose, block.nbytes - out.nbytes, len(self.workers) - 1):
+        with self.traffic("reduce_scatter", purpose, block.nbytes - out.nbytes, len(self.workers) - 1):
             sizes = [counts[r] * width for r in self.workers]
             self._team.Reduce_scatter(_buffer(block), _buffer(out), recvcounts=sizes, op=MPI.SUM)
         return out
@@ -287,7 +287,9 @@ class Mpi(Transport):
         if len(self._posted) > POSTED:
             self._posted = [(r, keep) for r, keep in self._posted if not r.Test()]
         blob = pickle.dumps((block.numel(), header), protocol=5)
-        with self.wire("send", purpose, sent=len(blob) + block.nbytes, messages=1 + int(block.numel() > 0)):
+        with self.traffic(
+            "send", purpose, sent=len(blob) + block.nbytes, messages=1 + int(block.numel() > 0)
+        ):
             self._posted.append((self.comm.Isend([blob, len(blob), MPI.BYTE], rank, HEADER), blob))
             if block.numel():
                 self._posted.append((self.comm.Isend(_buffer(block), rank, BLOCK), block))

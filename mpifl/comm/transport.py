@@ -42,7 +42,7 @@ class Transport(ABC):
     lost: list[str]
     started: Mapping[str, float] = MappingProxyType({})
     alive: float = 0.0
-    wire: Wire
+    traffic: MpiTraffic
 
     @property
     def is_server(self) -> bool:
@@ -161,7 +161,7 @@ class Single(Transport):
     """One process: every verb is the identity."""
 
     def __init__(self) -> None:
-        self.rank, self.size, self.nodes, self.wire = 0, 1, (0,), Wire()
+        self.rank, self.size, self.nodes, self.traffic = 0, 1, (0,), MpiTraffic()
         self.names, self.lost = (f"pid {os.getpid()}",), []
         self.alive = time.monotonic()
 
@@ -178,7 +178,7 @@ class Single(Transport):
 
     def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Return the own counts."""
-        return self.wire.rows(self.rank)
+        return self.traffic.rows(self.rank)
 
     def barrier(self) -> None:
         """Nobody else to wait for."""
@@ -241,7 +241,7 @@ class _Call:
         self.count.seconds += perf_counter() - self.start
 
 
-class Wire:
+class MpiTraffic:
     """Counts of one rank, by (call, purpose). Each byte is counted once, at the rank that sends it."""
 
     def __init__(self) -> None:

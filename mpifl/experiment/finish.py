@@ -45,7 +45,7 @@ def _together(bench: Bench, taker: Stepper, server: Server | None) -> tuple[Any,
             places = transport.gather(place(transport, str(bench.learner.device)), "end")
             wire = transport.gather_traffic()
             transport.barrier()
-            transport.wire.clear()  # of a study, each case counts its own
+            transport.traffic.clear()  # of a study, each case counts its own
             return tables, places, wire
         except RankLost:
             regroup(taker)

@@ -111,7 +111,7 @@ def measure(transport: Transport) -> list[Line]:
             place = {"output": {"folder": parent, "id": str(number), "model": False}}
             config = build(Config, merged(TINY, {**changes, **place}))
             transport.barrier()
-            transport.wire.clear()
+            transport.traffic.clear()
             monitor.read()
             folder = run(config, transport, quiet=True)
             counts = transport.gather(seen(monitor.read()), "witness")

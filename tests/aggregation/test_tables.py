@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 
 from mpifl.aggregation.tables import Spread, Tables
 from mpifl.comm import Single
-from mpifl.comm.transport import Wire
+from mpifl.comm.transport import MpiTraffic
 from mpifl.core.errors import UserError
 
 
@@ -139,7 +139,7 @@ def test_only_the_rows_of_a_node_take_room(tmp_path):
 
 
 def test_wire_counts_calls_messages_and_bytes_by_purpose():
-    wire = Wire()
+    wire = MpiTraffic()
     with wire("bcast", "rows", sent=100, messages=2):
         pass
     with wire("bcast", "rows", sent=10, messages=1):
@@ -157,7 +157,7 @@ def test_wire_counts_calls_messages_and_bytes_by_purpose():
 
 
 def test_wire_counts_a_call_that_failed_too():
-    wire = Wire()
+    wire = MpiTraffic()
 
     def fail():
         with wire("send", "notes", sent=5):

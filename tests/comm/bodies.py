@@ -178,9 +178,9 @@ def rows_that_nothing_enters_stay_where_they_are_and_cost_nothing(t: Mpi, folder
     for active in ([0, 7], [7, 2]):
         mask = np.isin(np.arange(9), active)
         case.mixing = Mixing(weights * mask[:, None], keep=np.where(mask, case.mixing.keep, 1.0))
-        before = t.wire.counts["reduce_scatter", "mix:model"].bytes
+        before = t.traffic.counts["reduce_scatter", "mix:model"].bytes
         mixer.mix(*(([case.mixing], case.cargo) if t.is_server else (None, None)), case.mine(t.rank))
-        spent = sum(t.gather(t.wire.counts["reduce_scatter", "mix:model"].bytes - before, "test") or [])
+        spent = sum(t.gather(t.traffic.counts["reduce_scatter", "mix:model"].bytes - before, "test") or [])
         found = tables.whole("model")
         if found is not None:
             assert torch.equal(found, case.alone())
@@ -195,13 +195,13 @@ def equal_rows_are_sent_once_where_they_are_spread(t: Mpi, folder: Path) -> None
     tables, row = Tables(t), torch.arange(30.0)[None]
     if t.is_server:
         tables.publish({"model": row.expand(7, -1)})
-    before = t.wire.counts["bcast", "rows:model"].bytes
+    before = t.traffic.counts["bcast", "rows:model"].bytes
     folder.mkdir(parents=True, exist_ok=True)
     owner = np.resize(t.workers, 7).astype(np.int64)
     tables.spread_out("model", owner, (7, 30), folder, alike=True)
     found = tables.whole("model")
     if found is not None:
-        assert t.wire.counts["bcast", "rows:model"].bytes - before == 30 * 4 * (t.size - 1)
+        assert t.traffic.counts["bcast", "rows:model"].bytes - before == 30 * 4 * (t.size - 1)
         assert torch.equal(found, row.expand(7, -1))
 
 
@@ -216,9 +216,9 @@ def column_blocks_do_not_change_the_bits(t: Mpi, folder: Path) -> None:
     whole["scatter"] = spread.tables.whole("model")
     usual, mix.BLOCK = mix.BLOCK, 1
     try:
-        before = t.wire.counts["reduce", "mix:model"].calls
+        before = t.traffic.counts["reduce", "mix:model"].calls
         blocks = {c: case.together(t, collective=c)[0] for c in (REDUCE, GATHER)}
-        after = t.wire.counts["reduce", "mix:model"].calls
+        after = t.traffic.counts["reduce", "mix:model"].calls
         spread = Mixer(t, case.spread(t, folder / "blocks"))
         spread.mix(*told, case.mine(t.rank))
         blocks["scatter"] = spread.tables.whole("model")
@@ -407,9 +407,9 @@ def only_rows_that_changed_travel(t: Mpi, folder: Path) -> None:
             new[1] += turn
             tables.publish({"model": new})
         missing = t.bcast(tables.missing({"model": {0, 1, 3}}) if t.is_server else None, "test")
-        before = t.wire.counts["bcast", "rows:model"].bytes
+        before = t.traffic.counts["bcast", "rows:model"].bytes
         tables.share(missing)
-        sent.append(t.wire.counts["bcast", "rows:model"].bytes - before)
+        sent.append(t.traffic.counts["bcast", "rows:model"].bytes - before)
         if t.is_worker:
             expected = torch.tensor([[9.0, 10.0, 11.0], [3.0 + turn, 4.0 + turn, 5.0 + turn]])
             assert_array_equal(tables.rows("model", (3, 1)), expected)
@@ -423,10 +423,10 @@ def bytes_on_the_wire_follow_from_sizes(t: Mpi, folder: Path) -> None:
     """d = 1000. Reduce: K d 8 bytes from each worker. Gatherv: m d 4 in all. Reduce_scatter: what leaves each
     rank.
     """
-    before = {what: count.bytes for what, count in t.wire.counts.items()}
+    before = {what: count.bytes for what, count in t.traffic.counts.items()}
 
     def moved(call: str) -> int:
-        spent = t.wire.counts[call, "mix:model"].bytes - before.get((call, "mix:model"), 0)
+        spent = t.traffic.counts[call, "mix:model"].bytes - before.get((call, "mix:model"), 0)
         return sum(t.gather(spent, "test") or [])
 
     case = Case(t, rows=5, width=1000)
@@ -446,11 +446,11 @@ def vectors_are_never_pickled(t: Mpi, folder: Path) -> None:
     """What travels as small objects does not grow with the vectors."""
     sent = []
     for width in (100, 100_000):
-        before = sum(c.bytes for (call, _), c in t.wire.counts.items() if call == "send")
+        before = sum(c.bytes for (call, _), c in t.traffic.counts.items() if call == "send")
         case = Case(t, width=width, keep="diagonal")
         for collective in (REDUCE, GATHER):
             case.together(t, collective=collective)
-        sent.append(sum(c.bytes for (call, _), c in t.wire.counts.items() if call == "send") - before)
+        sent.append(sum(c.bytes for (call, _), c in t.traffic.counts.items() if call == "send") - before)
     assert abs(sent[1] - sent[0]) < 100, sent
     assert (sent[0] > 0) == (t.is_server and t.size > 1)
 

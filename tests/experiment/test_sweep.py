@@ -27,7 +27,7 @@ ASYNC += ["--evaluation.every", "1"]
 def test_each_run_of_a_job_counts_its_own_bytes(tmp_path):
     transport, counted = Single(), []
     for name in ("a", "b"):
-        transport.wire("send", "test", sent=5, messages=1)
+        transport.traffic("send", "test", sent=5, messages=1)
         config = load(TINY, ["--output.folder", str(tmp_path), "--output.id", name])
         folder = experiment.run(config, transport, quiet=True)
         counted.append(json.loads((folder / "summary.json").read_text())["mpi_bytes"])
