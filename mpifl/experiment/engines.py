@@ -17,7 +17,7 @@ from mpifl.runtime.server_step import Stepper
 from mpifl.runtime.synchronous import Record, Rounds
 from mpifl.simulation.clock import Clock, VirtualTime, WallTime
 from mpifl.simulation.delays import Constant
-from mpifl.simulation.durations import Availability, Pace, open_pace
+from mpifl.simulation.durations import Availability, VisitDuration, visit_duration
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import Synchronous, open_clock
 from mpifl.simulation.sampling import Sampler
@@ -36,12 +36,12 @@ def judged_clients(bench: Bench) -> np.ndarray:
     return np.unique(np.linspace(0, num_clients - 1, count).astype(np.int64))
 
 
-def pace_of(bench: Bench) -> Pace:
+def pace_of(bench: Bench) -> VisitDuration:
     """Return how long visits take."""
     config = bench.config
     system = key(config.seed.system)
     n, model_bytes = bench.world.num_clients, 4 * bench.world.layout.size
-    return open_pace(config.delay, config.network, config.availability, system, n, model_bytes)
+    return visit_duration(config.delay, config.network, config.availability, system, n, model_bytes)
 
 
 def begin(config: Config, federation: Federation) -> None:
@@ -84,17 +84,17 @@ def check(bench: Bench) -> Clock | None:
     """Return the clock of an asynchronous run; raise `UserError` where method, policy and clock do not
     fit.
     """
-    config, n, pace = bench.config, bench.world.num_clients, pace_of(bench)
+    config, n, duration = bench.config, bench.world.num_clients, pace_of(bench)
     for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
-        pace.end(k, 0, 0.0)
+        duration.end(k, 0, 0.0)
     if isinstance(config.policy, Synchronous):
         return None
     remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
     require(not config.network.shared, "network.cast", config.network.cast, remedy)
     check_policy(config)
     config.policy.concurrency(n, bench.num_sampled)
-    pace = config.policy.paced(pace, bench.federation)
-    return open_clock(config.clock, config.policy, pace, n, key(config.seed.system))
+    duration = config.policy.paced(duration, bench.federation)
+    return open_clock(config.clock, config.policy, duration, n, key(config.seed.system))
 
 
 def engine(
@@ -116,7 +116,7 @@ def engine(
             judged=judged_clients(bench),
             judge_every=config.evaluation.every,
             judge_first=config.evaluation.first,
-            pace=pace_of(bench),
+            duration=pace_of(bench),
             checkpointer=checkpointer or Never(),
         )
     return Events(

@@ -18,7 +18,7 @@ from mpifl.core.errors import require
 from mpifl.core.rng import key
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import Run, load
-from mpifl.simulation.durations import Pace, open_pace
+from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.simulation.policies import Synchronous
 from mpifl.traffic.ledger import Moved
 
@@ -72,14 +72,14 @@ def written(run: Run, config: Config) -> Path:
     return folder
 
 
-def pace_of(run: Run, config: Config) -> Pace:
+def pace_of(run: Run, config: Config) -> VisitDuration:
     """Return how long visits take under a configuration."""
     n, model_bytes = int(run.summary["clients"]), 4 * int(run.summary["model_numbers"])
     system = key(config.seed.system)
-    return open_pace(config.delay, config.network, config.availability, system, n, model_bytes)
+    return visit_duration(config.delay, config.network, config.availability, system, n, model_bytes)
 
 
-def _times(run: Run, pace: Pace) -> Iterator[tuple[int, float]]:
+def _times(run: Run, duration: VisitDuration) -> Iterator[tuple[int, float]]:
     """Yield each step and when it is over."""
     casts: Counter[int] = Counter()
     for row in run.rows("ledger.csv"):
@@ -88,7 +88,7 @@ def _times(run: Run, pace: Pace) -> Iterator[tuple[int, float]]:
     by_step = {step: list(rows) for step, rows in groupby(moved, key=lambda m: m.step)}
     now = 0.0
     for step in range(int(run.summary["rounds"]) + 1):
-        now = pace.round_end(now, by_step.get(step, []), casts[step])
+        now = duration.round_end(now, by_step.get(step, []), casts[step])
         yield step, now
 
 

@@ -35,7 +35,7 @@ from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import bytes_down, bytes_up
 from mpifl.simulation.policies import Policy, check
 from mpifl.simulation.sampling import Sampler
-from mpifl.simulation.visits import Flight, Tally, Visit
+from mpifl.simulation.visits import AsyncStats, DispatchState, Visit
 
 from .client_errors import Dropped
 from .local_aggregator import Taker, largest_weight, rows_read
@@ -92,7 +92,7 @@ class Events:
         self.failed = 0  # visits in a row
         self.servers: dict[int, Server] = {}  # version -> the server then, as many as the policy keeps
         self.upload_bytes = 0
-        self.tally, self.rows = Tally(), list[Row]()
+        self.stats, self.rows = AsyncStats(), list[Row]()
         self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
         self.taker = Taker(stepper, policy)
         self.start, self.judging = now(), np.zeros(2)
@@ -149,7 +149,7 @@ class Events:
         workers = self.served[list(self.stepper.transport.workers)]
         idle = [i / s for i, s in workers.tolist() if s]
         real, busy = (now() - self.start - self.judging).tolist()
-        said = self.tally.summary(self.num_steps, self.clock.now, real, idle, busy / real)
+        said = self.stats.summary(self.num_steps, self.clock.now, real, idle, busy / real)
         steps = {} if self.clock.in_seconds else {"clock_seconds": None, "updates_per_clock_second": None}
         return said | steps
 
@@ -231,7 +231,7 @@ class Events:
     def _fill(self, server: Server, pool: Lasting) -> None:
         """Start visits until all places are taken, or nobody is left to start."""
         while True:
-            flight = Flight(
+            dispatch = DispatchState(
                 busy=self.busy,
                 number=self.number,
                 version=server.version,
@@ -240,8 +240,8 @@ class Events:
                 key=self.key,
                 here=self.clock.here,
             )
-            starts = self.clock.starts(flight)
-            for k, version in self.policy.starts(flight) if starts is None else starts:
+            starts = self.clock.starts(dispatch)
+            for k, version in self.policy.starts(dispatch) if starts is None else starts:
                 self._start(k, version, pool)
             if self.busy:
                 return
@@ -269,7 +269,7 @@ class Events:
         """A visit has failed: its client is free, and may try again later."""
         self.failed += 1
         self.stepper.drop([failed], nobody=self.failed > 2 * self.sampler.num_clients)
-        self.tally.passed(self.clock.now, len(self.busy))
+        self.stats.passed(self.clock.now, len(self.busy))
         self.busy.discard(visit.client)
 
     def _next(self, server: Server, pool: Lasting) -> Arrival | None:
@@ -280,7 +280,7 @@ class Events:
         if isinstance(light, Dropped):
             self._drop(visit, light)
             return None
-        self.tally.passed(self.clock.now, len(self.busy))
+        self.stats.passed(self.clock.now, len(self.busy))
         self.failed = 0
         self.busy.discard(visit.client)
         self.stepper.visits[visit.client] += 1
@@ -295,7 +295,7 @@ class Events:
         limit, lag = self.policy.max_staleness, arrival.row["staleness"]
         late = limit is not None and lag > limit
         if late:
-            self.tally.add(lag, accepted=False)
+            self.stats.add(lag, accepted=False)
         return not late
 
     def _step(self, server: Server, arrivals: list[Arrival]) -> Server:
@@ -318,7 +318,7 @@ class Events:
         for j, a in enumerate(arrivals):
             a.row["weight"] = largest_weight(plan, j, len(arrivals))
             a.row["accepted"] = int(bool(plan.mixings) or not a.vectors)
-            self.tally.add(a.row["staleness"], bool(a.row["accepted"]))
+            self.stats.add(a.row["staleness"], bool(a.row["accepted"]))
         self.on_events(self.rows)
         self.rows = []
         self.stepper.ledger.commit()
@@ -342,7 +342,7 @@ class Events:
                 cohort=np.array(cohort, np.int64),
                 judged=self.evaluated_clients,
                 scores=scores,
-                train={**self._means(), **self.tally.so_far()} if scores is not None else {},
+                train={**self._means(), **self.stats.so_far()} if scores is not None else {},
                 seconds=perf_counter() - float(self.start[0]),
                 timing=timing or [],
                 virtual_seconds=self.clock.now if self.clock.in_seconds else None,
@@ -376,12 +376,12 @@ def events_state(events: Events, server: Server, pool: Lasting) -> Saved:
     older = [s for version, s in sorted(events.servers.items()) if version != server.version]
     for i, s in enumerate(older):
         saved.put_server(f"older/{i}", s, s.tables)
-    tally = {**vars(events.tally), "lags": sorted(events.tally.lags.items())}
+    stats = {**vars(events.stats), "lags": sorted(events.stats.lags.items())}
     saved.values |= {
         "older": len(older),
         "number": events.number,
         "clock": events.clock.state(),
-        "tally": tally,
+        "stats": stats,
         "metrics": [[k, dict(m)] for k, m in events.metrics.items()],
         "seconds": (now() - events.start).tolist(),
         "judging": events.judging.tolist(),
@@ -397,8 +397,8 @@ def take_events(saved: Saved, events: Events) -> Server:
     older = [saved.take_server(f"older/{i}") for i in range(values["older"])]
     events.servers = {s.version: s for s in (*older, server)}
     events.number = values["number"]
-    events.tally.__dict__.update(values["tally"])
-    events.tally.lags = Counter({lag: n for lag, n in values["tally"]["lags"]})
+    events.stats.__dict__.update(values["stats"])
+    events.stats.lags = Counter({lag: n for lag, n in values["stats"]["lags"]})
     events.metrics = {k: m for k, m in values["metrics"]}
     return server
 

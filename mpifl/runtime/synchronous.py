@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.types import Server
-from mpifl.simulation.durations import Pace
+from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.sampling import Sampler
 
 from .recovery import obey, say
@@ -55,7 +55,7 @@ class Rounds:
         judge_every: rounds between evaluations; the last round is always evaluated. 0: only the last.
         evaluated: the clients that are evaluated.
         judge_first: whether to evaluate before the first round.
-        pace: how long visits take in virtual seconds; a round takes as long as its slowest client.
+        duration: how long visits take in virtual seconds; a round takes as long as its slowest client.
         checkpointer: writes the state between rounds.
     """
 
@@ -65,7 +65,7 @@ class Rounds:
     evaluated_clients: np.ndarray
     judge_every: int = 1
     judge_first: bool = False
-    pace: Pace | None = None
+    duration: VisitDuration | None = None
     checkpointer: Checkpointer = field(default_factory=Never)
     server: Server | None = field(default=None, init=False)  # on rank 0
     virtual: float = field(default=0.0, init=False)  # seconds on the federation's clock
@@ -146,10 +146,12 @@ class Rounds:
         Args:
             visits: of each client before the step [N].
         """
-        if self.pace is None or not self.stepper.transport.is_server:
+        if self.duration is None or not self.stepper.transport.is_server:
             return self.virtual
         ledger = self.stepper.ledger
-        return self.pace.round_end(self.virtual, ledger.close(step, cohort, visits), ledger.cast_bytes(step))
+        return self.duration.round_end(
+            self.virtual, ledger.close(step, cohort, visits), ledger.cast_bytes(step)
+        )
 
     def _due(self, step: int) -> bool:
         return step in (0, self.num_rounds) or bool(self.judge_every and step % self.judge_every == 0)
@@ -171,6 +173,6 @@ class Rounds:
                 self.stepper.train_metrics,
                 perf_counter() - self._start,
                 timing or [],
-                self.virtual if self.pace is not None else None,
+                self.virtual if self.duration is not None else None,
             )
         )

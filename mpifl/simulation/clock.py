@@ -21,9 +21,9 @@ from mpifl.comm.liveness import patiently
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
-from .durations import Pace
+from .durations import VisitDuration
 from .trace import Trace
-from .visits import Flight, Start, Visit
+from .visits import DispatchState, Start, Visit
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Clock(ABC):
         """Return whether another visit arrives at this very instant: places are filled after the last."""
         return bool(self.heap) and self.heap[0].due == self.now
 
-    def starts(self, flight: Flight) -> list[Start] | None:
+    def starts(self, dispatch: DispatchState) -> list[Start] | None:
         """Return who starts now; None leaves it to the policy."""
         return None
 
@@ -130,18 +130,18 @@ class Clock(ABC):
 class VirtualClock(Clock):
     """Visits arrive when the delay model says so."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, duration: VisitDuration) -> None:
         super().__init__()
-        self.pace = pace
+        self.duration = duration
 
     @property
     def counts_bytes(self) -> bool:
         """Whether links have a rate."""
-        return self.pace.network.counts_bytes
+        return self.duration.network.counts_bytes
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return the end that the pace gives."""
-        return self.pace.end(client, visit, self.now, down, up)
+        """Return the end that the duration gives."""
+        return self.duration.end(client, visit, self.now, down, up)
 
     def next(self, pool: Pool) -> Visit:
         """Return the earliest."""
@@ -152,12 +152,12 @@ class VirtualClock(Clock):
     @property
     def here(self) -> Callable[[int], bool] | None:
         """As the model of availability has it."""
-        presence = self.pace.presence
+        presence = self.duration.presence
         return (lambda k: presence.here(k, self.now)) if presence.model.off_s else None
 
     def skip(self, num_clients: int) -> None:
         """Go on to the first return."""
-        self.now = min(self.pace.presence.back(k, self.now) for k in range(num_clients))
+        self.now = min(self.duration.presence.back(k, self.now) for k in range(num_clients))
 
 
 class DrawnClock(Clock):
@@ -209,13 +209,13 @@ class WallClock(Clock):
     """Visits arrive when they are trained, not before they are due.
 
     Args:
-        pace: of the simulated devices.
+        duration: of the simulated devices.
         scale: real seconds per simulated second; 0 holds nobody back.
     """
 
-    def __init__(self, pace: Pace, scale: float = 0.0) -> None:
+    def __init__(self, duration: VisitDuration, scale: float = 0.0) -> None:
         super().__init__()
-        self.pace, self.scale = pace, scale
+        self.duration, self.scale = duration, scale
         self.origin = time.perf_counter()
         self.under_way: dict[int, Visit] = {}
 
@@ -240,13 +240,13 @@ class WallClock(Clock):
     @property
     def counts_bytes(self) -> bool:
         """Whether links have a rate and real time is scaled."""
-        return self.scale > 0 and self.pace.network.counts_bytes
+        return self.scale > 0 and self.duration.network.counts_bytes
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
         """Return the real time before which the visit is held back."""
         if not self.scale:
             return self.now
-        return self.scale * self.pace.end(client, visit, self.now / self.scale, down, up)
+        return self.scale * self.duration.end(client, visit, self.now / self.scale, down, up)
 
     def add(self, visit: Visit) -> None:
         """Take note of a visit that has started."""
@@ -273,13 +273,13 @@ class WallClock(Clock):
     @property
     def here(self) -> Callable[[int], bool] | None:
         """As the model of availability has it, where real time is scaled."""
-        if not self.scale or not self.pace.presence.model.off_s:
+        if not self.scale or not self.duration.presence.model.off_s:
             return None
-        return lambda k: self.pace.presence.here(k, self.now / self.scale)
+        return lambda k: self.duration.presence.here(k, self.now / self.scale)
 
     def skip(self, num_clients: int) -> None:
         """Wait for the first return."""
-        back = min(self.pace.presence.back(k, self.now / self.scale) for k in range(num_clients))
+        back = min(self.duration.presence.back(k, self.now / self.scale) for k in range(num_clients))
         patiently(lambda: self._time() >= back * self.scale)
         self.now = self._time()
 
@@ -330,7 +330,7 @@ class ReplayClock(Clock):
         """As the trace has it."""
         return bool(self.under_way) and self.trace.next_time() == self.now
 
-    def starts(self, flight: Flight) -> list[Start]:
+    def starts(self, dispatch: DispatchState) -> list[Start]:
         """Return those that start at this instant in the trace."""
         return self.trace.starting(self.now)
 

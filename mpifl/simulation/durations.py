@@ -95,7 +95,7 @@ class Presence:
 
 
 @dataclass(frozen=True)
-class Pace:
+class VisitDuration:
     """When a visit that starts now is over, and when a round is.
 
     Attributes:
@@ -167,20 +167,20 @@ class Pace:
         return last
 
 
-def open_pace(
+def visit_duration(
     delay: Delay,
     network: Network,
     availability: Availability,
     key: Key,
     num_clients: int,
     model_bytes: int = 0,
-) -> Pace:
-    """Return the pace of a run whose system key is `key`."""
+) -> VisitDuration:
+    """Return the duration of a run whose system key is `key`."""
     computing = network.computing or delay
     computing.check(num_clients)
     network.check(num_clients)
     presence = Presence(availability, key.of("presence"))
-    return Pace(computing, key.of("delay"), network, key.of("network"), presence, model_bytes)
+    return VisitDuration(computing, key.of("delay"), network, key.of("network"), presence, model_bytes)
 
 
 def bytes_down(reads: Reads, widths: Mapping[str, int], payload: Payload) -> int:

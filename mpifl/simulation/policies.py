@@ -16,10 +16,10 @@ from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 
 from .clock import Clock, DrawnClock, Replay, ReplayClock, VirtualClock, WallClock, WallTime
-from .durations import Pace
+from .durations import VisitDuration
 from .trace import Trace
 from .upload_triggers import OneEachStep, Uploads
-from .visits import Flight, Start
+from .visits import DispatchState, Start
 
 RATE = "take a rate in (0, 1]; 1 takes a step in full"
 
@@ -75,38 +75,38 @@ class Policy(ABC):
         """
         return True
 
-    def starts(self, flight: Flight) -> list[Start]:
+    def starts(self, dispatch: DispatchState) -> list[Start]:
         """Return who starts now. Default: the cohort of the first step at first, then anyone idle."""
         chosen: list[int] = []
-        if not flight.number:
-            chosen = [k for k in self.first(flight) if flight.here is None or flight.here(k)]
-        while len(flight.busy) + len(chosen) < flight.places:
-            client = flight.draw(chosen, flight.number + len(chosen))
+        if not dispatch.number:
+            chosen = [k for k in self.first(dispatch) if dispatch.here is None or dispatch.here(k)]
+        while len(dispatch.busy) + len(chosen) < dispatch.places:
+            client = dispatch.draw(chosen, dispatch.number + len(chosen))
             if client is None:
                 break
             chosen.append(client)
-        return [(k, flight.version) for k in chosen]
+        return [(k, dispatch.version) for k in chosen]
 
-    def first(self, flight: Flight) -> list[int]:
+    def first(self, dispatch: DispatchState) -> list[int]:
         """Return who starts first."""
-        cohort: list[int] = flight.sampler(1).tolist()
+        cohort: list[int] = dispatch.sampler(1).tolist()
         return cohort
 
     def begin(self, federation: Federation) -> None:
         """Prepare the clients' data; every rank calls."""
         return
 
-    def paced(self, pace: Pace, federation: Federation) -> Pace:
-        """Return the pace of visits, `pace` being that of devices and links."""
-        return pace
+    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Return the duration of visits, `duration` being that of devices and links."""
+        return duration
 
-    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
-        """Return the clock of a run in virtual time. Default: the pace decides."""
-        return VirtualClock(pace)
+    def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
+        """Return the clock of a run in virtual time. Default: the duration decides."""
+        return VirtualClock(duration)
 
-    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+    def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Return the clock of a run in real time."""
-        return WallClock(pace, scale)
+        return WallClock(duration, scale)
 
     def rates(self, lag: np.ndarray) -> np.ndarray:
         """Return how far a step goes for uploads that lag so many steps [m]."""
@@ -154,11 +154,11 @@ class Barrier(Policy):
         """Nobody steps while others train."""
         return True
 
-    def starts(self, flight: Flight) -> list[Start]:
+    def starts(self, dispatch: DispatchState) -> list[Start]:
         """Start the next cohort when nobody is under way."""
-        if flight.busy:
+        if dispatch.busy:
             return []
-        return [(k, flight.version) for k in flight.sampler(flight.version + 1).tolist()]
+        return [(k, dispatch.version) for k in dispatch.sampler(dispatch.version + 1).tolist()]
 
 
 @dataclass(frozen=True)
@@ -226,9 +226,9 @@ class ClientDecides(OneByOne):
         """All clients are always under way."""
         return num_clients
 
-    def first(self, flight: Flight) -> list[int]:
+    def first(self, dispatch: DispatchState) -> list[int]:
         """Start everyone."""
-        return list(range(flight.sampler.num_clients))
+        return list(range(dispatch.sampler.num_clients))
 
     @property
     def in_seconds(self) -> bool:
@@ -239,17 +239,17 @@ class ClientDecides(OneByOne):
         """As the reason for uploads has it."""
         self.uploads.begin(federation)
 
-    def paced(self, pace: Pace, federation: Federation) -> Pace:
+    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
         """As the reason for uploads has it."""
-        return self.uploads.paced(pace, federation)
+        return self.uploads.paced(duration, federation)
 
-    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
+    def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """As the reason for uploads has it."""
-        return self.uploads.virtual_clock(pace, num_clients, key)
+        return self.uploads.virtual_clock(duration, num_clients, key)
 
-    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+    def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """As the reason for uploads has it."""
-        return self.uploads.wall_clock(pace, scale)
+        return self.uploads.wall_clock(duration, scale)
 
 
 @dataclass(frozen=True)
@@ -286,36 +286,36 @@ class DrawnStaleness(OneByOne):
         require(self.most < num_clients, "policy.most", self.most, remedy)
         return self.most + 1
 
-    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
+    def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Visits arrive in the order they start."""
         return DrawnClock()
 
-    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+    def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Real arrivals would not have the staleness that was drawn."""
         raise UserError("clock.name", "wall", "policy drawn_staleness fixes the order; take clock virtual")
 
-    def starts(self, flight: Flight) -> list[Start]:
+    def starts(self, dispatch: DispatchState) -> list[Start]:
         """Start every next visit whose rows are there already."""
         out: list[Start] = []
         while len(out) <= self.most:
-            number = flight.number + len(out)
-            version = max(0, number - flight.key.of("staleness", number).below(self.most + 1))
-            client = None if version > flight.version else flight.draw([k for k, _ in out], number)
+            number = dispatch.number + len(out)
+            version = max(0, number - dispatch.key.of("staleness", number).below(self.most + 1))
+            client = None if version > dispatch.version else dispatch.draw([k for k, _ in out], number)
             if client is None:
                 break
             out.append((client, version))
         return out
 
 
-def open_clock(kind: object, policy: Policy, pace: Pace, num_clients: int, key: Key) -> Clock:
+def open_clock(kind: object, policy: Policy, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
     """Return the clock of a run; `kind` is one of `CLOCKS`."""
     if isinstance(kind, WallTime):
-        return policy.wall_clock(pace, kind.scale)
+        return policy.wall_clock(duration, kind.scale)
     clock: Clock
     if isinstance(kind, Replay):
         clock = ReplayClock(Trace(kind.trace, num_clients))
     else:
-        clock = policy.virtual_clock(pace, num_clients, key)
+        clock = policy.virtual_clock(duration, num_clients, key)
     clock.in_seconds = policy.in_seconds
     return clock
 

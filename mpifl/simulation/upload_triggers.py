@@ -22,7 +22,7 @@ from mpifl.core.textfiles import check_per_client, read_per_client
 
 from .clock import Clock, DrawnClock, VirtualClock, WallClock
 from .delays import MOST_SIGMA, Delay
-from .durations import Pace
+from .durations import VisitDuration
 
 Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data it meets then
 
@@ -40,16 +40,16 @@ class Uploads(ABC):
         return
 
     @abstractmethod
-    def paced(self, pace: Pace, federation: Federation) -> Pace:
-        """Return the pace at which clients upload, `pace` being that of their devices and links."""
+    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Return the duration at which clients upload, `duration` being that of their devices and links."""
 
-    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
+    def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Return the clock of a run in virtual time."""
-        return VirtualClock(pace)
+        return VirtualClock(duration)
 
-    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+    def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Return the clock of a run in real time."""
-        return WallClock(pace, scale)
+        return WallClock(duration, scale)
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class OneEachStep(Uploads):
         """Steps take no time."""
         return False
 
-    def paced(self, pace: Pace, federation: Federation) -> Pace:
+    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
         """Devices and links make no difference."""
-        return pace
+        return duration
 
-    def virtual_clock(self, pace: Pace, num_clients: int, key: Key) -> Clock:
+    def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Draw a client for each step."""
         return DrawnClock(num_clients, key.of("uploads"))
 
@@ -76,9 +76,9 @@ class WhenDone(Uploads):
     as the delay model says, transfers as long as the links do, and both wait while the client is away.
     """
 
-    def paced(self, pace: Pace, federation: Federation) -> Pace:
-        """Take the pace of devices and links as it is."""
-        return pace
+    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Take the duration of devices and links as it is."""
+        return duration
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,17 @@ class Rates(Uploads):
             return _means(self.file)[client][0]
         return self.mean_s * float(np.exp(self.sigma * key.of("rate", client).numpy().standard_normal()))
 
-    def paced(self, pace: Pace, federation: Federation) -> Pace:
+    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
         """Let every visit wait for its client's next time."""
         if self.file:
             check_per_client(_means(self.file), federation.num_clients, self.file, "policy.uploads.file")
-        return replace(pace, delay=_AtRates(self, pace.delay))
+        return replace(duration, delay=_AtRates(self, duration.delay))
 
-    def wall_clock(self, pace: Pace, scale: float) -> Clock:
+    def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
         """Rates are per simulated second."""
         remedy = "rates need simulated seconds; take a scale above 0, or clock virtual"
         require(scale > 0, "clock.scale", scale, remedy)
-        return super().wall_clock(pace, scale)
+        return super().wall_clock(duration, scale)
 
 
 @lru_cache(maxsize=4)
@@ -171,9 +171,9 @@ class Drift(Uploads):
         """Visits meet drifted data only."""
         federation.await_drift(self.threshold, self.longest)
 
-    def paced(self, pace: Pace, federation: Federation) -> Pace:
+    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
         """Let every visit wait for its data."""
-        return replace(pace, delay=_AfterDrift(federation.cycle, pace.delay))
+        return replace(duration, delay=_AfterDrift(federation.cycle, duration.delay))
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Flight:
+class DispatchState:
     """What a policy knows when it fills free places.
 
     Attributes:
@@ -83,7 +83,7 @@ class Flight:
 
 
 @dataclass
-class Tally:
+class AsyncStats:
     """Counts arrivals.
 
     Attributes:

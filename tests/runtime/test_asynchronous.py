@@ -37,7 +37,7 @@ from mpifl.simulation.policies import (
     Synchronous,
 )
 from mpifl.simulation.sampling import Sampler
-from mpifl.simulation.visits import Flight
+from mpifl.simulation.visits import DispatchState
 
 CFL = {"warmup": 1, "eps1": 100.0, "eps2": 0.0}
 SLOW = Exponential(mean_s=2.0)
@@ -192,7 +192,7 @@ def test_staleness_is_the_difference_of_versions(policy, tmp_path):
 
 def test_freed_places_are_filled_at_once(tmp_path):
     done = counting(tmp_path, 30, participation=4, policy=EveryArrival(), delay=SLOW)
-    assert done.engine.tally.busy_seconds / done.engine.clock.now == pytest.approx(4)
+    assert done.engine.stats.busy_seconds / done.engine.clock.now == pytest.approx(4)
     for row in done.arrivals[4:]:
         assert row["start"] == 0.0 or row["start"] in {r["time"] for r in done.arrivals}
 
@@ -237,21 +237,21 @@ def test_clients_decide_uniformly_and_one_a_second(tmp_path):
 
 def test_an_idle_client_is_drawn_uniformly_without_a_list_of_all():
     busy = {0, 2, 5, 7}
-    flight = Flight(busy, 0, 0, 6, Sampler(9, 6, key(0)), key(0))
-    drawn = [flight.draw([3], number) for number in range(2000)]
+    dispatch = DispatchState(busy, 0, 0, 6, Sampler(9, 6, key(0)), key(0))
+    drawn = [dispatch.draw([3], number) for number in range(2000)]
     counts = Counter(drawn)
     assert set(counts) == {1, 4, 6, 8}
     assert min(counts.values()) > 420
-    everywhere = Flight(busy, 0, 0, 6, Sampler(9, 6, key(0)), key(0), here=lambda k: True)
+    everywhere = DispatchState(busy, 0, 0, 6, Sampler(9, 6, key(0)), key(0), here=lambda k: True)
     assert drawn == [everywhere.draw([3], number) for number in range(2000)]
-    assert Flight(set(range(9)), 0, 0, 9, Sampler(9, 9, key(0)), key(0)).draw([], 0) is None
+    assert DispatchState(set(range(9)), 0, 0, 9, Sampler(9, 9, key(0)), key(0)).draw([], 0) is None
 
 
 def test_nobody_starts_who_is_not_there(tmp_path):
     """Two clients, hardly ever there, and not at first: time goes on to the first return."""
     away = Availability(on_s=0.1, off_s=9.0)
     done = counting(tmp_path, 10, 2, policy=EveryArrival(), delay=Constant(0.3), availability=away)
-    presence = done.engine.clock.pace.presence
+    presence = done.engine.clock.duration.presence
     assert done.arrivals[0]["start"] == min(presence.back(k, 0.0) for k in range(2)) > 0
     for row in done.arrivals:
         assert presence.here(row["client"], row["start"])

@@ -21,11 +21,11 @@ from mpifl.core.rng import key
 from mpifl.runtime.local_aggregator import largest_weight, rows_read
 from mpifl.simulation.clock import DrawnClock, VirtualClock
 from mpifl.simulation.delays import Constant, Uniform
-from mpifl.simulation.durations import Availability, open_pace
+from mpifl.simulation.durations import Availability, visit_duration
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival
 from mpifl.simulation.trace import Trace
-from mpifl.simulation.visits import Tally, Visit
+from mpifl.simulation.visits import AsyncStats, Visit
 
 TABLE = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
 
@@ -217,13 +217,13 @@ def visit(due: float, number: int) -> Visit:
     return Visit(due, number, number, 0, 0, 0.0)
 
 
-def pace(**link) -> VirtualClock:
+def duration(**link) -> VirtualClock:
     """Return a virtual clock over links."""
-    return VirtualClock(open_pace(Constant(1.0), Links(**link), Availability(), key(0), 3))
+    return VirtualClock(visit_duration(Constant(1.0), Links(**link), Availability(), key(0), 3))
 
 
 def test_places_are_filled_after_the_last_arrival_of_an_instant():
-    clock = pace()
+    clock = duration()
     for number, due in enumerate((2.0, 1.0, 2.0)):
         clock.add(visit(due, number))
     seen = []
@@ -251,12 +251,12 @@ def test_a_drawn_clock_has_one_upload_a_second_from_the_first_on():
 
 def test_a_tally_by_hand():
     """Two visits for 2 s, then three for 1 s: 7 visit-seconds in 3 s. Lags 0, 2, 2, one of them refused."""
-    tally = Tally()
-    tally.passed(2.0, 2)
-    tally.passed(3.0, 3)
+    stats = AsyncStats()
+    stats.passed(2.0, 2)
+    stats.passed(3.0, 3)
     for lag, accepted in ((0, True), (2, False), (2, True)):
-        tally.add(lag, accepted)
-    said = tally.summary(steps=2, virtual=3.0, real=6.0, idle=[0.25], server=0.5)
+        stats.add(lag, accepted)
+    said = stats.summary(steps=2, virtual=3.0, real=6.0, idle=[0.25], server=0.5)
     assert said == {
         "arrivals": 3,
         "refusal_rate": 1 / 3,

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.simulation.delays import Constant
-from mpifl.simulation.durations import Availability, open_pace
+from mpifl.simulation.durations import Availability, visit_duration
 from mpifl.simulation.network import (
     NETWORKS,
     TIERS,
@@ -37,8 +37,8 @@ def moved(*sizes: tuple[int, int], trains: bool = True) -> list[Moved]:
 
 def end(network, visits, casts=0, seconds=1.0, start=10.0) -> float:
     """Return when a round is over that starts at 10; computing takes a second."""
-    pace = open_pace(Constant(seconds), network, Availability(), key(0), len(visits), MODEL)
-    return pace.round_end(start, visits, casts)
+    duration = visit_duration(Constant(seconds), network, Availability(), key(0), len(visits), MODEL)
+    return duration.round_end(start, visits, casts)
 
 
 def test_a_round_over_own_links_lasts_as_long_as_its_slowest_client():
@@ -107,9 +107,9 @@ def test_statistics_take_no_computing_time():
 def test_the_systems_of_ucfl_have_their_closed_form(system, rho, computing, streams):
     """Mean of a round over T_dl: streams + T_min + H_m / mu + rho. 300 rounds, four standard errors."""
     rounds = 300
-    pace = open_pace(Constant(0), system, Availability(), key(0), M, MODEL)
+    duration = visit_duration(Constant(0), system, Availability(), key(0), M, MODEL)
     times = [
-        pace.round_end(0.0, [Moved(t, k, t, True, MODEL, MODEL) for k in range(M)], streams * MODEL)
+        duration.round_end(0.0, [Moved(t, k, t, True, MODEL, MODEL) for k in range(M)], streams * MODEL)
         for t in range(rounds)
     ]
     expected = streams + rho + computing

@@ -174,11 +174,11 @@ def test_clients_upload_at_rates_of_their_own(tmp_path):
     of its square within 40 %.
     """
     rates = Rates(mean_s=3.0, sigma=1.0)
-    pace = ClientDecides(uploads=rates).paced(pace_of(worlds.Tiny()), worlds.Tiny())
-    means = [rates.mean(k, pace.key) for k in range(400)]
+    duration = ClientDecides(uploads=rates).paced(pace_of(worlds.Tiny()), worlds.Tiny())
+    means = [rates.mean(k, duration.key) for k in range(400)]
     assert 0.85 < np.log(np.array(means) / 3.0).std() < 1.15
     for k in range(2):
-        gaps = np.array([pace.delay.seconds(k, v, pace.key) for v in range(400)])
+        gaps = np.array([duration.delay.seconds(k, v, duration.key) for v in range(400)])
         assert gaps.mean() == pytest.approx(means[k], rel=0.15)
         assert gaps.var() == pytest.approx(means[k] ** 2, rel=0.4)
     done = deciding(tmp_path, 30, rates, delay=Constant(0.5))
@@ -191,7 +191,7 @@ def test_clients_upload_at_rates_of_their_own(tmp_path):
 
 
 def pace_of(federation, delay=None):
-    """Return the pace of a bare run."""
+    """Return the duration of a bare run."""
     config = worlds.config_of(FEDASYNC, delay=delay or Constant(0.0))
     return worlds.driver.pace_of(worlds.bench_of(config, federation, worlds.Single()))
 
