@@ -8,9 +8,9 @@ the integer is read off with one subtraction (Demmel and Nguyen, "Fast Reproduci
 
 A mixing applied by one rank that holds all its uploads.
 
-`mixed_here` gives the same bits as a mixing over many ranks: weighted uploads are rounded to the row's grid
+`mix_exact` gives the same bits as a mixing over many ranks: weighted uploads are rounded to the row's grid
 as everywhere else (`exact`); the multiples are carried in float64, whose sums below 2^53 of them are exact.
-It works in blocks that stay in a core's cache. `blended_here` takes float32 as it is, six times faster: for
+It works in blocks that stay in a core's cache. `mix_float32` takes float32 as it is, six times faster: for
 steps of a single upload, which no other engine takes.
 """
 
@@ -165,7 +165,7 @@ def fast_sums(uploads: Sequence[torch.Tensor], weights: np.ndarray, out: torch.T
 BLOCK = 1 << 15  # numbers; three float64 buffers of them
 
 
-def mixed_here(
+def mix_exact(
     mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor], peaks: np.ndarray
 ) -> torch.Tensor:
     """Return the new table float32 [K, w].
@@ -191,7 +191,7 @@ def mixed_here(
     return out
 
 
-def blended_here(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor]) -> torch.Tensor:
+def mix_float32(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the new table float32 [K, w], summed in float32."""
     out = torch.empty(mixing.num_rows, old.shape[1])
     for k, row in enumerate(out.unbind()):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from mpifl.aggregation.exact_sum import blended_here, mixed_here
+from mpifl.aggregation.exact_sum import mix_exact, mix_float32
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.comm import Single
@@ -60,9 +60,9 @@ class Taker:
 
     def _mix(self, mixing: Mixing, old: torch.Tensor, uploads: list[torch.Tensor]) -> torch.Tensor:
         if self.policy.singly:
-            return blended_here(mixing, old, uploads)
+            return mix_float32(mixing, old, uploads)
         peaks = self.stepper.peaks(mixing.of).reshape(-1) if mixing.of else np.zeros(0)
-        return mixed_here(mixing, old, uploads, peaks)
+        return mix_exact(mixing, old, uploads, peaks)
 
 
 def largest_weight(plan: Plan, j: int, m: int) -> float:

@@ -144,7 +144,7 @@ class Worker:
         self.rank, self.algorithm, self.federation, self.learner = rank, algorithm, federation, learner
         self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch
         self.finetune_epochs = finetune_epochs  # before a client is evaluated a second time
-        self.shelf = Shelf()
+        self.shelf = UploadBuffer()
         self.seconds = 0.0  # of the last run
         self.dropped: list[Dropped] = []  # in the last run
         self._block = -1  # the block that was last trained together
@@ -443,7 +443,7 @@ LEAST = 1 << 20  # bytes of a round's uploads from which on a copy is worth it
 CHUNK = 1 << 22  # numbers that are allocated at a time
 
 
-class Shelf:
+class UploadBuffer:
     """Holds uploads from one run of visits to the next."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
-from mpifl.aggregation.exact_sum import BLOCK, blended_here, mixed_here
+from mpifl.aggregation.exact_sum import BLOCK, mix_exact, mix_float32
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
 from mpifl.comm import Single
@@ -43,13 +43,13 @@ def test_here_and_over_a_transport_give_the_same_bits(keep, rows, m, width):
     expected = Mixer(Single(), tables).mix(
         [mixing], lambda name: (peaks, np.zeros(m, np.int64)), {"model": uploads}
     )
-    assert_array_equal(mixed_here(mixing, old, uploads, peaks).numpy(), expected["model"].numpy())
+    assert_array_equal(mix_exact(mixing, old, uploads, peaks).numpy(), expected["model"].numpy())
 
 
 def test_a_part_of_an_upload_is_mixed_into_a_narrower_table():
     upload, old = torch.arange(10.0), torch.zeros(1, 4)
     mixing = Mixing(np.array([[0.5]]), keep=np.array([0.5]), part=(slice(1, 3), slice(7, 9)))
-    new = mixed_here(mixing, old, [upload], np.array([9.0]))
+    new = mix_exact(mixing, old, [upload], np.array([9.0]))
     assert_array_equal(new.numpy(), [[0.5, 1.0, 3.5, 4.0]])
 
 
@@ -63,5 +63,5 @@ def test_float32_sums_agree_with_exact_ones(keep):
     mixing = Mixing(weights, keep=kept)
     peaks = np.array([float(u.abs().max()) for u in uploads])
     assert_close(
-        blended_here(mixing, old, uploads), mixed_here(mixing, old, uploads, peaks), rtol=1e-5, atol=1e-6
+        mix_float32(mixing, old, uploads), mix_exact(mixing, old, uploads, peaks), rtol=1e-5, atol=1e-6
     )

@@ -10,13 +10,13 @@ from support.pretended import DEVICE, Pretended, there
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.devices import CPU, staged
 from mpifl.runtime import worker as shelf
-from mpifl.runtime.worker import Shelf
+from mpifl.runtime.worker import UploadBuffer
 
 
 def test_rows_are_used_again_after_clear_and_not_before(monkeypatch):
     monkeypatch.setattr(shelf, "LEAST", 0)
     monkeypatch.setattr(shelf, "CHUNK", 6)
-    place, a, b = Shelf(), torch.arange(3.0), torch.arange(6.0).reshape(2, 3)
+    place, a, b = UploadBuffer(), torch.arange(3.0), torch.arange(6.0).reshape(2, 3)
     (first,), second, other = place.put(a, 2), place.put(b, 2), place.put(torch.ones(2), 2)
     a += 9
     assert_array_equal(first, [0, 1, 2])
@@ -28,11 +28,11 @@ def test_rows_are_used_again_after_clear_and_not_before(monkeypatch):
 
 def test_small_uploads_are_not_copied():
     vector = torch.zeros(10)
-    assert Shelf().put(vector, 5)[0].data_ptr() == vector.data_ptr()
+    assert UploadBuffer().put(vector, 5)[0].data_ptr() == vector.data_ptr()
 
 
 def test_uploads_stay_on_their_device_as_long_as_there_is_room(monkeypatch):
-    place = Shelf()
+    place = UploadBuffer()
     with Pretended():
         for least in (1 << 40, 0):  # those that come to main memory lie as they are, or are copied to rows
             monkeypatch.setattr(shelf, "LEAST", least)

@@ -34,14 +34,14 @@ FORMS = ("fedavg", "scaffold", "fedem", "fedcuau", "cfl", "ucfl", "flexcfl")
 def kept(monkeypatch) -> list[torch.device]:
     """Where each upload was in the end."""
     found: list[torch.device] = []
-    put = shelf.Shelf.put
+    put = shelf.UploadBuffer.put
 
     def told(self, vector, number):
         rows = put(self, vector, number)
         found.extend(row.device for row in rows)
         return rows
 
-    monkeypatch.setattr(shelf.Shelf, "put", told)
+    monkeypatch.setattr(shelf.UploadBuffer, "put", told)
     return found
 
 
