@@ -204,6 +204,6 @@ def busiest_bytes(collective: str, num_rows: int, num_uploads: int, d: int, exac
     return num_uploads * d * 4 if collective == GATHER else num_rows * per_row
 
 
-def is_spread(num_rows: int, most_readers: int, num_ranks: int) -> bool:
+def is_sharded(num_rows: int, most_readers: int, num_ranks: int) -> bool:
     """Return whether a table's rows should live with their readers: many rows, each read by one client."""
     return num_ranks > 2 and most_readers <= 1 and num_rows > num_ranks

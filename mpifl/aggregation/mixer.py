@@ -119,7 +119,7 @@ class Mixer:
 
     def _plan(self, mixing: Mixing, peaks: np.ndarray, owners: np.ndarray) -> list[Shipment]:
         """Return what each rank must know of `mixing`."""
-        size, spread = self.transport.size, self.tables.spread.get(mixing.into)
+        size, spread = self.transport.size, self.tables.sharded.get(mixing.into)
         rows = np.flatnonzero(np.abs(mixing.weights).sum(1))
         collective = choose(len(rows), len(owners), self.exact, spread is not None)
         if self.costs is not None and spread is None:
@@ -218,7 +218,7 @@ class Mixer:
 
     def _scatter(self, s: Shipment, mine: Sequence[torch.Tensor]) -> None:
         """Leave each travelling row, mixed, with the worker that owns it."""
-        spread = self.tables.spread[s.into]
+        spread = self.tables.sharded[s.into]
         start = sum(s.owned[: self.transport.rank])
         here = slice(start, start + s.owned[self.transport.rank])
         rows = s.rows[here]

@@ -22,7 +22,7 @@ from .exact_sum import kept_rows
 SHARED = 1 << 22  # numbers of a table that are shared at a time while it is spread
 
 
-class Spread:
+class ShardedTable:
     """A table whose rows live in files that all ranks of a node map; only the owner writes a row.
 
     A row has a place in each of two files: one holds what is committed, the other what is being written. Only
@@ -80,7 +80,7 @@ class Spread:
         self.turn[rows] ^= 1
 
 
-def heir(ranks: Sequence[int], k: int) -> int:
+def new_owner(ranks: Sequence[int], k: int) -> int:
     """Return which of `ranks` takes over row `k`.
 
     Raises:
@@ -102,13 +102,13 @@ class Tables:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.central: dict[str, torch.Tensor] = {}
-        self.spread: dict[str, Spread] = {}
+        self.sharded: dict[str, ShardedTable] = {}
         self._held: dict[str, dict[int, torch.Tensor]] = {}  # at workers
         self._fresh: dict[str, set[int]] = {}  # at rank 0: rows whose copies at the workers are current
 
     def width(self, name: str) -> int:
         """Return the width of a table; on rank 0."""
-        return self.spread[name].width if name in self.spread else self.central[name].shape[1]
+        return self.sharded[name].width if name in self.sharded else self.central[name].shape[1]
 
     def publish(self, tables: Mapping[str, torch.Tensor]) -> None:
         """Take new tables on rank 0; copies of rows whose bits changed are out of date."""
@@ -124,7 +124,7 @@ class Tables:
         """Return, on rank 0, the rows that must be shared before `needed` can be read, and their width."""
         out = {}
         for name, numbers in needed.items():
-            if name not in self.spread:
+            if name not in self.sharded:
                 todo = sorted(numbers - self._fresh.setdefault(name, set()))
                 out[name] = (todo, self.central[name].shape[1])
         return {name: what for name, what in out.items() if what[0]}
@@ -146,28 +146,28 @@ class Tables:
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """Return rows [r, w] at a worker."""
-        if name in self.spread:
-            return self.spread[name].read(numbers)
+        if name in self.sharded:
+            return self.sharded[name].read(numbers)
         if self.transport.size == 1:
             table = self.central[name]
             return table[numbers[0]][None] if len(numbers) == 1 else table[list(numbers)]
         held = self._held[name]
         return held[numbers[0]][None] if len(numbers) == 1 else torch.stack([held[k] for k in numbers])
 
-    def spread_out(
-        self, name: str, owner: np.ndarray, shape: tuple[int, int], folder: Path, alike: bool = False
+    def shard(
+        self, name: str, owner: np.ndarray, shape: tuple[int, int], folder: Path, identical: bool = False
     ) -> None:
         """Move a table from rank 0 to the ranks `owner` [K]; every rank calls with the same arguments.
 
         Args:
-            alike: whether all rows are the same one.
+            identical: whether all rows are the same one.
 
         Raises:
             UserError: a node has no room for its rows; on every rank.
         """
         transport = self.transport
         node = transport.nodes[transport.rank]  # in the file's name: nodes on one machine share a folder
-        spread, problem = Spread(folder / f"table-{name}-{node}", shape, owner), None
+        spread, problem = ShardedTable(folder / f"table-{name}-{node}", shape, owner), None
         if transport.nodes.index(node) == transport.rank:
             problem = spread.make(np.flatnonzero(np.array(transport.nodes)[owner] == node))
         problem = next(filter(None, transport.gather(problem, "layout") or ()), None)
@@ -175,16 +175,18 @@ class Tables:
             raise problem
         spread.open()
         mine, step = np.flatnonzero(owner == transport.rank), max(1, SHARED // shape[1])
-        for lo in range(0, 1 if alike else shape[0], step):
-            hi = 1 if alike else min(lo + step, shape[0])
+        for lo in range(0, 1 if identical else shape[0], step):
+            hi = 1 if identical else min(lo + step, shape[0])
             rows = self.central[name][lo:hi].contiguous() if transport.is_server else None
             rows = torch.empty(hi - lo, shape[1]) if rows is None else rows
             transport.Bcast(rows, f"rows:{name}")
-            chosen = mine if alike else mine[(mine >= lo) & (mine < hi)]
-            spread.write(chosen, slice(None), rows.expand(len(chosen), -1) if alike else rows[chosen - lo])
+            chosen = mine if identical else mine[(mine >= lo) & (mine < hi)]
+            spread.write(
+                chosen, slice(None), rows.expand(len(chosen), -1) if identical else rows[chosen - lo]
+            )
         spread.commit(np.arange(shape[0]))
         transport.barrier()
-        self.spread[name] = spread
+        self.sharded[name] = spread
         self.central.pop(name, None)
 
     def regroup(self, left: Sequence[int], nodes: Sequence[int]) -> None:
@@ -195,21 +197,21 @@ class Tables:
         """
         self._held.clear()
         self._fresh.clear()
-        turns = self.transport.bcast({name: s.turn for name, s in self.spread.items()}, "layout")
+        turns = self.transport.bcast({name: s.turn for name, s in self.sharded.items()}, "layout")
         number, workers = {old: new for new, old in enumerate(left)}, self.transport.workers
-        for name, spread in self.spread.items():
+        for name, spread in self.sharded.items():
             heirs = {node: [r for r in workers if self.transport.nodes[r] == node] for node in set(nodes)}
             owner = [
-                number[r] if r in number else heir(heirs[nodes[r]], k)
+                number[r] if r in number else new_owner(heirs[nodes[r]], k)
                 for k, r in enumerate(spread.owner.tolist())
             ]
             spread.turn, spread.owner = turns[name], np.array(owner, np.int64)
 
     def whole(self, name: str, block_rows: int = 0) -> torch.Tensor | None:
         """Return a table [K, w] on rank 0, wherever its rows live; every rank calls."""
-        if name not in self.spread:
+        if name not in self.sharded:
             return self.central.get(name)
-        spread, transport = self.spread[name], self.transport
+        spread, transport = self.sharded[name], self.transport
         block_rows = block_rows or max(1, SHARED // spread.width)
         out = torch.empty(len(spread.owner), spread.width) if transport.is_server else None
         for lo in range(0, len(spread.owner), block_rows):

@@ -18,7 +18,7 @@ from mpifl.aggregation.collective_choice import (
     busiest_bytes,
     choose,
     crossover,
-    is_spread,
+    is_sharded,
 )
 from mpifl.comm import Transport
 from mpifl.comm.mpi_startup import MAIN
@@ -159,7 +159,7 @@ def _mixing_line(mixing: Mixing, server: Server, bench: Bench, costs: Costs | No
 def _spreads(table: torch.Tensor, server: Server, bench: Bench) -> bool:
     k, n = len(table), bench.world.num_clients
     alone = k == n and len(np.unique(server.assign)) == n and not bench.config.algorithm.needs.polish
-    return alone and is_spread(k, 1, ranks_of(bench))
+    return alone and is_sharded(k, 1, ranks_of(bench))
 
 
 def _held(bench: Bench, server: Server, report: Report, plan: Plan, prints: int) -> Held:

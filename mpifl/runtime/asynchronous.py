@@ -108,7 +108,7 @@ class Events:
             saved: a state to go on from, on rank 0.
         """
         stepper = self.stepper
-        stepper.may_spread = stepper.admits_new_clients = False
+        stepper.may_shard = stepper.admits_new_clients = False
         if not stepper.transport.is_server:
             self._serve()
             return None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.aggregation.collective_choice import Costs, is_spread
+from mpifl.aggregation.collective_choice import Costs, is_sharded
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, rows_of
 from mpifl.comm import Transport
@@ -101,7 +101,7 @@ class Stepper:
         self.scheduler = Scheduler(
             s.transport.nodes, s.transport.workers, self.sizes[:, 0], pinned, s.shuffle, s.stack
         )
-        self.may_spread = True  # rows may leave rank 0
+        self.may_shard = True  # rows may leave rank 0
         self.admits_new_clients = True  # clients may be taken in after the first step
         self.prints = Prints(self, np.asarray(s.absent, np.int64))
         self.train_metrics: dict[str, float] = {}
@@ -159,7 +159,7 @@ class Stepper:
         flat = {name: peaks.reshape(-1) for name, peaks in self._peaks.items()}
         with deciding(self.algorithm, hook, f"step {server.version + 1}") as where:
             plan = decide(server, notes)
-            spread = tuple(self.tables.spread)
+            spread = tuple(self.tables.sharded)
             check_plan(where, plan, server, uploads, flat, spread, self._reads_own_row)
         return plan
 
@@ -198,22 +198,22 @@ class Stepper:
                 if owner is not None:
                     k, width = table.shape
                     where[name] = (owner, (k, width), table.stride(0) == 0)
-        for name, (owner, shape, alike) in self.transport.bcast(where, "layout").items():
+        for name, (owner, shape, identical) in self.transport.bcast(where, "layout").items():
             self.scheduler.pinned = True
-            self.tables.spread_out(name, owner, shape, self.store.folder, alike)
+            self.tables.shard(name, owner, shape, self.store.folder, identical)
 
     def _owners_of_rows(self, server: Server, name: str) -> np.ndarray | None:
         """Return the rank [K] that owns each row of a table to be spread, None for a central one."""
         n, k = len(self.sizes), len(server.tables[name])
         needs = self.algorithm.needs
-        fixed = not self.may_spread or self.mixer.collective is not None or needs.polish or needs.newcomers
+        fixed = not self.may_shard or self.mixer.collective is not None or needs.polish or needs.newcomers
         if k != n or fixed:
             return None
         reads = [rows.get(name, ()) for rows in self.read_by("reads", server, np.arange(n)).values()]
         if any(len(r) != 1 for r in reads):
             return None
         reader = np.array([r[0] for r in reads])
-        if not is_spread(k, int(np.bincount(reader, minlength=k).max()), self.transport.size):
+        if not is_sharded(k, int(np.bincount(reader, minlength=k).max()), self.transport.size):
             return None
         owner = np.empty(n, np.int64)
         owner[reader] = self.scheduler.keepers()
@@ -255,7 +255,7 @@ class Stepper:
             return None, None
         new = apply_plan(server, plan, {**server.tables, **changed})
         new = self.polished(server, new)
-        self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.spread})
+        self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.sharded})
         self.visits[notes.client[notes.fresh]] += 1
         return new, notes
 

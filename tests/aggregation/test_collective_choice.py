@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpifl.aggregation.collective_choice import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_spread
+from mpifl.aggregation.collective_choice import GATHER, REDUCE, SCATTER, busiest_bytes, choose, is_sharded
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_bytes_at_the_busiest_rank_by_hand():
     ],
 )
 def test_rows_are_spread_where_each_has_one_reader_and_there_are_many(rows, readers, ranks, expected):
-    assert is_spread(rows, readers, ranks) is expected
+    assert is_sharded(rows, readers, ranks) is expected

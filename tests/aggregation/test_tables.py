@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from mpifl.aggregation.tables import Spread, Tables
+from mpifl.aggregation.tables import ShardedTable, Tables
 from mpifl.comm import Single
 from mpifl.comm.transport import MpiTraffic
 from mpifl.core.errors import UserError
@@ -74,8 +74,8 @@ def test_alone_nothing_is_sent_and_rows_are_read_in_place():
 def test_a_spread_table_is_written_beside_the_committed_one(tmp_path):
     tables = Tables(Single())
     tables.publish({"model": torch.tensor([[1.0], [2.0]])})
-    tables.spread_out("model", np.zeros(2, np.int64), (2, 1), tmp_path)
-    spread = tables.spread["model"]
+    tables.shard("model", np.zeros(2, np.int64), (2, 1), tmp_path)
+    spread = tables.sharded["model"]
     assert "model" not in tables.central
     spread.write(np.array([0]), slice(0, 1), torch.tensor([[9.0]]))
     assert_array_equal(tables.rows("model", (0, 1)), [[1.0], [2.0]])
@@ -103,8 +103,8 @@ def test_after_a_loss_rows_have_heirs_and_all_ranks_read_what_the_server_has_com
     """A rank that was interrupted before it committed a step takes the server's word for which rows are."""
     tables = Tables(Single())
     tables.publish({"model": torch.tensor([[1.0], [2.0], [3.0]])})
-    tables.spread_out("model", np.array([0, 0, 0]), (3, 1), tmp_path)
-    spread = tables.spread["model"]
+    tables.shard("model", np.array([0, 0, 0]), (3, 1), tmp_path)
+    spread = tables.sharded["model"]
     spread.owner = np.array([1, 2, 2])
     spread.write(np.array([1, 2]), slice(None), torch.tensor([[20.0], [30.0]]))
     tables.transport = Left({"model": spread.turn ^ np.array([0, 1, 0], np.uint8)})
@@ -121,12 +121,12 @@ def test_without_room_for_spread_rows_no_file_is_left_and_the_folder_is_named(tm
     tables = Tables(Single())
     tables.publish({"model": torch.zeros(3, 2)})
     with pytest.raises(UserError, match=r"system.scratch.*No space left"):
-        tables.spread_out("model", np.zeros(3, np.int64), (3, 2), tmp_path)
+        tables.shard("model", np.zeros(3, np.int64), (3, 2), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_the_rows_of_a_node_take_room(tmp_path):
-    spread = Spread(tmp_path / "table", (100, 1 << 16), np.arange(100) % 2)
+    spread = ShardedTable(tmp_path / "table", (100, 1 << 16), np.arange(100) % 2)
     assert spread.make(np.array([3, 4, 5, 90])) is None
     for name in "ab":
         about = (tmp_path / f"table-{name}").stat()

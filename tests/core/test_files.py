@@ -69,5 +69,5 @@ def test_prepared_data_without_room_are_refused_in_one_line(tmp_path, full_disk,
 def test_rows_without_room_are_refused_in_one_line(tmp_path, full_disk):
     tables = Tables(Single())
     with pytest.raises(UserError, match="No space") as error:
-        tables.spread_out("model", np.zeros(3, np.int64), (3, 2), tmp_path)
+        tables.shard("model", np.zeros(3, np.int64), (3, 2), tmp_path)
     assert error.value.key == "system.scratch"

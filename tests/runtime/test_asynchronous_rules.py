@@ -160,7 +160,7 @@ def test_ccfl_leaves_clusters_alone_whose_scores_are_unusual():
     history = np.stack([np.full((3, 2), float(x)) for x in range(1, 11)])
     algorithm_state = {"u": np.full((3, 2), 1 / 2), "changed": [0, 0], "own": [5, 5], "history": history}
     notes = notes_of([0], l=[[5.0, 9.9]], row_distance=[[5.0, 5.0]])
-    adjusting = CCFL(adjust_from=5, bar_loss=0.0, sharpen=(0.0,))  # sharpen 0: both clusters fit alike
+    adjusting = CCFL(adjust_from=5, bar_loss=0.0, sharpen=(0.0,))  # sharpen 0: both clusters fit identical
     free = CCFL(bar_loss=0.0, sharpen=(0.0,))
     for method, expected in ((free, [0.025, 0.025]), (adjusting, [0.025, 0.0])):
         (mixing,) = method.aggregate(server_of(2, 9, **algorithm_state), notes).mixings

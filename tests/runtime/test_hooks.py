@@ -358,7 +358,7 @@ SCORES = {
     "number": lambda m, s, c, split: 0.5,
     "no loss": lambda m, s, c, split: {"accuracy": 0.5},
     "words": lambda m, s, c, split: {"accuracy": "good", "loss": 1.0},
-    "not alike": lambda m, s, c, split: {"accuracy": 0.5, "loss": 1.0, f"of {c.id}": 1.0},
+    "not identical": lambda m, s, c, split: {"accuracy": 0.5, "loss": 1.0, f"of {c.id}": 1.0},
 }
 
 

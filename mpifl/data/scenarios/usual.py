@@ -19,7 +19,7 @@ TESTS = ("like", "own", "all")
 
 
 @dataclass(frozen=True)
-class Spread(Scenario):
+class ShardedTable(Scenario):
     """The training part given out once; how each client is tested.
 
     Attributes:
@@ -81,7 +81,7 @@ def test_like(
 
 
 @dataclass(frozen=True)
-class Iid(Spread):
+class Iid(ShardedTable):
     """Every sample goes to a client at random; sizes differ by at most one."""
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -90,7 +90,7 @@ class Iid(Spread):
 
 
 @dataclass(frozen=True)
-class Dirichlet(Spread):
+class Dirichlet(ShardedTable):
     """Label skew drawn from a Dirichlet distribution.
 
     Attributes:
@@ -117,7 +117,7 @@ class Dirichlet(Spread):
 
 
 @dataclass(frozen=True)
-class Shards(Spread):
+class Shards(ShardedTable):
     """Pathological label skew: sorted by label, cut into equal shards, a few dealt to each (McMahan et al.,
     2017).
 
@@ -143,7 +143,7 @@ class Shards(Spread):
 
 
 @dataclass(frozen=True)
-class LogNormal(Spread):
+class LogNormal(ShardedTable):
     """Quantity skew: sizes in proportion to log-normal draws, classes IID.
 
     Attributes:
@@ -162,7 +162,7 @@ class LogNormal(Spread):
 
 
 @dataclass(frozen=True)
-class PowerLaw(Spread):
+class PowerLaw(ShardedTable):
     """Quantity skew: the r-th largest client has a size in proportion to r^-exponent, classes IID.
 
     Attributes:
