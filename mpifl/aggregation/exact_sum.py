@@ -39,14 +39,14 @@ def peak(upload: torch.Tensor) -> float:
     return max(-float(low), float(high))
 
 
-def spacings(weights: np.ndarray, peaks: np.ndarray) -> np.ndarray:
+def spacings(weights: np.ndarray, max_abs: np.ndarray) -> np.ndarray:
     """Return the grid spacing g [K] of each row: a power of two with sum_j |w_kj| max|x_j| <= 2^50 g.
 
     Args:
         weights: float64 [K, m].
-        peaks: largest absolute value of each upload [m].
+        max_abs: largest absolute value of each upload [m].
     """
-    bound = np.abs(weights) @ peaks
+    bound = np.abs(weights) @ max_abs
     half, exponent = np.frexp(bound)  # not log2, which rounds: bound = half * 2^exponent, half in [0.5, 1)
     exponent = np.where(bound > 0, exponent + 1 - (half == 0.5), 0)
     exponent = np.where(np.isinf(bound), 900, exponent)
@@ -166,16 +166,16 @@ BLOCK = 1 << 15  # numbers; three float64 buffers of them
 
 
 def mix_exact(
-    mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor], peaks: np.ndarray
+    mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor], max_abs: np.ndarray
 ) -> torch.Tensor:
     """Return the new table float32 [K, w].
 
     Args:
         old: [K0, w].
-        uploads: float32, in the order of the weights; peaks: largest absolute value of each.
+        uploads: float32, in the order of the weights; max_abs: largest absolute value of each.
     """
     mine = [u if mixing.part is None else take(u, mixing.part) for u in uploads]
-    grid, width = spacings(mixing.weights, peaks), old.shape[1]
+    grid, width = spacings(mixing.weights, max_abs), old.shape[1]
     out = torch.empty(mixing.num_rows, width)
     scratch = torch.empty(3, min(BLOCK, width), dtype=torch.float64)
     for lo in range(0, width, BLOCK):

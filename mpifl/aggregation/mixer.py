@@ -38,7 +38,7 @@ def in_rank_order(owners: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Shipment:
+class RankMixPlan:
     """What one rank must know of one mixing.
 
     Attributes:
@@ -86,38 +86,38 @@ class Mixer:
     def mix(
         self,
         mixings: Sequence[Mixing] | None,
-        cargo: Callable[[str], tuple[np.ndarray, np.ndarray]] | None,
+        upload_info: Callable[[str], tuple[np.ndarray, np.ndarray]] | None,
         uploads: Mapping[str, Sequence[torch.Tensor]],
     ) -> dict[str, torch.Tensor]:
         """Apply mixings in order; return the new central tables on rank 0.
 
         Args:
             mixings: on rank 0.
-            cargo: name of an upload -> (largest absolute value, rank) of each [m], on rank 0.
+            upload_info: name of an upload -> (largest absolute value, rank) of each [m], on rank 0.
             uploads: name -> this rank's uploads [w], in ascending order of their number.
         """
         parcels = None
         if self.transport.is_server:
             assert mixings is not None
-            assert cargo is not None
+            assert upload_info is not None
             none = (np.zeros(0), np.zeros(0, np.int64))
-            plans = [self._plan(m, *(cargo(m.of) if m.of else none)) for m in mixings]
+            plans = [self._plan(m, *(upload_info(m.of) if m.of else none)) for m in mixings]
             parcels = [[p[r] for p in plans] for r in range(self.transport.size)]
             self.last = [p[0].collective for p in plans]
         changed: dict[str, torch.Tensor] = {}
-        for i, shipment in enumerate(self.transport.scatter(parcels, "plan")):
-            mine = uploads.get(shipment.of, [])
-            mine = [u if shipment.part is None else take(u, shipment.part) for u in mine]
-            if shipment.collective == SCATTER:
-                self._scatter(shipment, mine)
+        for i, rank_plan in enumerate(self.transport.scatter(parcels, "plan")):
+            mine = uploads.get(rank_plan.of, [])
+            mine = [u if rank_plan.part is None else take(u, rank_plan.part) for u in mine]
+            if rank_plan.collective == SCATTER:
+                self._scatter(rank_plan, mine)
             else:
                 mixing = mixings[i] if mixings is not None else None
-                new = self._to_server(shipment, mine, mixing, changed)
+                new = self._to_server(rank_plan, mine, mixing, changed)
                 if new is not None:
-                    changed[shipment.into] = new
+                    changed[rank_plan.into] = new
         return changed
 
-    def _plan(self, mixing: Mixing, peaks: np.ndarray, owners: np.ndarray) -> list[Shipment]:
+    def _plan(self, mixing: Mixing, max_abs: np.ndarray, owners: np.ndarray) -> list[RankMixPlan]:
         """Return what each rank must know of `mixing`."""
         size, spread = self.transport.size, self.tables.sharded.get(mixing.into)
         rows = np.flatnonzero(np.abs(mixing.weights).sum(1))
@@ -136,11 +136,11 @@ class Mixer:
             owned = tuple(np.bincount(spread.owner[rows], minlength=size))
         weights = mixing.weights[rows]
         everyone = in_rank_order(owners)
-        grid = spacings(weights, peaks)
+        grid = spacings(weights, max_abs)
         keep = None if mixing.keep is None or spread is None else mixing.keep[rows]
         counts = tuple(int(c) for c in np.bincount(owners, minlength=size))
         return [
-            Shipment(
+            RankMixPlan(
                 collective=collective,
                 into=mixing.into,
                 of=mixing.of,
@@ -158,7 +158,7 @@ class Mixer:
 
     def _to_server(
         self,
-        s: Shipment,
+        s: RankMixPlan,
         mine: Sequence[torch.Tensor],
         mixing: Mixing | None,
         changed: Mapping[str, torch.Tensor],
@@ -177,7 +177,7 @@ class Mixer:
                 new[:, columns] = self._placed(s, mixing, sums, old[:, columns])
         return new
 
-    def _placed(self, s: Shipment, mixing: Mixing, sums: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    def _placed(self, s: RankMixPlan, mixing: Mixing, sums: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
         """Return the new rows [K, b]: the travelling rows' sums plus what each row keeps."""
         kept = kept_rows(mixing.keep, old)
         if len(s.rows) == mixing.num_rows:
@@ -193,7 +193,7 @@ class Mixer:
             return finish(sums, grid, kept)
         return sums if kept is None else kept.add_(sums).float()
 
-    def _sums(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    def _sums(self, s: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
         """Return this rank's share of the travelling rows [Ka, b], made where its uploads are."""
         if not self.exact:
             return fast_sums(block, s.weights, torch.empty(len(s.rows), width))
@@ -206,17 +206,17 @@ class Mixer:
         """Return a block in memory that MPI takes; what rank 0 has is added to in main memory."""
         return block if self.direct and not self.transport.is_server else staged(block)
 
-    def _reduced(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    def _reduced(self, s: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
         sums = self._lent(self._sums(s, block, width))
         self.transport.Reduce(sums, f"mix:{s.into}")
         return sums
 
-    def _gathered(self, s: Shipment, block: Sequence[torch.Tensor], width: int) -> torch.Tensor | None:
+    def _gathered(self, s: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor | None:
         mine = self._lent(_stacked(block, width))
         everything = self.transport.Gatherv(mine, s.counts, f"mix:{s.into}")
         return None if everything is None else self._sums(s, list(everything), width)
 
-    def _scatter(self, s: Shipment, mine: Sequence[torch.Tensor]) -> None:
+    def _scatter(self, s: RankMixPlan, mine: Sequence[torch.Tensor]) -> None:
         """Leave each travelling row, mixed, with the worker that owns it."""
         spread = self.tables.sharded[s.into]
         start = sum(s.owned[: self.transport.rank])
@@ -234,7 +234,7 @@ class Mixer:
         self.transport.barrier()
         spread.commit(s.rows)
 
-    def _blocks(self, s: Shipment, height: int) -> Iterator[slice]:
+    def _blocks(self, s: RankMixPlan, height: int) -> Iterator[slice]:
         step = max(1024, BLOCK // max(height, 1))
         for lo in range(0, s.width, step):
             yield slice(lo, min(lo + step, s.width))

@@ -40,7 +40,7 @@ class Base:
 
     @classmethod
     def measured(cls, bench: Bench) -> Base:
-        """Measure, before anything else needs memory: peaks never go back."""
+        """Measure, before anything else needs memory: max_abs never go back."""
         plain = peak_bytes()
         load(truth=bench.federation.groups is not None)
         recording = peak_bytes()

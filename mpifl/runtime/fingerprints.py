@@ -110,7 +110,7 @@ class Prints:
         stepper = self.stepper
         with stepper.watch("reduce"):
             changed = stepper.mixer.mix(
-                plan.mixings if plan else None, stepper.cargo if plan else None, uploads
+                plan.mixings if plan else None, stepper.upload_info if plan else None, uploads
             )
         if server is None or plan is None:
             return None

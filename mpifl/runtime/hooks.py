@@ -201,9 +201,9 @@ def _problem(x: Any, device: torch.device) -> tuple[str, str] | None:
     return None
 
 
-def check_peaks(where: str, place: str, peaks: Mapping[str, Sequence[float]]) -> None:
+def check_peaks(where: str, place: str, max_abs: Mapping[str, Sequence[float]]) -> None:
     """Raise `NotFinite` where the largest absolute value of an upload is none."""
-    for name, values in peaks.items():
+    for name, values in max_abs.items():
         if not all(map(math.isfinite, values)):
             remedy = "train with a smaller local.lr, or leave such clients out: on_client_error drop"
             raise NotFinite(where, f"{place}: upload {name!r} is not finite", remedy)
@@ -372,7 +372,7 @@ def check_plan(
     plan: Any,
     server: Server,
     uploads: Shapes,
-    peaks: Mapping[str, np.ndarray],
+    max_abs: Mapping[str, np.ndarray],
     spread: Sequence[str],
     default_reads: bool,
 ) -> None:
@@ -380,7 +380,7 @@ def check_plan(
 
     Args:
         uploads: name -> (components of all uploads, width).
-        peaks: name -> largest absolute value of each component [uploads].
+        max_abs: name -> largest absolute value of each component [uploads].
         spread: tables whose rows live with their readers.
     """
     if not isinstance(plan, Plan) or isinstance(plan.mixings, Mixing):
@@ -390,7 +390,7 @@ def check_plan(
     for number, mixing in enumerate(plan.mixings):
         if not isinstance(mixing, Mixing):
             raise MethodError(where, f"mixing {number} is {_kind(mixing)}", "return Plan([mixing, ...])")
-        wrong = _mixing_problem(mixing, tables, uploads, peaks, mixing.into in spread)
+        wrong = _mixing_problem(mixing, tables, uploads, max_abs, mixing.into in spread)
         if wrong:
             raise MethodError(where, f"mixing {number} into {mixing.into!r}: {wrong[0]}", wrong[1])
         tables[mixing.into] = (mixing.num_rows, tables[mixing.into][1])
@@ -405,7 +405,7 @@ def check_plan(
 
 
 def _mixing_problem(
-    m: Mixing, tables: Shapes, uploads: Shapes, peaks: Mapping[str, np.ndarray], spread: bool
+    m: Mixing, tables: Shapes, uploads: Shapes, max_abs: Mapping[str, np.ndarray], spread: bool
 ) -> tuple[str, str] | None:
     """Return what is wrong with a mixing, and the remedy."""
     if m.into not in tables:
@@ -432,7 +432,7 @@ def _mixing_problem(
             return f"keep has shape {m.keep.shape}", f"{num} rows become {m.num_rows}: keep is {fits}"
     if spread and (m.num_rows != num or (m.keep is not None and m.keep.ndim == 2)):
         return "rows that live with their readers become others", "set system.collective to gather"
-    if m.of and (np.abs(m.weights) @ peaks[m.of] > LARGEST).any():
+    if m.of and (np.abs(m.weights) @ max_abs[m.of] > LARGEST).any():
         return "rows would overflow", "the weights are too large"
     return None
 

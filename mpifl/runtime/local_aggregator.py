@@ -61,8 +61,8 @@ class Taker:
     def _mix(self, mixing: Mixing, old: torch.Tensor, uploads: list[torch.Tensor]) -> torch.Tensor:
         if self.policy.singly:
             return mix_float32(mixing, old, uploads)
-        peaks = self.stepper.peaks(mixing.of).reshape(-1) if mixing.of else np.zeros(0)
-        return mix_exact(mixing, old, uploads, peaks)
+        max_abs = self.stepper.max_abs(mixing.of).reshape(-1) if mixing.of else np.zeros(0)
+        return mix_exact(mixing, old, uploads, max_abs)
 
 
 def largest_weight(plan: Plan, j: int, m: int) -> float:

@@ -106,7 +106,7 @@ class Stepper:
         self.prints = Prints(self, np.asarray(s.absent, np.int64))
         self.train_metrics: dict[str, float] = {}
         self._owner = np.zeros(0, np.int64)  # rank of each report of the step
-        self._peaks: dict[str, np.ndarray] = {}  # upload -> largest absolute value [m, C]
+        self._max_abs: dict[str, np.ndarray] = {}  # upload -> largest absolute value [m, C]
         self._widths: Mapping[str, int] = {}  # upload -> width
         self._layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # nodes and ranks left, half-way
 
@@ -155,8 +155,8 @@ class Stepper:
         self, hook: str, server: Server, notes: Notes, decide: Callable[[Server, Notes], Plan]
     ) -> Plan:
         """Return what a hook decides from notes, checked."""
-        uploads = {name: (peaks.size, self._widths[name]) for name, peaks in self._peaks.items()}
-        flat = {name: peaks.reshape(-1) for name, peaks in self._peaks.items()}
+        uploads = {name: (max_abs.size, self._widths[name]) for name, max_abs in self._max_abs.items()}
+        flat = {name: max_abs.reshape(-1) for name, max_abs in self._max_abs.items()}
         with deciding(self.algorithm, hook, f"step {server.version + 1}") as where:
             plan = decide(server, notes)
             spread = tuple(self.tables.sharded)
@@ -250,7 +250,9 @@ class Stepper:
             with self.watch("cluster"):
                 plan = self.planned("aggregate", server, notes, self.algorithm.aggregate)
         with self.watch("reduce"):
-            changed = self.mixer.mix(plan.mixings if plan else None, self.cargo if plan else None, uploads)
+            changed = self.mixer.mix(
+                plan.mixings if plan else None, self.upload_info if plan else None, uploads
+            )
         if server is None or plan is None or notes is None:
             return None, None
         new = apply_plan(server, plan, {**server.tables, **changed})
@@ -351,12 +353,14 @@ class Stepper:
         first = everyone[0]
         for light in everyone:
             if light.widths != first.widths or any(
-                len(light.peaks[name]) != len(peaks) for name, peaks in first.peaks.items()
+                len(light.max_abs[name]) != len(max_abs) for name, max_abs in first.max_abs.items()
             ):
                 (a, b), (k, other) = map(_uploads, (first, light)), (first.client, light.client)
                 what = f"client {k} uploads {a}, client {other} {b}"
                 raise MethodError(where, what, "all uploads of a step have the same names and shapes")
-        self._peaks = {name: np.array([light.peaks[name] for light in everyone]) for name in first.peaks}
+        self._max_abs = {
+            name: np.array([light.max_abs[name] for light in everyone]) for name in first.max_abs
+        }
         self._widths = first.widths
         return Notes(
             client=np.array([light.client for light in everyone]),
@@ -382,14 +386,14 @@ class Stepper:
             else:
                 ledger.add_down(step, kind, client, numbers, messages)
 
-    def peaks(self, name: str) -> np.ndarray:
+    def max_abs(self, name: str) -> np.ndarray:
         """Return the largest absolute value of each component of each upload of the step [m, C]."""
-        return self._peaks[name]
+        return self._max_abs[name]
 
-    def cargo(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the peaks and the ranks of all components of an upload."""
-        peaks = self._peaks[name]
-        return peaks.reshape(-1), np.repeat(self._owner, peaks.shape[1])
+    def upload_info(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the max_abs and the ranks of all components of an upload."""
+        max_abs = self._max_abs[name]
+        return max_abs.reshape(-1), np.repeat(self._owner, max_abs.shape[1])
 
     def with_gram(
         self,
@@ -401,13 +405,13 @@ class Stepper:
         """Add the pairwise products of an upload to the notes, if `wanted` on rank 0; every rank calls."""
         told = None
         if notes is not None and wanted:
-            if name not in self._peaks:
-                what = f"no upload {name!r} in a step that compares: uploads are {', '.join(self._peaks)}"
+            if name not in self._max_abs:
+                what = f"no upload {name!r} in a step that compares: uploads are {', '.join(self._max_abs)}"
                 raise MethodError(
                     hook_name(self.algorithm, "local_update"), what, "upload it, or see compares"
                 )
             counts = np.bincount(self._owner, minlength=self.transport.size)
-            told = (tuple(int(c) for c in counts), self._peaks[name].shape[1] * self._widths[name])
+            told = (tuple(int(c) for c in counts), self._max_abs[name].shape[1] * self._widths[name])
         with self.watch("reduce"):
             told = self.transport.bcast(told, "plan")
             if told is None:
@@ -446,5 +450,5 @@ class Stepper:
 
 def _uploads(light: Light) -> str:
     """Return the names and shapes of a report's uploads, in words."""
-    shapes = [f"{name!r} [{len(light.peaks[name])}, {width}]" for name, width in light.widths.items()]
+    shapes = [f"{name!r} [{len(light.max_abs[name])}, {width}]" for name, width in light.widths.items()]
     return ", ".join(shapes) or "nothing"

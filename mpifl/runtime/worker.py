@@ -92,7 +92,7 @@ class Light:
     """A report without its vectors, on its way to rank 0.
 
     Attributes:
-        peaks: largest absolute value of each component of each upload.
+        max_abs: largest absolute value of each component of each upload.
         sizes: numbers in each upload. widths: of each of its components.
         bytes: of each upload as a federation would send it.
         unsent: names of uploads and notes that are no traffic.
@@ -106,7 +106,7 @@ class Light:
     notes: Mapping[str, Any]
     findings: Mapping[str, Any]
     metrics: Mapping[str, float]
-    peaks: Mapping[str, list[float]]
+    max_abs: Mapping[str, list[float]]
     sizes: Mapping[str, int]
     widths: Mapping[str, int] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
@@ -268,12 +268,12 @@ class Worker:
     ) -> Light:
         """Return a report of a hook without its vectors, which are found finite on the way."""
 
-        def peaks(v: Vector) -> list[float]:
+        def max_abs(v: Vector) -> list[float]:
             return [peak(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
 
         where, place = hook_name(self.algorithm, hook), _place(order)
         report = checked_light(where, place, report, order.client)
-        largest = {name: peaks(v) for name, v in report.vectors.items()}
+        largest = {name: max_abs(v) for name, v in report.vectors.items()}
         check_peaks(where, place, largest)
         return Light(
             number=order.number,
@@ -283,7 +283,7 @@ class Worker:
             notes={**report.notes, **notes},
             findings=findings,
             metrics=report.metrics,
-            peaks=largest,
+            max_abs=largest,
             sizes={name: count_numbers(v) for name, v in report.vectors.items()},
             widths={name: v.shape[-1] for name, v in report.vectors.items()},
             bytes=sizes,

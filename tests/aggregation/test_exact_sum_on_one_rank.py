@@ -37,13 +37,13 @@ def test_here_and_over_a_transport_give_the_same_bits(keep, rows, m, width):
     if keep in ("full", "more"):
         kept[keep][0, 0] = 0
     mixing = Mixing(weights, keep=kept.get(keep))
-    peaks = np.array([float(u.abs().max()) for u in uploads])
+    max_abs = np.array([float(u.abs().max()) for u in uploads])
     tables = Tables(Single())
     tables.central = {"model": old}
     expected = Mixer(Single(), tables).mix(
-        [mixing], lambda name: (peaks, np.zeros(m, np.int64)), {"model": uploads}
+        [mixing], lambda name: (max_abs, np.zeros(m, np.int64)), {"model": uploads}
     )
-    assert_array_equal(mix_exact(mixing, old, uploads, peaks).numpy(), expected["model"].numpy())
+    assert_array_equal(mix_exact(mixing, old, uploads, max_abs).numpy(), expected["model"].numpy())
 
 
 def test_a_part_of_an_upload_is_mixed_into_a_narrower_table():
@@ -61,7 +61,7 @@ def test_float32_sums_agree_with_exact_ones(keep):
     weights = rng.normal(size=(3, 2))
     weights[1] = 0
     mixing = Mixing(weights, keep=kept)
-    peaks = np.array([float(u.abs().max()) for u in uploads])
+    max_abs = np.array([float(u.abs().max()) for u in uploads])
     assert_close(
-        mix_float32(mixing, old, uploads), mix_exact(mixing, old, uploads, peaks), rtol=1e-5, atol=1e-6
+        mix_float32(mixing, old, uploads), mix_exact(mixing, old, uploads, max_abs), rtol=1e-5, atol=1e-6
     )

@@ -84,11 +84,11 @@ class Case:
         owners = rng.choice(transport.workers, reports)
         owners[owners == transport.size - 1] = transport.workers[0]  # the last of several workers has nothing
         self.owners = np.repeat(owners, components)
-        self.peaks = self.uploads.abs().amax(1).numpy().astype(np.float64)
+        self.max_abs = self.uploads.abs().amax(1).numpy().astype(np.float64)
 
-    def cargo(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the peaks and owners of all uploads."""
-        return self.peaks, self.owners
+    def upload_info(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the max_abs and owners of all uploads."""
+        return self.max_abs, self.owners
 
     def mine(self, rank: int) -> dict[str, list[torch.Tensor]]:
         """Return a rank's uploads in ascending order."""
@@ -100,9 +100,9 @@ class Case:
         """Return what one process would make of it."""
         tables = Tables(Single())
         tables.publish({"model": self.old})
-        cargo = (self.peaks, np.zeros(len(self.owners), np.int64))
+        upload_info = (self.max_abs, np.zeros(len(self.owners), np.int64))
         uploads = {"model": list(self.uploads)}
-        return Mixer(Single(), tables, exact).mix([self.mixing], lambda _: cargo, uploads)["model"]
+        return Mixer(Single(), tables, exact).mix([self.mixing], lambda _: upload_info, uploads)["model"]
 
     def together(
         self, transport: Mpi, exact: bool = True, collective: str | None = None, direct: bool = False
@@ -112,7 +112,7 @@ class Case:
         if transport.is_server:
             tables.publish({"model": self.old})
         mixer = Mixer(transport, tables, exact, collective, direct=direct)
-        told = ([self.mixing], self.cargo) if transport.is_server else (None, None)
+        told = ([self.mixing], self.upload_info) if transport.is_server else (None, None)
         return mixer.mix(*told, self.mine(transport.rank)).get("model"), mixer
 
     def spread(self, transport: Mpi, folder: Path) -> Tables:
@@ -157,7 +157,7 @@ def rows_spread_over_their_readers_agree_with_one_process_bit_for_bit(t: Mpi, fo
         case = Case(t, rows=rows, components=components, keep=keep, part=part)
         tables = case.spread(t, folder / f"{keep}-{components}-{part}-{rows}")
         mixer = Mixer(t, tables)
-        told = ([case.mixing], case.cargo) if t.is_server else (None, None)
+        told = ([case.mixing], case.upload_info) if t.is_server else (None, None)
         for _ in range(2):  # the second mixing starts from the rows of the first
             changed = mixer.mix(*told, case.mine(t.rank))
             found = tables.whole("model")
@@ -179,7 +179,7 @@ def rows_that_nothing_enters_stay_where_they_are_and_cost_nothing(t: Mpi, folder
         mask = np.isin(np.arange(9), active)
         case.mixing = Mixing(weights * mask[:, None], keep=np.where(mask, case.mixing.keep, 1.0))
         before = t.traffic.counts["reduce_scatter", "mix:model"].bytes
-        mixer.mix(*(([case.mixing], case.cargo) if t.is_server else (None, None)), case.mine(t.rank))
+        mixer.mix(*(([case.mixing], case.upload_info) if t.is_server else (None, None)), case.mine(t.rank))
         spent = sum(t.gather(t.traffic.counts["reduce_scatter", "mix:model"].bytes - before, "test") or [])
         found = tables.whole("model")
         if found is not None:
@@ -211,7 +211,7 @@ def column_blocks_do_not_change_the_bits(t: Mpi, folder: Path) -> None:
     case = Case(t, rows=4, width=5000, keep="diagonal")
     whole = {c: case.together(t, collective=c)[0] for c in (REDUCE, GATHER)}
     spread = Mixer(t, case.spread(t, folder / "whole"))
-    told = ([case.mixing], case.cargo) if t.is_server else (None, None)
+    told = ([case.mixing], case.upload_info) if t.is_server else (None, None)
     spread.mix(*told, case.mine(t.rank))
     whole["scatter"] = spread.tables.whole("model")
     usual, mix.BLOCK = mix.BLOCK, 1
@@ -237,7 +237,7 @@ def fast_sums_agree_up_to_float32(t: Mpi, folder: Path) -> None:
         case = Case(t, keep=keep)
         found, _ = case.together(t, exact=False, collective=collective)
         if found is not None:
-            assert_allclose(found, case.alone(), rtol=1e-4, atol=1e-6 * float(case.peaks.max()))
+            assert_allclose(found, case.alone(), rtol=1e-4, atol=1e-6 * float(case.max_abs.max()))
 
 
 @body
@@ -251,14 +251,14 @@ def several_mixings_travel_in_one_plan(t: Mpi, folder: Path) -> None:
         "control": [control.uploads[j] for j in np.flatnonzero(model.owners == t.rank)],
     }
     everything = {"model": list(model.uploads), "control": list(control.uploads)}
-    peaks = {"model": model.peaks, "control": control.peaks}
+    max_abs = {"model": model.max_abs, "control": control.max_abs}
     old = {"model": model.old, "control": control.old}
 
     def made_by(transport, mine, owners):
         tables = Tables(transport)
         if transport.is_server:
             tables.publish(old)
-        told = (mixings, lambda name: (peaks[name], owners)) if transport.is_server else (None, None)
+        told = (mixings, lambda name: (max_abs[name], owners)) if transport.is_server else (None, None)
         return Mixer(transport, tables).mix(*told, mine)
 
     found = made_by(t, uploads, model.owners)
@@ -294,7 +294,7 @@ def uploads_on_a_device_reach_spread_rows_and_products(t: Mpi, folder: Path) -> 
         with Pretended():
             mine = case.mine(t.rank)
             gram = mixer.gram(mine["model"], counts, case.owners if t.is_server else None, 9000)
-            mixer.mix(*(([case.mixing], case.cargo) if t.is_server else (None, None)), mine)
+            mixer.mix(*(([case.mixing], case.upload_info) if t.is_server else (None, None)), mine)
         found = tables.whole("model")
         if found is not None:
             case.away = 0
@@ -433,7 +433,9 @@ def bytes_on_the_wire_follow_from_sizes(t: Mpi, folder: Path) -> None:
     case.together(t, collective=REDUCE)
     case.together(t, collective=GATHER)
     tables = case.spread(t, folder / "bytes")
-    Mixer(t, tables).mix(*(([case.mixing], case.cargo) if t.is_server else (None, None)), case.mine(t.rank))
+    Mixer(t, tables).mix(
+        *(([case.mixing], case.upload_info) if t.is_server else (None, None)), case.mine(t.rank)
+    )
     reduced, gathered, scattered = (moved(c) for c in ("reduce", "gatherv", "reduce_scatter"))
     if t.is_server:
         assert reduced == 5 * 1000 * 8 * (t.size - 1)

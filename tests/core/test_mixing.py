@@ -39,9 +39,9 @@ def applied(mixing: Mixing, old: list[list[float]], uploads: list[list[float]]) 
     tables = Tables(Single())
     tables.publish({mixing.into: torch.tensor(old, dtype=torch.float32)})
     vectors = [torch.tensor(u, dtype=torch.float32) for u in uploads]
-    peaks = np.array([float(v.abs().max()) for v in vectors])
+    max_abs = np.array([float(v.abs().max()) for v in vectors])
     mixer = Mixer(Single(), tables)
-    out = mixer.mix([mixing], lambda _: (peaks, np.zeros(len(vectors), int)), {mixing.of: vectors})
+    out = mixer.mix([mixing], lambda _: (max_abs, np.zeros(len(vectors), int)), {mixing.of: vectors})
     return out[mixing.into].numpy()
 
 
@@ -147,8 +147,8 @@ def test_mixings_of_one_table_compose_in_order():
     first = Mixing(np.array([[1.0]]), keep=np.ones(1))
     second = Mixing(np.array([[0.5]]), keep=np.full(1, 0.5))
     mixer = Mixer(Single(), tables)
-    cargo = (np.array([2.0]), np.zeros(1, int))
-    out = mixer.mix([first, second], lambda _: cargo, {"model": [torch.tensor([2.0])]})
+    upload_info = (np.array([2.0]), np.zeros(1, int))
+    out = mixer.mix([first, second], lambda _: upload_info, {"model": [torch.tensor([2.0])]})
     assert_allclose(out["model"], [[2.5]])
 
 

@@ -70,11 +70,11 @@ def test_the_largest_weight_of_an_upload_of_two_components():
 
 
 def test_largest_values_and_ranks_of_components_go_together(tmp_path):
-    """Upload 0, on rank 1, has components with peaks 1 and 2; upload 1, on rank 2, with 3 and 4."""
+    """Upload 0, on rank 1, has components with max_abs 1 and 2; upload 1, on rank 2, with 3 and 4."""
     stepper, _ = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
-    stepper._peaks, stepper._owner = {"model": np.array([[1.0, 2.0], [3.0, 4.0]])}, np.array([1, 2])
-    peaks, owners = stepper.cargo("model")
-    assert_array_equal(peaks, [1, 2, 3, 4])
+    stepper._max_abs, stepper._owner = {"model": np.array([[1.0, 2.0], [3.0, 4.0]])}, np.array([1, 2])
+    max_abs, owners = stepper.upload_info("model")
+    assert_array_equal(max_abs, [1, 2, 3, 4])
     assert_array_equal(owners, [1, 1, 2, 2])
 
 
