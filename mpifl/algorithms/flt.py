@@ -133,7 +133,7 @@ class FLT(Algorithm):
             algorithm_state={
                 **server.algorithm_state,
                 "centroids": centroids,
-                "initial_clients": prints.client,
+                "founders": prints.client,
             },
         )
 
@@ -143,9 +143,9 @@ class FLT(Algorithm):
         centroids[prints.client] = prints["centroids"]
         known = server.algorithm_state["known"].copy()
         known[prints.client] = True
-        later = np.setdiff1d(np.flatnonzero(known), server.algorithm_state["initial_clients"])
-        linked = self._linked(centroids, server.algorithm_state["initial_clients"], later)
-        everyone = np.concatenate([server.algorithm_state["initial_clients"], later])
+        later = np.setdiff1d(np.flatnonzero(known), server.algorithm_state["founders"])
+        linked = self._linked(centroids, server.algorithm_state["founders"], later)
+        everyone = np.concatenate([server.algorithm_state["founders"], later])
         return regrouped(server, everyone, linked, centroids=centroids)
 
     def _linked(self, centroids: np.ndarray, initial_clients: np.ndarray, later: np.ndarray) -> np.ndarray:

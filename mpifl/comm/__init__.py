@@ -9,12 +9,12 @@ from .transport import MpiTraffic, Single, Transport
 __all__ = [
     "CannotGoOn",
     "Lasting",
+    "MpiTraffic",
     "Pool",
     "RankLost",
     "Single",
     "Task",
     "Transport",
-    "MpiTraffic",
     "asked_of",
     "connect",
     "open_pool",

@@ -14,11 +14,11 @@ __all__ = [
     "Needs",
     "Notes",
     "Peer",
+    "ProblemInfo",
     "Reads",
     "Report",
     "Server",
     "State",
     "Trained",
     "Vector",
-    "ProblemInfo",
 ]

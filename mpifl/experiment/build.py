@@ -83,7 +83,7 @@ class Bench:
     config: Config
     transport: Transport
     federation: Federation
-    world: ProblemInfo
+    problem: ProblemInfo
     learner: Learner
     num_sampled: int
     places: tuple[Place, ...] = ()  # of all ranks; on rank 0
@@ -107,7 +107,7 @@ class Bench:
         groups = self.config.newcomers.groups
         if groups and self.federation.groups is not None:
             return tuple(np.flatnonzero(np.isin(self.federation.groups, groups)).tolist())
-        return newcomers(self.config.newcomers.share, self.world.num_clients, key(self.config.seed.system))
+        return newcomers(self.config.newcomers.share, self.problem.num_clients, key(self.config.seed.system))
 
 
 def initial_vectors(
@@ -134,11 +134,11 @@ def device_of(config: Config, local_rank: int) -> str:
     return f"cuda:{local_rank % torch.cuda.device_count()}"
 
 
-def check(config: Config, federation: Federation, world: ProblemInfo) -> int:
+def check(config: Config, federation: Federation, problem: ProblemInfo) -> int:
     """Raise `UserError` for what cannot run; return the cohort's size."""
     needs, local = config.algorithm.needs, config.local
     try:
-        config.algorithm.check(world)
+        config.algorithm.check(problem)
     except UserError as error:
         raise error.under("algorithm") from error
     if needs.validation:
@@ -160,7 +160,7 @@ def check(config: Config, federation: Federation, world: ProblemInfo) -> int:
 
 
 def furnish(
-    config: Config, federation: Federation, world: ProblemInfo, learner: Learner, is_server: bool = True
+    config: Config, federation: Federation, problem: ProblemInfo, learner: Learner, is_server: bool = True
 ) -> ProblemInfo:
     """Return the world with what the server owns, after giving the learner its auxiliary network."""
     shape, name = federation.shape, config.algorithm.auxiliary()
@@ -170,16 +170,16 @@ def furnish(
             options = {k: v for k, v in name.items() if k != "name"}
             learner.auxiliary = Learner(AUTOENCODERS[name["name"]](**options).build(shape), learner.device)
     if config.algorithm.needs.inspect:
-        world = replace(world, public=public_clients(federation, learner, config.local))
+        problem = replace(problem, public=public_clients(federation, learner, config.local))
         remedy = "this method needs labelled sets of the server's own; take a scenario that has them (ccfl)"
-        require(bool(world.public), "data.scenario", type(config.data.scenario).__name__, remedy)
+        require(bool(problem.public), "data.scenario", type(config.data.scenario).__name__, remedy)
     elif name is not None and is_server:
         images = federation.public()
         if not images:
             assert isinstance(federation, PoolFederation)
             images = (open_public(config.data, federation),)
-        world = replace(world, public=public_clients(federation, learner, config.local, images))
-    return world
+        problem = replace(problem, public=public_clients(federation, learner, config.local, images))
+    return problem
 
 
 def _settle(config: Config, transport: Transport) -> None:
@@ -235,7 +235,7 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     on_server(transport, built)
     model = config.model.build(federation.shape, federation.num_classes)
     start = init(0)
-    world = ProblemInfo(
+    problem = ProblemInfo(
         num_clients=federation.num_clients,
         num_classes=federation.num_classes,
         num_samples=federation.sizes[:, 0].astype(np.int64),
@@ -243,16 +243,16 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
         init=init,
         groups=federation.groups if config.algorithm.needs.groups else None,
     )
-    num_sampled = on_server(transport, lambda: check(config, federation, world))
+    num_sampled = on_server(transport, lambda: check(config, federation, problem))
     device = _take_device(config, transport)
     learner = Learner(model, device, config.system.compiled)
     learner.init, learner.graphs = start.to(learner.device), config.system.graphs
     places = _seats(transport, device, config.system.compiled)
     memory = on_server(transport, lambda: mpi_memory(config.system.mpi_memory, places))
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
-        on_server(transport, lambda: furnish(config, federation, world, learner) and None)
-    world = furnish(config, federation, world, learner, transport.is_server)
-    return Bench(config, transport, federation, world, learner, num_sampled, places, memory)
+        on_server(transport, lambda: furnish(config, federation, problem, learner) and None)
+    problem = furnish(config, federation, problem, learner, transport.is_server)
+    return Bench(config, transport, federation, problem, learner, num_sampled, places, memory)
 
 
 def _open_or_error(config: Config, say: Callable[[str], None]) -> Federation | UserError:
@@ -282,7 +282,7 @@ def stepper(bench: Bench, store: ClientStore) -> Stepper:
             federation=bench.federation,
             learner=bench.learner,
             local=config.local,
-            world=bench.world,
+            problem=bench.problem,
             store=store,
             seed=key(config.seed.training),
             exact=system.sums == "exact",
@@ -395,7 +395,7 @@ def _observer(
         if recorder is not None and record.scores is not None:
             ledger = taker.ledger
             traffic = {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")}
-            row = recorder.judged(
+            row = recorder.record_evaluation(
                 record.step,
                 record.seconds,
                 record.scores,

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from .build import Bench
 
 
-def judged_clients(bench: Bench) -> np.ndarray:
+def evaluated_clients(bench: Bench) -> np.ndarray:
     """Return the clients that are evaluated: all, or some evenly spaced."""
-    num_clients = bench.world.num_clients
+    num_clients = bench.problem.num_clients
     count = min(bench.config.evaluation.clients or num_clients, num_clients)
     return np.unique(np.linspace(0, num_clients - 1, count).astype(np.int64))
 
@@ -40,7 +40,7 @@ def pace_of(bench: Bench) -> VisitDuration:
     """Return how long visits take."""
     config = bench.config
     system = key(config.seed.system)
-    n, model_bytes = bench.world.num_clients, 4 * bench.world.layout.size
+    n, model_bytes = bench.problem.num_clients, 4 * bench.problem.layout.size
     return visit_duration(config.delay, config.network, config.availability, system, n, model_bytes)
 
 
@@ -84,7 +84,7 @@ def check(bench: Bench) -> Clock | None:
     """Return the clock of an asynchronous run; raise `UserError` where method, policy and clock do not
     fit.
     """
-    config, n, duration = bench.config, bench.world.num_clients, pace_of(bench)
+    config, n, duration = bench.config, bench.problem.num_clients, pace_of(bench)
     for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
         duration.end(k, 0, 0.0)
     if isinstance(config.policy, Synchronous):
@@ -107,13 +107,15 @@ def engine(
     """Return the engine; `clock` as `check` gave it."""
     config = bench.config
     system = key(config.seed.system)
-    sampler = Sampler(bench.world.num_clients, bench.num_sampled, system, bench.late, config.newcomers.joins)
+    sampler = Sampler(
+        bench.problem.num_clients, bench.num_sampled, system, bench.late, config.newcomers.joins
+    )
     if clock is None:
         return Rounds(
             stepper=taker,
             sampler=sampler,
             num_rounds=config.rounds,
-            judged=judged_clients(bench),
+            evaluated_clients=evaluated_clients(bench),
             judge_every=config.evaluation.every,
             judge_first=config.evaluation.first,
             duration=pace_of(bench),
@@ -125,7 +127,7 @@ def engine(
         clock=clock,
         sampler=sampler,
         num_steps=config.rounds,
-        judged=judged_clients(bench),
+        evaluated_clients=evaluated_clients(bench),
         judge_every=config.evaluation.every,
         judge_first=config.evaluation.first,
         key=system,
@@ -147,7 +149,7 @@ def stack_of(bench: Bench) -> int:
     share = max(1, bench.num_sampled // len(transport.workers))
 
     def pick() -> int:
-        typical = int(np.argsort(bench.federation.sizes[:, 0])[bench.world.num_clients // 2])
+        typical = int(np.argsort(bench.federation.sizes[:, 0])[bench.problem.num_clients // 2])
         return pick_stack(learner, bench.federation.client(typical).train, config.local, share)
 
     return int(transport.bcast(pick() if transport.is_server else 1, "start"))
@@ -173,7 +175,7 @@ def figures(bench: Bench, record: Record, visits: np.ndarray) -> dict[str, float
     group_test_sets = bench.federation.group_test_sets() if bench.config.algorithm.needs.inspect else ()
     if group_test_sets:
         rows = record.server.tables["model"]
-        evaluate = bench.world.public[0].evaluate
+        evaluate = bench.problem.public[0].evaluate
         out["accuracy_cluster"] = float(
             np.mean([evaluate(w, split)["accuracy"] for w, split in zip(rows, group_test_sets, strict=True)])
         )

@@ -107,7 +107,7 @@ def footprint(base: Base, held: Held, bench: Bench, ranks: int) -> tuple[int, in
     # spread rows have two places; a message is copied when it is read and when it arrives
     rows = held.rows + 2 * held.read + int(2 * max(met, 1 / workers) * held.spread)
     working = base.training + rows + uploads + _samples(bench, met)
-    everywhere = base.plain + CLIENT_BYTES * bench.world.num_clients
+    everywhere = base.plain + CLIENT_BYTES * bench.problem.num_clients
     if ranks == 1:
         return everywhere + serving + working, everywhere + serving + working
     return everywhere + MPI_BYTES + serving, everywhere + MPI_BYTES + working
@@ -122,7 +122,7 @@ def table_bytes(table: torch.Tensor, mixed: bool) -> int:
 def _share_met(bench: Bench, workers: int) -> float:
     """Return the share of the clients that a worker has met after all rounds."""
     visits = bench.config.rounds * bench.num_sampled / workers
-    return 1 - exp(-visits / bench.world.num_clients)
+    return 1 - exp(-visits / bench.problem.num_clients)
 
 
 def _samples(bench: Bench, met: float) -> int:

@@ -50,14 +50,14 @@ def describe(config: Config, transport: Transport) -> str:
     report = empty_report(bench, server, 0)
     plan = bench.config.algorithm.aggregate(server, notes_of(bench, server, report))
     tree = configuration.to_tree(config)
-    n, m, d = bench.world.num_clients, bench.num_sampled, bench.world.layout.size
+    n, m, d = bench.problem.num_clients, bench.num_sampled, bench.problem.layout.size
     lines = [
         f"{config.name}: {tree['algorithm']['name']} on {tree['data']['source']['name']}, "
         f"{tree['data']['scenario']['name']}, model {tree['model']['name']}",
         "",
         f"clients                 N = {n}, m = {m} per round, {config.rounds} rounds",
         f"samples                 {_spread(bench.federation.sizes[:, 0])} training per client",
-        f"model                   d = {d:,} numbers ({bench.world.layout.num_parameters:,} trainable)",
+        f"model                   d = {d:,} numbers ({bench.problem.layout.num_parameters:,} trainable)",
         f"ranks                   P = {asked or transport.size} ({max(1, ranks_of(bench) - 1)} with clients)",
         "",
     ]
@@ -91,7 +91,7 @@ def ranks_of(bench: Bench) -> int:
 
 def notes_of(bench: Bench, server: Server, report: Report) -> Notes:
     """Return notes as if the whole cohort had sent `report`."""
-    algorithm, public = bench.config.algorithm, bench.world.public
+    algorithm, public = bench.config.algorithm, bench.problem.public
     m, needs = 1 if algorithm.needs.one_by_one else bench.num_sampled, algorithm.needs
     clients = np.arange(m)
     columns: dict[str, np.ndarray] = {name: np.stack([np.asarray(v)] * m) for name, v in report.notes.items()}
@@ -105,7 +105,9 @@ def notes_of(bench: Bench, server: Server, report: Report) -> Notes:
         columns["gram"] = np.eye(m)
     if needs.probe:
         columns |= {"distance": np.zeros((m, m)), "tau": np.zeros(m)}
-    return Notes(clients, bench.world.num_samples[clients], np.zeros(m, np.int64), np.ones(m, bool), columns)
+    return Notes(
+        clients, bench.problem.num_samples[clients], np.zeros(m, np.int64), np.ones(m, bool), columns
+    )
 
 
 def _costs(bench: Bench) -> Costs | None:
@@ -157,7 +159,7 @@ def _mixing_line(mixing: Mixing, server: Server, bench: Bench, costs: Costs | No
 
 
 def _spreads(table: torch.Tensor, server: Server, bench: Bench) -> bool:
-    k, n = len(table), bench.world.num_clients
+    k, n = len(table), bench.problem.num_clients
     alone = k == n and len(np.unique(server.assign)) == n and not bench.config.algorithm.needs.polish
     return alone and is_sharded(k, 1, ranks_of(bench))
 

@@ -50,28 +50,28 @@ def first_server(bench: Bench) -> tuple[Server, tuple[int, int]]:
     One-shot statistics are taken from client 0 alone and repeated for everyone, so rows chosen by data (the
     number of streams by silhouette, say) are what a population of equals would give.
     """
-    algorithm, world = bench.config.algorithm, bench.world
+    algorithm, problem = bench.config.algorithm, bench.problem
     if not algorithm.needs.fingerprint:
-        server = algorithm.setup(world, None, key(0))
-        return algorithm.appraise(None, server, world.public) if algorithm.needs.inspect else server, (0, 0)
-    shown = algorithm.shows(world, key(0))
+        server = algorithm.setup(problem, None, key(0))
+        return algorithm.appraise(None, server, problem.public) if algorithm.needs.inspect else server, (0, 0)
+    shown = algorithm.shows(problem, key(0))
     report = _print(bench, shown, 0)
-    n = world.num_clients
+    n = problem.num_clients
     columns = {name: np.stack([np.asarray(v)] * n) for name, v in report.notes.items()}
     if algorithm.needs.fingerprint_gram:
         columns["gram"] = np.ones((n, n)) + np.eye(n)
     everyone = np.arange(n)
-    prints = Notes(everyone, world.num_samples, np.zeros(n, np.int64), np.ones(n, bool), columns)
-    return algorithm.setup(world, prints, key(0)), _print_bytes(bench, initial_clients_of(bench))
+    prints = Notes(everyone, problem.num_samples, np.zeros(n, np.int64), np.ones(n, bool), columns)
+    return algorithm.setup(problem, prints, key(0)), _print_bytes(bench, initial_clients_of(bench))
 
 
 def initial_clients_of(bench: Bench) -> np.ndarray:
     """Return who gives one-shot statistics before training."""
-    everyone = np.arange(bench.world.num_clients)
+    everyone = np.arange(bench.problem.num_clients)
     if not (bench.config.algorithm.needs.newcomers and isinstance(bench.config.policy, Synchronous)):
         return everyone
     return bench.config.algorithm.initial_clients(
-        bench.world, everyone, key(bench.config.seed.training, "initial_clients")
+        bench.problem, everyone, key(bench.config.seed.training, "founders")
     )
 
 
@@ -86,7 +86,7 @@ def _print(bench: Bench, shown: Mapping[str, Vector], k: int) -> Report:
 def _print_bytes(bench: Bench, clients: np.ndarray) -> tuple[int, int]:
     """Return the bytes (down, up) of the one-shot statistics of clients."""
     algorithm, payload = bench.config.algorithm, bench.config.payload
-    shown = algorithm.shows(bench.world, key(0))
+    shown = algorithm.shows(bench.problem, key(0))
     asked = clients.tolist() if type(algorithm).__name__ in UNEVEN else [0]
     ups = [upload_bytes(payload, _print(bench, shown, k), None) for k in asked]
     down = sum(payload.size(count_numbers(rows), len(rows)) for rows in shown.values())
@@ -176,7 +176,7 @@ Bytes = tuple[int, int]
 
 def cohorts(bench: Bench) -> list[np.ndarray]:
     """Return who takes part in each round."""
-    config, n = bench.config, bench.world.num_clients
+    config, n = bench.config, bench.problem.num_clients
     draw = Sampler(n, bench.num_sampled, key(config.seed.system), bench.late, config.newcomers.joins)
     return [draw(step) for step in range(1, config.rounds + 1)]
 
@@ -187,13 +187,13 @@ def _emdcfl(bench: Bench) -> Bytes:
     """
     a: Any = bench.config.algorithm
     payload, sizes = bench.config.payload, bench.federation.sizes
-    body = sum(s.stop - s.start for s in bench.world.layout.part("body"))
+    body = sum(s.stop - s.start for s in bench.problem.layout.part("body"))
     width = client_of(bench, 0).embed(bench.learner.init, bench.federation.client(0).train.x[:1]).shape[1]
     p, down, up = max(1, int(a.projection * width)), 0, 0
     images = [np.minimum(sizes[:, column], a.sample_cap) for column in (0, int(a.against == "val"))]
     seen = np.zeros(0, np.int64)
     for step, cohort in enumerate(cohorts(bench)):
-        if step and len(seen) == bench.world.num_clients == bench.num_sampled:
+        if step and len(seen) == bench.problem.num_clients == bench.num_sampled:
             break
         seen = np.union1d(seen, cohort)
         pairs = len(seen) * (len(seen) - 1)
@@ -209,7 +209,7 @@ def _fedfomo(bench: Bench) -> Bytes:
     a: Any = bench.config.algorithm
     payload, m = bench.config.payload, a.num_models
     visits = (bench.config.rounds - 1) * bench.num_sampled
-    return visits * payload.size(m * bench.world.layout.size, m), visits * payload.size(m, note=True)
+    return visits * payload.size(m * bench.problem.layout.size, m), visits * payload.size(m, note=True)
 
 
 def _fedsoft(bench: Bench) -> Bytes:

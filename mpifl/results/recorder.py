@@ -106,7 +106,7 @@ class Recorder:
         self._placed = np.zeros(0, bool)
         self._arrivals: list[Mapping[str, Any]] = []
 
-    def judged(
+    def record_evaluation(
         self,
         step: int,
         seconds: float,

@@ -82,7 +82,7 @@ class Events:
         checkpointer: Checkpointer | None = None,
     ) -> None:
         self.stepper, self.policy, self.clock, self.sampler = stepper, policy, clock, sampler
-        self.num_steps, self.evaluated_clients = num_steps, judged
+        self.num_steps, self.evaluated_clients = num_steps, evaluated_clients
         self.judge_every, self.judge_first = judge_every, judge_first
         self.key, self.on_events = key or stepper.seed, on_events
         self.checkpointer = checkpointer or Never()
@@ -340,7 +340,7 @@ class Events:
                 step=server.version,
                 server=server,
                 cohort=np.array(cohort, np.int64),
-                judged=self.evaluated_clients,
+                evaluated_clients=self.evaluated_clients,
                 scores=scores,
                 train={**self._means(), **self.stats.so_far()} if scores is not None else {},
                 seconds=perf_counter() - float(self.start[0]),

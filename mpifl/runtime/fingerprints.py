@@ -44,9 +44,7 @@ class Prints:
             return np.arange(len(stepper.sizes))
         present = np.setdiff1d(np.arange(len(stepper.sizes)), self.absent)
         with deciding(stepper.algorithm, "initial_clients") as where:
-            chosen = stepper.algorithm.initial_clients(
-                stepper.problem, present, stepper.seed.of("initial_clients")
-            )
+            chosen = stepper.algorithm.initial_clients(stepper.problem, present, stepper.seed.of("founders"))
             check_clients(where, chosen, present)
         return chosen
 

@@ -129,7 +129,7 @@ def test_the_estimate_is_compared_with_the_truth_of_the_last_visit(bench):
     Rows 0 and 1 score 0.9 and 0.7 on the test sets of their own groups.
     """
     server = byhand.server(2, {"u": [[0.25, 0.75], [0.5, 0.5]]}, model=[[0.0], [1.0]])
-    record = SimpleNamespace(server=server, judged=np.arange(2))
+    record = SimpleNamespace(server=server, evaluated_clients=np.arange(2))
     found = driver.figures(bench, record, np.array([3, 0]))
     assert_allclose(found["mixture_kl"], (np.log(4 / 3) / 2 + np.log(2)) / 2)
     assert_allclose(found["accuracy_cluster"], 0.8)

@@ -193,7 +193,7 @@ def test_newcomers_of_flt_are_placed_on_the_plane_of_the_founders(planes):
     prints = byhand.notes([1, 1], client=[1, 3], centroids=[[[0.0]], [[40.0]]])
     server = method.setup(world(n), prints, byhand.KEY)
     assert_array_equal(server.assign, [2, 0, 2, 1, 2])
-    assert_array_equal(server.algorithm_state["initial_clients"], [1, 3])
+    assert_array_equal(server.algorithm_state["founders"], [1, 3])
 
     first = method.assign_new_clients(server, byhand.notes([1], client=[4], centroids=[[[42.0]]]))
     assert_array_equal(first.assign, [2, 0, 2, 1, 1])

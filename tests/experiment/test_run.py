@@ -14,7 +14,7 @@ from mpifl.comm import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.build import initial_vectors
 from mpifl.experiment.config import EvaluationConfig, Seeds, SystemConfig
-from mpifl.experiment.engines import judged_clients
+from mpifl.experiment.engines import evaluated_clients
 from mpifl.models import MODELS
 
 
@@ -53,7 +53,7 @@ def test_initial_weights_are_independent_and_draw_nothing_from_the_process():
 def test_judged_clients_are_evenly_spaced_from_the_first_to_the_last(asked, clients):
     config = worlds.config_of(CATALOGUE["fedavg"](), evaluation=EvaluationConfig(clients=asked))
     bench = worlds.bench_of(config, worlds.Tiny(7, 1), Single())
-    assert_array_equal(judged_clients(bench), np.array(clients))
+    assert_array_equal(evaluated_clients(bench), np.array(clients))
 
 
 class Normed:

@@ -50,7 +50,7 @@ def judged(
     """Enter an evaluation of some clients; return its figures."""
     scores = {"accuracy": np.array(accuracy), "loss": 1 - np.array(accuracy)}
     timing = [{"train": 1.5}, {"train": 2.5}]
-    return recorder.judged(
+    return recorder.record_evaluation(
         step, 1.23456, scores, np.array(clients), np.array(labels), {"train_loss": 0.5}, {"b": 7}, timing, 2.5
     )
 
