@@ -341,7 +341,7 @@ def _first_sentence(cls: type) -> str:
 
 
 def describe_class(name: str, cls: type) -> str:
-    """Return what `mpifl show` prints."""
+    """Return what `mpifl show` fingerprints."""
     from .algorithms import citation
     from .core.algorithm import Algorithm
 

@@ -22,7 +22,7 @@ TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 
 @pytest.fixture
 def said(capsys, monkeypatch):
-    """Return a function argv -> what a command that succeeds prints."""
+    """Return a function argv -> what a command that succeeds fingerprints."""
     monkeypatch.setattr(Single, "abort", lambda self, code: None)
 
     def say(*argv: str) -> str:

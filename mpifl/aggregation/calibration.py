@@ -48,8 +48,8 @@ def ping_pong(transport: Transport) -> tuple[float, float]:
             for _ in range(REPEATS):
                 transport.barrier()
                 start = perf_counter()
-                parcels = [bytes(size) if r == rank else b"" for r in range(transport.size)]
-                mine = transport.scatter(parcels if transport.is_server else None, PURPOSE)
+                task_batches = [bytes(size) if r == rank else b"" for r in range(transport.size)]
+                mine = transport.scatter(task_batches if transport.is_server else None, PURPOSE)
                 transport.gather(mine if transport.rank == rank else b"", PURPOSE)
                 turns.append(perf_counter() - start)
             times.setdefault(size, []).append(min(turns) / 2)

@@ -96,16 +96,16 @@ class Mixer:
             upload_info: name of an upload -> (largest absolute value, rank) of each [m], on rank 0.
             uploads: name -> this rank's uploads [w], in ascending order of their number.
         """
-        parcels = None
+        task_batches = None
         if self.transport.is_server:
             assert mixings is not None
             assert upload_info is not None
             none = (np.zeros(0), np.zeros(0, np.int64))
             plans = [self._plan(m, *(upload_info(m.of) if m.of else none)) for m in mixings]
-            parcels = [[p[r] for p in plans] for r in range(self.transport.size)]
+            task_batches = [[p[r] for p in plans] for r in range(self.transport.size)]
             self.last = [p[0].collective for p in plans]
         changed: dict[str, torch.Tensor] = {}
-        for i, rank_plan in enumerate(self.transport.scatter(parcels, "plan")):
+        for i, rank_plan in enumerate(self.transport.scatter(task_batches, "plan")):
             mine = uploads.get(rank_plan.of, [])
             mine = [u if rank_plan.part is None else take(u, rank_plan.part) for u in mine]
             if rank_plan.collective == SCATTER:

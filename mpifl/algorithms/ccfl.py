@@ -85,7 +85,7 @@ class CCFL(Algorithm):
         require(self.max_lag >= 0, "max_lag", self.max_lag, "take 0 (number of clients) or more epochs")
         require(bool(self.sharpen), "sharpen", self.sharpen, "take at least one factor")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k; all clients start at their mean."""
         w = pretrained(problem, self.pretrain_epochs, key)  # [K, d]
         K, n = len(w), problem.num_clients

@@ -75,7 +75,7 @@ class CFLGP(Algorithm):
         """Return the number of rows."""
         return self.num_clusters or min(self.max_clusters, num_clients)
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all models alike, everyone in cluster 0."""
         table = problem.init(0)[None].expand(self._k(problem.num_clients), -1)
         return Server({"model": table}, np.zeros(problem.num_clients, np.int64))

@@ -58,7 +58,7 @@ class ClusteredAsync(Algorithm):
         """The labels must be there, one for each client."""
         read_labels(self.clusters, problem.num_clients)
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clusters from the common model."""
         labels = read_labels(self.clusters, problem.num_clients)
         rows = problem.init(0).repeat(int(labels.max()) + 1, 1)

@@ -62,7 +62,7 @@ class FedAMP(Algorithm):
         require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "take a share in [0, 1]")
         require(self.variant in ("paper", "heur"), "variant", self.variant, "take paper or heur")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike."""
         return Server(
             {"model": problem.init(0).repeat(problem.num_clients, 1)}, np.arange(problem.num_clients)

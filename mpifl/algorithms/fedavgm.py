@@ -36,7 +36,7 @@ class FedAvgM(Algorithm):
         require(0 <= self.beta < 1, "beta", self.beta, "take a value in [0, 1); 0 is FedAvg")
         require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with v = 0."""
         v = torch.zeros(1, problem.layout.num_parameters)
         return Server(

@@ -43,7 +43,7 @@ class FedBABU(Algorithm):
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
         require(self.tune_part in PARTS, "tune_part", self.tune_part, f"take one of {', '.join(PARTS)}")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""
         body = take(problem.init(0), problem.layout.part("body"))
         return Server({"body": body[None]}, np.zeros(problem.num_clients, np.int64))

@@ -35,7 +35,7 @@ class FedBN(Algorithm):
     paper = "li2021fedbn"
     needs = Needs(state=True)
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""
         shared = take(problem.init(0), problem.layout.part("unnormed"))
         return Server({"shared": shared[None]}, np.zeros(problem.num_clients, np.int64))

@@ -60,7 +60,7 @@ class FedCE(Algorithm):
         require(self.delta >= 0, "delta", self.delta, "take 0 or more")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models and h = 0."""
         models = torch.stack([problem.init(i) for i in range(self.num_clusters)])
         h = np.zeros((problem.num_clients, self.num_clusters))

@@ -70,31 +70,33 @@ class FedClust(Algorithm):
         w = client.sgd(shown["init"][0], key, **changes).vector
         return client.report(signature=take(w, client.layout.part(self._compared)).clone())
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Cut the hierarchy."""
-        assert prints is not None
-        distances = np.sqrt(squared_distances(prints["gram"]))  # [n, n]
+        assert fingerprints is not None
+        distances = np.sqrt(squared_distances(fingerprints["gram"]))  # [n, n]
         if self.num_clusters:
-            labels = agglomerative(distances, self.linkage, n_clusters=min(self.num_clusters, len(prints)))
+            labels = agglomerative(
+                distances, self.linkage, n_clusters=min(self.num_clusters, len(fingerprints))
+            )
         else:
             labels = agglomerative(distances, self.linkage, threshold=self.threshold)
-        server = clustered_server(problem, prints.client, labels)
+        server = clustered_server(problem, fingerprints.client, labels)
         size = width(problem.layout.part(self._compared))
         return replace(
             server, tables={**server.tables, "signature": torch.zeros(int(labels.max()) + 1, size)}
         )
 
-    def initial_plan(self, server: Server, prints: Notes) -> Plan:
+    def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
         """Keep each cluster's mean final layer; under `emdcfl` its mean model, the only average there is."""
-        labels, num = server.assign[prints.client], len(server.tables["signature"])
-        mixings = [by_cluster(labels, num, np.ones(len(prints)), into="signature", of="signature")]
+        labels, num = server.assign[fingerprints.client], len(server.tables["signature"])
+        mixings = [by_cluster(labels, num, np.ones(len(fingerprints)), into="signature", of="signature")]
         if self.variant == "emdcfl":
-            mixings.append(by_cluster(labels, num + 1, prints.num_samples, of="signature"))
+            mixings.append(by_cluster(labels, num + 1, fingerprints.num_samples, of="signature"))
         return Plan(mixings)
 
-    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Join the cluster with the nearest mean final layer."""
-        return joined(server, prints.client, prints["row_distance"].argmin(1))
+        return joined(server, fingerprints.client, fingerprints["row_distance"].argmin(1))
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each cluster by samples."""

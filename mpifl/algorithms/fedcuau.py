@@ -97,10 +97,10 @@ class FedCUAU(Algorithm):
         w = client.sgd(client.init, key, epochs=1).vector
         return client.report(last_layer=take(w - client.init, client.layout.part("head")).clone())
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Cut CUAU at its quantiles; all copies start alike."""
-        assert prints is not None
-        gram, share = prints["gram"], prints.num_samples / prints.num_samples.sum()
+        assert fingerprints is not None
+        gram, share = fingerprints["gram"], fingerprints.num_samples / fingerprints.num_samples.sum()
         cuau = np.sqrt(np.maximum(gram.diagonal() - 2 * gram @ share + share @ gram @ share, 0.0))
         assign = quantile_groups(cuau, self.num_clusters)
         shared, block = self._shared(problem.layout), self._block(problem.layout)

@@ -52,7 +52,7 @@ class FedEM(Algorithm):
         require(self.num_components >= 1, "num_components", self.num_components, "take at least one")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models: equal ones would stay equal."""
         models = torch.stack([problem.init(j) for j in range(self.num_components)])
         return Server({"model": models}, np.zeros(problem.num_clients, np.int64))

@@ -35,7 +35,7 @@ class FedNova(Algorithm):
     paper = "wang2020tackling"
     needs = Needs(polish=True)
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Remember where the buffers begin."""
         algorithm_state = {
             "num_parameters": np.array(problem.layout.num_parameters),

@@ -43,7 +43,7 @@ class FedAdam(Algorithm):
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with m = 0 and v = tau^2."""
         return _start(problem, self.tau)
 
@@ -81,7 +81,7 @@ class FedYogi(Algorithm):
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with m = 0 and v = tau^2."""
         return _start(problem, self.tau)
 

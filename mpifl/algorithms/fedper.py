@@ -34,7 +34,7 @@ class FedPer(Algorithm):
     paper = "arivazhagan2019federated"
     needs = Needs(state=True)
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""
         body = take(problem.init(0), problem.layout.part("body"))
         return Server({"body": body[None]}, np.zeros(problem.num_clients, np.int64))

@@ -56,7 +56,7 @@ class FedRC(Algorithm):
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one; 1 is FedAvg")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models and a constant C."""
         models = torch.stack([problem.init(j) for j in range(self.num_clusters)])
         labels = torch.ones(self.num_clusters, problem.num_classes)

@@ -45,7 +45,7 @@ class FedRep(Algorithm):
     def __post_init__(self) -> None:
         require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "take 0 or more passes over the data")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""
         body = take(problem.init(0), problem.layout.part("body"))
         return Server({"body": body[None]}, np.zeros(problem.num_clients, np.int64))

@@ -67,7 +67,7 @@ class FedSaC(Algorithm):
         require(self.num_directions >= 1, "num_directions", self.num_directions, "take at least one")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike, without directions."""
         return own_models(problem, directions=self.variant != "emdcfl")
 

@@ -76,7 +76,7 @@ class FedSoft(Algorithm):
         """Rounds between two counts."""
         return self.tau or (1 if self.variant == "emdcfl" else 2)
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent centres; draws of the server are addressed by `seed` and version."""
         centres = torch.stack([problem.init(s) for s in range(self.num_clusters)])
         algorithm_state = {

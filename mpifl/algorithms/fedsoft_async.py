@@ -60,7 +60,7 @@ class FedSoftAsync(Algorithm):
         require(self.a >= 0, "a", self.a, "take 0 or more")
         require(self.rho >= 0, "rho", self.rho, "take 0 or more; 0 is no proximal term")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k."""
         w = pretrained(problem, self.pretrain_epochs, key)  # [K, d]
         K, n = len(w), problem.num_clients

@@ -67,7 +67,7 @@ class FeSEM(Algorithm):
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
         require(self.mu >= 0, "mu", self.mu, "take 0 or more")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start the centres alike, or independently under `flexcfl`."""
         own = self.variant == "flexcfl"
         centres = torch.stack([problem.init(j if own else 0) for j in range(self.num_clusters)])

@@ -99,34 +99,34 @@ class FlexCFL(Algorithm):
         norm = {"norm": float(dw[:p].double().norm())}
         return client.report(norm, unsent=("norm", "direction"), delta=dw, direction=dw[:p])
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Cluster the initial_clients."""
-        assert prints is not None
-        gram, m = prints["gram"], min(self.num_groups, len(prints))
+        assert fingerprints is not None
+        gram, m = fingerprints["gram"], min(self.num_groups, len(fingerprints))
         if self.measure == "madc":
             labels = agglomerative(madc(cosine_matrix(gram)), "complete", n_clusters=m)
         else:
             norms = np.sqrt(np.maximum(gram.diagonal(), 1e-300))
             E = principal_coordinates(gram, m) / norms[:, None]  # [n, m]
             labels = kmeans(E, m, max_iter=20).labels
-        server = clustered_server(problem, prints.client, labels)
+        server = clustered_server(problem, fingerprints.client, labels)
         directions = torch.zeros(int(labels.max()) + 1, problem.layout.num_parameters)
         return replace(server, tables={**server.tables, "direction": directions})
 
-    def initial_plan(self, server: Server, prints: Notes) -> Plan:
+    def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
         """w_j = w_0 + mean dw_i, g_j = mean dw_i."""
-        labels, m = server.assign[prints.client], len(server.tables["direction"])
-        each = np.ones(len(prints))
+        labels, m = server.assign[fingerprints.client], len(server.tables["direction"])
+        each = np.ones(len(fingerprints))
         start = by_cluster(labels, m + 1, each, of="delta")
         directions = by_cluster(labels, m, each, into="direction", of="direction")
         return Plan([replace(start, keep=np.ones(m + 1)), directions])
 
-    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Join argmin_j (1 - cos(dw_i, g_j)) / 2."""
         g = server.tables["direction"].double().norm(dim=1).numpy()[None]  # [1, m]
-        dw, apart = prints["norm"][:, None], prints["row_distance"]  # [n, 1], [n, m]
+        dw, apart = fingerprints["norm"][:, None], fingerprints["row_distance"]  # [n, 1], [n, m]
         cosine = (dw**2 + g**2 - apart**2) / np.maximum(2 * dw * g, 1e-300)
-        return joined(server, prints.client, cosine.argmax(1))
+        return joined(server, fingerprints.client, cosine.argmax(1))
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the group's model; tell whether the labels shifted."""

@@ -122,27 +122,29 @@ class FLT(Algorithm):
         padded[: len(found)] = found
         return client.report({"centroids": padded})
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Relate the initial_clients."""
-        assert prints is not None
-        centroids = np.full((problem.num_clients, *prints["centroids"].shape[1:]), np.nan)
-        centroids[prints.client] = prints["centroids"]
-        server = related_server(problem, prints.client, self._linked(centroids, prints.client, NOBODY))
+        assert fingerprints is not None
+        centroids = np.full((problem.num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
+        centroids[fingerprints.client] = fingerprints["centroids"]
+        server = related_server(
+            problem, fingerprints.client, self._linked(centroids, fingerprints.client, NOBODY)
+        )
         return replace(
             server,
             algorithm_state={
                 **server.algorithm_state,
                 "centroids": centroids,
-                "founders": prints.client,
+                "founders": fingerprints.client,
             },
         )
 
-    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Relate newcomers to all who are known."""
         centroids = server.algorithm_state["centroids"].copy()
-        centroids[prints.client] = prints["centroids"]
+        centroids[fingerprints.client] = fingerprints["centroids"]
         known = server.algorithm_state["known"].copy()
-        known[prints.client] = True
+        known[fingerprints.client] = True
         later = np.setdiff1d(np.flatnonzero(known), server.algorithm_state["founders"])
         linked = self._linked(centroids, server.algorithm_state["founders"], later)
         everyone = np.concatenate([server.algorithm_state["founders"], later])

@@ -46,7 +46,7 @@ class HypCluster(Algorithm):
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one hypothesis")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models."""
         models = torch.stack([problem.init(j) for j in range(self.num_clusters)])
         return Server({"model": models}, np.zeros(problem.num_clients, np.int64))

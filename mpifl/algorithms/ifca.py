@@ -88,12 +88,14 @@ class IFCA(Algorithm):
         """Return the data on which models are compared."""
         return client.data.train if self.select_on == "train" else client.data.val
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models: the first set that spreads the clients, or the best tried."""
         first = 0
-        if prints is not None:
-            fewest = np.array([np.bincount(k, minlength=self.num_clusters).min() for k in prints["tried"].T])
-            good = fewest >= self.least * len(prints)
+        if fingerprints is not None:
+            fewest = np.array(
+                [np.bincount(k, minlength=self.num_clusters).min() for k in fingerprints["tried"].T]
+            )
+            good = fewest >= self.least * len(fingerprints)
             first = self.num_clusters * int(good.argmax() if good.any() else fewest.argmax())
         models = torch.stack([problem.init(first + j) for j in range(self.num_clusters)])
         assign, layout = np.zeros(problem.num_clients, np.int64), problem.layout

@@ -48,7 +48,7 @@ class LGFedAvg(Algorithm):
     def __post_init__(self) -> None:
         require(self.shared in PRIVATE, "shared", self.shared, f"take one of {', '.join(PRIVATE)}")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""
         shared = take(problem.init(0), problem.layout.part(self.shared))
         return Server({"shared": shared[None]}, np.zeros(problem.num_clients, np.int64))

@@ -30,7 +30,7 @@ class Oracle(Algorithm):
             problem.groups is not None, "name", "oracle", "this scenario has no true groups; take another"
         )
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Remember the truth."""
         assert problem.groups is not None
         start = np.zeros(problem.num_clients, np.int64)

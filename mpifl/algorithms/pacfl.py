@@ -89,12 +89,12 @@ class PACFL(Algorithm):
         p = max(1, round(self.budget * len(x) / len(data))) if self.budget else self.p
         return np.asarray(np.linalg.svd(X.cpu().numpy(), full_matrices=False)[0][:, :p])
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Cluster the initial_clients."""
-        assert prints is not None
-        bases = np.full((problem.num_clients, *prints["basis"].shape[1:]), np.nan, np.float32)
-        bases[prints.client] = prints["basis"]
-        server = clustered_server(problem, prints.client, self._labels(prints["basis"]))
+        assert fingerprints is not None
+        bases = np.full((problem.num_clients, *fingerprints["basis"].shape[1:]), np.nan, np.float32)
+        bases[fingerprints.client] = fingerprints["basis"]
+        server = clustered_server(problem, fingerprints.client, self._labels(fingerprints["basis"]))
         return replace(server, algorithm_state={**server.algorithm_state, "bases": bases})
 
     def _labels(self, bases: np.ndarray) -> np.ndarray:
@@ -103,14 +103,16 @@ class PACFL(Algorithm):
         angles = pairwise(spans, lambda u, v: subspace_angle(u, v, self.angle))
         return merge_closest(angles, self.threshold, self.linkage)
 
-    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Cluster all who are known and the newcomers; old clients stay where they are."""
         bases = server.algorithm_state["bases"].copy()
-        bases[prints.client] = prints["basis"]
-        everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), prints.client)
+        bases[fingerprints.client] = fingerprints["basis"]
+        everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)
         old = np.where(server.algorithm_state["known"], server.assign, -1)[everyone]
         labels = inherited(self._labels(bases[everyone]), old, len(server.tables["model"]) - 1)
-        return joined(server, prints.client, labels[np.isin(everyone, prints.client)], bases=bases)
+        return joined(
+            server, fingerprints.client, labels[np.isin(everyone, fingerprints.client)], bases=bases
+        )
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each cluster by samples."""

@@ -71,19 +71,19 @@ class PCAKMHC(Algorithm):
         padded[: len(found)] = found
         return client.report({"centroids": padded})
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Relate the initial_clients."""
-        assert prints is not None
-        centroids = np.full((problem.num_clients, *prints["centroids"].shape[1:]), np.nan)
-        centroids[prints.client] = prints["centroids"]
-        server = related_server(problem, prints.client, self._linked(centroids[prints.client]))
+        assert fingerprints is not None
+        centroids = np.full((problem.num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
+        centroids[fingerprints.client] = fingerprints["centroids"]
+        server = related_server(problem, fingerprints.client, self._linked(centroids[fingerprints.client]))
         return replace(server, algorithm_state={**server.algorithm_state, "centroids": centroids})
 
-    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Relate newcomers to all who are known."""
         centroids = server.algorithm_state["centroids"].copy()
-        centroids[prints.client] = prints["centroids"]
-        everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), prints.client)
+        centroids[fingerprints.client] = fingerprints["centroids"]
+        everyone = np.union1d(np.flatnonzero(server.algorithm_state["known"]), fingerprints.client)
         return regrouped(server, everyone, self._linked(centroids[everyone]), centroids=centroids)
 
     def _linked(self, centroids: np.ndarray) -> np.ndarray:

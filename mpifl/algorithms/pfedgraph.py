@@ -61,7 +61,7 @@ class PFedGraph(Algorithm):
         require(self.lam >= 0, "lam", self.lam, "take 0 or more")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all clients alike, without directions."""
         return own_models(problem, directions=self.variant != "emdcfl")
 

@@ -45,7 +45,7 @@ class SCAFFOLD(Algorithm):
     def __post_init__(self) -> None:
         require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start with c = 0."""
         c = torch.zeros(1, problem.layout.num_parameters)
         return Server({"model": problem.init(0)[None], "control": c}, np.zeros(problem.num_clients, np.int64))

@@ -88,20 +88,18 @@ class UCFL(Algorithm):
         """Return n_b of a client, at least one sample."""
         return max(1, int(self.noise_batch if self.noise_batch >= 1 else self.noise_batch * num_samples))
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Turn distances of gradients into collaboration weights W [N, N], and W into streams."""
-        assert prints is not None
-        alone = sum(n // self._batch(n) < 2 for n in prints.num_samples.tolist())
+        assert fingerprints is not None
+        alone = sum(n // self._batch(n) < 2 for n in fingerprints.num_samples.tolist())
         if alone:
-            text = (
-                f"{alone} of {len(prints)} clients hold fewer than two batches and get their own model only"
-            )
+            text = f"{alone} of {len(fingerprints)} clients hold fewer than two batches and get their own model only"
             warnings.warn(f"algorithm.noise_batch = {self.noise_batch}: {text}; take less", stacklevel=2)
-        delta = squared_distances(prints["gram"])
-        sigma2 = prints["variance"].astype(np.float64)  # [N]
+        delta = squared_distances(fingerprints["gram"])
+        sigma2 = fingerprints["variance"].astype(np.float64)  # [N]
         band = sigma2[:, None] if self.kernel == "paper" else np.sqrt(np.outer(sigma2, sigma2))
         delta /= 2 * np.maximum(band, 1e-300)
-        logits = np.subtract(np.log(prints.num_samples)[None], delta, out=delta)  # in place: N x N
+        logits = np.subtract(np.log(fingerprints.num_samples)[None], delta, out=delta)  # in place: N x N
         logits -= logits.max(1, keepdims=True)
         W = np.exp(logits, out=logits)
         W /= W.sum(1, keepdims=True)

@@ -120,11 +120,11 @@ class Algorithm(ABC):
         """Return the one-shot statistics of a client, which downloaded `shown` (only if declared)."""
         return None
 
-    def setup(self, problem: ProblemInfo, prints: Notes | None, key: Key) -> Server:
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Return the first server; runs once, on rank 0. Default: one model, used by all."""
         return Server({"model": problem.init(0)[None]}, np.zeros(problem.num_clients, np.int64))
 
-    def initial_plan(self, server: Server, prints: Notes) -> Plan:
+    def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
         """Mix what the initial_clients sent as one-shot statistics into the first rows. Default: nothing."""
         return Plan([])
 
@@ -135,7 +135,7 @@ class Algorithm(ABC):
         """
         return np.asarray(cohort[~server.algorithm_state["known"][cohort]])
 
-    def assign_new_clients(self, server: Server, prints: Notes) -> Plan:
+    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Take in new_clients by their one-shot statistics (only if `newcomers` is declared)."""
         return Plan([])
 

@@ -39,7 +39,7 @@ def _title(config: Config, federation: PoolFederation) -> str:
 
 
 def _table(config: Config, federation: PoolFederation, clients: np.ndarray, counts: np.ndarray) -> list[str]:
-    """Return the lines that `mpifl data` prints."""
+    """Return the lines that `mpifl data` fingerprints."""
     distance, parts = label_distance(counts), _parts(federation, clients)
     head = ("", "clients", "training", "validation", "test", "classes", "label distance")
     rows = [head, ("", "", *["min / median / max"] * 3, "per client", "mean (max)")]

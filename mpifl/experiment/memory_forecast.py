@@ -64,7 +64,7 @@ class Held:
     algorithm_state: int
     pairs: int
     upload: int
-    prints: int
+    fingerprints: int
 
     @classmethod
     def by(
@@ -72,7 +72,7 @@ class Held:
         algorithm: Algorithm,
         server: Server,
         report: Report,
-        prints: int,
+        fingerprints: int,
         mixed: set[str],
         spread: set[str],
     ) -> Held:
@@ -93,7 +93,7 @@ class Held:
             algorithm_state=sum(algorithm_state.values()),
             pairs=8 * len(server.assign) ** 2 if algorithm.needs.fingerprint_gram else 0,
             upload=sum(count_numbers(v) for v in report.vectors.values()) * FLOAT_BYTES,
-            prints=prints,
+            fingerprints=fingerprints,
         )
 
 
@@ -101,7 +101,7 @@ def footprint(base: Base, held: Held, bench: Bench, ranks: int) -> tuple[int, in
     """Return the peak resident bytes of rank 0 and of the busiest worker."""
     workers = max(1, ranks - 1)
     met = _share_met(bench, workers)
-    uploads = max(held.upload * -(-bench.num_sampled // workers), held.prints // workers)
+    uploads = max(held.upload * -(-bench.num_sampled // workers), held.fingerprints // workers)
     # old and new rows, and at the end or when it starts the same once more
     serving = base.recording + 4 * held.rows + held.spread + held.algorithm_state + held.pairs
     # spread rows have two places; a message is copied when it is read and when it arrives

@@ -46,7 +46,7 @@ def describe(config: Config, transport: Transport) -> str:
     costs = _costs(bench)
     if base is None:
         return ""
-    server, print_bytes = first_server(bench)
+    server, fingerprint_bytes = first_server(bench)
     report = empty_report(bench, server, 0)
     plan = bench.config.algorithm.aggregate(server, notes_of(bench, server, report))
     tree = configuration.to_tree(config)
@@ -66,8 +66,8 @@ def describe(config: Config, transport: Transport) -> str:
     lines += [
         *_crossover_lines(d, bench, costs),
         "",
-        *_traffic_lines(expect(bench, server, print_bytes, report)),
-        *_memory_lines(base, _held(bench, server, report, plan, print_bytes[1]), bench),
+        *_traffic_lines(expect(bench, server, fingerprint_bytes, report)),
+        *_memory_lines(base, _held(bench, server, report, plan, fingerprint_bytes[1]), bench),
     ]
     return "\n".join(lines)
 
@@ -164,10 +164,10 @@ def _spreads(table: torch.Tensor, server: Server, bench: Bench) -> bool:
     return alone and is_sharded(k, 1, ranks_of(bench))
 
 
-def _held(bench: Bench, server: Server, report: Report, plan: Plan, prints: int) -> Held:
+def _held(bench: Bench, server: Server, report: Report, plan: Plan, fingerprints: int) -> Held:
     mixed = {m.into for m in plan.mixings}
     spread = {name for name, table in server.tables.items() if _spreads(table, server, bench)}
-    return Held.by(bench.config.algorithm, server, report, prints, mixed, spread)
+    return Held.by(bench.config.algorithm, server, report, fingerprints, mixed, spread)
 
 
 def _memory_lines(base: Base, held: Held, bench: Bench) -> list[str]:

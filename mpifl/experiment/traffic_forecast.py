@@ -61,8 +61,10 @@ def first_server(bench: Bench) -> tuple[Server, tuple[int, int]]:
     if algorithm.needs.fingerprint_gram:
         columns["gram"] = np.ones((n, n)) + np.eye(n)
     everyone = np.arange(n)
-    prints = Notes(everyone, problem.num_samples, np.zeros(n, np.int64), np.ones(n, bool), columns)
-    return algorithm.setup(problem, prints, key(0)), _print_bytes(bench, initial_clients_of(bench))
+    fingerprints = Notes(everyone, problem.num_samples, np.zeros(n, np.int64), np.ones(n, bool), columns)
+    return algorithm.setup(problem, fingerprints, key(0)), _fingerprint_bytes(
+        bench, initial_clients_of(bench)
+    )
 
 
 def initial_clients_of(bench: Bench) -> np.ndarray:
@@ -83,7 +85,7 @@ def _print(bench: Bench, shown: Mapping[str, Vector], k: int) -> Report:
     return report
 
 
-def _print_bytes(bench: Bench, clients: np.ndarray) -> tuple[int, int]:
+def _fingerprint_bytes(bench: Bench, clients: np.ndarray) -> tuple[int, int]:
     """Return the bytes (down, up) of the one-shot statistics of clients."""
     algorithm, payload = bench.config.algorithm, bench.config.payload
     shown = algorithm.shows(bench.problem, key(0))
@@ -99,7 +101,7 @@ def _strangers(bench: Bench) -> tuple[int, int]:
     if not (needs.newcomers and needs.fingerprint):
         return 0, 0
     later = np.setdiff1d(np.concatenate(cohorts(bench)), initial_clients_of(bench))
-    return _print_bytes(bench, later) if len(later) else (0, 0)
+    return _fingerprint_bytes(bench, later) if len(later) else (0, 0)
 
 
 def client_of(bench: Bench, k: int) -> LocalClient:

@@ -43,7 +43,7 @@ from .recovery import LAST, regroup
 from .run_state import SAVE, STOP, Checkpointer, Never, Saved, needs_workers, save, take_stepper
 from .server_step import Stepper
 from .synchronous import Record
-from .worker import Light, Order
+from .worker import ClientTask, ReportHeader
 
 Row = dict[str, Any]  # of events.csv
 
@@ -53,7 +53,7 @@ class Arrival:
     """An upload that has reached the server; `row` is what will be written of it."""
 
     visit: Visit
-    light: Light
+    light: ReportHeader
     vectors: Mapping[str, torch.Tensor]
     row: Row
 
@@ -174,8 +174,8 @@ class Events:
                 regroup(stepper)
 
     def _visit(
-        self, header: tuple[Order, int, int], vectors: Mapping[str, torch.Tensor]
-    ) -> tuple[Light | Dropped, dict[str, torch.Tensor]]:
+        self, header: tuple[ClientTask, int, int], vectors: Mapping[str, torch.Tensor]
+    ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
         order, step, version = header
         message = Message(vectors, order.reads, version, step)
         return self.stepper.worker.serve(order, message)
@@ -260,7 +260,7 @@ class Events:
         visit = Visit(due, self.number, k, v, version, self.clock.now)
         self.clock.add(visit)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
-        header = (Order(0, k, v, reads), step, version)
+        header = (ClientTask(0, k, v, reads), step, version)
         pool.submit(Task(self.number, due, header, vectors, tuple(stepper.scheduler.candidates(k))))
         self.busy.add(k)
         self.number += 1
@@ -302,7 +302,7 @@ class Events:
         """Return the server after the uploads at hand, taken in the order of (client, visit)."""
         algorithm = self.stepper.algorithm
         arrivals = sorted(arrivals, key=lambda a: (a.visit.client, a.visit.visit))
-        lights = [replace(a.light, number=j) if j else a.light for j, a in enumerate(arrivals)]
+        headers = [replace(a.light, number=j) if j else a.light for j, a in enumerate(arrivals)]
         lag = np.array([a.row["staleness"] for a in arrivals])
         uploads: dict[str, list[torch.Tensor]] = {}
         for a in arrivals:
@@ -310,7 +310,7 @@ class Events:
                 uploads.setdefault(name, []).extend(rows.unbind())
         with self.stepper.watch("cluster"):
             notes = self.taker.compared(
-                server, self.stepper.columns(server.version + 1, lights, lag), uploads
+                server, self.stepper.columns(server.version + 1, headers, lag), uploads
             )
             plan = self.stepper.planned("aggregate", server, notes, algorithm.aggregate)
         if not algorithm.needs.asynchronous:
@@ -381,7 +381,7 @@ def events_state(events: Events, server: Server, pool: Lasting) -> Saved:
         "older": len(older),
         "number": events.number,
         "clock": events.clock.state(),
-        "stats": stats,
+        "tally": stats,
         "metrics": [[k, dict(m)] for k, m in events.metrics.items()],
         "seconds": (now() - events.start).tolist(),
         "judging": events.judging.tolist(),
@@ -397,8 +397,8 @@ def take_events(saved: Saved, events: Events) -> Server:
     older = [saved.take_server(f"older/{i}") for i in range(values["older"])]
     events.servers = {s.version: s for s in (*older, server)}
     events.number = values["number"]
-    events.stats.__dict__.update(values["stats"])
-    events.stats.lags = Counter({lag: n for lag, n in values["stats"]["lags"]})
+    events.stats.__dict__.update(values["tally"])
+    events.stats.lags = Counter({lag: n for lag, n in values["tally"]["lags"]})
     events.metrics = {k: m for k, m in values["metrics"]}
     return server
 
@@ -431,7 +431,7 @@ def take_visits(saved: Saved, events: Events, pool: Lasting) -> None:
     events.clock.restore(saved.values["clock"], visits)
     events.busy = {visit.client for visit in visits}
     for visit, about in zip(visits, saved.values["visits"], strict=True):
-        order = Order(0, visit.client, visit.visit, _reads(saved, about["reads"]))
+        order = ClientTask(0, visit.client, visit.visit, _reads(saved, about["reads"]))
         vectors = {name: saved.tensors[which] for name, which in about["rows"].items()}
         header = (order, about["step"], about["version"])
         ranks = tuple(events.stepper.scheduler.candidates(visit.client))

@@ -1,6 +1,6 @@
 """One-shot statistics: the initial_clients' before training, a new client's before it first trains.
 
-Shares the step's way of dealing orders, gathering notes and mixing. Every rank calls; rank 0 decides.
+Shares the step's way of dealing tasks, gathering notes and mixing. Every rank calls; rank 0 decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Uploads = Mapping[str, list[torch.Tensor]]
 
 
-class Prints:
+class FingerprintRound:
     """Takes the one-shot statistics of clients for a stepper.
 
     Args:
@@ -58,18 +58,18 @@ class Prints:
         new_clients = stepper.transport.bcast(new_clients, "orders")
         if not len(new_clients):
             return server
-        prints, uploads = self.take(new_clients, server)
+        fingerprints, uploads = self.take(new_clients, server)
         plan = None
-        if server is not None and prints is not None:
+        if server is not None and fingerprints is not None:
             with stepper.watch("cluster"):
                 plan = stepper.planned(
-                    "assign_new_clients", server, prints, stepper.algorithm.assign_new_clients
+                    "assign_new_clients", server, fingerprints, stepper.algorithm.assign_new_clients
                 )
         return self.mixed(server, plan, uploads)
 
     def take(self, clients: np.ndarray, server: Server | None) -> tuple[Notes | None, Uploads]:
         """Return the statistics of `clients` on rank 0, and what this rank's clients sent with them."""
-        stepper, parcels = self.stepper, None
+        stepper, task_batches = self.stepper, None
         step = 0 if server is None else server.version + 1
         if stepper.transport.is_server:
             shown, version = self._show(), max(step - 1, 0)
@@ -78,10 +78,10 @@ class Prints:
             reads, costs = dict.fromkeys(clients.tolist(), all_rows), stepper.sizes[clients, 0]
             stepper.ledger.add_reads(step, reads, widths)
             compared = self._compared(server)
-            parcels = stepper.parcels(step, clients, reads, costs, version, compared=compared)
-        orders = stepper.deal(parcels)
-        lights, uploads = stepper.worker.run(orders, fingerprint=True)
-        notes = stepper.gather(orders.step, lights)
+            task_batches = stepper.task_batches(step, clients, reads, costs, version, compared=compared)
+        tasks = stepper.scatter_tasks(task_batches)
+        headers, uploads = stepper.worker.run(tasks, fingerprint=True)
+        notes = stepper.gather_reports(tasks.step, headers)
         if name := stepper.algorithm.needs.fingerprint_gram or "":
             notes = stepper.with_gram(notes, uploads, name)
         return notes, uploads

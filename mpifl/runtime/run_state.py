@@ -211,20 +211,20 @@ def _keep_states(
     why one could not be written.
     """
     transport, store = stepper.transport, stepper.store
-    parcels, held = None, {}
+    task_batches, held = None, {}
     if transport.is_server:
         names = {store.name(*which): which[1] for which in states_of(stepper)}
         held = {name: checkpointer.held[name] for name in names if name in checkpointer.held}
         todo = {name: k for name, k in names.items() if name not in held}
         ranks = [0] * len(todo) if alone else stepper.scheduler.reach([*todo.values()])
-        parcels = [
+        task_batches = [
             [n for n, r in zip(todo, ranks, strict=True) if r == rank] for rank in range(transport.size)
         ]
     if alone:
-        assert parcels is not None
-        files, problem = _kept(store, parcels[0], checkpointer.clients)
+        assert task_batches is not None
+        files, problem = _kept(store, task_batches[0], checkpointer.clients)
         return held | files, problem
-    mine = transport.scatter(parcels, "checkpoint")
+    mine = transport.scatter(task_batches, "checkpoint")
     parts = transport.gather(_kept(store, mine, checkpointer.clients), "checkpoint") or ()
     files = {name: sums for part in (held, *(files for files, _ in parts)) for name, sums in part.items()}
     return files, next((problem for _, problem in parts if problem is not None), None)

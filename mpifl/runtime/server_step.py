@@ -29,11 +29,11 @@ from mpifl.traffic.payload import Payload
 from mpifl.training import Learner, LocalConfig
 
 from .client_errors import ClientError, Dropped
-from .fingerprints import Prints
+from .fingerprints import FingerprintRound
 from .hooks import Shapes, check_needs, check_plan, check_reads, check_server, deciding, hook_name, unwrapped
 from .report_columns import mean_metrics, stacked_notes
 from .scheduler import Scheduler
-from .worker import Light, Order, Orders, Worker
+from .worker import ClientTask, ReportHeader, TaskBatch, Worker
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Stepper:
         )
         self.may_shard = True  # rows may leave rank 0
         self.admits_new_clients = True  # clients may be taken in after the first step
-        self.prints = Prints(self, np.asarray(s.absent, np.int64))
+        self.fingerprints = FingerprintRound(self, np.asarray(s.absent, np.int64))
         self.train_metrics: dict[str, float] = {}
         self._owner = np.zeros(0, np.int64)  # rank of each report of the step
         self._max_abs: dict[str, np.ndarray] = {}  # upload -> largest absolute value [m, C]
@@ -114,23 +114,23 @@ class Stepper:
 
     def begin(self) -> Server | None:
         """Return the first server on rank 0, after the one-shot statistics where the method declares them."""
-        prints: Notes | None = None
+        fingerprints: Notes | None = None
         uploads: Mapping[str, list[torch.Tensor]] = {}
         if self.algorithm.needs.fingerprint:
-            prints, uploads = self.prints.take(self.prints.initial_clients(), None)
+            fingerprints, uploads = self.fingerprints.take(self.fingerprints.initial_clients(), None)
         server = None
         if self.transport.is_server:
             with self.watch("cluster"):
                 with deciding(self.algorithm, "setup") as where:
-                    server = self.algorithm.setup(self.problem, prints, self.seed.of("setup"))
+                    server = self.algorithm.setup(self.problem, fingerprints, self.seed.of("setup"))
                     self.check_server(where, server)
                 server = self.appraised(None, server)
             self.tables.publish(server.tables)
         if self.algorithm.needs.fingerprint:
             plan = None
-            if server is not None and prints is not None:
-                plan = self.planned("initial_plan", server, prints, self.algorithm.initial_plan)
-            server = self.prints.mixed(server, plan, uploads)
+            if server is not None and fingerprints is not None:
+                plan = self.planned("initial_plan", server, fingerprints, self.algorithm.initial_plan)
+            server = self.fingerprints.mixed(server, plan, uploads)
         self.settle(server)
         return server
 
@@ -235,10 +235,10 @@ class Stepper:
     def step(self, server: Server | None, cohort: np.ndarray) -> tuple[Server | None, Notes | None]:
         """Return the next server, and the notes it was decided from, on rank 0."""
         if self.algorithm.needs.newcomers and self.admits_new_clients:
-            server = self.prints.assign_new_clients(server, cohort)
-        orders = self.deal(self._train_orders(server, cohort) if server is not None else None)
-        lights, uploads = self.worker.run(orders)
-        notes = self.gather(orders.step, lights)
+            server = self.fingerprints.assign_new_clients(server, cohort)
+        tasks = self.scatter_tasks(self._train_tasks(server, cohort) if server is not None else None)
+        headers, uploads = self.worker.run(tasks)
+        notes = self.gather_reports(tasks.step, headers)
         if name := self.algorithm.needs.gram or "":
             wanted = True
             if server is not None:
@@ -261,7 +261,7 @@ class Stepper:
         self.visits[notes.client[notes.fresh]] += 1
         return new, notes
 
-    def _train_orders(self, server: Server, cohort: np.ndarray) -> list[Orders]:
+    def _train_tasks(self, server: Server, cohort: np.ndarray) -> list[TaskBatch]:
         step, needs = server.version + 1, self.algorithm.needs
         clients = cohort
         if needs.memory:
@@ -275,7 +275,7 @@ class Stepper:
         costs = np.where(fresh, self.sizes[clients, 0], 1) + (len(clients) * 64 if look else 0)
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if look else ()
         compared = self.compared(server, needs.row_distance)
-        return self.parcels(step, clients, reads, costs, server.version, fresh, peers, compared)
+        return self.task_batches(step, clients, reads, costs, server.version, fresh, peers, compared)
 
     def compared(self, server: Server, name: str | None) -> tuple[str, int] | None:
         """Return the table that uploads of its name are measured against, and how many rows it has."""
@@ -286,7 +286,7 @@ class Stepper:
             raise MethodError(hook_name(self.algorithm, "needs"), f"there is no table {name!r}", remedy)
         return name, len(server.tables[name])
 
-    def parcels(
+    def task_batches(
         self,
         step: int,
         clients: np.ndarray,
@@ -296,32 +296,32 @@ class Stepper:
         fresh: np.ndarray | None = None,
         peers: tuple[tuple[int, int], ...] = (),
         compared: tuple[str, int] | None = None,
-    ) -> list[Orders]:
-        """Return the orders of each rank; report numbers follow the order of `clients`."""
+    ) -> list[TaskBatch]:
+        """Return the tasks of each rank; report numbers follow the order of `clients`."""
         needed: dict[str, set[int]] = {compared[0]: set(range(compared[1]))} if compared else {}
         for rows in reads.values():
             for name, numbers in rows.items():
                 needed.setdefault(name, set()).update(rows_of(numbers))
         missing = self.tables.missing(needed)
         self._owner = self.scheduler(clients, costs)
-        visits: list[list[Order]] = [[] for _ in range(self.transport.size)]
+        visits: list[list[ClientTask]] = [[] for _ in range(self.transport.size)]
         for j, (k, rank) in enumerate(zip(clients.tolist(), self._owner.tolist(), strict=True)):
             live = fresh is None or bool(fresh[j])
-            visits[rank].append(Order(j, k, int(self.visits[k]), reads[k] if live else {}, live))
-        return [Orders(step, version, tuple(v), missing, peers, compared) for v in visits]
+            visits[rank].append(ClientTask(j, k, int(self.visits[k]), reads[k] if live else {}, live))
+        return [TaskBatch(step, version, tuple(v), missing, peers, compared) for v in visits]
 
-    def deal(self, parcels: Sequence[Orders] | None) -> Orders:
-        """Return this rank's orders, with the rows they need at hand."""
+    def scatter_tasks(self, task_batches: Sequence[TaskBatch] | None) -> TaskBatch:
+        """Return this rank's tasks, with the rows they need at hand."""
         with self.watch("wait"):
-            orders: Orders = self.transport.scatter(parcels, "orders")
+            tasks: TaskBatch = self.transport.scatter(task_batches, "orders")
         with self.watch("broadcast"):
-            self.tables.share(orders.missing)
-        return orders
+            self.tables.share(tasks.missing)
+        return tasks
 
-    def gather(self, step: int, lights: list[Light]) -> Notes | None:
+    def gather_reports(self, step: int, headers: list[ReportHeader]) -> Notes | None:
         """Return the columns of all reports on rank 0, in the order of their numbers."""
         with self.watch("wait"):
-            parts = self.transport.gather((lights, self.worker.seconds, self.worker.dropped), "notes")
+            parts = self.transport.gather((headers, self.worker.seconds, self.worker.dropped), "notes")
         if parts is None:
             return None
         for rank, (part, seconds, _) in enumerate(parts):
@@ -347,7 +347,7 @@ class Stepper:
             raise ClientError(f"{place}: {first.reason}")
         self.dropped += gone
 
-    def columns(self, step: int, everyone: Sequence[Light], staleness: np.ndarray) -> Notes:
+    def columns(self, step: int, everyone: Sequence[ReportHeader], staleness: np.ndarray) -> Notes:
         """Return the notes of reports in the order of their numbers; remember what mixing them needs."""
         where = hook_name(self.algorithm, "local_update" if step else "fingerprint")
         first = everyone[0]
@@ -370,7 +370,7 @@ class Stepper:
             columns=stacked_notes(everyone, where),
         )
 
-    def book(self, step: int, light: Light) -> None:
+    def book(self, step: int, light: ReportHeader) -> None:
         """Enter a report's traffic into the ledger."""
         ledger, unsent = self.ledger, light.unsent
         if light.fresh:
@@ -425,16 +425,16 @@ class Stepper:
 
     def evaluate(self, server: Server | None, clients: np.ndarray) -> dict[str, np.ndarray] | None:
         """Return the scores of `clients` on rank 0: name -> float64 [len(clients)]."""
-        parcels = None
+        task_batches = None
         if server is not None:
             seen = self.visits[clients] > 0
             serves = self.read_by("serves", server, clients[seen])
             serves |= self.read_by("serves_unseen", server, clients[~seen])
-            parcels = self.parcels(
+            task_batches = self.task_batches(
                 server.version, clients, serves, self.sizes[clients, 2] + 1, server.version
             )
-        orders = self.deal(parcels)
-        scores = self.worker.evaluate(orders)
+        tasks = self.scatter_tasks(task_batches)
+        scores = self.worker.evaluate(tasks)
         with self.watch("wait"):
             parts = self.transport.gather(scores, "scores")
         if parts is None:
@@ -448,7 +448,7 @@ class Stepper:
         return {name: np.array([everyone[int(k)][name] for k in clients]) for name in names}
 
 
-def _uploads(light: Light) -> str:
+def _uploads(light: ReportHeader) -> str:
     """Return the names and shapes of a report's uploads, in words."""
     shapes = [f"{name!r} [{len(light.max_abs[name])}, {width}]" for name, width in light.widths.items()]
     return ", ".join(shapes) or "nothing"

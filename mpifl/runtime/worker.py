@@ -54,7 +54,7 @@ Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the 
 
 
 @dataclass(frozen=True)
-class Order:
+class ClientTask:
     """One task for one worker: report number `number` of a step.
 
     Attributes:
@@ -71,7 +71,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Orders:
+class TaskBatch:
     """All that one worker must know of a step.
 
     Attributes:
@@ -81,14 +81,14 @@ class Orders:
 
     step: int
     version: int
-    visits: tuple[Order, ...]
+    visits: tuple[ClientTask, ...]
     missing: Mapping[str, tuple[list[int], int]]
     peers: tuple[tuple[int, int], ...] = ()
     compared: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
-class Light:
+class ReportHeader:
     """A report without its vectors, on its way to rank 0.
 
     Attributes:
@@ -154,59 +154,59 @@ class Worker:
         """Return client `k` at its visit."""
         return LocalClient(k, self.federation, self.learner, self.local, visit, step)
 
-    def message(self, order: Order, step: int, version: int) -> Message:
+    def message(self, order: ClientTask, step: int, version: int) -> Message:
         """Return what the client downloads."""
         with self.watch("load"):
             vectors = {name: read_rows(self.tables.rows, name, which) for name, which in order.reads.items()}
         return self.coder.down(Message(vectors, order.reads, version, step))
 
     def run(
-        self, orders: Orders, fingerprint: bool = False
-    ) -> tuple[list[Light], dict[str, list[torch.Tensor]]]:
+        self, tasks: TaskBatch, fingerprint: bool = False
+    ) -> tuple[list[ReportHeader], dict[str, list[torch.Tensor]]]:
         """Run all visits; return the light reports and the uploads by name, components flattened, which last
         until the next run.
         """
-        lights: list[Light] = []
+        headers: list[ReportHeader] = []
         uploads: dict[str, list[torch.Tensor]] = {}
         start, self.dropped, self._block = perf_counter(), [], -1
-        peers, stacked = self._peers(orders), dict[int, Coded]()
+        peers, stacked = self._peers(tasks), dict[int, Coded]()
         self.shelf.clear(self._room())
-        for order in orders.visits:
-            visit = Dropped(orders.step, order.client, order.visit, "")
-            work = partial(self._report, order, orders, peers, None if fingerprint else stacked)
+        for order in tasks.visits:
+            visit = Dropped(tasks.step, order.client, order.visit, "")
+            work = partial(self._report, order, tasks, peers, None if fingerprint else stacked)
             made = attempt(work, self.rank, visit, self.drops and not fingerprint)
             if isinstance(made, Dropped):
                 self.dropped.append(made)
                 continue
             light, vectors = made
-            lights.append(light)
+            headers.append(light)
             for name, vector in vectors.items():
-                uploads.setdefault(name, []).extend(self.shelf.put(vector, len(orders.visits)))
+                uploads.setdefault(name, []).extend(self.shelf.put(vector, len(tasks.visits)))
         self.seconds = perf_counter() - start
-        return lights, uploads
+        return headers, uploads
 
     def _report(
-        self, order: Order, orders: Orders, peers: list[LocalClient], stacked: dict[int, Coded] | None
-    ) -> tuple[Light, Mapping[str, Vector]]:
+        self, order: ClientTask, tasks: TaskBatch, peers: list[LocalClient], stacked: dict[int, Coded] | None
+    ) -> tuple[ReportHeader, Mapping[str, Vector]]:
         """Return what a client reports; its statistics where `stacked` is None."""
         if stacked is None:
-            report, sizes = self._print(order, orders)
+            report, sizes = self._print(order, tasks)
         else:
             block = order.number // self.stack
             if self.stack > 1 and block != self._block:  # where one of them fails, all train by themselves
                 self._block = block
-                stacked |= self._stacked(block, orders)
+                stacked |= self._stacked(block, tasks)
             done = stacked.pop(order.number, None)
-            report, sizes = done or self._visit(order, orders)
+            report, sizes = done or self._visit(order, tasks)
         hook = "fingerprint" if stacked is None else "local_update"
-        notes, findings, traffic = self._look(report, order, peers, orders.step)
-        findings = {**findings, **self._distances(report, orders.compared)}
+        notes, findings, traffic = self._look(report, order, peers, tasks.step)
+        findings = {**findings, **self._distances(report, tasks.compared)}
         return self._light(hook, order, report, sizes, notes, findings, traffic), report.vectors
 
-    def _print(self, order: Order, orders: Orders) -> Coded:
+    def _print(self, order: ClientTask, tasks: TaskBatch) -> Coded:
         with self.watch("train"):
-            client = self.client(order.client, order.visit, orders.step)
-            shown = message_on(self.message(order, orders.step, 0), self.learner.device).vectors
+            client = self.client(order.client, order.visit, tasks.step)
+            shown = message_on(self.message(order, tasks.step, 0), self.learner.device).vectors
             key = self.key.of("fingerprint", order.client)
             needs, place = self.algorithm.needs, _place(order)
             asked = {"fingerprint_gram": needs.fingerprint_gram}
@@ -216,22 +216,24 @@ class Worker:
                 report = checked_report(where, place, made, asked, self.learner.device)
         return self.coder.up(self._home(report), None, order.visit, key)
 
-    def _visit(self, order: Order, orders: Orders) -> Coded:
+    def _visit(self, order: ClientTask, tasks: TaskBatch) -> Coded:
         if not order.fresh:
             with self.watch("load"):
                 remembered = self.store.load("upload", order.client, order.visit)
             num_samples = self.federation.num_samples(order.client, order.visit - 1)  # those it was made from
             return Report(order.client, num_samples, remembered), {}
-        client = self.client(order.client, order.visit, orders.step)
-        return self._train(client, order, self.message(order, orders.step, orders.version))
+        client = self.client(order.client, order.visit, tasks.step)
+        return self._train(client, order, self.message(order, tasks.step, tasks.version))
 
-    def serve(self, order: Order, message: Message) -> tuple[Light | Dropped, dict[str, torch.Tensor]]:
+    def serve(
+        self, order: ClientTask, message: Message
+    ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
         """Run one visit with a message that came with its order; return the light report and the uploads [C,
         d].
         """
         client = self.client(order.client, order.visit, message.step)
 
-        def work() -> tuple[Light, Report]:
+        def work() -> tuple[ReportHeader, Report]:
             report, sizes = self._train(client, order, self.coder.down(message))
             report = report_home(report, self.learner.device)
             findings = self.inspect(order, report)
@@ -259,13 +261,13 @@ class Worker:
     def _light(
         self,
         hook: str,
-        order: Order,
+        order: ClientTask,
         report: Report,
         sizes: Mapping[str, int],
         notes: Mapping[str, Any],
         findings: Mapping[str, Any],
         traffic: Mapping[tuple[str, str, int], tuple[int, int]],
-    ) -> Light:
+    ) -> ReportHeader:
         """Return a report of a hook without its vectors, which are found finite on the way."""
 
         def max_abs(v: Vector) -> list[float]:
@@ -275,7 +277,7 @@ class Worker:
         report = checked_light(where, place, report, order.client)
         largest = {name: max_abs(v) for name, v in report.vectors.items()}
         check_peaks(where, place, largest)
-        return Light(
+        return ReportHeader(
             number=order.number,
             client=report.client,
             num_samples=report.num_samples,
@@ -291,7 +293,7 @@ class Worker:
             unsent=report.unsent,
         )
 
-    def inspect(self, order: Order, report: Report) -> Mapping[str, Any]:
+    def inspect(self, order: ClientTask, report: Report) -> Mapping[str, Any]:
         """Judge an upload on the server's own data, here where it is."""
         if not self.algorithm.needs.inspect:
             return {}
@@ -303,18 +305,18 @@ class Worker:
                 found = self.algorithm.inspect(report.vectors, self._public)
                 return {name: checked_note(where, place, name, value) for name, value in found.items()}
 
-    def _stacked(self, block: int, orders: Orders) -> dict[int, Coded]:
+    def _stacked(self, block: int, tasks: TaskBatch) -> dict[int, Coded]:
         """Train the clients of one block together; return what they made, by the number of their report.
 
         A block is the same clients for any number of ranks, so it may bear on the last bits of the result.
         """
-        mine = [o for o in orders.visits if o.fresh and o.number // self.stack == block]
+        mine = [o for o in tasks.visits if o.fresh and o.number // self.stack == block]
         if len(mine) < 2:
             return {}
         works, messages = [], []
         for order in mine:
-            client = self.client(order.client, order.visit, orders.step)
-            messages.append(self.message(order, orders.step, orders.version))
+            client = self.client(order.client, order.visit, tasks.step)
+            messages.append(self.message(order, tasks.step, tasks.version))
             works.append(partial(self._local_update, order, *self._before(client, order, messages[-1])))
         try:
             with self.watch("train"):
@@ -327,7 +329,7 @@ class Worker:
             for order, message, done in zip(mine, messages, made, strict=True)
         }
 
-    def _train(self, client: LocalClient, order: Order, message: Message) -> Coded:
+    def _train(self, client: LocalClient, order: ClientTask, message: Message) -> Coded:
         """Train and commit the client's state."""
         arguments = self._before(client, order, message)
         with self.watch("train"):
@@ -335,7 +337,7 @@ class Worker:
         return self._after(order, message, *made)
 
     def _local_update(
-        self, order: Order, message: Message, state: State, client: LocalClient, key: Key
+        self, order: ClientTask, message: Message, state: State, client: LocalClient, key: Key
     ) -> tuple[Report, State]:
         """Return what the method's own returns, checked."""
         place = _place(order)
@@ -344,7 +346,7 @@ class Worker:
             return checked_visit(where, place, made, self.algorithm, self.learner.device)
 
     def _before(
-        self, client: LocalClient, order: Order, message: Message
+        self, client: LocalClient, order: ClientTask, message: Message
     ) -> tuple[Message, State, LocalClient, Key]:
         """Return what a visit starts from: message, state, client with its data at hand, key."""
         with self.watch("load"):
@@ -354,7 +356,7 @@ class Worker:
         key = self.key.of("visit", order.client, order.visit)
         return message_on(message, device), state_on(state, device), client, key
 
-    def _after(self, order: Order, message: Message, report: Report, after: State) -> Coded:
+    def _after(self, order: ClientTask, message: Message, report: Report, after: State) -> Coded:
         """Encode a visit's report and commit the client's state."""
         key = self.key.of("visit", order.client, order.visit)
         with self.watch("load"):
@@ -374,10 +376,12 @@ class Worker:
             u, rows = staged(report.vectors[name]), self.tables.rows(name, list(range(num_rows)))
             return {"row_distance": row_distances(u, rows, self.learner.layout.num_parameters)}
 
-    def _peers(self, orders: Orders) -> list[LocalClient]:
-        return [self.client(k, visit, orders.step) for k, visit in orders.peers]
+    def _peers(self, tasks: TaskBatch) -> list[LocalClient]:
+        return [self.client(k, visit, tasks.step) for k, visit in tasks.peers]
 
-    def _look(self, report: Report, order: Order, peers: list[LocalClient], step: int) -> tuple[Any, ...]:
+    def _look(
+        self, report: Report, order: ClientTask, peers: list[LocalClient], step: int
+    ) -> tuple[Any, ...]:
         traffic: dict[tuple[str, str, int], tuple[int, int]] = {}
         if not peers:
             return {}, {}, traffic
@@ -390,20 +394,20 @@ class Worker:
                 check_look(where, _place(order), look)
         return look.notes, look.findings, traffic
 
-    def evaluate(self, orders: Orders) -> dict[int, dict[str, float]]:
+    def evaluate(self, tasks: TaskBatch) -> dict[int, dict[str, float]]:
         """Return what each client scores: `accuracy`, `loss`, `accuracy_NAME` of its further test sets, and
         `accuracy_finetuned` if asked for.
         """
         out: dict[int, dict[str, float]] = {}
         with self.watch("evaluate"):
-            for order in orders.visits:
+            for order in tasks.visits:
                 last = max(
                     order.visit - 1, 0
                 )  # where data change, a model is evaluated by those it was made for
-                client = self.client(order.client, last, orders.step)
-                message = message_on(self.message(order, orders.step, orders.version), self.learner.device)
+                client = self.client(order.client, last, tasks.step)
+                message = message_on(self.message(order, tasks.step, tasks.version), self.learner.device)
                 state = state_on(self.store.load("state", order.client, order.visit), self.learner.device)
-                visit = Dropped(orders.step, order.client, last, "")
+                visit = Dropped(tasks.step, order.client, last, "")
                 work = partial(self._scores, message, state, client)
                 scores = attempt(work, self.rank, visit, drops=False)
                 assert not isinstance(scores, Dropped)
@@ -434,7 +438,7 @@ class Worker:
         return {f"{what}_finetuned": value for what, value in client.evaluate(tuned).items()}
 
 
-def _place(order: Order) -> str:
+def _place(order: ClientTask) -> str:
     """Return whose visit it is, in words."""
     return f"client {order.client}, visit {order.visit}"
 

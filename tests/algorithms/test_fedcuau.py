@@ -31,10 +31,10 @@ def test_quantiles_by_hand():
     clusters 0, 1, 0.
     """
     cu, n = np.array([0.0, 4.0, 1.0]), np.array([1, 1, 2])
-    prints = byhand.notes(n.tolist(), gram=np.outer(cu, cu))
+    fingerprints = byhand.notes(n.tolist(), gram=np.outer(cu, cu))
     layout = Layout(("body.fc1.w", "head.w"), ((1,), (1,)), 2, ("head",))
     world = ProblemInfo(3, 2, n, layout, lambda j: torch.tensor([7.0, 5.0]))
-    server = FedCUAU().setup(world, prints, byhand.KEY)
+    server = FedCUAU().setup(world, fingerprints, byhand.KEY)
     assert_allclose(server.algorithm_state["cuau"], [1.5, 2.5, 0.5])
     assert_array_equal(server.assign, [0, 1, 0])
     assert_close(server.tables["trunk"], torch.tensor([[7.0]]))

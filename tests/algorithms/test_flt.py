@@ -190,8 +190,8 @@ def test_newcomers_of_flt_are_placed_on_the_plane_of_the_founders(planes):
     joins 1, 2 is alone and starts from the initial model.
     """
     n, method = [1] * 5, FLT()
-    prints = byhand.notes([1, 1], client=[1, 3], centroids=[[[0.0]], [[40.0]]])
-    server = method.setup(world(n), prints, byhand.KEY)
+    fingerprints = byhand.notes([1, 1], client=[1, 3], centroids=[[[0.0]], [[40.0]]])
+    server = method.setup(world(n), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, [2, 0, 2, 1, 2])
     assert_array_equal(server.algorithm_state["founders"], [1, 3])
 
@@ -281,8 +281,8 @@ def test_a_client_with_fewer_images_than_components_repeats_them():
 
 
 def test_a_threshold_that_is_just_met_does_not_relate():
-    prints = byhand.notes([1] * 3, centroids=[[[0.0]], [[0.5]], [[0.9]]])
-    server = PCAKMHC(threshold=0.5).setup(world([1] * 3), prints, byhand.KEY)
+    fingerprints = byhand.notes([1] * 3, centroids=[[[0.0]], [[0.5]], [[0.9]]])
+    server = PCAKMHC(threshold=0.5).setup(world([1] * 3), fingerprints, byhand.KEY)
     assert_array_equal(server.algorithm_state["linked"], [[1, 0, 0], [0, 1, 1], [0, 1, 1]])
 
 
@@ -291,8 +291,8 @@ def test_newcomers_of_pca_are_related_to_all_who_are_known():
     model.
     """
     method = PCAKMHC(threshold=1.0)
-    prints = byhand.notes([1, 1], client=[0, 3], centroids=[[[0.0]], [[9.0]]])
-    server = method.setup(world([1] * 4), prints, byhand.KEY)
+    fingerprints = byhand.notes([1, 1], client=[0, 3], centroids=[[[0.0]], [[9.0]]])
+    server = method.setup(world([1] * 4), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, [0, 2, 2, 1])
     plan = method.assign_new_clients(
         server, byhand.notes([1, 1], client=[1, 2], centroids=[[[0.5]], [[5.0]]])

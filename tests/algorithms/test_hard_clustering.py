@@ -351,16 +351,16 @@ def bases(*angles: float) -> np.ndarray:
 def test_pacfl_merges_while_clusters_are_within_the_threshold():
     """Lines at 0, 10 and 40 degrees. {0, 10} are 10 apart, and 35 = (40 + 30) / 2 from 40."""
     for threshold, labels in ((5, [0, 1, 2]), (12, [0, 0, 1]), (36, [0, 0, 0])):
-        prints = byhand.notes([1, 3, 2], basis=bases(0, 10, 40))
-        server = CATALOGUE["pacfl"](threshold=threshold).setup(world([1, 3, 2]), prints, byhand.KEY)
+        fingerprints = byhand.notes([1, 3, 2], basis=bases(0, 10, 40))
+        server = CATALOGUE["pacfl"](threshold=threshold).setup(world([1, 3, 2]), fingerprints, byhand.KEY)
         assert_array_equal(server.assign, labels)
         assert len(server.tables["model"]) == max(labels) + 2
 
 
 def test_newcomers_of_pacfl_join_or_found_a_cluster():
     """0 and 10 degrees know each other; a newcomer at 5 joins them, one at 80 founds cluster 1."""
-    method, prints = CATALOGUE["pacfl"](threshold=12), byhand.notes([1, 1], basis=bases(0, 10))
-    server = method.setup(world([1] * 4), prints, byhand.KEY)
+    method, fingerprints = CATALOGUE["pacfl"](threshold=12), byhand.notes([1, 1], basis=bases(0, 10))
+    server = method.setup(world([1] * 4), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, [0, 0, 1, 1])  # new_clients use the initial model
     plan = method.assign_new_clients(server, byhand.notes([1, 1], [2, 3], basis=bases(5, 80)))
     assert_array_equal(plan.assign, [0, 0, 0, 1])
@@ -412,8 +412,8 @@ def test_pacfls_budget_is_shared_among_the_classes():
 @pytest.mark.parametrize(("angle", "labels"), [("columns", [0, 1]), ("smallest", [0, 0])])
 def test_pacfl_measures_the_angle_that_is_asked_for(angle, labels):
     """Vectors at 0 and 175 degrees: 175 apart as columns, 5 as lines."""
-    prints = byhand.notes([1, 1], basis=bases(0, 175))
-    server = CATALOGUE["pacfl"](threshold=12, angle=angle).setup(world([1, 1]), prints, byhand.KEY)
+    fingerprints = byhand.notes([1, 1], basis=bases(0, 175))
+    server = CATALOGUE["pacfl"](threshold=12, angle=angle).setup(world([1, 1]), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, labels)
 
 
@@ -423,10 +423,10 @@ def test_pacfl_measures_the_angle_that_is_asked_for(angle, labels):
 def test_fedclust_cuts_the_distances_of_final_layers_and_newcomers_join_the_nearest():
     """Final layers 0, 1, 9: cut at 2 gives {0, 1}, {9}; their means are 0.5 and 9; 6 joins 9, 3 joins 0.5."""
     method = CATALOGUE["fedclust"](threshold=2.0)
-    prints = byhand.notes([1, 3, 2], gram=gram(POINTS))
-    server = method.setup(world([1, 3, 2, 1, 1]), prints, byhand.KEY)
+    fingerprints = byhand.notes([1, 3, 2], gram=gram(POINTS))
+    server = method.setup(world([1, 3, 2, 1, 1]), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, [0, 0, 1, 2, 2])
-    (signature,) = method.found(server, prints).mixings
+    (signature,) = method.found(server, fingerprints).mixings
     assert_allclose(signature.weights, [[0.5, 0.5, 0], [0, 0, 1]])
     plan = method.assign_new_clients(
         server, byhand.notes([1, 1], [3, 4], row_distance=[[5.5, 3.0], [2.5, 6.0]])
@@ -448,9 +448,9 @@ def test_fedclust_cuts_the_distances_of_final_layers_and_newcomers_join_the_near
 )
 def test_fedclusts_linkage_is_complete_unless_said_otherwise(options, labels):
     """Final layers 0, 1 and 2.5; {0, 1} merge at 1, and the threshold is 2.1."""
-    prints = byhand.notes([1, 3, 2], gram=gram([[0.0], [1.0], [2.5]]))
+    fingerprints = byhand.notes([1, 3, 2], gram=gram([[0.0], [1.0], [2.5]]))
     server = CATALOGUE["fedclust"](**{"threshold": 2.1, **options}).setup(
-        world([1, 3, 2]), prints, byhand.KEY
+        world([1, 3, 2]), fingerprints, byhand.KEY
     )
     assert_array_equal(server.assign, labels)
 
@@ -478,10 +478,10 @@ def test_fedclust_under_emdcfl_averages_once_by_samples():
     """Clusters {0, 1} and {2}: signatures are plain means, models are means by samples, and the last row
     stays.
     """
-    prints = byhand.notes([1, 3, 2], gram=gram(POINTS))
+    fingerprints = byhand.notes([1, 3, 2], gram=gram(POINTS))
     method = CATALOGUE["fedclust"](threshold=2.0, variant="emdcfl")
-    server = method.setup(world([1, 3, 2]), prints, byhand.KEY)
-    signature, model = method.found(server, prints).mixings
+    server = method.setup(world([1, 3, 2]), fingerprints, byhand.KEY)
+    signature, model = method.found(server, fingerprints).mixings
     assert_allclose(signature.weights, [[0.5, 0.5, 0], [0, 0, 1]])
     assert_allclose(model.weights, [[1 / 4, 3 / 4, 0], [0, 0, 1], [0, 0, 0]])
     assert_array_equal(model.keep, [0, 0, 1])
@@ -531,9 +531,9 @@ def test_ward_never_parts_clients_with_the_same_links():
 
 def test_pca_links_clients_whose_centroids_match():
     """Centroids {0, 1}, {0, 1.2}, {9}: matching distances 0.1, and 8 or more to the third."""
-    prints = byhand.notes([1, 1, 1], centroids=[[[0.0], [1.0]], [[1.2], [0.0]], [[9.0], [np.nan]]])
+    fingerprints = byhand.notes([1, 1, 1], centroids=[[[0.0], [1.0]], [[1.2], [0.0]], [[9.0], [np.nan]]])
     method = CATALOGUE["pca_km_hc"](threshold=0.5, case="full")
-    server = method.setup(world([1] * 3), prints, byhand.KEY)
+    server = method.setup(world([1] * 3), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, [0, 0, 1])
     assert_array_equal(server.algorithm_state["linked"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]])
 
@@ -546,10 +546,10 @@ def test_flexcfl_groups_directions_not_lengths(measure):
     """Directions (1, 0), (5, .1), (0, 1), (.1, 3): {0, 1} and {2, 3}; rows start from w_0 + plain means."""
     dw = [[1.0, 0.0], [5.0, 0.1], [0.0, 1.0], [0.1, 3.0]]
     method = CATALOGUE["flexcfl"](num_groups=2, measure=measure)
-    prints = byhand.notes([9, 1, 1, 1], gram=gram(dw))
-    server = method.setup(world([9, 1, 1, 1]), prints, byhand.KEY)
+    fingerprints = byhand.notes([9, 1, 1, 1], gram=gram(dw))
+    server = method.setup(world([9, 1, 1, 1]), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, [0, 0, 1, 1])
-    start, directions = method.found(server, prints).mixings
+    start, directions = method.found(server, fingerprints).mixings
     assert_allclose(start.weights, [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0, 0]])
     assert_array_equal(start.keep, [1, 1, 1])
     assert (start.of, directions.into) == ("delta", "direction")
@@ -558,8 +558,8 @@ def test_flexcfl_groups_directions_not_lengths(measure):
 def test_the_cold_start_of_flexcfl_counts_every_client_the_same_under_emdcfl_too():
     """Samples 9, 1 and 2 in one group: a third of each update."""
     method = CATALOGUE["flexcfl"](num_groups=1, variant="emdcfl")
-    prints = byhand.notes([9, 1, 2], gram=gram([[1.0], [1.0], [2.0]]))
-    start, _ = method.found(method.setup(world([9, 1, 2]), prints, byhand.KEY), prints).mixings
+    fingerprints = byhand.notes([9, 1, 2], gram=gram([[1.0], [1.0], [2.0]]))
+    start, _ = method.found(method.setup(world([9, 1, 2]), fingerprints, byhand.KEY), fingerprints).mixings
     assert_allclose(start.weights, [[1 / 3] * 3, [0] * 3])
 
 
@@ -665,8 +665,8 @@ def test_ucfls_kernel(kernel, exponent):
 
     n = 2, 6: w_01 = 3 e^x / (1 + 3 e^x), w_10 = e^x / (e^x + 3).
     """
-    prints = byhand.notes([2, 6], gram=gram([[0.0], [2.0]]), variance=[1.0, 4.0])
-    server = CATALOGUE["ucfl"](noise_batch=1, kernel=kernel).setup(world([2, 6]), prints, byhand.KEY)
+    fingerprints = byhand.notes([2, 6], gram=gram([[0.0], [2.0]]), variance=[1.0, 4.0])
+    server = CATALOGUE["ucfl"](noise_batch=1, kernel=kernel).setup(world([2, 6]), fingerprints, byhand.KEY)
     W = np.array([1, 3]) * np.exp(exponent)
     assert_allclose(server.algorithm_state["collaboration"], W / W.sum(1, keepdims=True))
 
@@ -675,9 +675,11 @@ def test_ucfls_streams_are_the_means_of_rows():
     """Two pairs of equal gradients, far apart: rows (1/2, 1/2, 0, 0) and (0, 0, 1/2, 1/2); two streams are
     those.
     """
-    prints = byhand.notes([2] * 4, gram=gram([[0.0], [0.0], [99.0], [99.0]]), variance=[1.0] * 4)
+    fingerprints = byhand.notes([2] * 4, gram=gram([[0.0], [0.0], [99.0], [99.0]]), variance=[1.0] * 4)
     for streams in (2, -1):
-        server = CATALOGUE["ucfl"](noise_batch=1, streams=streams).setup(world([2] * 4), prints, byhand.KEY)
+        server = CATALOGUE["ucfl"](noise_batch=1, streams=streams).setup(
+            world([2] * 4), fingerprints, byhand.KEY
+        )
         assert_array_equal(server.assign, [0, 0, 1, 1])
         assert_allclose(server.algorithm_state["weights"], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=1e-12)
 
@@ -685,9 +687,9 @@ def test_ucfls_streams_are_the_means_of_rows():
 @pytest.mark.parametrize(("noise_batch", "alone"), [(5.0, 0), (6.0, 1), (0.5, 0), (0.75, 3)])
 def test_ucfl_tells_how_many_clients_hold_too_few_samples_for_a_variance(noise_batch, alone):
     """10, 20 and 30 samples: a client needs two batches; of one, sigma is 0 and it is alone."""
-    prints = byhand.notes([10, 20, 30], gram=gram([[0.0], [1.0], [2.0]]), variance=[1.0] * 3)
+    fingerprints = byhand.notes([10, 20, 30], gram=gram([[0.0], [1.0], [2.0]]), variance=[1.0] * 3)
     method = CATALOGUE["ucfl"](noise_batch=noise_batch)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        method.setup(world([10, 20, 30]), prints, byhand.KEY)
+        method.setup(world([10, 20, 30]), fingerprints, byhand.KEY)
     assert [f"{alone} of 3 clients" in str(w.message) for w in told] == [True] * bool(alone)

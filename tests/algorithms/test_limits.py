@@ -137,28 +137,28 @@ def test_ucfl_weighs_by_samples_where_fingerprints_are_equal():
     """All gradients the same: Delta = 0, w_ij = n_j / sum n in every row, whatever the variances."""
     n = np.array([3, 1, 4])
     columns = {"gram": np.full((3, 3), 7.5), "variance": np.array([0.1, 2.0, 9.0])}
-    prints = Notes(np.arange(3), n, np.zeros(3, int), np.ones(3, bool), columns)
-    server = CATALOGUE["ucfl"]().setup(_world(n), prints, None)
+    fingerprints = Notes(np.arange(3), n, np.zeros(3, int), np.ones(3, bool), columns)
+    server = CATALOGUE["ucfl"]().setup(_world(n), fingerprints, None)
     assert_allclose(server.algorithm_state["collaboration"], np.tile(n / 8, (3, 1)), rtol=1e-15)
-    (mixing,) = CATALOGUE["ucfl"]().aggregate(server, prints).mixings
-    assert_allclose(mixing.weights, np.tile(average(prints).weights, (3, 1)), rtol=1e-15)
+    (mixing,) = CATALOGUE["ucfl"]().aggregate(server, fingerprints).mixings
+    assert_allclose(mixing.weights, np.tile(average(fingerprints).weights, (3, 1)), rtol=1e-15)
     assert set(server.algorithm_state) == {"collaboration"}, "N x N numbers, once"
     older = replace(
         server,
         algorithm_state={**server.algorithm_state, "weights": server.algorithm_state["collaboration"].copy()},
     )
-    (same,) = CATALOGUE["ucfl"]().aggregate(older, prints).mixings
+    (same,) = CATALOGUE["ucfl"]().aggregate(older, fingerprints).mixings
     assert_array_equal(same.weights, mixing.weights)
 
 
 def test_ucfl_is_the_identity_where_the_variance_vanishes():
     n = np.array([3, 1, 4])
     gram = np.diag([1.0, 2.0, 3.0])
-    prints = Notes(
+    fingerprints = Notes(
         np.arange(3), n, np.zeros(3, int), np.ones(3, bool), {"gram": gram, "variance": np.zeros(3)}
     )
     for kernel in ("paper", "geo"):
-        server = CATALOGUE["ucfl"](kernel=kernel).setup(_world(n), prints, None)
+        server = CATALOGUE["ucfl"](kernel=kernel).setup(_world(n), fingerprints, None)
         assert_array_equal(server.algorithm_state["collaboration"], np.eye(3))
 
 
@@ -168,13 +168,17 @@ def test_ucfl_by_hand():
     Row 0: 1, e^-1, 2 e^-9 (Delta 0, 1, 9; 2 sigma^2 = 1). Row 1: e^-1/4, 1, 2 e^-1 (1, 0, 4; 4).
     """
     g = np.array([0.0, 1.0, 3.0])
-    prints = Notes(
+    fingerprints = Notes(
         np.arange(3),
         np.array([1, 1, 2]),
         np.zeros(3, int),
         np.ones(3, bool),
         {"gram": np.outer(g, g), "variance": np.array([0.5, 2.0, 0.5])},
     )
-    W = CATALOGUE["ucfl"]().setup(_world(prints.num_samples), prints, None).algorithm_state["collaboration"]
+    W = (
+        CATALOGUE["ucfl"]()
+        .setup(_world(fingerprints.num_samples), fingerprints, None)
+        .algorithm_state["collaboration"]
+    )
     rows = np.array([[1, np.exp(-1), 2 * np.exp(-9)], [np.exp(-0.25), 1, 2 * np.exp(-1)]])
     assert_allclose(W[:2], rows / rows.sum(1, keepdims=True), rtol=1e-12)

@@ -341,8 +341,8 @@ def products_come_in_the_order_of_the_reports(t: Mpi, folder: Path) -> None:
 
 @body
 def verbs_do_what_they_say(t: Mpi, folder: Path) -> None:
-    parcels = [{"for": r, "all": list(range(r))} for r in range(t.size)]
-    assert t.scatter(parcels if t.is_server else None, "test") == parcels[t.rank]
+    task_batches = [{"for": r, "all": list(range(r))} for r in range(t.size)]
+    assert t.scatter(task_batches if t.is_server else None, "test") == task_batches[t.rank]
     assert t.bcast("word" if t.is_server else None, "test") == "word"
     answers = t.gather((t.rank, np.full(3, t.rank)), "test")
     block = torch.full((2, 3), float(t.rank == 0))

@@ -166,7 +166,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def say(tmp_path_factory):
-    """Return a function that runs a command of README.md in a folder that all share: what it prints."""
+    """Return a function that runs a command of README.md in a folder that all share: what it fingerprints."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "configs").symlink_to(ROOT / "configs")
 
@@ -198,7 +198,7 @@ def test_every_command_of_the_readme_is_run_here_or_known_to_be_run_elsewhere():
 
 @pytest.fixture(scope="module")
 def shown() -> list[str]:
-    """Return what README.md says that the quickstart prints, but for the last line."""
+    """Return what README.md says that the quickstart fingerprints, but for the last line."""
     (text,) = re.findall(r"^```\n(round 1/.*?)^results: ", README, re.MULTILINE | re.DOTALL)
     return text.splitlines()
 

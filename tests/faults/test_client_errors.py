@@ -28,8 +28,8 @@ class Clumsy(Algorithm):
     paper = Base.paper
     tries: ClassVar[dict] = {}
 
-    def setup(self, init, prints, key):
-        return Base().setup(init, prints, key)
+    def setup(self, init, fingerprints, key):
+        return Base().setup(init, fingerprints, key)
 
     def aggregate(self, server, notes):
         return Base().aggregate(server, notes)

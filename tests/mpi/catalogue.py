@@ -1,6 +1,6 @@
 """A few steps of methods on the tiny federation: `mpirun -n P python catalogue.py FOLDER CASES [MEMORY]`.
 
-Prints {case: digest} as JSON, and how often MPI was lent a device's memory.
+FingerprintRound {case: digest} as JSON, and how often MPI was lent a device's memory.
 CASES is a JSON list of their names. Alone, a method that raises gives its traceback instead of a digest. With
 MEMORY, `main` or `device`, all ranks train on a pretended GPU, and MPI is given that memory.
 """

@@ -159,9 +159,9 @@ class Counting(Algorithm):
         """Add one to everything."""
         return Plan([Mixing(np.full((1, len(notes)), 1 / len(notes)), keep=np.ones(1))])
 
-    def setup(self, world, prints, key):
+    def setup(self, world, fingerprints, key):
         """Start from zero."""
-        start = super().setup(world, prints, key)
+        start = super().setup(world, fingerprints, key)
         return type(start)({"model": torch.zeros_like(start.tables["model"])}, start.assign)
 
 

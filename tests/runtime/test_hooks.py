@@ -42,9 +42,9 @@ class Mine(Algorithm):
         """Average."""
         return CHOICE.get("aggregate", lambda s, n: Plan([average(n)]))(server, notes)
 
-    def setup(self, world, prints, key):
+    def setup(self, world, fingerprints, key):
         """Start from one model."""
-        usual = super().setup(world, prints, key)
+        usual = super().setup(world, fingerprints, key)
         return CHOICE.get("setup", lambda s: s)(usual)
 
     def reads(self, server, k):
