@@ -19,7 +19,7 @@ from typing import Any
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Transport, connect
 from mpifl.core.process import keep_freed, kilobytes, peak_bytes
-from mpifl.experiment.build import load_everywhere, prepare, stepper
+from mpifl.experiment.build import load_everywhere, build_server_step, prepare
 from mpifl.experiment.engines import engine
 from mpifl.runtime.recovery import obey, say
 from mpifl.runtime.synchronous import Rounds
@@ -31,20 +31,24 @@ class Turns:
     """Rounds of an engine that begin when it is this job's turn; every rank has one."""
 
     def __init__(self, rounds: Rounds) -> None:
-        self.rounds, self.taker, self.transport = rounds, rounds.stepper, rounds.stepper.transport
+        self.rounds, self.server_step, self.transport = (
+            rounds,
+            rounds.server_step,
+            rounds.server_step.transport,
+        )
         self.used: list[Any] | None = None
 
     def act(self, word: str) -> None:
         """Do what rank 0 says: the engine's own words, or tell what was used so far."""
         if word == "usage":
-            phases = self.taker.watch.take()
+            phases = self.server_step.watch.take()
             self.used = self.transport.gather((usage(), phases, self.transport.traffic.bytes), "control")
         else:
             self.rounds._act(word)  # what a run of this engine does at that word
 
     def say(self, word: str) -> None:
         """Say a word to every rank; on rank 0."""
-        say(self.taker, word, self.act)
+        say(self.server_step, word, self.act)
 
     def lead(self, line: Line) -> None:
         """Take turns until there are no more; on rank 0."""
@@ -68,7 +72,7 @@ class Turns:
                 "used": [u for u, _, _ in self.used],
                 "phases": [phases for _, phases, _ in self.used],
                 "mpi_bytes": sum(count for _, _, count in self.used),
-                "federation_bytes": [self.taker.ledger.total(way) for way in ("down", "up")],
+                "federation_bytes": [self.server_step.ledger.total(way) for way in ("down", "up")],
             }
         )
         return int(line.hear() or 0)
@@ -94,14 +98,14 @@ def _run(transport: Transport, path: str, name: str, options: list[str]) -> None
     bench = prepare(config, transport, lambda text: None)
     store = ClientStore(transport.bcast(secrets.token_hex(6), "start"), config.system.scratch)
     try:
-        taker = stepper(bench, store)
-        rounds = engine(bench, taker, None, None)
+        server_step = build_server_step(bench, store)
+        rounds = engine(bench, server_step, None, None)
         assert isinstance(rounds, Rounds), "only synchronous rounds are measured"
         turns = Turns(rounds)
         if transport.is_server:
             turns.lead(Line.to(path))
         else:
-            obey(taker, turns.act)
+            obey(server_step, turns.act)
     finally:
         store.close()
 

@@ -36,7 +36,7 @@ from mpifl.results.recorder import Recorder
 from mpifl.results.supervision import Progress, Signals, Watchdog
 from mpifl.runtime.asynchronous import Events
 from mpifl.runtime.client_errors import DROP
-from mpifl.runtime.server_step import Setting, Stepper
+from mpifl.runtime.server_step import ServerStep, StepConfig
 from mpifl.runtime.synchronous import Record
 from mpifl.simulation.clock import Replay
 from mpifl.simulation.policies import Synchronous
@@ -77,7 +77,7 @@ def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = 
 
 
 @dataclass(frozen=True)
-class Bench:
+class RunContext:
     """What a configuration became on this rank."""
 
     config: Config
@@ -211,7 +211,7 @@ def _seats(transport: Transport, device: str, compiled: bool) -> tuple[Place, ..
     return tuple(places or ())
 
 
-def prepare(config: Config, transport: Transport, say: Callable[[str], None]) -> Bench:
+def prepare(config: Config, transport: Transport, say: Callable[[str], None]) -> RunContext:
     """Open data, build the model, check that everything fits; every rank calls."""
     _settle(config, transport)
     federation = None
@@ -252,7 +252,7 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
         on_server(transport, lambda: furnish(config, federation, problem, learner) and None)
     problem = furnish(config, federation, problem, learner, transport.is_server)
-    return Bench(config, transport, federation, problem, learner, num_sampled, places, memory)
+    return RunContext(config, transport, federation, problem, learner, num_sampled, places, memory)
 
 
 def _open_or_error(config: Config, say: Callable[[str], None]) -> Federation | UserError:
@@ -271,30 +271,30 @@ def _open(config: Config) -> Federation:
         return open_federation(config.data, config.seed.data)
 
 
-def stepper(bench: Bench, store: ClientStore) -> Stepper:
-    """Return what takes the server steps of a bench."""
-    config, system = bench.config, bench.config.system
+def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
+    """Return what takes the server steps of a context."""
+    config, system = context.config, context.config.system
     shuffle = None if system.shuffle is None else key(system.shuffle, "shuffle")
-    return Stepper(
-        Setting(
-            transport=bench.transport,
+    return ServerStep(
+        StepConfig(
+            transport=context.transport,
             algorithm=config.algorithm,
-            federation=bench.federation,
-            learner=bench.learner,
+            federation=context.federation,
+            learner=context.learner,
             local=config.local,
-            problem=bench.problem,
+            problem=context.problem,
             store=store,
             seed=key(config.seed.training),
             exact=system.sums == "exact",
             collective=None if system.collective == "auto" else system.collective,
             shuffle=shuffle,
-            absent=bench.late,
+            absent=context.late,
             finetune_epochs=config.evaluation.finetune_epochs,
             payload=config.payload,
-            costs=costs_of(system.cost, bench.transport),
-            stack=bench.stack or stack_of(bench),
+            costs=costs_of(system.cost, context.transport),
+            stack=context.stack or stack_of(context),
             drops=config.on_client_error == DROP,
-            direct=bench.mpi_memory == DEVICE,
+            direct=context.mpi_memory == DEVICE,
         )
     )
 
@@ -318,20 +318,20 @@ def run(
     bar = Progress(config.rounds, config.name, quiet, bar=transport.size == 1)
     transport.watch(config.system.stopped_s)
     with bar as progress, Signals() as signals:
-        bench = prepare(config, transport, progress.say)
-        if bind_report and bench.places:
-            print(table(bench.places), flush=True)
-        clock = on_server(transport, lambda: check_engine(bench))
+        context = prepare(config, transport, progress.say)
+        if bind_report and context.places:
+            print(table(context.places), flush=True)
+        clock = on_server(transport, lambda: check_engine(context))
         if isinstance(config.clock, Replay) and not isinstance(config.policy, Synchronous):
             progress.say(f"times are those of {config.clock.trace}, not of delay, network and availability")
-        bench = replace(bench, stack=stack_of(bench))
-        if bench.identity:
-            progress.say(line(bench.identity))
+        context = replace(context, stack=stack_of(context))
+        if context.identity:
+            progress.say(line(context.identity))
             _say_problem(config)
         if config.system.scratch is not None:
             _check_scratch(config.system.scratch, transport)
-        folder = on_server(transport, lambda: resumed or _new_folder(bench))
-        keeper = Checkpoints(folder, config, bench.identity, signals, progress.say)
+        folder = on_server(transport, lambda: resumed or _new_folder(context))
+        keeper = Checkpoints(folder, config, context.identity, signals, progress.say)
         begin = partial(keeper.find, from_start) if resumed else keeper.create
         saved = on_server(transport, begin, everywhere=False)
         token = on_server(transport, lambda: f"{keeper.identity}-{secrets.token_hex(4)}")
@@ -339,15 +339,15 @@ def run(
         log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
         dog = Watchdog(config.system.watchdog_s, lambda: transport.alive, log)
         with closing(keeper), closing(store), RankLog(log, transport.is_server):
-            taker = stepper(bench, store)
-            recorder = keeper.recorder = Recorder(folder, bench.federation) if transport.is_server else None
+            server_step = build_server_step(context, store)
+            recorder = keeper.recorder = Recorder(folder, context.federation) if transport.is_server else None
             if saved is not None and recorder is not None:
                 keeper.restore(recorder)
-            driver = engine(bench, taker, recorder, clock, keeper)
+            driver = engine(context, server_step, recorder, clock, keeper)
             with dog:
-                server = driver.run(_observer(bench, taker, recorder, progress), saved)
+                server = driver.run(_observer(context, server_step, recorder, progress), saved)
             more = driver.summary() if isinstance(driver, Events) and transport.is_server else {}
-            finish(bench, taker, recorder, server, start, more)
+            finish(context, server_step, recorder, server, start, more)
         if recorder is not None:
             keeper.done()
             progress.say(f"results: {folder}")
@@ -380,35 +380,35 @@ def _check_scratch(scratch: str, transport: Transport) -> None:
     on_server(transport, evaluate)
 
 
-def _new_folder(bench: Bench) -> Path:
-    config = bench.config
+def _new_folder(context: RunContext) -> Path:
+    config = context.config
     folder = folders.create(config.output.folder, config.name, config.output.id)
     (folder / "config.yaml").write_text(configuration.dump(config))
     return folder
 
 
 def _observer(
-    bench: Bench, taker: Stepper, recorder: Recorder | None, progress: Progress
+    context: RunContext, server_step: ServerStep, recorder: Recorder | None, progress: Progress
 ) -> Callable[[Record], None]:
     def observe(record: Record) -> None:
         note = ""
         if recorder is not None and record.scores is not None:
-            ledger = taker.ledger
+            ledger = server_step.ledger
             traffic = {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")}
             row = recorder.record_evaluation(
                 record.step,
                 record.seconds,
                 record.scores,
                 record.evaluated_clients,
-                bench.config.algorithm.labels(record.server),
-                {**record.train, **figures(bench, record, taker.visits)},
+                context.config.algorithm.labels(record.server),
+                {**record.train, **figures(context, record, server_step.visits)},
                 traffic,
                 record.timing,
                 record.virtual_seconds,
-                bench.config.algorithm.placed(record.server, taker.visits > 0),
+                context.config.algorithm.placed(record.server, server_step.visits > 0),
             )
             note = f"accuracy {row['accuracy_mean']:.4f}  worst {row['accuracy_worst']:.4f}"
-            if bench.federation.groups is not None:
+            if context.federation.groups is not None:
                 note += f"  ARI {row['ari']:.2f}"
                 note += f" without {row['num_unplaced']} unplaced clients" if row["num_unplaced"] else ""
             note += f"  clusters {row['num_clusters']}"

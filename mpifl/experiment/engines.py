@@ -13,7 +13,7 @@ from mpifl.results.metrics import mixture_kl
 from mpifl.results.recorder import Recorder
 from mpifl.runtime.asynchronous import Events
 from mpifl.runtime.run_state import Checkpointer, Never
-from mpifl.runtime.server_step import Stepper
+from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.synchronous import Record, Rounds
 from mpifl.simulation.clock import Clock, VirtualTime, WallTime
 from mpifl.simulation.delays import Constant
@@ -26,21 +26,21 @@ from mpifl.training import pick_stack, stackable
 from .config import Config
 
 if TYPE_CHECKING:
-    from .build import Bench
+    from .build import RunContext
 
 
-def evaluated_clients(bench: Bench) -> np.ndarray:
+def evaluated_clients(context: RunContext) -> np.ndarray:
     """Return the clients that are evaluated: all, or some evenly spaced."""
-    num_clients = bench.problem.num_clients
-    count = min(bench.config.evaluation.clients or num_clients, num_clients)
+    num_clients = context.problem.num_clients
+    count = min(context.config.evaluation.clients or num_clients, num_clients)
     return np.unique(np.linspace(0, num_clients - 1, count).astype(np.int64))
 
 
-def pace_of(bench: Bench) -> VisitDuration:
+def pace_of(context: RunContext) -> VisitDuration:
     """Return how long visits take."""
-    config = bench.config
+    config = context.config
     system = key(config.seed.system)
-    n, model_bytes = bench.problem.num_clients, 4 * bench.problem.layout.size
+    n, model_bytes = context.problem.num_clients, 4 * context.problem.layout.size
     return visit_duration(config.delay, config.network, config.availability, system, n, model_bytes)
 
 
@@ -80,11 +80,11 @@ def check_effects(config: Config) -> None:
             require(value == plain, name, value, f"has no effect: {why}")
 
 
-def check(bench: Bench) -> Clock | None:
+def check(context: RunContext) -> Clock | None:
     """Return the clock of an asynchronous run; raise `UserError` where method, policy and clock do not
     fit.
     """
-    config, n, duration = bench.config, bench.problem.num_clients, pace_of(bench)
+    config, n, duration = context.config, context.problem.num_clients, pace_of(context)
     for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
         duration.end(k, 0, 0.0)
     if isinstance(config.policy, Synchronous):
@@ -92,42 +92,42 @@ def check(bench: Bench) -> Clock | None:
     remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
     require(not config.network.shared, "network.cast", config.network.cast, remedy)
     check_policy(config)
-    config.policy.concurrency(n, bench.num_sampled)
-    duration = config.policy.paced(duration, bench.federation)
+    config.policy.concurrency(n, context.num_sampled)
+    duration = config.policy.paced(duration, context.federation)
     return open_clock(config.clock, config.policy, duration, n, key(config.seed.system))
 
 
 def engine(
-    bench: Bench,
-    taker: Stepper,
+    context: RunContext,
+    server_step: ServerStep,
     recorder: Recorder | None,
     clock: Clock | None,
     checkpointer: Checkpointer | None = None,
 ) -> Rounds | Events:
     """Return the engine; `clock` as `check` gave it."""
-    config = bench.config
+    config = context.config
     system = key(config.seed.system)
     sampler = Sampler(
-        bench.problem.num_clients, bench.num_sampled, system, bench.late, config.newcomers.joins
+        context.problem.num_clients, context.num_sampled, system, context.late, config.newcomers.joins
     )
     if clock is None:
         return Rounds(
-            stepper=taker,
+            server_step=server_step,
             sampler=sampler,
             num_rounds=config.rounds,
-            evaluated_clients=evaluated_clients(bench),
+            evaluated_clients=evaluated_clients(context),
             judge_every=config.evaluation.every,
             judge_first=config.evaluation.first,
-            duration=pace_of(bench),
+            duration=pace_of(context),
             checkpointer=checkpointer or Never(),
         )
     return Events(
-        stepper=taker,
+        server_step=server_step,
         policy=config.policy,
         clock=clock,
         sampler=sampler,
         num_steps=config.rounds,
-        evaluated_clients=evaluated_clients(bench),
+        evaluated_clients=evaluated_clients(context),
         judge_every=config.evaluation.every,
         judge_first=config.evaluation.first,
         key=system,
@@ -136,9 +136,9 @@ def engine(
     )
 
 
-def stack_of(bench: Bench) -> int:
+def stack_of(context: RunContext) -> int:
     """Return how many clients are trained together; where it is measured, rank 0 does, for all."""
-    config, learner, transport = bench.config, bench.learner, bench.transport
+    config, learner, transport = context.config, context.learner, context.transport
     asked, synchronous = config.system.stack, isinstance(config.policy, Synchronous)
     if asked > 1:
         require(synchronous, "system.stack", asked, "clients are stacked under policy rounds only; take 1")
@@ -146,16 +146,16 @@ def stack_of(bench: Bench) -> int:
         require(stackable(learner.flat.module), "system.stack", asked, remedy)
     if asked or not synchronous:
         return max(asked, 1)
-    share = max(1, bench.num_sampled // len(transport.workers))
+    share = max(1, context.num_sampled // len(transport.workers))
 
     def pick() -> int:
-        typical = int(np.argsort(bench.federation.sizes[:, 0])[bench.problem.num_clients // 2])
-        return pick_stack(learner, bench.federation.client(typical).train, config.local, share)
+        typical = int(np.argsort(context.federation.sizes[:, 0])[context.problem.num_clients // 2])
+        return pick_stack(learner, context.federation.client(typical).train, config.local, share)
 
     return int(transport.bcast(pick() if transport.is_server else 1, "start"))
 
 
-def figures(bench: Bench, record: Record, visits: np.ndarray) -> dict[str, float]:
+def figures(context: RunContext, record: Record, visits: np.ndarray) -> dict[str, float]:
     """Return what only some methods can be asked; on rank 0.
 
     `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of their last visit.
@@ -166,16 +166,16 @@ def figures(bench: Bench, record: Record, visits: np.ndarray) -> dict[str, float
         visits: of each client so far [N].
     """
     out = {}
-    u = bench.config.algorithm.mixtures(record.server)  # [N, K]
+    u = context.config.algorithm.mixtures(record.server)  # [N, K]
     last = [(k, max(int(visits[k]) - 1, 0)) for k in record.evaluated_clients.tolist()]
-    truth = [] if u is None else [bench.federation.mixture(k, visit) for k, visit in last]
+    truth = [] if u is None else [context.federation.mixture(k, visit) for k, visit in last]
     known = [t for t in truth if t is not None]
     if u is not None and len(known) == len(last) and known[0].shape == u[0].shape:
         out["mixture_kl"] = mixture_kl(np.stack(known), u[record.evaluated_clients])
-    group_test_sets = bench.federation.group_test_sets() if bench.config.algorithm.needs.inspect else ()
+    group_test_sets = context.federation.group_test_sets() if context.config.algorithm.needs.inspect else ()
     if group_test_sets:
         rows = record.server.tables["model"]
-        evaluate = bench.problem.public[0].evaluate
+        evaluate = context.problem.public[0].evaluate
         out["accuracy_cluster"] = float(
             np.mean([evaluate(w, split)["accuracy"] for w, split in zip(rows, group_test_sets, strict=True)])
         )

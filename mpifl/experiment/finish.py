@@ -17,7 +17,7 @@ from mpifl.core.types import Server
 from mpifl.results import run_folder as folders
 from mpifl.results.recorder import Recorder, digest
 from mpifl.runtime.recovery import regroup
-from mpifl.runtime.server_step import Stepper
+from mpifl.runtime.server_step import ServerStep
 from mpifl.traffic.ledger import Moved
 
 from . import config as configuration
@@ -25,7 +25,7 @@ from .placement import Place, place
 from .traffic_forecast import settled
 
 if TYPE_CHECKING:
-    from .build import Bench
+    from .build import RunContext
 
 MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
@@ -35,25 +35,25 @@ def _rows(moved: Sequence[Moved]) -> Iterator[dict[str, Any]]:
     return (dict(zip(MOVED, read(m), strict=True)) for m in moved)
 
 
-def _together(bench: Bench, taker: Stepper, server: Server | None) -> tuple[Any, ...]:
+def _together(context: RunContext, server_step: ServerStep, server: Server | None) -> tuple[Any, ...]:
     """Return the tables, the places of all ranks and what they sent, on rank 0; again if a rank is lost."""
-    transport = bench.transport
+    transport = context.transport
     while True:
         try:
             names = transport.bcast(sorted(server.tables) if server is not None else None, "end")
-            tables = {name: taker.tables.whole(name) for name in names}
-            places = transport.gather(place(transport, str(bench.learner.device)), "end")
+            tables = {name: server_step.tables.whole(name) for name in names}
+            places = transport.gather(place(transport, str(context.learner.device)), "end")
             wire = transport.gather_traffic()
             transport.barrier()
             transport.traffic.clear()  # of a study, each case counts its own
             return tables, places, wire
         except RankLost:
-            regroup(taker)
+            regroup(server_step)
 
 
 def finish(
-    bench: Bench,
-    taker: Stepper,
+    context: RunContext,
+    server_step: ServerStep,
     recorder: Recorder | None,
     server: Server | None,
     start: float,
@@ -64,64 +64,68 @@ def finish(
     Args:
         more: figures for the summary.
     """
-    config, transport = bench.config, bench.transport
-    tables, places, wire = _together(bench, taker, server)
+    config, transport = context.config, context.transport
+    tables, places, wire = _together(context, server_step, server)
     if recorder is None or server is None or places is None or wire is None:
         return
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
     folders.write_json(
-        recorder.folder / "environment.json", folders.environment(_layout(bench, taker, places))
+        recorder.folder / "environment.json", folders.environment(_layout(context, server_step, places))
     )
-    summary = _summary(bench, taker, recorder.last, digest(whole, server.assign, server.algorithm_state))
-    summary["federation_bytes_expected"] = settled(bench, taker.ledger)
+    summary = _summary(
+        context, server_step, recorder.last, digest(whole, server.assign, server.algorithm_state)
+    )
+    summary["federation_bytes_expected"] = settled(context, server_step.ledger)
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
     summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
     summary["wall_seconds"] = round(perf_counter() - start, 3)
-    if taker.dropped:
-        summary["visits_dropped"] = len(taker.dropped)
-        folders.write_csv(recorder.folder / "dropped.csv", map(vars, taker.dropped))
+    if server_step.dropped:
+        summary["visits_dropped"] = len(server_step.dropped)
+        folders.write_csv(recorder.folder / "dropped.csv", map(vars, server_step.dropped))
     if transport.lost:
         summary["ranks_lost"] = transport.lost
     if more:
         summary["asynchronous"] = more
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
-    ledger = taker.ledger.rows()
-    folders.write_csv(recorder.folder / "traffic.csv", taker.ledger.per_client())
-    folders.write_csv(recorder.folder / "visits.csv", _rows(taker.ledger.moved), MOVED)
+    ledger = server_step.ledger.rows()
+    folders.write_csv(recorder.folder / "traffic.csv", server_step.ledger.per_client())
+    folders.write_csv(recorder.folder / "visits.csv", _rows(server_step.ledger.moved), MOVED)
     rows = files if config.output.model else None
-    recorder.close(rows, ledger, wire, bench.federation.sizes, server.algorithm_state, summary)
+    recorder.close(rows, ledger, wire, context.federation.sizes, server.algorithm_state, summary)
 
 
-def _layout(bench: Bench, taker: Stepper, places: Sequence[Place]) -> dict[str, Any]:
+def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place]) -> dict[str, Any]:
     """Return what `environment.json` says of the ranks."""
-    transport, costs = bench.transport, taker.mixer.costs
+    transport, costs = context.transport, server_step.mixer.costs
     return {
         "ranks": transport.size,
         "threads_per_rank": torch.get_num_threads(),
         "mpi": getattr(transport, "library", None),
         "mpi_cuda_aware": cuda_aware() if transport.size > 1 else None,
-        "mpi_memory": bench.mpi_memory,
+        "mpi_memory": context.mpi_memory,
         "mpi_costs": None if costs is None else costs.tree(),
         "places": places,
     }
 
 
-def _summary(bench: Bench, taker: Stepper, last: Mapping[str, float | int], sha: str) -> dict[str, Any]:
+def _summary(
+    context: RunContext, server_step: ServerStep, last: Mapping[str, float | int], sha: str
+) -> dict[str, Any]:
     """Return the final figures of a run."""
-    tree = configuration.to_tree(bench.config)
+    tree = configuration.to_tree(context.config)
     figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters", "num_unplaced")
     return {
         "format": folders.FORMAT,
-        "name": bench.config.name,
+        "name": context.config.name,
         "algorithm": tree["algorithm"]["name"],
-        "rounds": bench.config.rounds,
+        "rounds": context.config.rounds,
         "seed": tree["seed"],
-        "ranks": bench.transport.size,
-        "clients": bench.problem.num_clients,
-        "model_numbers": bench.problem.layout.size,
+        "ranks": context.transport.size,
+        "clients": context.problem.num_clients,
+        "model_numbers": context.problem.layout.size,
         "digest": sha,
-        "identity": bench.identity,
+        "identity": context.identity,
         **{name: last[name] for name in figures},
-        "federation_bytes_up": taker.ledger.total("up"),
-        "federation_bytes_down": taker.ledger.total("down"),
+        "federation_bytes_up": server_step.ledger.total("up"),
+        "federation_bytes_down": server_step.ledger.total("down"),
     }

@@ -18,7 +18,7 @@ from mpifl.results.metrics import load
 from mpifl.traffic.ledger import count_numbers
 
 if TYPE_CHECKING:
-    from .build import Bench
+    from .build import RunContext
 
 FLOAT_BYTES = 4
 MPI_BYTES = 16 << 20  # of the library and its buffers; measured with Open MPI 5 and a handful of ranks
@@ -39,12 +39,12 @@ class Base:
     training: int
 
     @classmethod
-    def measured(cls, bench: Bench) -> Base:
+    def measured(cls, context: RunContext) -> Base:
         """Measure, before anything else needs memory: max_abs never go back."""
         plain = peak_bytes()
-        load(truth=bench.federation.groups is not None)
+        load(truth=context.federation.groups is not None)
         recording = peak_bytes()
-        _train_on_one_batch(bench)
+        _train_on_one_batch(context)
         return cls(plain, recording - plain, peak_bytes() - recording)
 
 
@@ -97,17 +97,17 @@ class Held:
         )
 
 
-def footprint(base: Base, held: Held, bench: Bench, ranks: int) -> tuple[int, int]:
+def footprint(base: Base, held: Held, context: RunContext, ranks: int) -> tuple[int, int]:
     """Return the peak resident bytes of rank 0 and of the busiest worker."""
     workers = max(1, ranks - 1)
-    met = _share_met(bench, workers)
-    uploads = max(held.upload * -(-bench.num_sampled // workers), held.fingerprints // workers)
+    met = _share_met(context, workers)
+    uploads = max(held.upload * -(-context.num_sampled // workers), held.fingerprints // workers)
     # old and new rows, and at the end or when it starts the same once more
     serving = base.recording + 4 * held.rows + held.spread + held.algorithm_state + held.pairs
     # spread rows have two places; a message is copied when it is read and when it arrives
     rows = held.rows + 2 * held.read + int(2 * max(met, 1 / workers) * held.spread)
-    working = base.training + rows + uploads + _samples(bench, met)
-    everywhere = base.plain + CLIENT_BYTES * bench.problem.num_clients
+    working = base.training + rows + uploads + _samples(context, met)
+    everywhere = base.plain + CLIENT_BYTES * context.problem.num_clients
     if ranks == 1:
         return everywhere + serving + working, everywhere + serving + working
     return everywhere + MPI_BYTES + serving, everywhere + MPI_BYTES + working
@@ -119,17 +119,17 @@ def table_bytes(table: torch.Tensor, mixed: bool) -> int:
     return rows * table.shape[1] * FLOAT_BYTES
 
 
-def _share_met(bench: Bench, workers: int) -> float:
+def _share_met(context: RunContext, workers: int) -> float:
     """Return the share of the clients that a worker has met after all rounds."""
-    visits = bench.config.rounds * bench.num_sampled / workers
-    return 1 - exp(-visits / bench.problem.num_clients)
+    visits = context.config.rounds * context.num_sampled / workers
+    return 1 - exp(-visits / context.problem.num_clients)
 
 
-def _samples(bench: Bench, met: float) -> int:
+def _samples(context: RunContext, met: float) -> int:
     """Return the bytes of clients' samples that stay at hand after all rounds, and of the mapped pixels
     behind them.
     """
-    federation, limit = bench.federation, bench.config.system.keep_mb * 10**6
+    federation, limit = context.federation, context.config.system.keep_mb * 10**6
     if not isinstance(federation, PoolFederation):
         return 0
     images = int(federation.pool.images.nbytes)
@@ -137,10 +137,10 @@ def _samples(bench: Bench, met: float) -> int:
     return pixels + min(limit, int(met * federation.finished_bytes)) * federation.keeps(limit)
 
 
-def _train_on_one_batch(bench: Bench) -> None:
-    learner = bench.learner
-    idle, learner.idle = learner.idle, False
-    largest = int(bench.federation.sizes[:, 0].argmax())
-    split = bench.federation.client(largest).train
-    learner.sgd(learner.init, split, replace(bench.config.local, steps=1), key(0, "footprint"))
-    learner.idle = idle
+def _train_on_one_batch(context: RunContext) -> None:
+    learner = context.learner
+    idle, learner.dry_run = learner.dry_run, False
+    largest = int(context.federation.sizes[:, 0].argmax())
+    split = context.federation.client(largest).train
+    learner.sgd(learner.init, split, replace(context.config.local, steps=1), key(0, "footprint"))
+    learner.dry_run = idle

@@ -26,7 +26,7 @@ from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.types import Notes, Report, Server
 
 from . import config as configuration
-from .build import Bench, prepare
+from .build import RunContext, prepare
 from .config import Config
 from .memory_forecast import Base, Held, footprint
 from .traffic_forecast import Expected, empty_report, expect, first_server
@@ -38,36 +38,36 @@ def describe(config: Config, transport: Transport) -> str:
     """Return a page about a run; every rank calls, rank 0's page counts."""
     asked = config.system.ranks
     here = replace(config, system=replace(config.system, ranks=None, mpi_memory=MAIN))
-    bench = replace(prepare(here, transport, lambda text: None), config=config)
-    base = Base.measured(bench) if transport.is_server else None
-    for learner in (bench.learner, bench.learner.auxiliary):
+    context = replace(prepare(here, transport, lambda text: None), config=config)
+    base = Base.measured(context) if transport.is_server else None
+    for learner in (context.learner, context.learner.auxiliary):
         if learner is not None:
-            learner.idle = True
-    costs = _costs(bench)
+            learner.dry_run = True
+    costs = _costs(context)
     if base is None:
         return ""
-    server, fingerprint_bytes = first_server(bench)
-    report = empty_report(bench, server, 0)
-    plan = bench.config.algorithm.aggregate(server, notes_of(bench, server, report))
+    server, fingerprint_bytes = first_server(context)
+    report = empty_report(context, server, 0)
+    plan = context.config.algorithm.aggregate(server, notes_of(context, server, report))
     tree = configuration.to_tree(config)
-    n, m, d = bench.problem.num_clients, bench.num_sampled, bench.problem.layout.size
+    n, m, d = context.problem.num_clients, context.num_sampled, context.problem.layout.size
     lines = [
         f"{config.name}: {tree['algorithm']['name']} on {tree['data']['source']['name']}, "
         f"{tree['data']['scenario']['name']}, model {tree['model']['name']}",
         "",
         f"clients                 N = {n}, m = {m} per round, {config.rounds} rounds",
-        f"samples                 {_spread(bench.federation.sizes[:, 0])} training per client",
-        f"model                   d = {d:,} numbers ({bench.problem.layout.num_parameters:,} trainable)",
-        f"ranks                   P = {asked or transport.size} ({max(1, ranks_of(bench) - 1)} with clients)",
+        f"samples                 {_spread(context.federation.sizes[:, 0])} training per client",
+        f"model                   d = {d:,} numbers ({context.problem.layout.num_parameters:,} trainable)",
+        f"ranks                   P = {asked or transport.size} ({max(1, ranks_of(context) - 1)} with clients)",
         "",
     ]
     for mixing in plan.mixings:
-        lines.append(_mixing_line(mixing, server, bench, costs))
+        lines.append(_mixing_line(mixing, server, context, costs))
     lines += [
-        *_crossover_lines(d, bench, costs),
+        *_crossover_lines(d, context, costs),
         "",
-        *_traffic_lines(expect(bench, server, fingerprint_bytes, report)),
-        *_memory_lines(base, _held(bench, server, report, plan, fingerprint_bytes[1]), bench),
+        *_traffic_lines(expect(context, server, fingerprint_bytes, report)),
+        *_memory_lines(base, _held(context, server, report, plan, fingerprint_bytes[1]), context),
     ]
     return "\n".join(lines)
 
@@ -84,15 +84,15 @@ def _traffic_lines(e: Expected) -> list[str]:
     ]
 
 
-def ranks_of(bench: Bench) -> int:
+def ranks_of(context: RunContext) -> int:
     """Return the number of ranks the plan is for: `system.ranks`, or those that are here."""
-    return bench.config.system.ranks or bench.transport.size
+    return context.config.system.ranks or context.transport.size
 
 
-def notes_of(bench: Bench, server: Server, report: Report) -> Notes:
+def notes_of(context: RunContext, server: Server, report: Report) -> Notes:
     """Return notes as if the whole cohort had sent `report`."""
-    algorithm, public = bench.config.algorithm, bench.problem.public
-    m, needs = 1 if algorithm.needs.one_by_one else bench.num_sampled, algorithm.needs
+    algorithm, public = context.config.algorithm, context.problem.public
+    m, needs = 1 if algorithm.needs.one_by_one else context.num_sampled, algorithm.needs
     clients = np.arange(m)
     columns: dict[str, np.ndarray] = {name: np.stack([np.asarray(v)] * m) for name, v in report.notes.items()}
     if needs.inspect:
@@ -106,24 +106,24 @@ def notes_of(bench: Bench, server: Server, report: Report) -> Notes:
     if needs.probe:
         columns |= {"distance": np.zeros((m, m)), "tau": np.zeros(m)}
     return Notes(
-        clients, bench.problem.num_samples[clients], np.zeros(m, np.int64), np.ones(m, bool), columns
+        clients, context.problem.num_samples[clients], np.zeros(m, np.int64), np.ones(m, bool), columns
     )
 
 
-def _costs(bench: Bench) -> Costs | None:
+def _costs(context: RunContext) -> Costs | None:
     """Return the costs that choose the collective; every rank calls.
 
     Given ones are for the planned number of ranks; measured ones need that many here.
     """
-    kind, size = bench.config.system.cost, ranks_of(bench)
+    kind, size = context.config.system.cost, ranks_of(context)
     if isinstance(kind, Given) and size > 1:
         return between(kind.latency_s, kind.bytes_s, size)
-    return costs_of(kind, bench.transport) if size == bench.transport.size else None
+    return costs_of(kind, context.transport) if size == context.transport.size else None
 
 
-def _crossover_lines(d: int, bench: Bench, costs: Costs | None) -> list[str]:
+def _crossover_lines(d: int, context: RunContext, costs: Costs | None) -> list[str]:
     """Return from how many uploads on a reduction is the faster, for several K, d and P."""
-    size, exact, kind = ranks_of(bench), bench.config.system.sums == "exact", bench.config.system.cost
+    size, exact, kind = ranks_of(context), context.config.system.sums == "exact", context.config.system.cost
     if size == 1:
         return []
     cases = [(d, size, costs)]
@@ -139,16 +139,16 @@ def _crossover_lines(d: int, bench: Bench, costs: Costs | None) -> list[str]:
     return out
 
 
-def _mixing_line(mixing: Mixing, server: Server, bench: Bench, costs: Costs | None) -> str:
+def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Costs | None) -> str:
     table = server.tables[mixing.into]
     rows, uploads = mixing.num_rows, mixing.weights.shape[1]
-    exact, size = bench.config.system.sums == "exact", ranks_of(bench)
-    spread = _spreads(table, server, bench)
+    exact, size = context.config.system.sums == "exact", ranks_of(context)
+    spread = _spreads(table, server, context)
     collective, d = choose(rows, uploads, exact, spread), table.shape[1]
     if costs is not None and not spread:
         collective = costs.choose(rows, uploads, d, size, exact)
-    if bench.config.system.collective != "auto" and not spread:
-        collective = bench.config.system.collective
+    if context.config.system.collective != "auto" and not spread:
+        collective = context.config.system.collective
     rest = busiest_bytes(collective, rows, uploads, d, exact)
     name = {REDUCE: "Reduce", SCATTER: "Reduce_scatter"}.get(collective, "Gatherv")
     moved = "nothing moves (P = 1)" if size == 1 else f"{name}, {_size(rest)} at the busiest rank"
@@ -158,22 +158,22 @@ def _mixing_line(mixing: Mixing, server: Server, bench: Bench, costs: Costs | No
     return f"table {mixing.into:18}K = {rows} of {len(table)} rows mixed from {uploads} uploads: {moved}"
 
 
-def _spreads(table: torch.Tensor, server: Server, bench: Bench) -> bool:
-    k, n = len(table), bench.problem.num_clients
-    alone = k == n and len(np.unique(server.assign)) == n and not bench.config.algorithm.needs.polish
-    return alone and is_sharded(k, 1, ranks_of(bench))
+def _spreads(table: torch.Tensor, server: Server, context: RunContext) -> bool:
+    k, n = len(table), context.problem.num_clients
+    alone = k == n and len(np.unique(server.assign)) == n and not context.config.algorithm.needs.polish
+    return alone and is_sharded(k, 1, ranks_of(context))
 
 
-def _held(bench: Bench, server: Server, report: Report, plan: Plan, fingerprints: int) -> Held:
+def _held(context: RunContext, server: Server, report: Report, plan: Plan, fingerprints: int) -> Held:
     mixed = {m.into for m in plan.mixings}
-    spread = {name for name, table in server.tables.items() if _spreads(table, server, bench)}
-    return Held.by(bench.config.algorithm, server, report, fingerprints, mixed, spread)
+    spread = {name for name, table in server.tables.items() if _spreads(table, server, context)}
+    return Held.by(context.config.algorithm, server, report, fingerprints, mixed, spread)
 
 
-def _memory_lines(base: Base, held: Held, bench: Bench) -> list[str]:
+def _memory_lines(base: Base, held: Held, context: RunContext) -> list[str]:
     """Return the peak resident memory of server and workers."""
-    size = ranks_of(bench)
-    memory = footprint(base, held, bench, size)
+    size = ranks_of(context)
+    memory = footprint(base, held, context, size)
     if size == 1:
         return [f"memory, alone           {_size(memory[0])} resident at its peak"]
     return [

@@ -23,7 +23,7 @@ from mpifl.traffic.ledger import Ledger, count_numbers
 from mpifl.training import LocalClient
 
 if TYPE_CHECKING:
-    from .build import Bench
+    from .build import RunContext
 
 UNDER_WAY = "which visits are under way at the end: they have downloaded and not uploaded"
 
@@ -44,18 +44,18 @@ class Expected:
     why: str = ""
 
 
-def first_server(bench: Bench) -> tuple[Server, tuple[int, int]]:
+def first_server(context: RunContext) -> tuple[Server, tuple[int, int]]:
     """Return the server before the first round and the bytes (down, up) that set it up.
 
     One-shot statistics are taken from client 0 alone and repeated for everyone, so rows chosen by data (the
     number of streams by silhouette, say) are what a population of equals would give.
     """
-    algorithm, problem = bench.config.algorithm, bench.problem
+    algorithm, problem = context.config.algorithm, context.problem
     if not algorithm.needs.fingerprint:
         server = algorithm.setup(problem, None, key(0))
         return algorithm.appraise(None, server, problem.public) if algorithm.needs.inspect else server, (0, 0)
     shown = algorithm.shows(problem, key(0))
-    report = _print(bench, shown, 0)
+    report = _print(context, shown, 0)
     n = problem.num_clients
     columns = {name: np.stack([np.asarray(v)] * n) for name, v in report.notes.items()}
     if algorithm.needs.fingerprint_gram:
@@ -63,85 +63,85 @@ def first_server(bench: Bench) -> tuple[Server, tuple[int, int]]:
     everyone = np.arange(n)
     fingerprints = Notes(everyone, problem.num_samples, np.zeros(n, np.int64), np.ones(n, bool), columns)
     return algorithm.setup(problem, fingerprints, key(0)), _fingerprint_bytes(
-        bench, initial_clients_of(bench)
+        context, initial_clients_of(context)
     )
 
 
-def initial_clients_of(bench: Bench) -> np.ndarray:
+def initial_clients_of(context: RunContext) -> np.ndarray:
     """Return who gives one-shot statistics before training."""
-    everyone = np.arange(bench.problem.num_clients)
-    if not (bench.config.algorithm.needs.newcomers and isinstance(bench.config.policy, Synchronous)):
+    everyone = np.arange(context.problem.num_clients)
+    if not (context.config.algorithm.needs.newcomers and isinstance(context.config.policy, Synchronous)):
         return everyone
-    return bench.config.algorithm.initial_clients(
-        bench.problem, everyone, key(bench.config.seed.training, "founders")
+    return context.config.algorithm.initial_clients(
+        context.problem, everyone, key(context.config.seed.training, "founders")
     )
 
 
-def _print(bench: Bench, shown: Mapping[str, Vector], k: int) -> Report:
+def _print(context: RunContext, shown: Mapping[str, Vector], k: int) -> Report:
     """Return a client's one-shot statistics, without training."""
-    there = tensors_on(shown, bench.learner.device)
-    report = bench.config.algorithm.fingerprint(client_of(bench, k), there, key(0))
+    there = tensors_on(shown, context.learner.device)
+    report = context.config.algorithm.fingerprint(client_of(context, k), there, key(0))
     assert report is not None
     return report
 
 
-def _fingerprint_bytes(bench: Bench, clients: np.ndarray) -> tuple[int, int]:
+def _fingerprint_bytes(context: RunContext, clients: np.ndarray) -> tuple[int, int]:
     """Return the bytes (down, up) of the one-shot statistics of clients."""
-    algorithm, payload = bench.config.algorithm, bench.config.payload
-    shown = algorithm.shows(bench.problem, key(0))
+    algorithm, payload = context.config.algorithm, context.config.payload
+    shown = algorithm.shows(context.problem, key(0))
     asked = clients.tolist() if type(algorithm).__name__ in UNEVEN else [0]
-    ups = [upload_bytes(payload, _print(bench, shown, k), None) for k in asked]
+    ups = [upload_bytes(payload, _print(context, shown, k), None) for k in asked]
     down = sum(payload.size(count_numbers(rows), len(rows)) for rows in shown.values())
     return len(clients) * down, sum(ups) if len(ups) > 1 else len(clients) * ups[0]
 
 
-def _strangers(bench: Bench) -> tuple[int, int]:
+def _strangers(context: RunContext) -> tuple[int, int]:
     """Return the bytes (down, up) of the statistics of those who were no initial_clients and take part later."""
-    needs = bench.config.algorithm.needs
+    needs = context.config.algorithm.needs
     if not (needs.newcomers and needs.fingerprint):
         return 0, 0
-    later = np.setdiff1d(np.concatenate(cohorts(bench)), initial_clients_of(bench))
-    return _fingerprint_bytes(bench, later) if len(later) else (0, 0)
+    later = np.setdiff1d(np.concatenate(cohorts(context)), initial_clients_of(context))
+    return _fingerprint_bytes(context, later) if len(later) else (0, 0)
 
 
-def client_of(bench: Bench, k: int) -> LocalClient:
+def client_of(context: RunContext, k: int) -> LocalClient:
     """Return a client; it does not train, because the learner is idle."""
-    return LocalClient(k, bench.federation, bench.learner, bench.config.local)
+    return LocalClient(k, context.federation, context.learner, context.config.local)
 
 
-def message_to(bench: Bench, server: Server, k: int) -> Message:
+def message_to(context: RunContext, server: Server, k: int) -> Message:
     """Return what client `k` downloads, where its model is trained."""
-    reads = bench.config.algorithm.reads(server, k)
+    reads = context.config.algorithm.reads(server, k)
     vectors = {
         name: read_rows(lambda t, rows: server.tables[t][rows], name, which) for name, which in reads.items()
     }
-    return message_on(Message(vectors, reads), bench.learner.device)
+    return message_on(Message(vectors, reads), context.learner.device)
 
 
-def empty_report(bench: Bench, server: Server, k: int) -> Report:
+def empty_report(context: RunContext, server: Server, k: int) -> Report:
     """Return the report of a visit without training: its sizes are those of a real one."""
-    message = message_to(bench, server, k)
-    report, _ = bench.config.algorithm.local_update(message, {}, client_of(bench, k), key(0))
+    message = message_to(context, server, k)
+    report, _ = context.config.algorithm.local_update(message, {}, client_of(context, k), key(0))
     return report
 
 
-def round_bytes(bench: Bench, server: Server, report: Report) -> tuple[int, int]:
+def round_bytes(context: RunContext, server: Server, report: Report) -> tuple[int, int]:
     """Return the federation's bytes (down, up) of one round, unicast."""
-    algorithm, payload = bench.config.algorithm, bench.config.payload
-    reads = [algorithm.reads(server, k) for k in range(bench.num_sampled)]
+    algorithm, payload = context.config.algorithm, context.config.payload
+    reads = [algorithm.reads(server, k) for k in range(context.num_sampled)]
     widths = {name: table.shape[1] for name, table in server.tables.items()}
     down = sum(bytes_down(r, widths, payload) for r in reads)
-    return down, bench.num_sampled * upload_bytes(payload, report, message_to(bench, server, 0))
+    return down, context.num_sampled * upload_bytes(payload, report, message_to(context, server, 0))
 
 
-def expect(bench: Bench, server: Server, once: tuple[int, int], report: Report) -> Expected:
+def expect(context: RunContext, server: Server, once: tuple[int, int], report: Report) -> Expected:
     """Return what a run will send.
 
     Args:
         server, once: as `first_server` gave them. report: as `empty_report` gave it.
     """
-    config, name = bench.config, type(bench.config.algorithm).__name__
-    each = round_bytes(bench, server, report)
+    config, name = context.config, type(context.config.algorithm).__name__
+    each = round_bytes(context, server, report)
     down, up = (config.rounds * size for size in each)
     if not isinstance(config.policy, Synchronous):
         return Expected(once, each, None, UNDER_WAY)
@@ -149,21 +149,21 @@ def expect(bench: Bench, server: Server, once: tuple[int, int], report: Report) 
         return Expected(once, each, None, "who is drawn when newcomers join")
     if name in DATA_DECIDES:
         return Expected(once, each, None, DATA_DECIDES[name])
-    extra = [SPECIAL[name](bench)] if name in SPECIAL else []
-    more = [sum(column) for column in zip(once, (down, up), _strangers(bench), *extra, strict=True)]
+    extra = [SPECIAL[name](context)] if name in SPECIAL else []
+    more = [sum(column) for column in zip(once, (down, up), _strangers(context), *extra, strict=True)]
     return Expected(once, each, (more[0], more[1]))
 
 
-def settled(bench: Bench, ledger: Ledger) -> dict[str, Any]:
+def settled(context: RunContext, ledger: Ledger) -> dict[str, Any]:
     """Return what a run was to send, and why it did not, for its summary; on rank 0, after the run."""
-    for learner in (bench.learner, bench.learner.auxiliary):
+    for learner in (context.learner, context.learner.auxiliary):
         if learner is not None:
-            learner.idle = True
+            learner.dry_run = True
     e = Expected((0, 0), (0, 0), None, UNDER_WAY)
     try:
-        if isinstance(bench.config.policy, Synchronous):
-            server, once = first_server(bench)
-            e = expect(bench, server, once, empty_report(bench, server, 0))
+        if isinstance(context.config.policy, Synchronous):
+            server, once = first_server(context)
+            e = expect(context, server, once, empty_report(context, server, 0))
     except Exception as error:  # a method's own; a finished run is not lost for want of a forecast
         return {"down": None, "up": None, "why": f"no forecast: {type(error).__name__}: {error}"}
     if e.total is None:
@@ -176,26 +176,28 @@ def settled(bench: Bench, ledger: Ledger) -> dict[str, Any]:
 Bytes = tuple[int, int]
 
 
-def cohorts(bench: Bench) -> list[np.ndarray]:
+def cohorts(context: RunContext) -> list[np.ndarray]:
     """Return who takes part in each round."""
-    config, n = bench.config, bench.problem.num_clients
-    draw = Sampler(n, bench.num_sampled, key(config.seed.system), bench.late, config.newcomers.joins)
+    config, n = context.config, context.problem.num_clients
+    draw = Sampler(n, context.num_sampled, key(config.seed.system), context.late, config.newcomers.joins)
     return [draw(step) for step in range(1, config.rounds + 1)]
 
 
-def _emdcfl(bench: Bench) -> Bytes:
+def _emdcfl(context: RunContext) -> Bytes:
     """Each ordered pair of those seen so far: an extractor up and down, projected embeddings of both up; tau
     of each who takes part. Only in round 1 where that is everyone.
     """
-    a: Any = bench.config.algorithm
-    payload, sizes = bench.config.payload, bench.federation.sizes
-    body = sum(s.stop - s.start for s in bench.problem.layout.part("body"))
-    width = client_of(bench, 0).embed(bench.learner.init, bench.federation.client(0).train.x[:1]).shape[1]
+    a: Any = context.config.algorithm
+    payload, sizes = context.config.payload, context.federation.sizes
+    body = sum(s.stop - s.start for s in context.problem.layout.part("body"))
+    width = (
+        client_of(context, 0).embed(context.learner.init, context.federation.client(0).train.x[:1]).shape[1]
+    )
     p, down, up = max(1, int(a.projection * width)), 0, 0
     images = [np.minimum(sizes[:, column], a.sample_cap) for column in (0, int(a.against == "val"))]
     seen = np.zeros(0, np.int64)
-    for step, cohort in enumerate(cohorts(bench)):
-        if step and len(seen) == bench.problem.num_clients == bench.num_sampled:
+    for step, cohort in enumerate(cohorts(context)):
+        if step and len(seen) == context.problem.num_clients == context.num_sampled:
             break
         seen = np.union1d(seen, cohort)
         pairs = len(seen) * (len(seen) - 1)
@@ -206,25 +208,29 @@ def _emdcfl(bench: Bench) -> Bytes:
     return down, up
 
 
-def _fedfomo(bench: Bench) -> Bytes:
+def _fedfomo(context: RunContext) -> Bytes:
     """From round 2 on, M models down and M gains up."""
-    a: Any = bench.config.algorithm
-    payload, m = bench.config.payload, a.num_models
-    visits = (bench.config.rounds - 1) * bench.num_sampled
-    return visits * payload.size(m * bench.problem.layout.size, m), visits * payload.size(m, note=True)
+    a: Any = context.config.algorithm
+    payload, m = context.config.payload, a.num_models
+    visits = (context.config.rounds - 1) * context.num_sampled
+    return visits * payload.size(m * context.problem.layout.size, m), visits * payload.size(m, note=True)
 
 
-def _fedsoft(bench: Bench) -> Bytes:
+def _fedsoft(context: RunContext) -> Bytes:
     """Counts go up every tau rounds, and at a client's first visit; not in the others."""
-    a: Any = bench.config.algorithm
+    a: Any = context.config.algorithm
     seen, without = set[int](), 0
-    for step, cohort in enumerate(cohorts(bench)):
+    for step, cohort in enumerate(cohorts(context)):
         without += len(seen & set(cohort.tolist())) if step % a.period else 0
         seen |= set(cohort.tolist())
-    return 0, -without * bench.config.payload.size(a.num_clusters, note=True)
+    return 0, -without * context.config.payload.size(a.num_clusters, note=True)
 
 
-SPECIAL: dict[str, Callable[[Bench], Bytes]] = {"EMDCFL": _emdcfl, "FedFomo": _fedfomo, "FedSoft": _fedsoft}
+SPECIAL: dict[str, Callable[[RunContext], Bytes]] = {
+    "EMDCFL": _emdcfl,
+    "FedFomo": _fedfomo,
+    "FedSoft": _fedsoft,
+}
 DATA_DECIDES: dict[str, str] = {
     "CFLGP": "who is in cluster 0, whose model the others download as well when clusters are formed",
     "FedCUAU": "who is in which cluster: cluster i of C moves the trunk and the blocks of copies i to C",

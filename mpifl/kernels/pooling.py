@@ -85,7 +85,7 @@ class MeanPool(nn.AvgPool2d):
 OURS: dict[type, type[nn.Module]] = {nn.MaxPool2d: MaxPool, nn.AvgPool2d: MeanPool}
 
 
-def quicken(module: nn.Module) -> nn.Module:
+def use_fast_pooling(module: nn.Module) -> nn.Module:
     """Replace what pools windows of 2x2 in a model, where our loops were built; return the model.
 
     What hooks or methods were added to stays as it is.

@@ -38,10 +38,10 @@ from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.visits import AsyncStats, DispatchState, Visit
 
 from .client_errors import Dropped
-from .local_aggregator import Taker, largest_weight, rows_read
+from .local_aggregator import LocalAggregator, largest_weight, rows_read
 from .recovery import LAST, regroup
 from .run_state import SAVE, STOP, Checkpointer, Never, Saved, needs_workers, save, take_stepper
-from .server_step import Stepper
+from .server_step import ServerStep
 from .synchronous import Record
 from .worker import ClientTask, ReportHeader
 
@@ -69,7 +69,7 @@ class Events:
 
     def __init__(
         self,
-        stepper: Stepper,
+        server_step: ServerStep,
         policy: Policy,
         clock: Clock,
         sampler: Sampler,
@@ -81,10 +81,10 @@ class Events:
         on_events: Callable[[Sequence[Row]], None] = lambda rows: None,
         checkpointer: Checkpointer | None = None,
     ) -> None:
-        self.stepper, self.policy, self.clock, self.sampler = stepper, policy, clock, sampler
+        self.server_step, self.policy, self.clock, self.sampler = server_step, policy, clock, sampler
         self.num_steps, self.evaluated_clients = num_steps, evaluated_clients
         self.judge_every, self.judge_first = judge_every, judge_first
-        self.key, self.on_events = key or stepper.seed, on_events
+        self.key, self.on_events = key or server_step.seed, on_events
         self.checkpointer = checkpointer or Never()
         self.places = policy.concurrency(sampler.num_clients, sampler.num_sampled)
         self.busy: set[int] = set()
@@ -94,9 +94,9 @@ class Events:
         self.upload_bytes = 0
         self.stats, self.rows = AsyncStats(), list[Row]()
         self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
-        self.taker = Taker(stepper, policy)
+        self.aggregator = LocalAggregator(server_step, policy)
         self.start, self.judging = now(), np.zeros(2)
-        self.served = np.zeros((stepper.transport.size, 2))  # idle and all seconds of each rank
+        self.served = np.zeros((server_step.transport.size, 2))  # idle and all seconds of each rank
         self.last_word: dict[str, float] = {}
 
     check = staticmethod(check)
@@ -107,16 +107,16 @@ class Events:
         Args:
             saved: a state to go on from, on rank 0.
         """
-        stepper = self.stepper
-        stepper.may_shard = stepper.admits_new_clients = False
-        if not stepper.transport.is_server:
+        server_step = self.server_step
+        server_step.may_shard = server_step.admits_new_clients = False
+        if not server_step.transport.is_server:
             self._serve()
             return None
         pool = open_pool(
-            stepper.transport,
+            server_step.transport,
             self._visit,
-            lambda: regroup(stepper),
-            lambda task: stepper.scheduler.candidates(task.header[0].client),
+            lambda: regroup(server_step),
+            lambda task: server_step.scheduler.candidates(task.header[0].client),
         )
         server = self._begin(pool, saved)
         server = self._drive(server, pool, observe, saved)
@@ -125,28 +125,28 @@ class Events:
 
     def _begin(self, pool: Lasting, saved: Saved | None) -> Server:
         if saved is None:
-            server: Server | None = self._together(pool, "begin", self.stepper.begin)
+            server: Server | None = self._together(pool, "begin", self.server_step.begin)
             assert server is not None
             self.servers = {server.version: server}
             return server
         restored = take_events(saved, self)
-        self._together(pool, "restore", lambda: self.stepper.settle(restored))
+        self._together(pool, "restore", lambda: self.server_step.settle(restored))
         return restored
 
     def _together(self, pool: Lasting, word: str, act: Callable[[], Any]) -> Any:
         """Do something that every rank takes part in, again if one is lost meanwhile; on rank 0."""
         while True:
-            self.stepper.ledger.commit()
+            self.server_step.ledger.commit()
             pool.order_all(word)
             try:
                 return act()
             except RankLost:
-                self.stepper.ledger.roll_back()
+                self.server_step.ledger.roll_back()
                 pool.recover()
 
     def summary(self) -> dict[str, Any]:
         """Return what the run says of itself; on rank 0."""
-        workers = self.served[list(self.stepper.transport.workers)]
+        workers = self.served[list(self.server_step.transport.workers)]
         idle = [i / s for i, s in workers.tolist() if s]
         real, busy = (now() - self.start - self.judging).tolist()
         said = self.stats.summary(self.num_steps, self.clock.now, real, idle, busy / real)
@@ -156,29 +156,29 @@ class Events:
     # -- at the worker ---------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        stepper, word = self.stepper, ""
+        server_step, word = self.server_step, ""
         acts: dict[str, Callable[[], Any]] = {
-            "begin": stepper.begin,
-            "restore": lambda: stepper.settle(None),
+            "begin": server_step.begin,
+            "restore": lambda: server_step.settle(None),
             "evaluate": lambda: self._evaluate(None),
-            SAVE: lambda: save(stepper, None, self.checkpointer, None, alone=False),
+            SAVE: lambda: save(server_step, None, self.checkpointer, None, alone=False),
         }
         while word not in LAST:
             try:
-                said = serve(stepper.transport, self._visit)
+                said = serve(server_step.transport, self._visit)
                 self.last_word, word = {"idle": said.idle, "served": said.seconds}, said.word
                 if word == STOP:
                     self.checkpointer.stop(said.what)
                 acts.get(word, lambda: None)()
             except RankLost:
-                regroup(stepper)
+                regroup(server_step)
 
     def _visit(
         self, header: tuple[ClientTask, int, int], vectors: Mapping[str, torch.Tensor]
     ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
         order, step, version = header
         message = Message(vectors, order.reads, version, step)
-        return self.stepper.worker.serve(order, message)
+        return self.server_step.worker.serve(order, message)
 
     # -- at the server ---------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Events:
         self, server: Server, pool: Lasting, observe: Callable[[Record], None], saved: Saved | None
     ) -> Server:
         if self.clock.counts_bytes:
-            self.upload_bytes = bytes_up(self.stepper.worker, server)
+            self.upload_bytes = bytes_up(self.server_step.worker, server)
         if self.judge_first and saved is None:
             self._record(server, [], pool, observe)
         waiting: list[Arrival] = []
@@ -218,9 +218,9 @@ class Events:
             return
 
         def write(alone: bool) -> None:
-            save(self.stepper, server, self.checkpointer, events_state(self, server, pool), alone)
+            save(self.server_step, server, self.checkpointer, events_state(self, server, pool), alone)
 
-        if needs_workers(self.stepper):
+        if needs_workers(self.server_step):
             self._together(pool, SAVE, lambda: write(alone=False))
         else:
             write(alone=True)
@@ -251,30 +251,30 @@ class Events:
         """Send a client what it reads and put its arrival on the clock."""
         remedy = f"reads version {version}, and the server is at {max(self.servers)}: no trace of such a run"
         require(version in self.servers, "clock.trace", f"client {k}", remedy)
-        stepper, server, v = self.stepper, self.servers[version], int(self.stepper.visits[k])
+        server_step, server, v = self.server_step, self.servers[version], int(self.server_step.visits[k])
         step = max(self.servers) + 1
-        reads = stepper.read_by("reads", server, np.array([k]))[k]
+        reads = server_step.read_by("reads", server, np.array([k]))[k]
         widths = {name: table.shape[1] for name, table in server.tables.items()}
-        stepper.ledger.add_reads(step, {k: reads}, widths)
-        due = self.clock.due(k, v, bytes_down(reads, widths, stepper.ledger.payload), self.upload_bytes)
+        server_step.ledger.add_reads(step, {k: reads}, widths)
+        due = self.clock.due(k, v, bytes_down(reads, widths, server_step.ledger.payload), self.upload_bytes)
         visit = Visit(due, self.number, k, v, version, self.clock.now)
         self.clock.add(visit)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
         header = (ClientTask(0, k, v, reads), step, version)
-        pool.submit(Task(self.number, due, header, vectors, tuple(stepper.scheduler.candidates(k))))
+        pool.submit(Task(self.number, due, header, vectors, tuple(server_step.scheduler.candidates(k))))
         self.busy.add(k)
         self.number += 1
 
     def _drop(self, visit: Visit, failed: Dropped) -> None:
         """A visit has failed: its client is free, and may try again later."""
         self.failed += 1
-        self.stepper.drop([failed], nobody=self.failed > 2 * self.sampler.num_clients)
+        self.server_step.drop([failed], nobody=self.failed > 2 * self.sampler.num_clients)
         self.stats.passed(self.clock.now, len(self.busy))
         self.busy.discard(visit.client)
 
     def _next(self, server: Server, pool: Lasting) -> Arrival | None:
         """Return the next upload to arrive; None where the visit has failed."""
-        with self.stepper.watch("wait"):
+        with self.server_step.watch("wait"):
             visit = self.clock.next(pool)
             light, vectors = pool.result(visit.number)
         if isinstance(light, Dropped):
@@ -283,8 +283,8 @@ class Events:
         self.stats.passed(self.clock.now, len(self.busy))
         self.failed = 0
         self.busy.discard(visit.client)
-        self.stepper.visits[visit.client] += 1
-        self.stepper.book(server.version + 1, light)
+        self.server_step.visits[visit.client] += 1
+        self.server_step.book(server.version + 1, light)
         self.metrics[visit.client] = light.metrics
         row = visit.row(self.clock.now, server.version)
         self.rows.append(row)
@@ -300,7 +300,7 @@ class Events:
 
     def _step(self, server: Server, arrivals: list[Arrival]) -> Server:
         """Return the server after the uploads at hand, taken in the order of (client, visit)."""
-        algorithm = self.stepper.algorithm
+        algorithm = self.server_step.algorithm
         arrivals = sorted(arrivals, key=lambda a: (a.visit.client, a.visit.visit))
         headers = [replace(a.light, number=j) if j else a.light for j, a in enumerate(arrivals)]
         lag = np.array([a.row["staleness"] for a in arrivals])
@@ -308,11 +308,11 @@ class Events:
         for a in arrivals:
             for name, rows in a.vectors.items():
                 uploads.setdefault(name, []).extend(rows.unbind())
-        with self.stepper.watch("cluster"):
-            notes = self.taker.compared(
-                server, self.stepper.columns(server.version + 1, headers, lag), uploads
+        with self.server_step.watch("cluster"):
+            notes = self.aggregator.compared(
+                server, self.server_step.columns(server.version + 1, headers, lag), uploads
             )
-            plan = self.stepper.planned("aggregate", server, notes, algorithm.aggregate)
+            plan = self.server_step.planned("aggregate", server, notes, algorithm.aggregate)
         if not algorithm.needs.asynchronous:
             plan = damped(plan, self.policy.rates(lag))
         for j, a in enumerate(arrivals):
@@ -321,8 +321,8 @@ class Events:
             self.stats.add(a.row["staleness"], bool(a.row["accepted"]))
         self.on_events(self.rows)
         self.rows = []
-        self.stepper.ledger.commit()
-        new = self.taker.mixed(server, plan, uploads)
+        self.server_step.ledger.commit()
+        new = self.aggregator.mixed(server, plan, uploads)
         self.servers[new.version] = new
         self.servers.pop(new.version - self.policy.versions, None)
         return new
@@ -358,8 +358,8 @@ class Events:
 
     def _evaluate(self, server: Server | None) -> tuple[Any, Any]:
         """Judge all, and bring the timing of all ranks together; every rank calls."""
-        scores = self.stepper.evaluate(server, self.evaluated_clients)
-        timing = self.stepper.transport.gather(self.stepper.watch.take() | self.last_word, "timing")
+        scores = self.server_step.evaluate(server, self.evaluated_clients)
+        timing = self.server_step.transport.gather(self.server_step.watch.take() | self.last_word, "timing")
         for rank, phases in enumerate(timing or ()):
             self.served[rank] += phases.get("idle", 0.0), phases.get("served", 0.0)
         return scores, timing
@@ -392,7 +392,7 @@ def events_state(events: Events, server: Server, pool: Lasting) -> Saved:
 
 def take_events(saved: Saved, events: Events) -> Server:
     """Give the engine back what it remembered; visits are given out later, by `take_visits`."""
-    take_stepper(saved, events.stepper)
+    take_stepper(saved, events.server_step)
     server, values = saved.take_server("server"), saved.values
     older = [saved.take_server(f"older/{i}") for i in range(values["older"])]
     events.servers = {s.version: s for s in (*older, server)}
@@ -434,7 +434,7 @@ def take_visits(saved: Saved, events: Events, pool: Lasting) -> None:
         order = ClientTask(0, visit.client, visit.visit, _reads(saved, about["reads"]))
         vectors = {name: saved.tensors[which] for name, which in about["rows"].items()}
         header = (order, about["step"], about["version"])
-        ranks = tuple(events.stepper.scheduler.candidates(visit.client))
+        ranks = tuple(events.server_step.scheduler.candidates(visit.client))
         pool.submit(Task(visit.number, visit.due, header, vectors, ranks))
     events.start = now() - np.array(saved.values["seconds"])
     events.judging = np.array(saved.values["judging"])

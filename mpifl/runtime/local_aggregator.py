@@ -17,21 +17,21 @@ from mpifl.core.types import Notes, Server
 from mpifl.simulation.policies import Policy
 
 from .hooks import deciding
-from .server_step import Stepper
+from .server_step import ServerStep
 
 Uploads = Mapping[str, list[torch.Tensor]]
 
 
-class Taker:
+class LocalAggregator:
     """Takes uploads in, for the asynchronous engine."""
 
-    def __init__(self, stepper: Stepper, policy: Policy) -> None:
-        self.stepper, self.policy = stepper, policy
+    def __init__(self, server_step: ServerStep, policy: Policy) -> None:
+        self.server_step, self.policy = server_step, policy
         self.mixer = Mixer(Single(), Tables(Single()))  # for the products of uploads that are all here
 
     def compared(self, server: Server, notes: Notes, uploads: Uploads) -> Notes:
         """Return the notes with what the method wants compared."""
-        algorithm = self.stepper.algorithm
+        algorithm = self.server_step.algorithm
         name = algorithm.needs.gram
         with deciding(algorithm, "compares"):
             wanted = bool(name) and algorithm.compares(server)
@@ -40,28 +40,28 @@ class Taker:
             gram = self.mixer.gram(x, (len(x),), np.zeros(len(x), int), len(x[0]))
             assert gram is not None
             notes = notes.having(gram=gram)
-        if self.stepper.compared(server, name := algorithm.needs.row_distance) and name:
-            rows, p = server.tables[name], self.stepper.problem.layout.num_parameters
+        if self.server_step.compared(server, name := algorithm.needs.row_distance) and name:
+            rows, p = server.tables[name], self.server_step.problem.layout.num_parameters
             notes = notes.having(row_distance=np.stack([row_distances(u, rows, p) for u in uploads[name]]))
         return notes
 
     def mixed(self, server: Server, plan: Plan, uploads: Uploads) -> Server:
         """Return the server after a plan."""
         tables = dict(server.tables)
-        with self.stepper.watch("reduce"):
+        with self.server_step.watch("reduce"):
             for m in plan.mixings:
                 tables[m.into] = self._mix(m, tables[m.into], uploads.get(m.of, []))
         new = apply_plan(server, plan, tables)
-        new = self.stepper.polished(server, new)
-        with self.stepper.watch("evaluate"):
-            new = self.stepper.appraised(server, new)
-        self.stepper.tables.publish(new.tables)
+        new = self.server_step.polished(server, new)
+        with self.server_step.watch("evaluate"):
+            new = self.server_step.appraised(server, new)
+        self.server_step.tables.publish(new.tables)
         return new
 
     def _mix(self, mixing: Mixing, old: torch.Tensor, uploads: list[torch.Tensor]) -> torch.Tensor:
         if self.policy.singly:
             return mix_float32(mixing, old, uploads)
-        max_abs = self.stepper.max_abs(mixing.of).reshape(-1) if mixing.of else np.zeros(0)
+        max_abs = self.server_step.max_abs(mixing.of).reshape(-1) if mixing.of else np.zeros(0)
         return mix_exact(mixing, old, uploads, max_abs)
 
 

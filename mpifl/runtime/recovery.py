@@ -9,47 +9,47 @@ from time import perf_counter
 
 from mpifl.comm import RankLost
 
-from .server_step import Stepper
+from .server_step import ServerStep
 
 Act = Callable[[str], None]
 LOG = logging.getLogger("mpifl.failures")
 LAST = ("end",)
 
 
-def say(stepper: Stepper, word: str, act: Act) -> None:
+def say(server_step: ServerStep, word: str, act: Act) -> None:
     """Have every rank do something, again if a rank is lost meanwhile; on rank 0."""
-    known = len(stepper.dropped)
+    known = len(server_step.dropped)
     while True:
         try:
-            stepper.transport.bcast(word, "control")
+            server_step.transport.bcast(word, "control")
             act(word)
-            stepper.ledger.commit()
+            server_step.ledger.commit()
             return
         except RankLost:
-            stepper.ledger.roll_back()
-            del stepper.dropped[known:]
-            regroup(stepper)
+            server_step.ledger.roll_back()
+            del server_step.dropped[known:]
+            regroup(server_step)
 
 
-def obey(stepper: Stepper, act: Act) -> None:
+def obey(server_step: ServerStep, act: Act) -> None:
     """Do what rank 0 says until it says the last word; on the other ranks."""
     word = ""
     while word not in LAST:
         try:
-            word = stepper.transport.bcast(None, "control")
+            word = server_step.transport.bcast(None, "control")
             act(word)
         except RankLost:
             word = ""
-            regroup(stepper)
+            regroup(server_step)
 
 
-def regroup(stepper: Stepper) -> None:
+def regroup(server_step: ServerStep) -> None:
     """Go on with the ranks that are left, and say so; every one of them calls."""
-    transport, start = stepper.transport, perf_counter()
+    transport, start = server_step.transport, perf_counter()
     known = len(transport.lost)
     while True:
         try:
-            stepper.regroup()
+            server_step.regroup()
             break
         except RankLost:
             continue

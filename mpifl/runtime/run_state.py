@@ -19,7 +19,7 @@ from mpifl.core.errors import require
 from mpifl.core.types import Server
 
 from .client_errors import Dropped
-from .server_step import Stepper
+from .server_step import ServerStep
 
 
 @dataclass
@@ -71,30 +71,30 @@ class Saved:
         )
 
 
-def states_of(stepper: Stepper) -> tuple[tuple[str, int, int], ...]:
+def states_of(server_step: ServerStep) -> tuple[tuple[str, int, int], ...]:
     """Return (kind, client, visit) of what clients keep now; on rank 0."""
-    needs = stepper.algorithm.needs
+    needs = server_step.algorithm.needs
     kinds = ["state"] * needs.state + ["upload"] * (needs.memory is not None)
-    kinds += ["error"] * stepper.ledger.payload.error_feedback
-    met = np.flatnonzero(stepper.visits).tolist() if kinds else []
-    return tuple((kind, k, int(stepper.visits[k])) for kind in kinds for k in met)
+    kinds += ["error"] * server_step.ledger.payload.error_feedback
+    met = np.flatnonzero(server_step.visits).tolist() if kinds else []
+    return tuple((kind, k, int(server_step.visits[k])) for kind in kinds for k in met)
 
 
-def put_stepper(saved: Saved, stepper: Stepper) -> None:
-    """Add what the stepper remembers between steps."""
-    saved.put_arrays("ledger", stepper.ledger.state())
-    saved.arrays["visits"] = stepper.visits
-    saved.values["train_metrics"] = dict(stepper.train_metrics)
-    saved.values["dropped"] = [asdict(d) for d in stepper.dropped]
-    saved.states = states_of(stepper)
+def put_stepper(saved: Saved, server_step: ServerStep) -> None:
+    """Add what the server_step remembers between steps."""
+    saved.put_arrays("ledger", server_step.ledger.state())
+    saved.arrays["visits"] = server_step.visits
+    saved.values["train_metrics"] = dict(server_step.train_metrics)
+    saved.values["dropped"] = [asdict(d) for d in server_step.dropped]
+    saved.states = states_of(server_step)
 
 
-def take_stepper(saved: Saved, stepper: Stepper) -> None:
-    """Give the stepper back what it remembered."""
-    stepper.ledger.restore(saved.take_arrays("ledger"))
-    stepper.visits = saved.arrays["visits"].copy()
-    stepper.train_metrics = dict(saved.values["train_metrics"])
-    stepper.dropped = [Dropped(**d) for d in saved.values["dropped"]]
+def take_stepper(saved: Saved, server_step: ServerStep) -> None:
+    """Give the server_step back what it remembered."""
+    server_step.ledger.restore(saved.take_arrays("ledger"))
+    server_step.visits = saved.arrays["visits"].copy()
+    server_step.train_metrics = dict(saved.values["train_metrics"])
+    server_step.dropped = [Dropped(**d) for d in saved.values["dropped"]]
 
 
 SAVE, STOP = "save", "stop"
@@ -170,7 +170,11 @@ class Never(Checkpointer):
 
 
 def save(
-    stepper: Stepper, server: Server | None, checkpointer: Checkpointer, saved: Saved | None, alone: bool
+    server_step: ServerStep,
+    server: Server | None,
+    checkpointer: Checkpointer,
+    saved: Saved | None,
+    alone: bool,
 ) -> None:
     """Write a checkpoint. Every rank calls, unless rank 0 does it `alone`: where all is at hand.
 
@@ -178,17 +182,19 @@ def save(
         saved: what the engine adds, on rank 0.
     """
     tables: dict[str, torch.Tensor | None] = {}
-    files, problem = _keep_states(stepper, checkpointer, alone)
+    files, problem = _keep_states(server_step, checkpointer, alone)
     if alone:
         assert server is not None
         tables = dict(server.tables)
     else:
-        names = stepper.transport.bcast(sorted(server.tables) if server is not None else None, "checkpoint")
-        tables = {name: stepper.tables.whole(name) for name in names}
+        names = server_step.transport.bcast(
+            sorted(server.tables) if server is not None else None, "checkpoint"
+        )
+        tables = {name: server_step.tables.whole(name) for name in names}
     if server is None or saved is None:
         return
     saved.put_server("server", server, {n: t for n, t in tables.items() if t is not None})
-    put_stepper(saved, stepper)
+    put_stepper(saved, server_step)
     try:
         if problem is not None:
             raise problem
@@ -197,26 +203,26 @@ def save(
         checkpointer.fail(saved.step, error)
 
 
-def needs_workers(stepper: Stepper) -> bool:
+def needs_workers(server_step: ServerStep) -> bool:
     """Return whether other ranks hold what rank 0 cannot reach: states of clients on other nodes."""
-    transport = stepper.transport
+    transport = server_step.transport
     here = transport.nodes[transport.rank]
-    return stepper.scheduler.pinned and any(node != here for node in transport.nodes)
+    return server_step.scheduler.pinned and any(node != here for node in transport.nodes)
 
 
 def _keep_states(
-    stepper: Stepper, checkpointer: Checkpointer, alone: bool
+    server_step: ServerStep, checkpointer: Checkpointer, alone: bool
 ) -> tuple[FileSums, OSError | None]:
     """Bring what clients keep into the checkpoints' folder, each file once; return on rank 0 all files, and
     why one could not be written.
     """
-    transport, store = stepper.transport, stepper.store
+    transport, store = server_step.transport, server_step.store
     task_batches, held = None, {}
     if transport.is_server:
-        names = {store.name(*which): which[1] for which in states_of(stepper)}
+        names = {store.name(*which): which[1] for which in states_of(server_step)}
         held = {name: checkpointer.held[name] for name in names if name in checkpointer.held}
         todo = {name: k for name, k in names.items() if name not in held}
-        ranks = [0] * len(todo) if alone else stepper.scheduler.reach([*todo.values()])
+        ranks = [0] * len(todo) if alone else server_step.scheduler.reach([*todo.values()])
         task_batches = [
             [n for n, r in zip(todo, ranks, strict=True) if r == rank] for rank in range(transport.size)
         ]

@@ -37,7 +37,7 @@ from .worker import ClientTask, ReportHeader, TaskBatch, Worker
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepConfig:
     """What a run is made of, on every rank.
 
     Attributes:
@@ -66,10 +66,10 @@ class Setting:
     direct: bool = False
 
 
-class Stepper:
+class ServerStep:
     """Takes server steps. Rank 0 holds the server; the other ranks hold clients."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StepConfig) -> None:
         s = setting
         check_needs(s.algorithm)
         self.transport, self.algorithm, self.problem, self.seed = s.transport, s.algorithm, s.problem, s.seed

@@ -15,7 +15,7 @@ from mpifl.simulation.sampling import Sampler
 
 from .recovery import obey, say
 from .run_state import SAVE, STOP, Checkpointer, Never, Saved, save, take_stepper
-from .server_step import Stepper
+from .server_step import ServerStep
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Rounds:
     was lost on the way only means that the word is said again.
 
     Attributes:
-        stepper: takes the steps.
+        server_step: takes the steps.
         sampler: draws the cohorts.
         judge_every: rounds between evaluations; the last round is always evaluated. 0: only the last.
         evaluated: the clients that are evaluated.
@@ -59,7 +59,7 @@ class Rounds:
         checkpointer: writes the state between rounds.
     """
 
-    stepper: Stepper
+    server_step: ServerStep
     sampler: Sampler
     num_rounds: int
     evaluated_clients: np.ndarray
@@ -81,8 +81,8 @@ class Rounds:
             saved: a state to go on from, on rank 0.
         """
         self._saved, self._start = saved, perf_counter()
-        if not self.stepper.transport.is_server:
-            obey(self.stepper, self._act)
+        if not self.server_step.transport.is_server:
+            obey(self.server_step, self._act)
             return None
         self._say("begin" if saved is None else "restore")
         assert self.server is not None
@@ -97,33 +97,33 @@ class Rounds:
         return self.server
 
     def _say(self, word: str) -> None:
-        say(self.stepper, word, self._act)
+        say(self.server_step, word, self._act)
 
     def _act(self, word: str) -> None:
         """Do what rank 0 says; every rank calls."""
-        stepper, server = self.stepper, self.server
+        server_step, server = self.server_step, self.server
         if word == "begin":
-            self.server = stepper.begin()
-            self.virtual = self._end(0, self._cohort, stepper.visits)
+            self.server = server_step.begin()
+            self.virtual = self._end(0, self._cohort, server_step.visits)
         elif word == "restore":
             self._restore()
         elif word == "step":
             self._step()
         elif word == "evaluate":
-            scores = stepper.evaluate(server, self.evaluated_clients)
-            self._scores = scores, stepper.transport.gather(stepper.watch.take(), "timing")
+            scores = server_step.evaluate(server, self.evaluated_clients)
+            self._scores = scores, server_step.transport.gather(server_step.watch.take(), "timing")
         elif word in (SAVE, STOP):
-            save(stepper, server, self.checkpointer, self._state(), alone=False)
+            save(server_step, server, self.checkpointer, self._state(), alone=False)
             if word == STOP:
                 self.checkpointer.stop(server.version if server is not None else 0)
 
     def _step(self) -> None:
-        stepper, step = self.stepper, 0
+        server_step, step = self.server_step, 0
         if self.server is not None:
             step = self.server.version + 1
             self._cohort = self.sampler(step)
-        visits = stepper.visits.copy()
-        self.server, _ = stepper.step(self.server, self._cohort)
+        visits = server_step.visits.copy()
+        self.server, _ = server_step.step(self.server, self._cohort)
         self.virtual = self._end(step, self._cohort, visits)
 
     def _state(self) -> Saved | None:
@@ -134,11 +134,11 @@ class Rounds:
 
     def _restore(self) -> None:
         if self._saved is not None:
-            take_stepper(self._saved, self.stepper)
+            take_stepper(self._saved, self.server_step)
             self.server = self._saved.take_server("server")
             self.virtual = self._saved.values["virtual"]
             self._start = perf_counter() - self._saved.values["seconds"]
-        self.stepper.settle(self.server)
+        self.server_step.settle(self.server)
 
     def _end(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> float:
         """Return when a step is over, in virtual seconds; on rank 0.
@@ -146,9 +146,9 @@ class Rounds:
         Args:
             visits: of each client before the step [N].
         """
-        if self.duration is None or not self.stepper.transport.is_server:
+        if self.duration is None or not self.server_step.transport.is_server:
             return self.virtual
-        ledger = self.stepper.ledger
+        ledger = self.server_step.ledger
         return self.duration.round_end(
             self.virtual, ledger.close(step, cohort, visits), ledger.cast_bytes(step)
         )
@@ -170,7 +170,7 @@ class Rounds:
                 self._cohort,
                 self.evaluated_clients,
                 scores,
-                self.stepper.train_metrics,
+                self.server_step.train_metrics,
                 perf_counter() - self._start,
                 timing or [],
                 self.virtual if self.duration is not None else None,

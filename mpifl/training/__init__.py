@@ -2,7 +2,7 @@
 
 from mpifl.core.devices import settle
 
-from .batched import Together, pick_stack, stackable, train_all
+from .batched import LockstepRunner, pick_stack, stackable, train_all
 from .client import LocalClient, public_clients
 from .config import LocalConfig
 from .learner import Learner
@@ -11,7 +11,7 @@ __all__ = [
     "Learner",
     "LocalClient",
     "LocalConfig",
-    "Together",
+    "LockstepRunner",
     "pick_stack",
     "public_clients",
     "settle",

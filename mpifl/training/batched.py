@@ -250,7 +250,7 @@ class _Visit(threading.Thread, Generic[T]):
         return self.answer
 
 
-class Together:
+class LockstepRunner:
     """Runs visits side by side and answers their questions all at once.
 
     Args:

@@ -24,10 +24,10 @@ from mpifl.core.parameters import FlatModel, Part, bounds
 from mpifl.core.rng import Key
 from mpifl.kernels import bindings
 from mpifl.kernels.network import Network, as_in_pytorch, takes, takes_images
-from mpifl.kernels.pooling import quicken
+from mpifl.kernels.pooling import use_fast_pooling
 
 from .augmentation import AUGMENTATIONS
-from .batched import RANDOM, Request, Together
+from .batched import RANDOM, LockstepRunner, Request
 from .config import LocalConfig
 from .cuda_graph import Replay
 from .optimizer import Moving, Update
@@ -47,13 +47,15 @@ class Learner:
 
     def __init__(self, model: nn.Module, device: str | torch.device = "cpu", compiled: bool = True) -> None:
         self.device = torch.device(device)
-        self.flat = FlatModel(quicken(model), self.device)
+        self.flat = FlatModel(use_fast_pooling(model), self.device)
         self.layout = self.flat.layout
         self.untouched = Untouched(self.flat.module)
         self.init = self.flat.vector.clone()  # the vector the model came with
         self.auxiliary: Learner | None = None  # of the network beside the model
-        self.together: Together | None = None  # where visits wait for each other, to be trained in a stack
-        self.idle = False  # a plan: no batch is ever handed out
+        self.lockstep: LockstepRunner | None = (
+            None  # where visits wait for each other, to be trained in a stack
+        )
+        self.dry_run = False  # a plan: no batch is ever handed out
         self.compiled = compiled
         self.graphs = False  # replay captured steps where nothing but the batch changes
         self.momentum = torch.zeros_like(self.flat.weights)
@@ -86,10 +88,10 @@ class Learner:
         part: Part | None = None,
     ) -> Trained:
         """Train from `start` [d] on `split`; see `Client.sgd` for the arguments."""
-        together = loss is None and self.together is not None and self.together.listening
+        together = loss is None and self.lockstep is not None and self.lockstep.listening
         if together and self.untouched():
-            assert self.together is not None
-            trained: Trained = self.together.ask(Request(start, split, config, key, step, direction, part))
+            assert self.lockstep is not None
+            trained: Trained = self.lockstep.ask(Request(start, split, config, key, step, direction, part))
             return trained
         known = loss is None and config.optimizer == "sgd" and config.augment == "none" and takes(split)
         network = self._network(split.x, part) if known else None
@@ -147,7 +149,7 @@ class Learner:
 
     def _network(self, x: torch.Tensor, part: Part | None = None) -> Network | None:
         """Return the model for such images as compiled loops take it; None where PyTorch does the work."""
-        here = self.device.type == "cpu" and not self.idle and not self.graphs
+        here = self.device.type == "cpu" and not self.dry_run and not self.graphs
         if not (here and self.compiled and bindings.NETWORKS and self.untouched() and as_in_pytorch()):
             return None
         shape = tuple(x.shape[1:])
@@ -184,7 +186,7 @@ class Learner:
         """Yield the index of each batch; a lone last sample is left out where batch norm could not take
         it.
         """
-        if self.idle or min(len(split), config.batch_size) <= bool(self._norms):
+        if self.dry_run or min(len(split), config.batch_size) <= bool(self._norms):
             return
         epochs = count() if config.steps is not None else range(config.epochs)
         passes = (self._epoch(split, config, key.of("epoch", epoch)) for epoch in epochs)

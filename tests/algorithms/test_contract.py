@@ -50,14 +50,14 @@ def rows_are_convex_mixtures_or_old_rows_with_updates_added(done: worlds.Run) ->
 
 
 def every_client_has_a_row_and_a_cluster(done: worlds.Run) -> None:
-    labels = done.stepper.algorithm.labels(done.server)
+    labels = done.server_step.algorithm.labels(done.server)
     for numbers in (labels, done.server.assign):
         assert numbers.shape == (6,)
         assert np.issubdtype(numbers.dtype, np.integer)
 
 
 def what_is_sent_is_booked_for_those_who_take_part(done: worlds.Run) -> None:
-    ledger, needs = done.stepper.ledger, done.stepper.algorithm.needs
+    ledger, needs = done.server_step.ledger, done.server_step.algorithm.needs
     never = np.setdiff1d(np.arange(6), np.concatenate([notes.client for notes in done.notes]))
     if not needs.fingerprint:
         assert_allclose(ledger.up[never], 0)

@@ -25,5 +25,5 @@ def test_without_tuning_it_is_fedavg(tmp_path):
 def test_two_evaluations_of_one_model_agree(tmp_path):
     """Fine-tuning is addressed by client and visit: judging twice gives the same numbers."""
     done = worlds.run(FedAvgFT(), worlds.Tiny(), tmp_path)
-    again = done.stepper.evaluate(done.server, done.notes[-1].client)
+    again = done.server_step.evaluate(done.server, done.notes[-1].client)
     assert_array_equal(again["loss"], done.scores["loss"])

@@ -13,11 +13,11 @@ from mpifl.core.parameters import take
 
 def test_only_the_body_moves(tmp_path):
     done = worlds.run(FedBABU(), worlds.Tiny(), tmp_path)
-    layout, init = done.stepper.world.layout, done.stepper.world.init(0)
+    layout, init = done.server_step.problem.layout, done.server_step.problem.init(0)
     head, body = layout.part("head"), layout.part("body")
     assert_close(take(done.models(), head), take(init, head).expand(6, -1), rtol=0, atol=0)
     assert float((take(done.model(0), body) - take(init, body)).abs().max()) > 0.02
-    assert done.stepper.ledger.total("up") == 4 * 3 * 6 * done.server.tables["body"].shape[1]
+    assert done.server_step.ledger.total("up") == 4 * 3 * 6 * done.server.tables["body"].shape[1]
 
 
 def test_clients_are_judged_before_and_after_fine_tuning(tmp_path):

@@ -94,7 +94,7 @@ def test_the_update_of_the_last_layer_after_one_epoch_is_sent():
 
 
 def test_a_visit_trains_trunk_and_last_copy_and_then_the_copies_below_under_the_new_trunk():
-    """Cluster 0 of three, trunk 2, copies 10, 12, 20. Together (2, 20) becomes (3, 14). Under trunk 3 copy 0
+    """Cluster 0 of three, trunk 2, copies 10, 12, 20. LockstepRunner (2, 20) becomes (3, 14). Under trunk 3 copy 0
     goes from 10 to 9 and copy 1 from 12 to 10, alone.
     """
     client, block = client_of(), LAYOUT.part("block")
@@ -146,7 +146,7 @@ def test_the_first_copy_is_judged_as_it_is_and_the_own_one_after_tuning():
 
 def whole(run: worlds.Run, over: str, copy: int = -1) -> torch.Tensor:
     """Return trunk and one copy as the vector that the method below averages."""
-    layout, tables = run.stepper.world.layout, run.server.tables
+    layout, tables = run.server_step.problem.layout, run.server.tables
     block = layout.part("block" if over in ("fedavg", "fedprox") else "stage")
     w = put(torch.zeros(layout.size), layout.part("trunk"), tables["trunk"][0])
     w = put(w, block, tables["block"][copy])
@@ -183,7 +183,7 @@ def test_with_one_cluster_clients_are_judged_by_fedavg(participation, tmp_path):
 def test_a_client_sends_and_receives_the_copies_from_its_own_cluster_upwards(tmp_path):
     """Seed down, last layer up; then |w^s| + (C - i) |w^C| both ways for a client of cluster i = 0 .. C-1."""
     run = worlds.run(FedCUAU(num_clusters=3), worlds.Tiny(), tmp_path, steps=1, evaluate=False, **TWO_LAYERS)
-    layout, ledger = run.stepper.world.layout, run.stepper.ledger
+    layout, ledger = run.server_step.problem.layout, run.server_step.ledger
     assert ledger.total("down", 0) == 6 * 4
     head = sum(s.stop - s.start for s in layout.part("head"))
     assert ledger.total("up", 0) == 6 * head * 4

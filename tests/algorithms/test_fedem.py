@@ -59,9 +59,11 @@ def test_fedem_with_one_component_is_fedavg(participation, tmp_path):
 def test_components_go_apart_and_shares_stay_at_the_client(tmp_path):
     """The ledger counts K models each way, and nothing else."""
     done = worlds.run(FedEM(), worlds.Tiny(), tmp_path)
-    d, rounds, clients = done.stepper.world.layout.size, 3, 6
+    d, rounds, clients = done.server_step.problem.layout.size, 3, 6
     assert (
-        done.stepper.ledger.total("up") == done.stepper.ledger.total("down") == 4 * 3 * d * rounds * clients
+        done.server_step.ledger.total("up")
+        == done.server_step.ledger.total("down")
+        == 4 * 3 * d * rounds * clients
     )
     assert float(torch.cdist(*2 * (done.server.tables["model"],)).max()) > 0.1
 

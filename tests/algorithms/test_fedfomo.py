@@ -98,5 +98,5 @@ def test_each_client_downloads_what_was_chosen_and_is_judged_by_its_own():
 def test_nothing_is_sent_before_the_first_round(tmp_path):
     """Down: M models of the second round. The first round is local training."""
     done = worlds.run(FedFomo(num_models=2), worlds.Tiny(), tmp_path / "two", steps=2, evaluate=False)
-    assert done.stepper.ledger.total("down") == 4 * 6 * 2 * done.stepper.world.layout.size
+    assert done.server_step.ledger.total("down") == 4 * 6 * 2 * done.server_step.problem.layout.size
     agree(Limit("first step", "fedfomo", steps=1), "local", 0.5, tmp_path)

@@ -54,7 +54,7 @@ def test_running_statistics_stay_averages(tmp_path):
 
     settings = {"model": MODELS["resnet20"](), "local": worlds.LocalConfig(lr=1e-6, batch_size=2)}
     runs = [worlds.run(a, worlds.Tiny(), tmp_path / str(a), 1, **settings) for a in (FedNova(), _fedavg())]
-    buffers = runs[0].stepper.world.layout.part("buffers")[0]
+    buffers = runs[0].server_step.problem.layout.part("buffers")[0]
     assert_close(runs[0].model(0)[buffers], runs[1].model(0)[buffers], rtol=1e-4, atol=1e-5)
 
 

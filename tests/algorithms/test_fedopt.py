@@ -34,5 +34,5 @@ def test_two_steps_by_hand(cls, v2):
 @pytest.mark.parametrize("cls", [FedAdam, FedYogi])
 def test_nobody_downloads_the_moments(cls, tmp_path):
     done = worlds.run(cls(), worlds.Tiny(), tmp_path)
-    assert done.stepper.ledger.total("down") == 4 * 3 * 6 * done.stepper.world.layout.size
+    assert done.server_step.ledger.total("down") == 4 * 3 * 6 * done.server_step.problem.layout.size
     assert float(done.server.tables["first"].abs().max()) > 0

@@ -51,7 +51,7 @@ def test_principal_directions_have_a_sign():
 
 def test_features_cost_three_directions(tmp_path):
     done = worlds.run(FedSaC(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
-    assert done.stepper.ledger.total("up") == 4 * 6 * (done.stepper.world.layout.size + 3 * 8)
+    assert done.server_step.ledger.total("up") == 4 * 6 * (done.server_step.problem.layout.size + 3 * 8)
 
 
 def test_fedsac_without_terms_is_fedavg(tmp_path):

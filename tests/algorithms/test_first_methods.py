@@ -122,7 +122,7 @@ def test_the_server_of_ifca_keeps_an_empty_cluster_and_remembers_choices(weighte
 
 def test_fedper_shares_the_body_and_nothing_else(tmp_path):
     done = worlds.run(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path, steps=2)
-    layout = done.stepper.world.layout
+    layout = done.server_step.problem.layout
     (body,), (head,) = layout.part("body"), layout.part("head")
     models = done.models()
     assert_close(models[:, body], done.server.tables["body"].expand(6, -1), rtol=0, atol=0)

@@ -13,11 +13,11 @@ from mpifl.core.parameters import take
 @pytest.mark.parametrize(("shared", "private"), [("head", "body"), ("block", "trunk")])
 def test_what_is_shared_is_common_and_the_rest_is_not(shared, private, tmp_path):
     done = worlds.run(LGFedAvg(shared=shared), worlds.Tiny(), tmp_path, model=worlds.mlp(8, 6))
-    layout = done.stepper.world.layout
+    layout = done.server_step.problem.layout
     common, own = (take(done.models(), layout.part(part)) for part in (shared, private))
     assert_close(common, common[:1].expand(6, -1), rtol=0, atol=0)
     assert float((own[0] - own[5]).abs().max()) > 0.01
-    assert done.stepper.ledger.total("up") == 4 * 3 * 6 * common.shape[1]
+    assert done.server_step.ledger.total("up") == 4 * 3 * 6 * common.shape[1]
 
 
 def test_the_shared_part_is_the_mean_by_samples(tmp_path):

@@ -84,7 +84,7 @@ def agree(limit: Limit, other: str, participation: float, folder: Any) -> tuple[
         one, two = (next(run) for run in runs)
         assert_close(one.models(), two.models(), rtol=1e-4, atol=2e-6)
         assert_allclose(one.scores["accuracy"], two.scores["accuracy"])
-    moved = (two.models() - two.stepper.world.init(0)).abs().amax(1)
+    moved = (two.models() - two.server_step.problem.init(0)).abs().amax(1)
     assert float(moved.max()) > 0.02, "models must have moved for this to say anything"
     return one, two
 
@@ -102,14 +102,16 @@ def test_becomes_local_training(limit, participation, tmp_path):
         apart = torch.cdist(one.models(), one.models()) + 1e9 * torch.eye(len(one.served))
         visited = np.unique(np.concatenate([notes.client for notes in one.notes]))
         assert float(apart[visited][:, visited].min()) > 0.01
-        labels = one.stepper.algorithm.labels(one.server)
-        assert_array_equal(np.unique(labels), np.unique(two.stepper.algorithm.labels(two.server)))
+        labels = one.server_step.algorithm.labels(one.server)
+        assert_array_equal(np.unique(labels), np.unique(two.server_step.algorithm.labels(two.server)))
 
 
 @pytest.mark.parametrize(("limit", "participation"), cases(ORACLE))
 def test_becomes_the_oracle(limit, participation, tmp_path):
     one, two = agree(limit, "oracle", participation, tmp_path)
-    assert_array_equal(one.stepper.algorithm.labels(one.server), two.stepper.algorithm.labels(two.server))
+    assert_array_equal(
+        one.server_step.algorithm.labels(one.server), two.server_step.algorithm.labels(two.server)
+    )
 
 
 def test_scaffold_differs_from_fedavg_after_its_first_step(tmp_path):

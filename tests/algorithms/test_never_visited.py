@@ -151,7 +151,7 @@ def test_choosing_at_evaluation_changes_no_state(tmp_path):
         CATALOGUE["ifca"](num_clusters=2), worlds.Tiny(), tmp_path, steps=1, participation=1 / 3
     )
     before = worlds.state_of(replace(done.server))
-    done.stepper.evaluate(done.server, np.arange(6))
+    done.server_step.evaluate(done.server, np.arange(6))
     worlds.same(before, worlds.state_of(done.server), "judging")
     unseen = np.setdiff1d(np.arange(6), done.notes[0].client)
     assert_array_equal(done.server.assign[unseen], 0)

@@ -77,7 +77,7 @@ def test_what_the_server_can_work_out_is_not_counted(tmp_path):
     """One model up; down the own mixture and its direction, p numbers."""
     for variant, down in (("paper", 2), ("emdcfl", 1)):
         done = worlds.run(PFedGraph(variant=variant), worlds.Tiny(), tmp_path / variant, steps=2)
-        ledger, d = done.stepper.ledger, done.stepper.world.layout.size
+        ledger, d = done.server_step.ledger, done.server_step.problem.layout.size
         assert (ledger.total("up"), ledger.total("down")) == (4 * d * 12, 4 * down * d * 12)
 
 

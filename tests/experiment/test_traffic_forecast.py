@@ -24,7 +24,7 @@ def foretold(name: str, options: dict[str, object] | None = None, **changes) -> 
     bench = worlds.bench_of(config, worlds.Tiny(), Single())
     for learner in (bench.learner, bench.learner.auxiliary):
         if learner is not None:
-            learner.idle = True
+            learner.dry_run = True
     server, once = expected.first_server(bench)
     return expected.expect(bench, server, once, expected.empty_report(bench, server, 0))
 
@@ -33,7 +33,7 @@ def sent(name: str, folder, **changes) -> tuple[int, int]:
     """Return what three rounds sent: (down, up)."""
     method = CATALOGUE[name](**OPTIONS.get(name, {}))
     done = worlds.run(method, worlds.Tiny(), folder, ROUNDS, False, **changes)
-    return done.stepper.ledger.total("down"), done.stepper.ledger.total("up")
+    return done.server_step.ledger.total("down"), done.server_step.ledger.total("up")
 
 
 @pytest.mark.parametrize("name", METHODS)

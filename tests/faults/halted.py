@@ -75,9 +75,9 @@ def run(
     bench = worlds.bench_of(worlds.config_of(algorithm, **asked), federation, Single())
     disk = Disk(folder, at)
     token = "again" if saved else "first"
-    stepper = experiment.stepper(bench, ClientStore(token, str(folder), disk.clients))
-    engine = driver.engine(bench, stepper, None, driver.check(bench), disk)
-    out = worlds.Run(stepper, engine=engine)
+    server_step = experiment.server_step(bench, ClientStore(token, str(folder), disk.clients))
+    engine = driver.engine(bench, server_step, None, driver.check(bench), disk)
+    out = worlds.Run(server_step, engine=engine)
     if isinstance(engine, Events):
         engine.on_events = out.arrivals.extend
     try:
@@ -93,9 +93,9 @@ def compare(one: worlds.Run, first: worlds.Run, then: worlds.Run) -> None:
     worlds.same(dict(one.scores), dict(then.scores))
     assert one.arrivals == first.arrivals + then.arrivals
     assert one.times == first.times + then.times
-    assert one.stepper.ledger.rows() == then.stepper.ledger.rows()
-    assert one.stepper.ledger.moved == then.stepper.ledger.moved
-    assert (one.stepper.visits == then.stepper.visits).all()
+    assert one.server_step.ledger.rows() == then.server_step.ledger.rows()
+    assert one.server_step.ledger.moved == then.server_step.ledger.moved
+    assert (one.server_step.visits == then.server_step.visits).all()
     if isinstance(one.engine, Events) and isinstance(then.engine, Events):
         mine, theirs = (e.summary() for e in (one.engine, then.engine))
         exact = ("arrivals", "refused", "staleness_mean", "concurrency", "clock_seconds")

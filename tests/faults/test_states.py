@@ -122,4 +122,4 @@ def test_going_on_twice_is_going_on_once(tmp_path):
     halted.run(folder=tmp_path / "two", at=5, saved=halted.read(tmp_path / "two", 4), **common)
     then = halted.run(folder=tmp_path / "two", at=-1, saved=halted.read(tmp_path / "two", 5), **common)
     worlds.same(worlds.state_of(one.server), worlds.state_of(then.server))
-    assert np.flatnonzero(then.stepper.visits).size > 2
+    assert np.flatnonzero(then.server_step.visits).size > 2

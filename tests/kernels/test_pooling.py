@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from mpifl.kernels import bindings
-from mpifl.kernels.pooling import LEAST, MaxPool, MeanPool, quicken
+from mpifl.kernels.pooling import LEAST, MaxPool, MeanPool, use_fast_pooling
 from mpifl.models import MODELS
 from mpifl.training import Learner
 
@@ -84,7 +84,7 @@ def test_only_plain_windows_of_two_are_replaced():
         nn.AvgPool2d(2, padding=1),
         nn.AvgPool2d(3),
     ]
-    found = quicken(nn.Sequential(*plain, nn.Sequential(*other)))
+    found = use_fast_pooling(nn.Sequential(*plain, nn.Sequential(*other)))
     assert [type(layer) for layer in found[:3]] == [MaxPool, MeanPool, MaxPool]
     assert list(found[3]) == other
 
@@ -95,7 +95,7 @@ def test_what_something_was_added_to_is_not_replaced():
     layers[0].register_forward_hook(lambda module, x, y: 2 * y)
     layers[1].register_full_backward_hook(lambda module, gx, gy: None)
     layers[2].forward = lambda x: x[..., ::2, ::2]
-    found = quicken(nn.Sequential(*layers))
+    found = use_fast_pooling(nn.Sequential(*layers))
     assert list(found)[:3] == layers[:3]
     assert type(found[3]) is MeanPool
     x = torch.ones(1, 1, 256, 256)
@@ -120,7 +120,7 @@ def test_any_window_pools_to_the_bits_and_places_of_pytorch(seed):
 
 
 def test_windows_rounded_up_stay_pytorchs():
-    layers = quicken(nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)))
+    layers = use_fast_pooling(nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)))
     x = torch.randn(64, 4, 15, 15)
     assert layers(x).shape == (64, 4, 8, 8)
 

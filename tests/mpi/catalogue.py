@@ -39,11 +39,11 @@ def digest_of(
         algorithm, participation=0.5, evaluation=EvaluationConfig(every=0), **asynchronous
     )
     bench = replace(worlds.bench_of(config, worlds.Tiny(), transport), mpi_memory=memory)
-    stepper = experiment.stepper(bench, ClientStore("test", str(folder)))
+    server_step = experiment.server_step(bench, ClientStore("test", str(folder)))
     records: list[Record] = []
-    server = driver.engine(bench, stepper, None, driver.check(bench)).run(records.append)
+    server = driver.engine(bench, server_step, None, driver.check(bench)).run(records.append)
     names = transport.bcast(sorted(server.tables) if server is not None else None, "test")
-    tables = {table: stepper.tables.whole(table) for table in names}
+    tables = {table: server_step.tables.whole(table) for table in names}
     if server is None:
         return ""
     central = {name: server.tables[name] if table is None else table for name, table in tables.items()}

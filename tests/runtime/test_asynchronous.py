@@ -73,7 +73,7 @@ def test_a_barrier_is_synchronous_rounds_bit_for_bit(name, options, participatio
     barrier = events(name, tmp_path / "b", policy=Barrier(), **common)
     worlds.same(worlds.state_of(rounds.server), worlds.state_of(barrier.server))
     worlds.same(dict(rounds.scores), dict(barrier.scores))
-    assert rounds.stepper.ledger.total("up") == barrier.stepper.ledger.total("up")
+    assert rounds.server_step.ledger.total("up") == barrier.server_step.ledger.total("up")
     assert rounds.times == barrier.times == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
@@ -486,7 +486,7 @@ def test_a_visit_takes_download_computing_and_upload_by_hand(tmp_path):
     """
     link = Links(uplink_bytes_s=500.0, downlink_bytes_s=1000.0, latency_s=0.1)
     done = events("fedavg", tmp_path, 3, policy=Synchronous(), network=link)
-    assert done.stepper.world.layout.size == 163
+    assert done.server_step.problem.layout.size == 163
     assert_allclose(np.diff(done.times), 0.652 + 1.304 + 0.2 + 1)
     # IFCA downloads K models and uploads one, and the number of its cluster
     done = events(

@@ -71,9 +71,9 @@ def test_the_largest_weight_of_an_upload_of_two_components():
 
 def test_largest_values_and_ranks_of_components_go_together(tmp_path):
     """Upload 0, on rank 1, has components with max_abs 1 and 2; upload 1, on rank 2, with 3 and 4."""
-    stepper, _ = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
-    stepper._max_abs, stepper._owner = {"model": np.array([[1.0, 2.0], [3.0, 4.0]])}, np.array([1, 2])
-    max_abs, owners = stepper.upload_info("model")
+    server_step, _ = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
+    server_step._max_abs, server_step._owner = {"model": np.array([[1.0, 2.0], [3.0, 4.0]])}, np.array([1, 2])
+    max_abs, owners = server_step.upload_info("model")
     assert_array_equal(max_abs, [1, 2, 3, 4])
     assert_array_equal(owners, [1, 1, 2, 2])
 
@@ -105,7 +105,7 @@ class Keeps(Algorithm):
 def test_clients_are_judged_with_their_latest_state_on_the_data_of_their_last_visit(tmp_path):
     """Visited v times: state v, data of visit v - 1; never visited: no state, data of visit 0."""
     done = worlds.run(Keeps(), worlds.Tiny(), tmp_path, steps=3, participation=2)
-    visits = done.stepper.visits
+    visits = done.server_step.visits
     assert set(visits.tolist()) >= {0, 2}
     assert_array_equal(done.scores["accuracy"], visits)
     assert_array_equal(done.scores["loss"], np.maximum(visits - 1, 0))
@@ -114,7 +114,7 @@ def test_clients_are_judged_with_their_latest_state_on_the_data_of_their_last_vi
 
 def test_asynchronous_clients_are_judged_likewise(tmp_path):
     done = worlds.events(Keeps(), worlds.Tiny(), tmp_path, 7, participation=2, delay=Uniform(0.5, 1.5))
-    visits = done.stepper.visits
+    visits = done.server_step.visits
     assert visits.sum() == 7
     assert_array_equal(done.scores["accuracy"], visits)
     assert_array_equal(done.scores["loss"], np.maximum(visits - 1, 0))
@@ -126,7 +126,7 @@ def test_only_those_who_take_part_are_counted_as_visited(tmp_path):
         CATALOGUE["oracle"](), worlds.Tiny(), tmp_path, steps=3, participation=0.5, evaluate=False
     )
     assert len(done.notes[-1]) > 3
-    assert done.stepper.visits.sum() == 9
+    assert done.server_step.visits.sum() == 9
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def test_a_step_of_fedavg_is_the_mean_of_what_the_clients_train(tmp_path):
     """Step 1 by hand: sum_k n_k w_k / sum n, each w_k trained with the key of its first visit."""
     federation = worlds.Tiny()
     done = worlds.run(CATALOGUE["fedavg"](), federation, tmp_path, steps=1)
-    learner = done.stepper.worker.learner
+    learner = done.server_step.worker.learner
     start = done.servers[0].tables["model"][0]
     trained = [
         LocalClient(k, federation, learner, worlds.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
@@ -69,7 +69,7 @@ def test_a_step_of_fedavg_is_the_mean_of_what_the_clients_train(tmp_path):
     n = federation.sizes[:, 0]
     expected = sum(int(n[k]) * trained[k].double() for k in range(6)) / int(n.sum())
     assert_close(done.server.tables["model"][0], expected.float(), rtol=1e-6, atol=1e-9)
-    assert_close(start, done.stepper.world.init(0), rtol=0, atol=0)
+    assert_close(start, done.server_step.problem.init(0), rtol=0, atol=0)
 
 
 def test_clients_are_told_version_step_visit_and_find_their_state(tmp_path):
@@ -104,7 +104,7 @@ def test_draws_are_addressed_by_client_and_visit(tmp_path):
 def test_training_figures_are_means_by_samples(tmp_path):
     done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
     n = worlds.Tiny().sizes[:, 0]
-    assert_allclose(done.stepper.train_metrics["train_loss"], np.average(np.arange(6), weights=n))
+    assert_allclose(done.server_step.train_metrics["train_loss"], np.average(np.arange(6), weights=n))
 
 
 def test_an_exception_in_a_client_names_rank_client_round_and_visit(tmp_path):
@@ -180,10 +180,10 @@ def test_the_server_polishes_after_mixing(tmp_path):
 
 
 def test_only_the_chosen_clients_are_judged(tmp_path):
-    stepper, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
-    server, _ = stepper.step(stepper.begin(), sampler(1))
-    whole = stepper.evaluate(server, np.arange(6))
-    some = stepper.evaluate(server, np.array([1, 4]))
+    server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
+    server, _ = server_step.step(server_step.begin(), sampler(1))
+    whole = server_step.evaluate(server, np.arange(6))
+    some = server_step.evaluate(server, np.array([1, 4]))
     for name, values in some.items():
         assert_array_equal(values, whole[name][[1, 4]])
     assert set(whole) == {"accuracy", "loss"}
@@ -200,9 +200,9 @@ def test_only_the_chosen_clients_are_judged(tmp_path):
     ],
 )
 def test_rounds_judge_when_due_and_always_at_the_end(every, first, expected, tmp_path):
-    stepper, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, participation=0.5)
+    server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, participation=0.5)
     records = []
-    rounds = Rounds(stepper, sampler, 5, np.arange(6), judge_every=every, judge_first=first)
+    rounds = Rounds(server_step, sampler, 5, np.arange(6), judge_every=every, judge_first=first)
     server = rounds.run(records.append)
     assert [r.step for r in records] == ([0] if first else []) + [1, 2, 3, 4, 5]
     assert [r.step for r in records if r.scores is not None] == expected
@@ -215,8 +215,8 @@ def test_rounds_judge_when_due_and_always_at_the_end(every, first, expected, tmp
 def test_evaluation_does_not_change_what_follows(tmp_path):
     runs = []
     for every in (0, 1):
-        stepper, sampler = worlds.start(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path / str(every))
-        runs.append(Rounds(stepper, sampler, 3, np.arange(6), judge_every=every).run(lambda record: None))
+        server_step, sampler = worlds.start(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path / str(every))
+        runs.append(Rounds(server_step, sampler, 3, np.arange(6), judge_every=every).run(lambda record: None))
     worlds.same(worlds.state_of(runs[0]), worlds.state_of(runs[1]))
 
 
@@ -229,7 +229,7 @@ def test_the_collective_does_not_change_the_bits(name, collective, tmp_path):
     forced = worlds.run(
         CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "forced", evaluate=False, system=system
     )
-    assert forced.stepper.mixer.last == [collective]
+    assert forced.server_step.mixer.last == [collective]
     worlds.same(worlds.state_of(chosen.server), worlds.state_of(forced.server))
 
 

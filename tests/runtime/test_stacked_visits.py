@@ -30,7 +30,7 @@ def test_a_method_finds_stacked_what_it_finds_alone(name, tmp_path):
     for table, rows in alone.server.tables.items():
         scale = float(rows.abs().max()) if rows.numel() else 1.0
         torch.testing.assert_close(stacked.server.tables[table], rows, rtol=0, atol=1e-3 * scale)
-    assert stacked.stepper.ledger.up.tolist() == alone.stepper.ledger.up.tolist()
+    assert stacked.server_step.ledger.up.tolist() == alone.server_step.ledger.up.tolist()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])

@@ -93,16 +93,16 @@ def test_a_client_trains_on_the_data_of_its_visit_and_is_judged_by_those_of_its_
     of these, or 0 for who was never there.
     """
     federation = Drifting()
-    stepper, sampler = worlds.start(Numbered(), federation, tmp_path, participation=0.5)
-    server, visits = stepper.begin(), np.zeros(6, np.int64)
+    server_step, sampler = worlds.start(Numbered(), federation, tmp_path, participation=0.5)
+    server, visits = server_step.begin(), np.zeros(6, np.int64)
     for number in range(1, 5):
         federation.read.clear()
         cohort = sampler(number)
-        server, _ = stepper.step(server, cohort)
+        server, _ = server_step.step(server, cohort)
         assert sorted(federation.read) == [(k, visits[k]) for k in cohort.tolist()]
         visits[cohort] += 1
     federation.read.clear()
-    stepper.evaluate(server, np.arange(6))
+    server_step.evaluate(server, np.arange(6))
     assert sorted(set(federation.read)) == [(k, max(visits[k] - 1, 0)) for k in range(6)]
 
 

@@ -136,7 +136,7 @@ def test_links_and_absences_delay_uploads(tmp_path):
     delay = durations(tmp_path, {0: 2.0})
     late = deciding(tmp_path / "a", 2, WhenDone(), delay=delay, network=Links(latency_s=0.5))
     assert visits_of(late) == [(3.0, 0), (6.0, 0)]
-    size = 4 * late.stepper.world.layout.size
+    size = 4 * late.server_step.problem.layout.size
     links = Links(latency_s=0.5, downlink_bytes_s=size)
     assert_allclose(
         [t for t, _ in visits_of(deciding(tmp_path / "b", 2, WhenDone(), delay=delay, network=links))], [4, 8]

@@ -33,7 +33,7 @@ from mpifl.experiment import engines as driver
 from mpifl.experiment.config import Config, EvaluationConfig, Seeds
 from mpifl.models import MODELS
 from mpifl.runtime.asynchronous import Events
-from mpifl.runtime.server_step import Stepper
+from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.synchronous import Record, Rounds
 from mpifl.simulation.policies import EveryArrival
 from mpifl.simulation.sampling import Sampler
@@ -115,7 +115,7 @@ class Run:
         engine, arrivals, times: of an asynchronous run: what drove it, its events, the time of each step.
     """
 
-    stepper: Stepper
+    server_step: ServerStep
     servers: list[Server] = field(default_factory=list)
     notes: list[Notes] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
@@ -155,7 +155,7 @@ class Run:
 
     def model(self, k: int) -> torch.Tensor:
         """Return the vector that client `k` is evaluated by."""
-        return self.stepper.algorithm.model_of(*self.served[k])
+        return self.server_step.algorithm.model_of(*self.served[k])
 
     def models(self) -> torch.Tensor:
         """Return the vectors [N, d] that the clients are evaluated by."""
@@ -167,7 +167,7 @@ def config_of(algorithm: Algorithm, **changes: Any) -> Config:
     return Config(**{"algorithm": algorithm, "model": mlp(8), "local": LOCAL, "seed": Seeds(), **changes})
 
 
-def bench_of(config: Config, federation: Federation, transport: Transport) -> experiment.Bench:
+def bench_of(config: Config, federation: Federation, transport: Transport) -> experiment.RunContext:
     """Return what `experiment.prepare` would, for a federation that is already there."""
     driver.begin(config, federation)
     init = experiment.initial_vectors(config, federation.shape, federation.num_classes)
@@ -179,7 +179,7 @@ def bench_of(config: Config, federation: Federation, transport: Transport) -> ex
     learner = Learner(model, "cuda" if config.system.device == "cuda" else "cpu")
     learner.init = init(0).to(learner.device)
     world = experiment.furnish(config, federation, world, learner)
-    return experiment.Bench(config, transport, federation, world, learner, sampled)
+    return experiment.RunContext(config, transport, federation, world, learner, sampled)
 
 
 def start(
@@ -188,11 +188,11 @@ def start(
     folder: Path,
     transport: Transport | None = None,
     **changes: Any,
-) -> tuple[Stepper, Sampler]:
+) -> tuple[ServerStep, Sampler]:
     """Return what takes steps of a method on a federation, and what draws the cohorts."""
     bench = bench_of(config_of(algorithm, **changes), federation, transport or Single())
-    sampler = Sampler(bench.world.num_clients, bench.num_sampled, key(bench.config.seed.system))
-    return experiment.stepper(bench, ClientStore("test", str(folder))), sampler
+    sampler = Sampler(bench.problem.num_clients, bench.num_sampled, key(bench.config.seed.system))
+    return experiment.server_step(bench, ClientStore("test", str(folder))), sampler
 
 
 def run(
@@ -206,30 +206,30 @@ def run(
     """Take some steps alone in this process; `changes` are fields of the configuration."""
     if algorithm.needs.one_by_one:
         return events(algorithm, federation, folder, steps, **changes)
-    stepper, sampler = start(algorithm, federation, folder, **changes)
-    out = Run(stepper)
-    stepper.algorithm = stepper.worker.algorithm = Watched(algorithm, out.hear)
-    out.servers.append(stepper.begin())
+    server_step, sampler = start(algorithm, federation, folder, **changes)
+    out = Run(server_step)
+    server_step.algorithm = server_step.worker.algorithm = Watched(algorithm, out.hear)
+    out.servers.append(server_step.begin())
     for step in range(1, steps + 1):
-        server, notes = stepper.step(out.server, sampler(step))
+        server, notes = server_step.step(out.server, sampler(step))
         out.servers.append(server)
         out.notes.append(notes)
     if evaluate:
-        out.scores = stepper.evaluate(out.server, np.arange(federation.num_clients))
+        out.scores = server_step.evaluate(out.server, np.arange(federation.num_clients))
     return out
 
 
 def walk(algorithm: Algorithm, federation: Federation, folder: Path, **changes: Any) -> Iterator[Run]:
     """Take one step after the other, and yield the run so far with all clients evaluated."""
-    stepper, sampler = start(algorithm, federation, folder, **changes)
-    out = Run(stepper)
-    stepper.algorithm = stepper.worker.algorithm = Watched(algorithm, out.hear)
-    out.servers.append(stepper.begin())
+    server_step, sampler = start(algorithm, federation, folder, **changes)
+    out = Run(server_step)
+    server_step.algorithm = server_step.worker.algorithm = Watched(algorithm, out.hear)
+    out.servers.append(server_step.begin())
     for step in count(1):
-        server, notes = stepper.step(out.server, sampler(step))
+        server, notes = server_step.step(out.server, sampler(step))
         out.servers.append(server)
         out.notes.append(notes)
-        out.scores = stepper.evaluate(server, np.arange(federation.num_clients))
+        out.scores = server_step.evaluate(server, np.arange(federation.num_clients))
         yield out
 
 
@@ -243,10 +243,10 @@ def events(
     """Take some asynchronous steps alone in this process, one upload each unless a policy is given."""
     asked = {"rounds": steps, "policy": EveryArrival(), "evaluation": EvaluationConfig(every=0, first=True)}
     bench = bench_of(config_of(algorithm, **(asked | changes)), federation, Single())
-    stepper = experiment.stepper(bench, ClientStore("test", str(folder)))
-    out = Run(stepper)
-    stepper.algorithm = stepper.worker.algorithm = Watched(algorithm, out.hear_all)
-    engine = driver.engine(bench, stepper, None, driver.check(bench))
+    server_step = experiment.server_step(bench, ClientStore("test", str(folder)))
+    out = Run(server_step)
+    server_step.algorithm = server_step.worker.algorithm = Watched(algorithm, out.hear_all)
+    engine = driver.engine(bench, server_step, None, driver.check(bench))
     out.engine = engine
     if isinstance(engine, Events):
         engine.on_events = out.arrivals.extend

@@ -90,7 +90,7 @@ def fedavg(folder, **payload):
 
 def test_the_ledger_shows_what_compression_saves(tmp_path):
     """Six clients, three rounds: 16 of 163 numbers with their places, instead of all."""
-    ledger = fedavg(tmp_path, compression=TopK(0.1), header_bytes=10).stepper.ledger
+    ledger = fedavg(tmp_path, compression=TopK(0.1), header_bytes=10).server_step.ledger
     assert ledger.total("up") == 18 * (10 + 16 * 8)
     assert ledger.total("down") == 18 * (10 + D * 4)
     assert {row["numbers"] for row in ledger.rows() if row["direction"] == "up"} == {6 * D}
@@ -98,8 +98,8 @@ def test_the_ledger_shows_what_compression_saves(tmp_path):
 
 def test_half_precision_halves_the_bytes_and_rounds_the_numbers(tmp_path):
     plain, half = fedavg(tmp_path / "a"), fedavg(tmp_path / "b", dtype="bfloat16")
-    assert 2 * half.stepper.ledger.total("up") == plain.stepper.ledger.total("up")
-    assert 2 * half.stepper.ledger.total("down") == plain.stepper.ledger.total("down")
+    assert 2 * half.server_step.ledger.total("up") == plain.server_step.ledger.total("up")
+    assert 2 * half.server_step.ledger.total("down") == plain.server_step.ledger.total("down")
     assert not torch.equal(half.server.tables["model"], plain.server.tables["model"])
     assert_close(half.server.tables["model"], plain.server.tables["model"], rtol=0.1, atol=0.03)
 
@@ -131,7 +131,7 @@ def test_methods_run_under_compression(name, tmp_path):
     assert all(bool(torch.isfinite(t).all()) for t in done.server.tables.values())
     plain = worlds.run(CATALOGUE[name](), worlds.Tiny(), tmp_path / "plain", 3)
     trained = [
-        sum(r["bytes"] for r in d.stepper.ledger.rows() if r["step"] == 3 and r["direction"] == "up")
+        sum(r["bytes"] for r in d.server_step.ledger.rows() if r["step"] == 3 and r["direction"] == "up")
         for d in (done, plain)
     ]
     assert trained[0] < 0.5 * trained[1]

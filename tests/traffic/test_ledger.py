@@ -154,7 +154,7 @@ def traffic(name: str, folder, steps: int = 2, participation: float = 1.0, **opt
     done = worlds.run(
         CATALOGUE[name](**options), worlds.Tiny(), folder, steps, False, participation=participation
     )
-    ledger = done.stepper.ledger
+    ledger = done.server_step.ledger
     rows = ledger.rows()
     assert all(row["bytes"] == 4 * row["numbers"] for row in rows)
     for way, of_clients in (("up", ledger.up), ("down", ledger.down)):
@@ -211,7 +211,7 @@ def test_ucfl_sends_a_gradient_and_a_variance_first_then_models(options, models,
 )
 def test_ucfl_casts_each_stream_once_to_its_group(options, casts, tmp_path):
     done = worlds.run(CATALOGUE["ucfl"](noise_batch=4.0, **options), worlds.Tiny(), tmp_path, 1, False)
-    rows = [r for r in done.stepper.ledger.rows() if (r["step"], r["direction"]) == (1, "down")]
+    rows = [r for r in done.server_step.ledger.rows() if (r["step"], r["direction"]) == (1, "down")]
     assert sorted(r["stream"] for r in rows) == list(range(casts))
     assert (sum(r["group_messages"] for r in rows), sum(r["group_bytes"] for r in rows)) == (
         casts,
@@ -248,7 +248,7 @@ def test_clients_seen_so_far_look_again_under_partial_participation(tmp_path):
     seen = [len(notes) for notes in done.notes]
     assert seen[0] == 3
     assert seen[1] > 3
-    rows = {(r["step"], r["direction"], r["name"]): r for r in done.stepper.ledger.rows()}
+    rows = {(r["step"], r["direction"], r["name"]): r for r in done.server_step.ledger.rows()}
     for step, n in enumerate(seen, 1):
         assert rows[step, "down", "extractor"]["messages"] == n * (n - 1)
     assert_array_equal(done.notes[1].fresh.sum(), 3)

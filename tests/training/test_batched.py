@@ -13,7 +13,7 @@ from mpifl import cli
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
 from mpifl.models import MODELS
-from mpifl.training import Learner, LocalConfig, Together, pick_stack, stackable, train_all
+from mpifl.training import Learner, LocalConfig, LockstepRunner, pick_stack, stackable, train_all
 from mpifl.training.batched import Request
 
 SIZES = (23, 5, 12, 1, 23)  # batches of 5: 5, 1, 3, 1 and 5 steps, the last ones of 3, 5, 2, 1 and 3 samples
@@ -159,7 +159,7 @@ def test_a_frozen_layer_stays_frozen_in_a_stack():
 def test_a_hook_added_later_takes_its_client_out_of_the_stack():
     one = learner()
     one.compiled, asked = False, []
-    one.together = Together(lambda questions: asked.extend(questions) or train_all(one, questions))
+    one.together = LockstepRunner(lambda questions: asked.extend(questions) or train_all(one, questions))
     visit = lambda: one.sgd(one.init, SPLITS[0], CONFIGS["plain"], key(1)).vector  # noqa: E731
     plain = one.together.run([visit])[0]
     assert len(asked) == 1
@@ -183,7 +183,7 @@ def test_visits_wait_for_each_other_and_run_one_at_a_time():
         heard.append(list(questions))
         return [10 * q for q in questions]
 
-    together = Together(serve)
+    together = LockstepRunner(serve)
 
     def visit(name: int, times: int) -> list[int]:
         answers = []
@@ -203,7 +203,7 @@ def test_visits_wait_for_each_other_and_run_one_at_a_time():
 
 
 def test_an_error_of_one_visit_ends_the_others_and_says_whose_it_was():
-    together = Together(lambda questions: questions)
+    together = LockstepRunner(lambda questions: questions)
     ended = []
 
     def waits() -> None:
@@ -225,7 +225,7 @@ def test_an_error_of_one_visit_ends_the_others_and_says_whose_it_was():
 def test_a_learner_in_a_stack_trains_alone_what_brings_its_own_loss():
     one = learner()
     one.compiled = False
-    one.together = Together(lambda asked: train_all(one, asked))
+    one.together = LockstepRunner(lambda asked: train_all(one, asked))
     config = CONFIGS["plain"]
 
     def own_loss(module, x, y, index):
