@@ -115,7 +115,7 @@ class Sealed:
 def world(monkeypatch: pytest.MonkeyPatch) -> SealedWorld:
     """A sealed world, and a learner that refuses marked images."""
     out = SealedWorld()
-    evaluate, evaluated = Worker.evaluate, LocalClient.evaluate
+    evaluate, judged = Worker.evaluate, LocalClient.evaluate
 
     def unsealed(worker: Worker, *args: Any) -> Any:
         with out.now(judging=True):

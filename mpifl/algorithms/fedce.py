@@ -3,7 +3,8 @@
 Cai et al., "FedCE: Personalized Federated Learning Method based on Clustering Ensembles", ACM MM 2023. No
 official code is known; this follows what the EMD-CFL repository states. Legend: L_i vector of client c's
 batch-mean validation losses under model w_i, b the model of smallest mean, h[c, i] association. In a visit
-h[c, b] grows by 1 and the others by exp(-delta ||L_b - L_i||_2); c trains w_b and is evaluated by it (before its
+h[c, b] grows by 1 and the others by exp(-delta ||L_b - L_i||_2); c trains w_b and is evaluated by it
+(before its
 first visit by the w_b it would train); w_i <- sum_c a_ci w_c, a_.i = softmax_c h[c, i].
 
 Variant `emdcfl`: the running best is incremented while the models are compared, up to K times a visit (its

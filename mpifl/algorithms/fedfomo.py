@@ -1,6 +1,7 @@
 """FedFomo: every client weighs other clients' models by what they would gain on its validation data.
 
-Zhang et al., "Personalized Federated Learning with First ClientTask Model Optimization", ICLR 2021, Algorithm 1.
+Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021,
+Algorithm 1.
 Legend: w_i own model at the previous federation, L_i validation loss, P affinities. omega_ij = max((L_i(w_i)
 - L_i(w_j)) / ||w_j - w_i||, 0), normalised to sum 1; w_i <- w_i + sum_j omega_ij (w_j - w_i), then local
 training; P_i grows by the raw omega. The server sends the M models of largest P_i, or, with probability

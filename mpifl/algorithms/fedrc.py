@@ -43,7 +43,8 @@ class FedRC(Algorithm):
 
     Attributes:
         num_clusters: K.
-        variant: `paper` (evaluate the mixture) or `emdcfl` (evaluate the last model as the client trained it).
+        variant: `paper` (evaluate the mixture) or `emdcfl` (evaluate the last model as the client
+            trained it).
     """
 
     num_clusters: int = 3

@@ -1,6 +1,7 @@
 """FeSEM (FedSEM): k-means on the clients' weights, taking turns with local training.
 
-Xie et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", ProblemInfo Wide Web
+Xie et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", World
+Wide Web
 2023, Algorithm 1. E: k_i = argmin_k ||w_i - c_k||; M: c_k = mean of its members; clients of cluster k train
 from c_k.
 

@@ -93,7 +93,8 @@ class UCFL(Algorithm):
         assert fingerprints is not None
         alone = sum(n // self._batch(n) < 2 for n in fingerprints.num_samples.tolist())
         if alone:
-            text = f"{alone} of {len(fingerprints)} clients hold fewer than two batches and get their own model only"
+            few = f"{alone} of {len(fingerprints)} clients"
+            text = f"{few} hold fewer than two batches and get their own model only"
             warnings.warn(f"algorithm.noise_batch = {self.noise_batch}: {text}; take less", stacklevel=2)
         delta = squared_distances(fingerprints["gram"])
         sigma2 = fingerprints["variance"].astype(np.float64)  # [N]

@@ -19,7 +19,7 @@ from typing import Any
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Transport, connect
 from mpifl.core.process import keep_freed, kilobytes, peak_bytes
-from mpifl.experiment.build import load_everywhere, build_server_step, prepare
+from mpifl.experiment.build import build_server_step, load_everywhere, prepare
 from mpifl.experiment.engines import engine
 from mpifl.runtime.recovery import obey, say
 from mpifl.runtime.synchronous import Rounds

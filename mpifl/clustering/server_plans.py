@@ -187,7 +187,8 @@ def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **algorit
 def neighbourhood_plan(server: Server, notes: Notes, linked: np.ndarray) -> Plan:
     """Return the plan that gives each distinct neighbourhood its average, weighted by samples.
 
-    Clients that never took part keep the initial row. The algorithm_state gets `linked` [N, N] and `labels` [N].
+    Clients that never took part keep the initial row. The algorithm_state gets `linked` [N, N] and
+    `labels` [N].
 
     Args:
         linked: bool [m, m] over the reports, reflexive.

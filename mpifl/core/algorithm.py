@@ -33,7 +33,8 @@ class Needs:
         fingerprint_gram: name of a fingerprint vector whose pairwise products `setup` reads as `gram` [n, n].
         fingerprint_distance: name of a fingerprint vector whose distances to the rows of the table of that
             name `assign_new_clients` reads as `row_distance` [m, K].
-        newcomers: those who are no initial_clients give their statistics when they first take part (`assign_new_clients`).
+        newcomers: those who are no initial_clients give their statistics when they first take part
+            (`assign_new_clients`).
         gram: name of an upload whose pairwise products `aggregate` reads as `gram` [m, m].
         memory: name of an upload that the server remembers for clients that do not take part in a step.
         probe: the pairwise second look after local training.
@@ -148,7 +149,8 @@ class Algorithm(ABC):
         return self.reads(server, k)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Return the rows that client `k` is evaluated with before its first visit. Default: those of `serves`.
+        """Return the rows that client `k` is evaluated with before its first visit. Default: those of
+        `serves`.
 
         A method whose clients choose their row at a visit serves all rows here; `model_of` then chooses.
         """

@@ -49,7 +49,9 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the server decided: mixings, in order, and what replaces `assign` and `algorithm_state` (None: unchanged)."""
+    """What the server decided: mixings, in order, and what replaces `assign` and `algorithm_state`
+    (None: unchanged).
+    """
 
     mixings: Sequence[Mixing]
     assign: np.ndarray | None = None

@@ -104,7 +104,8 @@ class Server:
     """Everything the server remembers.
 
     Attributes:
-        tables: name -> rows [K, width] float32; `model` is the one that clients are evaluated by unless a method
+        tables: name -> rows [K, width] float32; `model` is the one that clients are evaluated by unless
+            a method
             says otherwise.
         assign: int64 [N], the row each client uses.
         algorithm_state: small arrays of the method.

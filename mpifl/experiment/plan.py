@@ -58,7 +58,8 @@ def describe(config: Config, transport: Transport) -> str:
         f"clients                 N = {n}, m = {m} per round, {config.rounds} rounds",
         f"samples                 {_spread(context.federation.sizes[:, 0])} training per client",
         f"model                   d = {d:,} numbers ({context.problem.layout.num_parameters:,} trainable)",
-        f"ranks                   P = {asked or transport.size} ({max(1, ranks_of(context) - 1)} with clients)",
+        f"ranks                   P = {asked or transport.size} "
+        f"({max(1, ranks_of(context) - 1)} with clients)",
         "",
     ]
     for mixing in plan.mixings:

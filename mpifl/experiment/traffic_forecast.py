@@ -96,7 +96,9 @@ def _fingerprint_bytes(context: RunContext, clients: np.ndarray) -> tuple[int, i
 
 
 def _strangers(context: RunContext) -> tuple[int, int]:
-    """Return the bytes (down, up) of the statistics of those who were no initial_clients and take part later."""
+    """Return the bytes (down, up) of the statistics of those who were no initial_clients and take part
+    later.
+    """
     needs = context.config.algorithm.needs
     if not (needs.newcomers and needs.fingerprint):
         return 0, 0

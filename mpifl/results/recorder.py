@@ -20,7 +20,8 @@ from .run_folder import GrowingCsv, write_csv, write_json
 def digest(
     tables: Mapping[str, torch.Tensor], assign: np.ndarray, algorithm_state: Mapping[str, np.ndarray]
 ) -> str:
-    """Return the SHA-256 over the tables in float32, the assignment and the algorithm_state's arrays, each with name and
+    """Return the SHA-256 over the tables in float32, the assignment and the algorithm_state's arrays,
+    each with name and
     shape.
     """
     sha = hashlib.sha256()

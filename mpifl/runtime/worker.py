@@ -1,4 +1,5 @@
-"""The worker's side of a step: run visits, look at peers, evaluate models; keep what is heavy, hand on what is
+"""The worker's side of a step: run visits, look at peers, evaluate models; keep what is heavy, hand on
+what is
 light.
 
 Rows for the uploads of a round, allocated once and used again in the next.
@@ -432,7 +433,9 @@ class Worker:
         return scores
 
     def _finetuned(self, client: LocalClient, start: Vector) -> dict[str, float]:
-        """Return what the model a client is evaluated by scores after some more epochs on its training data."""
+        """Return what the model a client is evaluated by scores after some more epochs on its training
+        data.
+        """
         key = self.key.of("finetune", client.id, client.visit)
         tuned = client.sgd(start, key, epochs=self.finetune_epochs).vector
         return {f"{what}_finetuned": value for what, value in client.evaluate(tuned).items()}

@@ -94,7 +94,8 @@ def test_the_update_of_the_last_layer_after_one_epoch_is_sent():
 
 
 def test_a_visit_trains_trunk_and_last_copy_and_then_the_copies_below_under_the_new_trunk():
-    """Cluster 0 of three, trunk 2, copies 10, 12, 20. LockstepRunner (2, 20) becomes (3, 14). Under trunk 3 copy 0
+    """Cluster 0 of three, trunk 2, copies 10, 12, 20. Together (2, 20) becomes (3, 14). Under
+    trunk 3 copy 0
     goes from 10 to 9 and copy 1 from 12 to 10, alone.
     """
     client, block = client_of(), LAYOUT.part("block")

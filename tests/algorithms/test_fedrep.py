@@ -25,7 +25,9 @@ def test_a_visit_trains_the_head_then_the_body(tmp_path):
 
 def test_heads_stay_and_differ(tmp_path):
     done = worlds.run(FedRep(), worlds.Tiny(), tmp_path)
-    body, head = (take(done.models(), done.server_step.problem.layout.part(part)) for part in ("body", "head"))
+    body, head = (
+        take(done.models(), done.server_step.problem.layout.part(part)) for part in ("body", "head")
+    )
     assert_close(body, body[:1].expand(6, -1), rtol=0, atol=0)
     assert float((head[0] - head[5]).abs().max()) > 0.05
     assert done.server_step.ledger.total("up") == 4 * 3 * 6 * body.shape[1]

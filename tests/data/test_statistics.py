@@ -73,6 +73,8 @@ def test_a_histogram_of_some_clients_is_part_of_the_whole(open_small):
 
 
 def test_the_label_distance_of_unequal_clients_by_hand():
-    """LockstepRunner 5 and 1 of 6: client 0, all of class 0, is |1 - 5/6| + 1/6 away; client 1, even, 1/3 + 1/3."""
+    """Together 5 and 1 of 6: client 0, all of class 0, is |1 - 5/6| + 1/6 away; client 1, even,
+    1/3 + 1/3.
+    """
     assert_allclose(label_distance(np.array([[4, 0], [1, 1]])), [1 / 3, 2 / 3])
     assert_allclose(label_distance(np.array([[3, 0], [0, 0], [1, 0]])), [0, 1, 0], err_msg="nothing is far")

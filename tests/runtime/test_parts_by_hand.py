@@ -78,7 +78,7 @@ def test_largest_values_and_ranks_of_components_go_together(tmp_path):
     assert_array_equal(owners, [1, 1, 2, 2])
 
 
-# -- who is evaluated by what -----------------------------------------------------------------------------------
+# -- who is evaluated by what ---------------------------------------
 
 
 @dataclass(frozen=True)
