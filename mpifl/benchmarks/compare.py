@@ -38,8 +38,7 @@ def measure(workload: Workload, ranks: int, turns: int | None, options: Sequence
     config = configuration.load(workload.config, list(options))
     prepare(config.data, config.seed.data, download=False)
     workers = str(max(1, ranks - 1))
-    script = configuration.find("bench/loop.py").resolve()
-    loop = [sys.executable, str(script), "SOCKET", workers, workload.config]
+    loop = [sys.executable, "-m", "mpifl.benchmarks.plain_loop", "SOCKET", workers, workload.config]
     with scratch() as place:
         folder = Path(place)
         mine = ["mpifl.benchmarks.job", "SOCKET", workload.config, "--system.scratch", place, *options]

@@ -1,8 +1,8 @@
-"""The reference: a plain PyTorch loop over the sampled clients, one process per core, no framework.
+"""The reference of `mpifl bench`: a plain PyTorch loop over the sampled clients, one process per core.
 
-It is written as a good researcher writes it: data in memory as float tensors, one model object, plain
-`torch.optim.SGD`, no copies beyond loading the round's model. It only trains: no server, no averaging, no
-evaluation. Started by `mpifl bench`: python loop.py SOCKET WORKERS CONFIG.
+Data are in memory as float tensors; there is one model object and one `torch.optim.SGD` a visit; the only
+copy is that of the round's model. The loop trains: no server, no averaging, no evaluation. `mpifl bench` starts
+`python -m mpifl.benchmarks.plain_loop SOCKET WORKERS CONFIG`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from mpifl.benchmarks.turns import Line
 
 
 def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line | None) -> None:
-    """Train a share of every cohort; process 0 hears when to begin and says how long it took."""
+    """Train every `workers`-th client of each cohort; process 0 takes commands and reports the seconds.
+
+    Args:
+        index: number of this process, from 0.
+        workers: number of processes.
+        name: the configuration.
+        shared: barrier, number of rounds and resource use, shared by all processes.
+        line: the connection to `mpifl bench`; None in all processes but the first.
+    """
     import torch
 
     from mpifl.core.rng import key
@@ -65,7 +73,7 @@ def train(model: Any, start: dict[str, Any], x: Any, y: Any, local: Any) -> None
 
 
 def _next(index: int, workers: int, shared: dict[str, Any], line: Line | None, report: Any) -> int:
-    """Report the turn that ended; return how many rounds the next one has, 0 to end."""
+    """Report the turn that ended and return the number of rounds of the next one; 0 ends the program."""
     fields, now = ("cpu", "peak", "pss"), usage()
     shared["used"][3 * index : 3 * index + 3] = [now[f] for f in fields]
     shared["barrier"].wait()
@@ -79,7 +87,7 @@ def _next(index: int, workers: int, shared: dict[str, Any], line: Line | None, r
 
 
 def main(path: str, workers: int, name: str) -> None:
-    """Start the other processes before anything heavy is imported, then be process 0."""
+    """Fork the other processes before PyTorch is imported, then run process 0."""
     context = multiprocessing.get_context("fork")
     shared = {
         "barrier": context.Barrier(workers),

@@ -1,4 +1,7 @@
-"""A method without work: the client sends back what it read. What remains is the engine and the messages."""
+"""A method without training: each client returns the model it downloaded.
+
+What remains is the cost of the engine and of the messages. `launch/throughput` measures it.
+"""
 
 from __future__ import annotations
 
