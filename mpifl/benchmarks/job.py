@@ -110,10 +110,6 @@ def _run(transport: Transport, path: str, name: str, options: list[str]) -> None
         store.close()
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
-
-
 def usage() -> dict[str, Any]:
     """Return what this process used so far.
 
@@ -128,3 +124,7 @@ def usage() -> dict[str, Any]:
         "peak": peak_bytes(),
         "pss": kilobytes("smaps_rollup", "Pss:") * 1024,
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
