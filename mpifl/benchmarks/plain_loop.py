@@ -1,8 +1,8 @@
 """The reference of `mpifl bench`: a plain PyTorch loop over the sampled clients, one process per core.
 
 Data are in memory as float tensors; there is one model object and one `torch.optim.SGD` a visit; the only
-copy is that of the round's model. The loop trains: no server, no averaging, no evaluation. `mpifl bench` starts
-`python -m mpifl.benchmarks.plain_loop SOCKET WORKERS CONFIG`.
+copy is that of the round's model. The loop trains: no server, no averaging, no evaluation. Started by
+`mpifl bench` as `python -m mpifl.benchmarks.plain_loop SOCKET WORKERS CONFIG`.
 """
 
 from __future__ import annotations
