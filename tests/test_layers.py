@@ -70,14 +70,62 @@ def test_imports_flow_one_way():
         assert ours - {room} <= ALLOWED[room], f"{name} imports {sorted(ours - {room} - ALLOWED[room])}"
 
 
+def modules_imported(name: str) -> set[str]:
+    """Return the files of ours that a file imports; a package counts as its `__init__`."""
+    found = set()
+    for target in imported(name):
+        path = Path(*target.split(".")[1:]) if target.startswith("mpifl.") else None
+        if path is not None:
+            found |= {f for f in (f"{path}.py", f"{path}/__init__.py") if f in SOURCES}
+    return found - {name}
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Return the sets of nodes that reach each other (Tarjan's strongly connected components)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    out = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for target in sorted(arrows[node]):
+            if target not in order:
+                visit(target)
+            if target in stack:
+                lowest[node] = min(lowest[node], lowest[target])
+        if lowest[node] == order[node]:
+            part = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(part) > 1:
+                out.append(sorted(part))
+
+    for node in arrows:
+        if node not in order:
+            visit(node)
+    return out
+
+
+def test_no_two_modules_import_each_other():
+    """Neither directly nor through others; imports for type checking only count."""
+    arrows = {name: {t for t in modules_imported(name) if not t.endswith("__init__.py")} for name in SOURCES}
+    assert not circles(arrows)
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_no_module_is_loose_at_the_root():
+    assert {name for name in SOURCES if not room_of(name)} == {"__init__.py", "__main__.py", "cli.py"}
+
+
 def test_the_walk_sees_relative_imports():
-    assert "mpifl.aggregation.collective_choice.choose" in imported("comm/mix.py")
-    assert "mpifl.core.mixing.Mixing" in imported("comm/mix.py")
+    assert "mpifl.aggregation.collective_choice.choose" in imported("aggregation/mixer.py")
+    assert "mpifl.core.mixing.Mixing" in imported("aggregation/mixer.py")
 
 
 def test_mpi_is_imported_under_comm_only():
     importers = {n for n in SOURCES if any(t.split(".")[0] == "mpi4py" for t in imported(n))}
-    assert importers == {"comm/cuda.py", "comm/mpi.py", "comm/monitoring.py"}
+    assert importers == {"comm/mpi.py", "comm/mpi_startup.py", "comm/monitoring.py"}
 
 
 def callers(*names: str) -> set[str]:
@@ -91,8 +139,8 @@ def callers(*names: str) -> set[str]:
 
 
 def test_backward_is_called_in_one_file_and_gradients_are_taken_in_one_room():
-    assert callers("backward") == {"local/sgd.py"}
-    assert {room_of(name) for name in callers("backward", "grad")} == {"local"}
+    assert callers("backward") == {"training/learner.py"}
+    assert {room_of(name) for name in callers("backward", "grad")} == {"training"}
 
 
 def test_no_bare_except_no_star_import_no_loud_global():

@@ -59,6 +59,7 @@ def train(model: Any, start: dict[str, Any], x: Any, y: Any, local: Any) -> None
     """Train one client from the round's model."""
     import torch
     import torch.nn.functional as F
+    from torch.autograd import backward
 
     model.load_state_dict(start)
     optimizer = torch.optim.SGD(
@@ -68,7 +69,7 @@ def train(model: Any, start: dict[str, Any], x: Any, y: Any, local: Any) -> None
         for index in torch.randperm(len(y)).split(local.batch_size):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x[index]), y[index])
-            loss.backward()
+            backward(loss)
             optimizer.step()
 
 
