@@ -21,7 +21,7 @@ from .core.errors import CodeFailed, Stopped, UserError, nearest, require
 from .core.files import is_full
 
 if TYPE_CHECKING:
-    from mpifl.experiment.config import Config
+    from mpifl.experiment.schema import Config
 
 STOPPED = 75  # sysexits' EX_TEMPFAIL: try again
 
@@ -51,8 +51,9 @@ BINDING = {"bind-report": "print host, device, CPU mask and threads of every ran
 @command("CONFIG", **BINDING)
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration; options are --key.path value. --resume goes on with that output.id, if begun."""
-    from mpifl.experiment.build import load_everywhere, on_server
+    from mpifl.comm import on_server
     from mpifl.experiment.build import run as run_experiment
+    from mpifl.experiment.loader import load_everywhere
 
     again = "--resume" in args.options
     args.options = [word for word in args.options if word != "--resume"]
@@ -81,8 +82,9 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Go on with a run from its last checkpoint, at any number of ranks; options are --key.path value. A
     study's folder: run what is left of it.
     """
-    from mpifl.experiment.build import load_everywhere, on_server
+    from mpifl.comm import on_server
     from mpifl.experiment.build import run as run_experiment
+    from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.sweep import STUDY, go_on
 
     folder = Path(args.RUN)
@@ -139,7 +141,7 @@ def sweep(transport: Transport, args: argparse.Namespace) -> None:
 @command("RUN")
 def retime(transport: Transport, args: argparse.Namespace) -> None:
     """Work out a finished run's times under another network: --network.name wired. Trains nothing."""
-    from mpifl.experiment.build import on_server
+    from mpifl.comm import on_server
     from mpifl.experiment.retime import retime as retime_run
 
     folder = on_server(transport, lambda: retime_run(args.RUN, args.options))
@@ -154,7 +156,7 @@ def retime(transport: Transport, args: argparse.Namespace) -> None:
 )
 def report(transport: Transport, args: argparse.Namespace) -> None:
     """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
-    from mpifl.experiment.build import on_server
+    from mpifl.comm import on_server
     from mpifl.results.report import report as write_report
 
     none_left(args)
@@ -230,7 +232,7 @@ def doctor(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG")
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Say what a run would do, without training: sizes, collectives, memory, bytes per round."""
-    from mpifl.experiment.build import load_everywhere
+    from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.plan import describe
 
     config = load_everywhere(transport, args.CONFIG, args.options)
@@ -242,7 +244,8 @@ def plan(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG")
 def prepare(transport: Transport, args: argparse.Namespace) -> None:
     """Fetch what a configuration reads, where there is a network, and prepare its cache."""
-    from mpifl.experiment.build import load_everywhere, on_server
+    from mpifl.comm import on_server
+    from mpifl.experiment.loader import load_everywhere
 
     from .data import prepare as prepare_data
 
@@ -255,8 +258,9 @@ def prepare(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG", sheet="PNG file to write (default: <name>-data.png in the current folder)")
 def data(transport: Transport, args: argparse.Namespace) -> None:
     """Look at a configuration's clients: prints a table, writes a sheet of sample images and counts."""
-    from mpifl.experiment.build import load_everywhere, on_server
+    from mpifl.comm import on_server
     from mpifl.experiment.data_preview import look
+    from mpifl.experiment.loader import load_everywhere
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     sheet = Path(args.sheet or f"{config.name}-data.png")
@@ -298,7 +302,7 @@ def show(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG")
 def cite(transport: Transport, args: argparse.Namespace) -> None:
     """Print the BibTeX of what a configuration uses."""
-    from mpifl.experiment.build import load_everywhere
+    from mpifl.experiment.loader import load_everywhere
 
     from .algorithms import citation
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.data import prepare
-from mpifl.experiment import config as configuration
+from mpifl.experiment import loader
 
 from .turns import KEEP_FREED, Job, mpirun, scratch
 from .workloads import WORKLOADS, Workload
@@ -35,7 +35,7 @@ def bench(names: Sequence[str], ranks: int, turns: int | None, options: Sequence
 
 def measure(workload: Workload, ranks: int, turns: int | None, options: Sequence[str]) -> Figures:
     """Return the figures of one workload on `ranks` ranks, beside a plain process for each worker."""
-    config = configuration.load(workload.config, list(options))
+    config = loader.load(workload.config, list(options))
     prepare(config.data, config.seed.data, download=False)
     workers = str(max(1, ranks - 1))
     loop = [sys.executable, "-m", "mpifl.benchmarks.plain_loop", "SOCKET", workers, workload.config]

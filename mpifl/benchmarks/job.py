@@ -19,8 +19,9 @@ from typing import Any
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Transport, connect
 from mpifl.core.process import keep_freed, kilobytes, peak_bytes
-from mpifl.experiment.build import build_server_step, load_everywhere, prepare
+from mpifl.experiment.build import build_server_step, prepare
 from mpifl.experiment.engines import engine
+from mpifl.experiment.loader import load_everywhere
 from mpifl.runtime.recovery import obey, say
 from mpifl.runtime.synchronous import Rounds
 

@@ -31,11 +31,11 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line
 
     from mpifl.core.rng import key
     from mpifl.data import open_federation
-    from mpifl.experiment import config as configuration
+    from mpifl.experiment import loader
     from mpifl.simulation.sampling import Sampler, cohort_size
 
     torch.set_num_threads(1)
-    config = configuration.load(name)
+    config = loader.load(name)
     federation = open_federation(config.data, config.seed.data, build=False)
     model = config.model.build(federation.shape, federation.num_classes).train()
     start = {n: t.clone() for n, t in model.state_dict().items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpifl.data import prepare
-from mpifl.experiment import config as configuration
+from mpifl.experiment import loader
 
 from .compare import ratios, spread
 from .turns import Job, mpirun, scratch
@@ -19,7 +19,7 @@ CONFIG = "bench/million"
 
 def population(ranks: int, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
     """Measure both populations in turn and print what was found."""
-    config = configuration.load(CONFIG, list(options))
+    config = loader.load(CONFIG, list(options))
     prepare(config.data, config.seed.data, download=False)
     taken: dict[int, list[dict[str, Any]]] = {MANY: [], FEW: []}
     with scratch() as place:

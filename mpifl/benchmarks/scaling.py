@@ -24,7 +24,7 @@ import numpy as np
 from mpifl.aggregation.collective_choice import REDUCE, between
 from mpifl.core.parameters import Layout
 from mpifl.data import open_federation, prepare
-from mpifl.experiment import config as configuration
+from mpifl.experiment import loader
 from mpifl.simulation.sampling import cohort_size
 
 from .turns import Job, mpirun, scratch
@@ -85,7 +85,7 @@ def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
 
 def scaling(name: str, most: int | None, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
     """Measure workload `name` on 1 to `most` workers (default: the cores there are) and extrapolate."""
-    config = configuration.load(WORKLOADS[name].config, list(options))
+    config = loader.load(WORKLOADS[name].config, list(options))
     prepare(config.data, config.seed.data, download=False)
     federation = open_federation(config.data, config.seed.data, build=False)
     m = cohort_size(config.participation, federation.num_clients)

@@ -4,7 +4,7 @@ from .connect import connect
 from .liveness import CannotGoOn, RankLost
 from .mpi_startup import asked_of
 from .task_pool import Lasting, Pool, Task, open_pool, serve
-from .transport import MpiTraffic, Single, Transport
+from .transport import MpiTraffic, Single, Transport, on_server
 
 __all__ = [
     "CannotGoOn",
@@ -17,6 +17,7 @@ __all__ = [
     "Transport",
     "asked_of",
     "connect",
+    "on_server",
     "open_pool",
     "serve",
 ]

@@ -13,13 +13,15 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
 import torch
+
+from mpifl.core.errors import UserError
 
 
 class Transport(ABC):
@@ -216,6 +218,34 @@ class Single(Transport):
     def abort(self, code: int) -> None:
         """End the process."""
         os._exit(code)
+
+
+def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
+    """Do something on rank 0 only, and return the result on every rank.
+
+    Args:
+        transport: every rank calls.
+        work: called on rank 0.
+        everywhere: False returns the result on rank 0 only, and None elsewhere.
+
+    Raises:
+        UserError: on every rank, where `work` raises one, or an OSError that names a file.
+    """
+    answer: tuple[Any, UserError | None] = (None, None)
+    if transport.is_server:
+        try:
+            answer = (work(), None)
+        except UserError as error:
+            answer = (None, error)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            remedy = f"cannot be read or written ({error.strerror})"
+            answer = (None, UserError("file", str(error.filename), remedy))
+    told, problem = transport.bcast(answer if everywhere else (None, answer[1]), "start")
+    if problem is not None:
+        raise problem
+    return told if everywhere else answer[0]
 
 
 @dataclass

@@ -18,7 +18,7 @@ import torch
 
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.comm import Transport
+from mpifl.comm import Transport, on_server
 from mpifl.comm.mpi_startup import DEVICE, MAIN
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation
@@ -43,37 +43,13 @@ from mpifl.simulation.policies import Synchronous
 from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.training import Learner, public_clients, settle
 
-from . import config as configuration
+from . import loader
 from .checkpoints import Checkpoints, aloud
-from .config import Config
-from .engines import begin, check_policy, engine, figures, stack_of
+from .engines import begin, engine, figures, stack_of
 from .engines import check as check_engine
 from .finish import finish
 from .placement import CPU, Place, check_places, mpi_memory, place, table, threads_of, workers_of
-
-
-def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
-    """Return on every rank what `work` returns on rank 0; a UserError there is raised on every rank, and an
-    OSError as one, where it names a file.
-
-    Args:
-        everywhere: False returns it on rank 0 only, and None elsewhere.
-    """
-    answer: tuple[Any, UserError | None] = (None, None)
-    if transport.is_server:
-        try:
-            answer = (work(), None)
-        except UserError as error:
-            answer = (None, error)
-        except OSError as error:
-            if error.filename is None:
-                raise
-            remedy = f"cannot be read or written ({error.strerror})"
-            answer = (None, UserError("file", str(error.filename), remedy))
-    told, problem = transport.bcast(answer if everywhere else (None, answer[1]), "start")
-    if problem is not None:
-        raise problem
-    return told if everywhere else answer[0]
+from .schema import Config
 
 
 @dataclass(frozen=True)
@@ -383,7 +359,7 @@ def _check_scratch(scratch: str, transport: Transport) -> None:
 def _new_folder(context: RunContext) -> Path:
     config = context.config
     folder = folders.create(config.output.folder, config.name, config.output.id)
-    (folder / "config.yaml").write_text(configuration.dump(config))
+    (folder / "config.yaml").write_text(loader.dump(config))
     return folder
 
 
@@ -415,15 +391,3 @@ def _observer(
         progress.step(record.step, note)
 
     return observe
-
-
-def load_everywhere(transport: Transport, name: str, options: list[str]) -> Config:
-    """Return the configuration on every rank; read once, on rank 0."""
-    tree = on_server(transport, lambda: _tree(name, options))
-    return configuration.build(Config, tree)
-
-
-def _tree(name: str, options: list[str]) -> dict[str, Any]:
-    tree = configuration.merged(configuration.read(name), configuration.overrides(options))
-    check_policy(configuration.build(Config, tree))
-    return tree

@@ -22,8 +22,8 @@ from mpifl.results.run_folder import write_json
 from mpifl.results.supervision import Signals
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 
-from . import config as configuration
-from .config import Config
+from . import loader
+from .schema import Config
 
 FREE = ("name", "rounds", "system", "output", "checkpoint", "vary")  # may differ when a run goes on
 
@@ -39,7 +39,7 @@ def identity_of(folder: Path) -> str:
 
 def same_numbers(config: Config) -> str:
     """Return a digest of all options that decide numbers."""
-    tree = {name: part for name, part in configuration.to_tree(config).items() if name not in FREE}
+    tree = {name: part for name, part in loader.to_tree(config).items() if name not in FREE}
     return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -12,8 +12,8 @@ from mpifl.core.federation import Split
 from mpifl.data import PoolFederation, histogram, label_distance, open_federation
 from mpifl.results.data_sheet import Sheet, Strip, draw
 
-from . import config as configuration
-from .config import Config
+from . import loader
+from .schema import Config
 
 MAX_COUNTED, MAX_SHOWN, MAX_STRIPS = 2000, 500, 10
 PER_STRIP, MAX_LABEL_COLUMNS, LOOKED_AT = 10, 12, 8  # images, headed columns, clients searched for images
@@ -29,7 +29,7 @@ def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
 
 
 def _title(config: Config, federation: PoolFederation) -> str:
-    tree = configuration.to_tree(config)["data"]
+    tree = loader.to_tree(config)["data"]
     return (
         f"{tree['source']['name']}, scenario {tree['scenario']['name']}: {federation.num_clients:,} clients"
     )

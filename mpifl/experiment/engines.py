@@ -15,15 +15,13 @@ from mpifl.runtime.asynchronous import Events
 from mpifl.runtime.run_state import Checkpointer, Never
 from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.synchronous import Record, Rounds
-from mpifl.simulation.clock import Clock, VirtualTime, WallTime
-from mpifl.simulation.delays import Constant
-from mpifl.simulation.durations import Availability, VisitDuration, visit_duration
-from mpifl.simulation.network import Links
+from mpifl.simulation.clock import Clock
+from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.simulation.policies import Synchronous, open_clock
 from mpifl.simulation.sampling import Sampler
 from mpifl.training import pick_stack, stackable
 
-from .config import Config
+from .schema import Config, check_sections
 
 if TYPE_CHECKING:
     from .build import RunContext
@@ -50,36 +48,6 @@ def begin(config: Config, federation: Federation) -> None:
         config.policy.begin(federation)
 
 
-def check_policy(config: Config) -> None:
-    """Raise `UserError` where a method cannot run under a policy, or where a setting would have no effect."""
-    if not isinstance(config.policy, Synchronous):
-        Events.check(config.algorithm, config.policy)
-    check_effects(config)
-
-
-def check_effects(config: Config) -> None:
-    """Raise `UserError` where policy, clock or network leave something without effect that was given."""
-    policy, clock, computing = config.policy, config.clock, config.network.computing
-    rounds = isinstance(policy, Synchronous)
-    remedy = "has no effect under policy rounds, whose virtual time follows delay and network; leave it out"
-    require(not rounds or clock == VirtualTime(), "clock", clock, remedy)
-    remedy = "has no effect: this network brings computing times of its own; leave it out"
-    require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
-    away = config.availability
-    remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
-    require(bool(away.off_s) or away == Availability(), "availability.on_s", away.on_s, remedy)
-    why = ""
-    if isinstance(clock, WallTime) and not clock.scale:
-        why = "clock wall holds nobody back with scale 0; leave it out, or give a scale"
-    elif isinstance(clock, VirtualTime) and not rounds and not policy.in_seconds:
-        why = "the policy's virtual time is made of steps"
-        why += "; leave it out, or take policy every_arrival, or client_decides with uploads when_done"
-    if why:
-        for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
-            value = getattr(config, name)
-            require(value == plain, name, value, f"has no effect: {why}")
-
-
 def check(context: RunContext) -> Clock | None:
     """Return the clock of an asynchronous run; raise `UserError` where method, policy and clock do not
     fit.
@@ -91,7 +59,7 @@ def check(context: RunContext) -> Clock | None:
         return None
     remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
     require(not config.network.shared, "network.cast", config.network.cast, remedy)
-    check_policy(config)
+    check_sections(config)
     config.policy.concurrency(n, context.num_sampled)
     duration = config.policy.paced(duration, context.federation)
     return open_clock(config.clock, config.policy, duration, n, key(config.seed.system))

@@ -20,7 +20,7 @@ from mpifl.runtime.recovery import regroup
 from mpifl.runtime.server_step import ServerStep
 from mpifl.traffic.ledger import Moved
 
-from . import config as configuration
+from . import loader
 from .placement import Place, place
 from .traffic_forecast import settled
 
@@ -112,7 +112,7 @@ def _summary(
     context: RunContext, server_step: ServerStep, last: Mapping[str, float | int], sha: str
 ) -> dict[str, Any]:
     """Return the final figures of a run."""
-    tree = configuration.to_tree(context.config)
+    tree = loader.to_tree(context.config)
     figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters", "num_unplaced")
     return {
         "format": folders.FORMAT,

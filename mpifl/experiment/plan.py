@@ -21,14 +21,13 @@ from mpifl.aggregation.collective_choice import (
     is_sharded,
 )
 from mpifl.comm import Transport
-from mpifl.comm.mpi_startup import MAIN
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.types import Notes, Report, Server
 
-from . import config as configuration
+from . import loader
 from .build import RunContext, prepare
-from .config import Config
 from .memory_forecast import Base, Held, footprint
+from .schema import Config
 from .traffic_forecast import Expected, empty_report, expect, first_server
 
 NUMBER_BYTES = 4  # float32
@@ -37,7 +36,7 @@ NUMBER_BYTES = 4  # float32
 def describe(config: Config, transport: Transport) -> str:
     """Return a page about a run; every rank calls, rank 0's page counts."""
     asked = config.system.ranks
-    here = replace(config, system=replace(config.system, ranks=None, mpi_memory=MAIN))
+    here = replace(config, system=replace(config.system, ranks=None, mpi_memory="main"))
     context = replace(prepare(here, transport, lambda text: None), config=config)
     base = Base.measured(context) if transport.is_server else None
     for learner in (context.learner, context.learner.auxiliary):
@@ -49,7 +48,7 @@ def describe(config: Config, transport: Transport) -> str:
     server, fingerprint_bytes = first_server(context)
     report = empty_report(context, server, 0)
     plan = context.config.algorithm.aggregate(server, notes_of(context, server, report))
-    tree = configuration.to_tree(config)
+    tree = loader.to_tree(config)
     n, m, d = context.problem.num_clients, context.num_sampled, context.problem.layout.size
     lines = [
         f"{config.name}: {tree['algorithm']['name']} on {tree['data']['source']['name']}, "

@@ -22,9 +22,8 @@ from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.simulation.policies import Synchronous
 from mpifl.traffic.ledger import Moved
 
-from . import config as configuration
-from .config import Config
-from .engines import check_effects
+from . import loader
+from .schema import Config, check_effects
 
 SECTIONS = ("network", "delay", "availability", "output")
 
@@ -35,17 +34,17 @@ def retime(name: str, options: Sequence[str]) -> Path:
     Args:
         options: of the sections `network`, `delay`, `availability` and `output`.
     """
-    run, asked = load(name), configuration.overrides(options)
+    run, asked = load(name), loader.overrides(options)
     for section in asked:
         require(section in SECTIONS, section, asked[section], f"re-timing changes only {', '.join(SECTIONS)}")
-    old = configuration.build(Config, run.config)
+    old = loader.from_tree(Config, run.config)
     remedy = "which upload comes first depends on the network: run it again under the new one"
     require(isinstance(old.policy, Synchronous), "RUN", name, remedy)
     known = run.rows("visits.csv")
     require(bool(known), "RUN", name, "has no visits.csv, from which times are worked out; run it again")
     place = {"output": {"folder": str(run.folder.parent), "id": None}}
-    tree = configuration.merged(configuration.merged(run.config, place), asked)
-    config = configuration.build(Config, tree)
+    tree = loader.merged(loader.merged(run.config, place), asked)
+    config = loader.from_tree(Config, tree)
     check_effects(config)
     return written(run, config)
 
@@ -65,7 +64,7 @@ def written(run: Run, config: Config) -> Path:
     for path in run.folder.iterdir():
         if path.is_file() and path.name not in ("config.yaml", "metrics.csv", "summary.json"):
             shutil.copy(path, folder)
-    (folder / "config.yaml").write_text(configuration.dump(config))
+    (folder / "config.yaml").write_text(loader.dump(config))
     new = zip(run.rows("metrics.csv"), steps, strict=True)
     folders.write_csv(folder / "metrics.csv", [{**row, "virtual_seconds": times[t]} for row, t in new])
     folders.write_json(folder / "summary.json", {**run.summary, "retimed_from": run.folder.name})
@@ -73,7 +72,7 @@ def written(run: Run, config: Config) -> Path:
 
 
 def pace_of(run: Run, config: Config) -> VisitDuration:
-    """Return how long visits take under a configuration."""
+    """Return how long visits take under a loader."""
     n, model_bytes = int(run.summary["clients"]), 4 * int(run.summary["model_numbers"])
     system = key(config.seed.system)
     return visit_duration(config.delay, config.network, config.availability, system, n, model_bytes)
@@ -101,5 +100,5 @@ def _moved(row: dict[str, Any]) -> Moved:
 def _name(run: Run, config: Config) -> str:
     """Return the id of the new folder: the old one's, and the network."""
     was = run.folder.name.removeprefix(f"{config.name}-")
-    network = configuration.to_tree(config)["network"]["name"]
+    network = loader.to_tree(config)["network"]["name"]
     return folders.free(run.folder.parent, config.name, f"{was}-{network}")

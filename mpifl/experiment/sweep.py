@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mpifl.comm import Transport
+from mpifl.comm import Transport, on_server
 from mpifl.core.errors import UserError, require
 from mpifl.core.textfiles import MAX_NAME_BYTES, yaml_file
 from mpifl.results import run_folder as folders
@@ -29,11 +29,10 @@ from mpifl.results.metrics import over_runs
 from mpifl.results.reader import load, read_rows
 from mpifl.results.study_figure import Curve, draw
 
-from . import config as configuration
-from .build import on_server, run
-from .config import Config
-from .engines import check_policy
+from . import loader
+from .build import run
 from .retime import same_training, written
+from .schema import Config, check_sections
 
 STUDY = "study.yaml"  # in the study's folder: what it was begun with
 FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
@@ -43,7 +42,7 @@ ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_second
 
 @dataclass(frozen=True)
 class Case:
-    """One combination: key -> label, and the configuration."""
+    """One combination: key -> label, and the loader."""
 
     labels: Mapping[str, str]
     config: Config
@@ -71,14 +70,14 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
         one = {name: value for name, value in tree.items() if name != "vary"}
         for key, (_, value) in zip(vary, combination, strict=True):
             if key == "configuration":
-                file = configuration.read(str(value))
+                file = loader.read(str(value))
                 _check_method(tree, file, str(value))
-                one = configuration.merged(file, one)
+                one = loader.merged(file, one)
             else:
-                one = configuration.merged(one, _nested(key, value))
+                one = loader.merged(one, loader.nested(key.split("."), value))
         labels = dict(zip(vary, (label for label, _ in combination), strict=True))
-        out.append(Case(labels, configuration.build(Config, one)))
-        check_policy(out[-1].config)
+        out.append(Case(labels, loader.from_tree(Config, one)))
+        check_sections(out[-1].config)
     slugs = [case.slug for case in out]
     twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
     require(twice is None, "vary", twice, "two cases have the same name; label the values")
@@ -109,9 +108,7 @@ def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None
     """Raise `UserError` where two cases would be the same run."""
     seen: dict[str, Case] = {}
     for case in all_cases:
-        resolved = {
-            k: v for k, v in configuration.to_tree(case.config).items() if k not in ("name", "output")
-        }
+        resolved = {k: v for k, v in loader.to_tree(case.config).items() if k not in ("name", "output")}
         known = seen.setdefault(json.dumps(resolved), case)
         if known is not case:
             keys = [key for key, label in case.labels.items() if known.labels[key] != label]
@@ -141,18 +138,11 @@ def _label(value: Any) -> str:
     return str(name).rpartition("/")[2]
 
 
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    """Return the tree with one leaf at a dotted path."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)
-
-
 def study(name: str, options: Sequence[str], transport: Transport, quiet: bool = False) -> Path | None:
     """Run all cases of a configuration over all ranks; return the study's folder on rank 0."""
 
     def begin() -> tuple[dict[str, Any], Path]:
-        tree = configuration.merged(configuration.read(name), configuration.overrides(options))
+        tree = loader.merged(loader.read(name), loader.overrides(options))
         first = cases(tree)[0].config  # all of them must be right before the first begins
         folder = folders.create(first.output.folder, first.name, first.output.id)
         (folder / STUDY).write_text(yaml.safe_dump(tree, sort_keys=False))

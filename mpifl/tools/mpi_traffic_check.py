@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mpifl.comm import Transport
+from mpifl.comm import Transport, on_server
 from mpifl.comm.monitoring import KINDS, Monitor
 from mpifl.core.errors import require
-from mpifl.experiment.build import on_server, run
-from mpifl.experiment.config import Config, build, merged
+from mpifl.experiment.build import run
+from mpifl.experiment.loader import from_tree, merged
+from mpifl.experiment.schema import Config
 
 TINY: dict[str, Any] = {  # a second: digits come with scikit-learn
     "name": "witness",
@@ -109,7 +110,7 @@ def measure(transport: Transport) -> list[Line]:
         parent = on_server(transport, lambda: own)
         for number, (name, changes) in enumerate(RUNS.items()):
             place = {"output": {"folder": parent, "id": str(number), "model": False}}
-            config = build(Config, merged(TINY, {**changes, **place}))
+            config = from_tree(Config, merged(TINY, {**changes, **place}))
             transport.barrier()
             transport.traffic.clear()
             monitor.read()

@@ -13,7 +13,8 @@ from support import worlds
 from support.cases import CASES, named
 
 from mpifl.algorithms import CATALOGUE, citation
-from mpifl.experiment import config
+from mpifl.experiment.loader import from_tree, to_tree
+from mpifl.experiment.schema import Config
 
 
 def three_steps(name: str, options: dict[str, object], folder: Path, participation: float) -> worlds.Run:
@@ -103,6 +104,6 @@ def test_a_method_says_where_it_comes_from_and_is_configured_by_its_name(name):
     assert (cls.__doc__ or "").strip()
     parents = [name for name, other in CATALOGUE.items() if other is not cls and issubclass(cls, other)]
     assert not parents, "abstract or final: methods share functions, not parents"
-    built = config.build(config.Config, {"algorithm": {"name": name}, "model": {"name": "mlp"}})
+    built = from_tree(Config, {"algorithm": {"name": name}, "model": {"name": "mlp"}})
     assert built.algorithm == cls()
-    assert config.build(config.Config, config.to_tree(built)) == built
+    assert from_tree(Config, to_tree(built)) == built

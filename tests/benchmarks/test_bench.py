@@ -16,7 +16,7 @@ from mpifl.benchmarks import job as one
 from mpifl.benchmarks.workloads import WORKLOADS, Workload
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
-from mpifl.experiment.config import load
+from mpifl.experiment.loader import load
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from mpifl.comm import Single
-from mpifl.experiment import config as configuration
+from mpifl.experiment import loader
 from mpifl.experiment import sweep as study
 from mpifl.experiment.plan import describe
+from mpifl.experiment.schema import Config
 
 ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}
 FOLDER = Path(__file__).parents[2] / "configs"
@@ -47,10 +48,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize("folder", sorted({Path(name).parent.as_posix() for name in WHOLE}))
 def test_configurations_load_and_say_themselves_again(folder):
     for name in (n for n in WHOLE if Path(n).parent.as_posix() == folder):
-        tree = configuration.read(str(FOLDER / name))
+        tree = loader.read(str(FOLDER / name))
         studied = [case.config for case in study.cases(tree)] if "vary" in tree else []
-        for config in studied or [configuration.load(str(FOLDER / name))]:
-            again = configuration.build(configuration.Config, configuration.to_tree(config))
+        for config in studied or [loader.load(str(FOLDER / name))]:
+            again = loader.from_tree(Config, loader.to_tree(config))
             assert again == config, name
             assert config.name == Path(name).stem, name
 
@@ -95,14 +96,14 @@ def test_every_table_of_the_papers_has_a_configuration():
 )
 def test_a_papers_configuration_is_planned(name, cache):
     """Opens its clients, builds its model, works out the first step's mixing; trains nothing."""
-    config = configuration.load(str(FOLDER / name))
+    config = loader.load(str(FOLDER / name))
     root = root_with(config.data.source)
     options = ["--data.root", str(root), "--data.cache", str(cache)]
     options += SMALL if getattr(config.data.scenario, "resize", None) == 224 else []
     options += SIMPLE if "/flt/" in name else []
     options += FEW if "/ccfl/" in name else []
     options += STANDIN.get(Path(name).stem, []) if root == Path(os.environ.get("MPIFL_STANDIN", "")) else []
-    page = describe(configuration.load(str(FOLDER / name), options), Single())
+    page = describe(loader.load(str(FOLDER / name), options), Single())
     assert f"{config.rounds} rounds" in page
     assert "federation in all" in page
 

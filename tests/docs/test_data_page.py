@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from mpifl.data import SCENARIOS, SOURCES
-from mpifl.experiment.config import chosen
+from mpifl.experiment.loader import chosen
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 

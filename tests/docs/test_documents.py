@@ -26,7 +26,8 @@ from support import worlds
 import mpifl
 from mpifl import cli
 from mpifl.algorithms import CATALOGUE
-from mpifl.experiment.config import Config, build, load, read
+from mpifl.experiment.loader import from_tree, load, read
+from mpifl.experiment.schema import Config
 from mpifl.results import supervision as progress
 
 ROOT = Path(mpifl.__file__).parents[1]
@@ -138,7 +139,7 @@ def test_the_catalogue_is_in_the_order_of_the_methods_page():
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_method_has_a_small_configuration(name):
-    config = build(Config, read(f"algorithms/{name}"))
+    config = from_tree(Config, read(f"algorithms/{name}"))
     assert (config.name, type(config.algorithm)) == (name, CATALOGUE[name])
 
 

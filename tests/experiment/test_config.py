@@ -10,8 +10,9 @@ import yaml
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.errors import UserError
-from mpifl.experiment import config
-from mpifl.experiment.config import Config, Seeds, build, dump, load, merged, overrides
+from mpifl.experiment import schema
+from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
+from mpifl.experiment.schema import Config, Seeds
 from mpifl.models import MODELS
 from mpifl.training import LocalConfig
 
@@ -96,11 +97,11 @@ def test_a_method_of_ones_own_is_named_by_its_file(tmp_path):
 )
 def test_what_is_written_is_read_again(options):
     found = load(TINY, options)
-    assert build(Config, yaml.safe_load(dump(found))) == found
+    assert from_tree(Config, yaml.safe_load(dump(found))) == found
 
 
 def test_every_field_of_every_section_is_documented():
-    sections = (Seeds, config.EvaluationConfig, config.SystemConfig, config.OutputConfig, LocalConfig)
+    sections = (Seeds, schema.EvaluationConfig, schema.SystemConfig, schema.OutputConfig, LocalConfig)
     for cls in (*sections, *CATALOGUE.values(), *MODELS.values()):
         for field in dataclasses.fields(cls):
             assert field.name in (cls.__doc__ or ""), f"{cls.__name__}.{field.name}"

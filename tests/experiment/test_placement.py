@@ -14,7 +14,7 @@ from mpifl.comm import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import build as experiment
 from mpifl.experiment import placement
-from mpifl.experiment.config import SystemConfig
+from mpifl.experiment.schema import SystemConfig
 
 
 def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2b"):

@@ -13,8 +13,8 @@ from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.build import initial_vectors
-from mpifl.experiment.config import EvaluationConfig, Seeds, SystemConfig
 from mpifl.experiment.engines import evaluated_clients
+from mpifl.experiment.schema import EvaluationConfig, Seeds, SystemConfig
 from mpifl.models import MODELS
 
 

@@ -14,7 +14,7 @@ from mpifl.cli import main
 from mpifl.comm import Single
 from mpifl.core.errors import Stopped, UserError
 from mpifl.experiment import build as experiment
-from mpifl.experiment.config import load
+from mpifl.experiment.loader import load
 from mpifl.experiment.sweep import cases, over_seeds, study, table
 from mpifl.results.study_figure import Curve
 

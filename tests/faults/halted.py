@@ -15,7 +15,7 @@ from mpifl.core.errors import Stopped
 from mpifl.core.federation import Federation
 from mpifl.experiment import build as experiment
 from mpifl.experiment import engines as driver
-from mpifl.experiment.config import EvaluationConfig
+from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.runtime.asynchronous import Events
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved

@@ -12,8 +12,7 @@ import pytest
 from support.runs import CONFIG, assert_same_run
 
 from mpifl import cli
-from mpifl.experiment import checkpoints
-from mpifl.experiment import config as configuration
+from mpifl.experiment import checkpoints, loader
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results.supervision import Signals
 from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig
@@ -171,7 +170,7 @@ def test_checkpoints_come_by_steps_by_minutes_and_when_asked_for(tmp_path, monke
     now = [1000.0]
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
     signals = Signals()
-    config = configuration.load(str(CONFIG), ["--checkpoint", "{every: 4, minutes: 5}"])
+    config = loader.load(str(CONFIG), ["--checkpoint", "{every: 4, minutes: 5}"])
     keeper = checkpoints.Checkpoints(tmp_path, config, {}, signals, print)
 
     def due(step: int, minutes: float) -> str:

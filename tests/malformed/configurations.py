@@ -13,7 +13,7 @@ from malformed.case import CONFIG, CONFIGS, REFUSED, Case, fitting, mutated_text
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.errors import UserError
-from mpifl.experiment.config import load, to_tree
+from mpifl.experiment.loader import load, to_tree
 
 WORLDS = (  # what the fields of a configuration are taken from
     [],

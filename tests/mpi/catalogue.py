@@ -23,7 +23,7 @@ from mpifl.algorithms import CATALOGUE, flt
 from mpifl.comm import Transport, connect
 from mpifl.experiment import build as experiment
 from mpifl.experiment import engines as driver
-from mpifl.experiment.config import EvaluationConfig
+from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results.recorder import digest
 from mpifl.runtime.synchronous import Record
 from mpifl.simulation.policies import EveryArrival

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from support.runs import columns_of
 
 from mpifl import cli
-from mpifl.experiment import config as configuration
+from mpifl.experiment import loader
 from mpifl.results.identity import machine
 from mpifl.results.reader import load, read_rows
 
@@ -144,8 +144,8 @@ def test_every_key_of_the_old_release_is_understood(section, tmp_path):
             over = {part: over}
         if section == "policy.uploads":
             over["policy"]["name"] = "client_decides"
-        tree = configuration.merged(whole, over)
+        tree = loader.merged(whole, over)
         file = tmp_path / "config.yaml"
         file.write_text(json.dumps(tree))  # JSON is YAML
-        found = configuration.load(str(file))
+        found = loader.load(str(file))
         assert found.rounds == whole["rounds"]

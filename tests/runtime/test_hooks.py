@@ -19,7 +19,7 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
 from mpifl.core.mixing import Mixing, Plan, add, average, blend, by_cluster, carry, in_turn, rows, shares
 from mpifl.core.types import Notes, Report, Server
-from mpifl.experiment.config import EvaluationConfig
+from mpifl.experiment.schema import EvaluationConfig
 from mpifl.simulation.policies import Buffer, EveryArrival, Policy
 from mpifl.traffic.payload import Payload
 

@@ -17,7 +17,7 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import NotFinite
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
-from mpifl.experiment.config import SystemConfig
+from mpifl.experiment.schema import SystemConfig
 from mpifl.runtime.client_errors import ClientError
 from mpifl.runtime.synchronous import Rounds
 from mpifl.training import LocalClient

@@ -11,7 +11,7 @@ from support.cases import OPTIONS
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
-from mpifl.experiment.config import SystemConfig
+from mpifl.experiment.schema import SystemConfig
 from mpifl.runtime.scheduler import Scheduler
 from mpifl.simulation.policies import EveryArrival
 

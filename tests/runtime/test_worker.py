@@ -16,7 +16,7 @@ from mpifl.core.federation import Split
 from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, Report, Server, State
-from mpifl.experiment.config import EvaluationConfig
+from mpifl.experiment.schema import EvaluationConfig
 from mpifl.simulation.delays import Exponential
 from mpifl.simulation.policies import Buffer, EveryArrival, Synchronous
 

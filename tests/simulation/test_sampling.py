@@ -10,7 +10,7 @@ from support import worlds
 from mpifl.algorithms import CATALOGUE
 from mpifl.comm import Single
 from mpifl.core.rng import key
-from mpifl.experiment.config import Newcomers
+from mpifl.experiment.schema import Newcomers
 from mpifl.simulation.sampling import Sampler, cohort_size, newcomers
 
 

@@ -30,7 +30,7 @@ from mpifl.core.rng import Key, key
 from mpifl.core.types import Notes, ProblemInfo, Server
 from mpifl.experiment import build as experiment
 from mpifl.experiment import engines as driver
-from mpifl.experiment.config import Config, EvaluationConfig, Seeds
+from mpifl.experiment.schema import Config, EvaluationConfig, Seeds
 from mpifl.models import MODELS
 from mpifl.runtime.asynchronous import Events
 from mpifl.runtime.server_step import ServerStep
@@ -203,7 +203,7 @@ def run(
     evaluate: bool = True,
     **changes: Any,
 ) -> Run:
-    """Take some steps alone in this process; `changes` are fields of the configuration."""
+    """Take some steps alone in this process; `changes` are fields of the loader."""
     if algorithm.needs.one_by_one:
         return events(algorithm, federation, folder, steps, **changes)
     server_step, sampler = start(algorithm, federation, folder, **changes)

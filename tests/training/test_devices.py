@@ -15,7 +15,7 @@ from mpifl.algorithms import CATALOGUE
 from mpifl.core.devices import CPU, message_on, report_home, room, settle, split_on, state_on, tensors_on
 from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report
-from mpifl.experiment.config import SystemConfig
+from mpifl.experiment.schema import SystemConfig
 from mpifl.training import Learner, LocalConfig, public_clients
 
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it

@@ -1,0 +1,299 @@
+"""YAML files and options in, `Config` out, and back: bases, options, names of classes, strict types.
+
+Command-line options win over the file, the file over its `base`, the base over the defaults. The key `name`
+of a section picks its class from the section's catalogue, or is `file.py:Class` or `package.module:Class`;
+the other keys are the fields of that class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import types
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from mpifl.comm import Transport, on_server
+from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.imports import load_object
+from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of
+
+from .schema import CHOICES, Config, Seeds, check_sections
+
+SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that travel with mpifl
+MAX_BASES = 32  # length of a chain of bases
+MAX_INTEGER = 2**63 - 1
+
+
+def load(name: str, options: Sequence[str] = ()) -> Config:
+    """Return a configuration, unchecked between its sections.
+
+    Args:
+        name: of a file, see `find`.
+        options: `--key.path value` words.
+
+    Raises:
+        UserError: names the key or the file.
+    """
+    return from_tree(Config, merged(read(name), overrides(options)))
+
+
+def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()) -> Config:
+    """Return a configuration on every rank, checked; rank 0 reads it and sends it.
+
+    Args:
+        transport: every rank calls.
+        name: of a file, see `find`.
+        options: `--key.path value` words.
+
+    Raises:
+        UserError: on every rank; names the key or the file.
+    """
+
+    def tree() -> dict[str, Any]:
+        found = merged(read(name), overrides(options))
+        check_sections(from_tree(Config, found))
+        return found
+
+    return from_tree(Config, on_server(transport, tree))
+
+
+# -- files and options ---------------------------------------------------------------------------------------
+
+
+def find(name: str) -> Path:
+    """Return the file of a configuration.
+
+    Args:
+        name: a path, or the name of a configuration that travels with mpifl; `.yaml` may be left out.
+
+    Raises:
+        UserError: there is none; names the nearest ones.
+    """
+    for root in (Path(), SHIPPED):
+        for path in (root / name, root / f"{name}.yaml"):
+            if os.path.isfile(path):
+                return path
+    require(not os.path.exists(name), "CONFIG", name, "is no file; name a YAML file")
+    shipped = sorted(path.relative_to(SHIPPED).as_posix() for path in SHIPPED.rglob("*.yaml"))
+    near = get_close_matches(name, shipped, n=3, cutoff=0.5)
+    places = sorted({f"{folder}/" if (folder := p.rpartition("/")[0]) else p for p in shipped})
+    also = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(places) or 'none'}"
+    raise UserError("CONFIG", name, f"no such file; {also}")
+
+
+def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return the tree in a configuration file, laid over that of its `base` (a path relative to the file).
+
+    Args:
+        name: of a file, see `find`.
+        above: the files of which it is the base.
+
+    Raises:
+        UserError: no such file, no YAML, no mapping, or a chain of bases without end.
+    """
+    path = find(name)
+    require(path.resolve() not in above, "base", str(path), "is its own base; take another or none")
+    require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
+    tree = yaml_file(path, "CONFIG") or {}
+    require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
+    base = tree.pop("base", None)
+    return merged(read(str(path.parent / str(base)), (*above, path.resolve())), tree) if base else tree
+
+
+def overrides(words: Sequence[str]) -> dict[str, Any]:
+    """Return the tree of `--key.path value` or `--key.path=value` options; values are YAML.
+
+    Raises:
+        UserError: a word that is no option, an option without a value, a value that is not YAML.
+    """
+    tree: dict[str, Any] = {}
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    while words:
+        option, *words = words
+        require(option.startswith("--"), "option", option, "options are --key.path value")
+        require(bool(words), "option", option, "needs a value")
+        text, *words = words
+        keys = option[2:].split(".")
+        require(len(keys) <= MAX_DEPTH, "option", option, f"has more than {MAX_DEPTH} parts")
+        tree = merged(tree, nested(keys, yaml_of(text, option, text) if text else text))
+    return tree
+
+
+def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return the tree that holds one value, at a path of keys."""
+    for key in reversed(keys):
+        value = {key: value}
+    return dict(value)
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `under` with `over` laid on it, key by key; a section that changes its `name` starts anew."""
+    out = dict(under)
+    for name, value in over.items():
+        old = out.get(name)
+        old = {"name": old} if isinstance(old, str) and isinstance(value, dict) else old
+        if (
+            isinstance(old, dict)
+            and isinstance(value, dict)
+            and value.get("name", old.get("name")) == old.get("name")
+        ):
+            out[name] = merged(old, value)
+        else:
+            out[name] = value
+    return out
+
+
+# -- from trees to objects -----------------------------------------------------------------------------------
+
+
+def from_tree(cls: type, tree: Mapping[str, Any], path: str = "") -> Any:
+    """Return an instance of a dataclass.
+
+    Args:
+        cls: the dataclass; its fields are the keys.
+        tree: key -> value.
+        path: dotted path of the section, for messages.
+
+    Raises:
+        UserError: an unknown or missing key, a value of another type, or one that the class refuses.
+    """
+    known = keys_of(cls)
+    require(isinstance(tree, Mapping), path or "CONFIG", tree, f"must be a section with {', '.join(known)}")
+    for name in tree:
+        if name not in known:
+            raise UserError(_below(path, name), tree[name], f"unknown key; {nearest(str(name), known)}")
+    values = {name: _value(cls, name, value, _below(path, name)) for name, value in tree.items()}
+    for f in dataclasses.fields(cls):
+        required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            names = ", ".join(CHOICES.get((cls, f.name), ()))
+            remedy = f"name one of {names}" if names else f"{cls.__name__} has no default for it"
+            raise UserError(_below(path, f.name), None, f"is missing; {remedy}")
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise error.under(path) from None
+
+
+def keys_of(cls: type) -> list[str]:
+    """Return the keys of a section: the fields of its dataclass."""
+    return [f.name for f in dataclasses.fields(cls) if f.init]
+
+
+def _below(path: str, name: object) -> str:
+    return f"{path}.{name}".lstrip(".")
+
+
+def _value(cls: type, name: str, value: Any, path: str) -> Any:
+    """Return `value` as field `name` of `cls` wants it."""
+    if (cls, name) in CHOICES:
+        return chosen(CHOICES[cls, name], {"name": value} if isinstance(value, str) else value, path)
+    hint = get_type_hints(cls)[name]
+    if hint is Seeds and not isinstance(value, Mapping):
+        seed = converted(int, value, path)
+        return Seeds(seed, seed, seed, seed)
+    return converted(hint, value, path)
+
+
+def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
+    """Return the object that a section describes.
+
+    Args:
+        catalogue: name -> class.
+        tree: `name`, and the keys of that class.
+        path: dotted path of the section.
+
+    Raises:
+        UserError: no name, an unknown one, or a class that is no dataclass; all that `from_tree` raises.
+    """
+    names = f"name one of {', '.join(catalogue)}"
+    require(isinstance(tree, Mapping) and "name" in tree, path, tree, names)
+    name, rest = tree["name"], {k: v for k, v in tree.items() if k != "name"}
+    require(isinstance(name, str), f"{path}.name", name, names)
+    if ":" in name:
+        cls = load_object(name, f"{path}.name")
+        remedy = "is not a dataclass; its fields are the options"
+        require(dataclasses.is_dataclass(cls), f"{path}.name", name, remedy)
+        return from_tree(cls, rest, path)
+    if name not in catalogue:
+        raise UserError(f"{path}.name", name, f"unknown name; {nearest(name, list(catalogue))}")
+    return from_tree(catalogue[name], rest, path)
+
+
+def converted(hint: Any, value: Any, path: str) -> Any:
+    """Return `value` as type `hint`.
+
+    Raises:
+        UserError: it is of another type (`true` is no number), not finite, too large, or not printable.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return converted(next(a for a in args if a is not type(None)), value, path)
+    if dataclasses.is_dataclass(hint):
+        return from_tree(hint, value, path)  # type: ignore[arg-type]
+    if origin is tuple:
+        require(isinstance(value, (list, tuple)), path, value, "must be a list")
+        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+        require(len(kinds) == len(value), path, value, f"must be a list of {len(kinds)} values")
+        return tuple(converted(k, v, path) for k, v in zip(kinds, value, strict=True))
+    if origin is Literal:  # the class itself says which ones there are
+        hint, origin = str, None
+    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        return _number(value, path)
+    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    kind = origin or hint
+    wrong = isinstance(kind, type) and not isinstance(value, kind)
+    wrong = wrong or (hint is int and isinstance(value, bool))
+    require(not wrong, path, value, f"must be of type {getattr(hint, '__name__', hint)}")
+    if isinstance(value, int):
+        require(abs(value) <= MAX_INTEGER, path, value, f"is too large; take at most {MAX_INTEGER}")
+    if isinstance(value, str):
+        require(value.isprintable(), path, value, "holds characters that cannot be printed; leave them out")
+    return value
+
+
+def _number(value: float | str, path: str) -> float:
+    """Return a finite number."""
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise UserError(path, value, "must be of type float") from error
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    require(math.isfinite(number), path, value, "must be a finite number")
+    return number
+
+
+# -- from objects to trees -----------------------------------------------------------------------------------
+
+
+def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
+    """Return the tree that `from_tree` turns into `value` again.
+
+    Args:
+        value: a configuration, a section or a plain value.
+        owner: class of the section that `value` stands in.
+        name: its key there.
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return list(value) if isinstance(value, tuple) else value
+    tree = {f: to_tree(getattr(value, f), type(value), f) for f in keys_of(type(value))}
+    catalogue = CHOICES.get((owner, name)) if owner else None
+    if catalogue is None:
+        return tree
+    known = {cls: key for key, cls in catalogue.items()}
+    return {"name": known.get(type(value), getattr(type(value), "imported_as", "?")), **tree}
+
+
+def dump(config: Config) -> str:
+    """Return the resolved configuration as YAML."""
+    return yaml.safe_dump(to_tree(config), sort_keys=False)

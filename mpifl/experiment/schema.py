@@ -1,0 +1,296 @@
+"""The configuration of a run: one tree of dataclasses = one YAML tree = one tree of command-line options.
+
+A section that offers a choice (algorithm, model, data source, policy, ...) holds an object; `CHOICES` names
+the classes that it may be of. The docstring of a class says under `Attributes:` what each of its keys means;
+`mpifl show` prints these texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mpifl.aggregation.collective_choice import COSTS, ByBytes
+from mpifl.algorithms import CATALOGUE
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.errors import require
+from mpifl.core.textfiles import check_name
+from mpifl.data import SCENARIOS, SOURCES, DataConfig
+from mpifl.models import MODELS
+from mpifl.runtime.run_state import CheckpointConfig
+from mpifl.simulation.clock import CLOCKS, VirtualTime, WallTime
+from mpifl.simulation.delays import DELAYS, Constant, Delay
+from mpifl.simulation.durations import Availability
+from mpifl.simulation.network import NETWORKS, Links, Network
+from mpifl.simulation.policies import POLICIES, ClientDecides, Synchronous
+from mpifl.simulation.policies import check as check_method
+from mpifl.simulation.upload_triggers import UPLOADS
+from mpifl.traffic.compression import COMPRESSIONS
+from mpifl.traffic.payload import Payload
+from mpifl.training import LocalConfig
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """One seed for each kind of randomness; `seed: 3` sets all of them.
+
+    Attributes:
+        data: of splits and scenarios.
+        model: of the initial weights.
+        training: of mini-batches and of the method's own draws.
+        system: of cohorts, delays and links.
+    """
+
+    data: int = 0
+    model: int = 0
+    training: int = 0
+    system: int = 0
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """When models are evaluated, and on which clients.
+
+    Attributes:
+        every: server steps between evaluations; 0 evaluates after the last step only, which always is.
+        first: evaluate before the first step, too.
+        clients: number of clients that are evaluated, evenly spaced; null evaluates all.
+        finetune_epochs: evaluate each client a second time after this many epochs on its training data
+            (column `accuracy_finetuned`): the personalised accuracy of a shared model; 0 does not.
+    """
+
+    every: int = 1
+    first: bool = False
+    clients: int | None = None
+    finetune_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        epochs = self.finetune_epochs
+        require(epochs >= 0, "finetune_epochs", epochs, "take 0 (do not fine-tune) or more epochs")
+        require(self.every >= 0, "every", self.every, "take 0 (last round only) or more rounds")
+        require(
+            self.clients is None or self.clients >= 1,
+            "clients",
+            self.clients,
+            "take 1 or more, or null for all",
+        )
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    """How the program runs. Numbers do not depend on it, except on `sums: fast`, `stack` and `compiled`.
+
+    Attributes:
+        ranks: number of MPI ranks that the run demands; null takes what the launcher starts.
+        threads: threads of each rank; 0 takes what the CPU masks allow every worker, the same for all.
+        device: `cpu`, `cuda`, or `auto`, which takes a GPU where there is one.
+        sums: `exact` (the same bits for any number of ranks) or `fast` (float32, half the bytes).
+        collective: `reduce`, `gather`, or `auto`, which takes the cheaper one for each mixing.
+        cost: what `collective: auto` compares: `bytes`, `given` or `measured` seconds.
+        shuffle: seed of a random placement of clients on ranks; null balances the ranks instead.
+        scratch: folder for the client state of a node; null takes shared memory or the temporary folder.
+        stopped_s: seconds after which a rank that was stopped (SIGSTOP) is ended, so that the others do not
+            wait for it; 0 never ends it.
+        watchdog_s: seconds without progress (take several times the longest round) after which every rank
+            writes its stacks to `logs/` in the run folder and the job ends; 0 never does.
+        keep_mb: megabytes of transformed samples that each rank keeps in memory; 0 keeps none. Nothing is
+            kept where the samples of all clients need more than eight times that.
+        stack: number of clients of a cohort that are trained at once (`docs/performance.md`): other last bits
+            than one after the other, the same for any number of ranks; 0 takes what measures fastest at the
+            start.
+        compiled: train networks of dense layers, small convolutions, ReLU and 2x2 pooling with kernels in C
+            (CPU only): several times faster than PyTorch, other last bits (`docs/performance.md`).
+        graphs: replay the steps of SGD as CUDA graphs (GPU only; `docs/performance.md`).
+        deterministic: make a GPU give the same bits each time; costs some speed.
+        mpi_memory: memory from which MPI reads sums that a GPU made: `main`, a copy in page-locked main
+            memory; `device`, the GPU's own, refused where MPI is not CUDA-aware; `auto`, `device` where
+            possible.
+    """
+
+    ranks: int | None = None
+    threads: int = 1
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    sums: Literal["exact", "fast"] = "exact"
+    collective: Literal["auto", "reduce", "gather"] = "auto"
+    cost: Any = field(default_factory=ByBytes)
+    shuffle: int | None = None
+    scratch: str | None = None
+    stopped_s: float = 30.0
+    watchdog_s: float = 0.0
+    keep_mb: int = 128
+    stack: int = 1
+    compiled: bool = True
+    graphs: bool = False
+    deterministic: bool = True
+    mpi_memory: Literal["main", "device", "auto"] = "main"
+
+    def __post_init__(self) -> None:
+        require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")
+        require(self.keep_mb >= 0, "keep_mb", self.keep_mb, "take 0 or more megabytes")
+        require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
+        require(self.stopped_s >= 0, "stopped_s", self.stopped_s, "take 0 (never) or more seconds")
+        require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "take 0 (never) or more seconds")
+        require(self.threads >= 0, "threads", self.threads, "take 1 or more, or 0 for the CPU mask")
+        remedy = "take cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"
+        require(self.device in ("cpu", "cuda", "auto"), "device", self.device, remedy)
+        require(self.sums in ("exact", "fast"), "sums", self.sums, "take exact or fast")
+        known = self.mpi_memory in ("main", "device", "auto")
+        require(known, "mpi_memory", self.mpi_memory, "take one of main, device, auto")
+        remedy = "fast sums are made in main memory; take exact ones, or main"
+        fits = self.mpi_memory != "device" or self.sums == "exact"
+        require(fits, "mpi_memory", self.mpi_memory, remedy)
+        known = self.collective in ("auto", "reduce", "gather")
+        require(known, "collective", self.collective, "take one of auto, reduce, gather")
+
+
+@dataclass(frozen=True)
+class Newcomers:
+    """Clients that are absent at first: they miss one-shot clustering and join the cohorts later.
+
+    Attributes:
+        share: fraction of the clients in [0, 1), drawn with the system seed.
+        joins: first round they may take part in.
+        groups: true groups whose clients are absent at first; instead of `share`.
+    """
+
+    share: float = 0.0
+    joins: int = 2
+    groups: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share < 1, "share", self.share, "take a share in [0, 1)")
+        require(self.joins >= 1, "joins", self.joins, "take a round, 1 or more")
+        either = not (self.share and self.groups)
+        require(either, "groups", list(self.groups), "newcomers are a share or groups, not both")
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """Where results are written.
+
+    Attributes:
+        folder: parent of the run folders.
+        id: name of the run folder after `<name>-`; null takes date and time.
+        model: write the final models to `model.safetensors`.
+    """
+
+    folder: str = "runs"
+    id: str | None = None
+    model: bool = True
+
+    def __post_init__(self) -> None:
+        check_name("id", self.id or "")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run.
+
+    Attributes:
+        algorithm: the method; its name and its own keys.
+        model: the network that clients train.
+        name: first part of the run folder's name.
+        rounds: number of server steps.
+        participation: fraction of the clients in (0, 1], or a number of them: per round, or under way at a
+            time.
+        on_client_error: what happens when a client raises, runs out of memory or returns numbers that are not
+            finite: `abort` ends the run; `drop` tries its visit once more, then leaves it out of the step and
+            lists it in dropped.csv.
+        seed: seeds, one for each kind of randomness.
+        local: how a client trains.
+        data: the samples, and how they are spread over clients.
+        evaluation: when models are evaluated, and on which clients.
+        system: how the program runs.
+        output: where results are written.
+        checkpoint: when the state of a run is written.
+        newcomers: clients that are absent at first.
+        policy: when the server takes a step.
+        delay: how long clients compute.
+        network: how long messages take.
+        payload: the form in which numbers travel between clients and server.
+        availability: when clients are present.
+        clock: what orders the arrivals of an asynchronous run.
+        vary: for `mpifl study`: keys, and the values that each of them takes; null for a single run.
+    """
+
+    algorithm: Algorithm
+    model: Any
+    name: str = "run"
+    rounds: int = 10
+    participation: float = 1.0
+    on_client_error: Literal["abort", "drop"] = "abort"
+    seed: Seeds = Seeds()
+    local: LocalConfig = field(default_factory=LocalConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    evaluation: EvaluationConfig = EvaluationConfig()
+    system: SystemConfig = field(default_factory=SystemConfig)
+    output: OutputConfig = OutputConfig()
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    newcomers: Newcomers = Newcomers()
+    policy: Any = field(default_factory=Synchronous)
+    delay: Delay = field(default_factory=Constant)
+    network: Network = field(default_factory=Links)
+    payload: Payload = field(default_factory=Payload)
+    availability: Availability = field(default_factory=Availability)
+    clock: Any = field(default_factory=VirtualTime)
+    vary: dict | None = None  # any keys
+
+    def __post_init__(self) -> None:
+        error = self.on_client_error
+        require(error in ("abort", "drop"), "on_client_error", error, "take drop or abort")
+        require(self.rounds >= 1, "rounds", self.rounds, "take at least one round")
+        share, remedy = self.participation, "take a share in (0, 1], or a whole number of clients above 1"
+        require(0 < share <= 1 or (share > 1 and share == int(share)), "participation", share, remedy)
+        check_name("name", self.name)
+        require(bool(self.name), "name", self.name, "take a name")
+
+
+CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
+    (Config, "algorithm"): CATALOGUE,
+    (Config, "model"): MODELS,
+    (Config, "policy"): POLICIES,
+    (Config, "delay"): DELAYS,
+    (Config, "clock"): CLOCKS,
+    (Config, "network"): NETWORKS,
+    (ClientDecides, "uploads"): UPLOADS,
+    (Payload, "compression"): COMPRESSIONS,
+    (SystemConfig, "cost"): COSTS,
+    (DataConfig, "source"): SOURCES,
+    (DataConfig, "public"): SOURCES,
+    (DataConfig, "scenario"): SCENARIOS,
+}
+
+
+def check_sections(config: Config) -> None:
+    """Check what sections demand of each other.
+
+    Raises:
+        UserError: the method cannot run under the policy, or a setting would have no effect.
+    """
+    if not isinstance(config.policy, Synchronous):
+        check_method(config.algorithm, config.policy)
+    check_effects(config)
+
+
+def check_effects(config: Config) -> None:
+    """Raise `UserError` where policy, clock or network leave something without effect that was given."""
+    policy, clock, computing = config.policy, config.clock, config.network.computing
+    rounds = isinstance(policy, Synchronous)
+    remedy = "has no effect under policy rounds, whose virtual time follows delay and network; leave it out"
+    require(not rounds or clock == VirtualTime(), "clock", clock, remedy)
+    remedy = "has no effect: this network brings computing times of its own; leave it out"
+    require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
+    away = config.availability
+    remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
+    require(bool(away.off_s) or away == Availability(), "availability.on_s", away.on_s, remedy)
+    why = ""
+    if isinstance(clock, WallTime) and not clock.scale:
+        why = "clock wall holds nobody back with scale 0; leave it out, or give a scale"
+    elif isinstance(clock, VirtualTime) and not rounds and not policy.in_seconds:
+        why = "the policy's virtual time is made of steps"
+        why += "; leave it out, or take policy every_arrival, or client_decides with uploads when_done"
+    if why:
+        for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
+            value = getattr(config, name)
+            require(value == plain, name, value, f"has no effect: {why}")
