@@ -39,11 +39,11 @@ from mpifl.simulation.visits import AsyncStats, DispatchState, Visit
 
 from .client_errors import Dropped
 from .local_aggregator import LocalAggregator, largest_weight, rows_read
+from .protocol import ClientTask, ReportHeader
 from .recovery import LAST, regroup
 from .run_state import SAVE, STOP, Checkpointer, Never, Saved, needs_workers, save, take_stepper
 from .server_step import ServerStep
 from .synchronous import Record
-from .worker import ClientTask, ReportHeader
 
 Row = dict[str, Any]  # of events.csv
 

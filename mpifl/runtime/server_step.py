@@ -31,9 +31,9 @@ from mpifl.training import Learner, LocalConfig
 from .client_errors import ClientError, Dropped
 from .fingerprints import FingerprintRound
 from .hooks import Shapes, check_needs, check_plan, check_reads, check_server, deciding, hook_name, unwrapped
-from .report_columns import mean_metrics, stacked_notes
+from .protocol import ClientTask, ReportHeader, TaskBatch, mean_metrics, stacked_notes
 from .scheduler import Scheduler
-from .worker import ClientTask, ReportHeader, TaskBatch, Worker
+from .worker import Worker
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,7 @@ class ServerStep:
             for name, value in light.notes.items():
                 if name not in unsent:
                     ledger.add_up(step, name, light.client, count_numbers(value), note=True)
-        for (kind, direction, client), (numbers, messages) in light.traffic.items():
+        for (kind, direction, client), (numbers, messages) in light.exchanges.items():
             if direction == "up":
                 ledger.add_up(step, kind, client, numbers, messages=messages)
             else:

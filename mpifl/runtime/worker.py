@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpifl.aggregation.client_store import ClientStore
@@ -50,69 +48,9 @@ from .hooks import (
     checked_visit,
     hook_name,
 )
+from .protocol import ClientTask, ReportHeader, TaskBatch
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
-
-
-@dataclass(frozen=True)
-class ClientTask:
-    """One task for one worker: report number `number` of a step.
-
-    Attributes:
-        client, visit: who, and how many visits it made before.
-        reads: the rows it downloads.
-        fresh: False to bring back the remembered upload instead of training.
-    """
-
-    number: int
-    client: int
-    visit: int
-    reads: Mapping[str, tuple[int, ...] | np.ndarray]
-    fresh: bool = True
-
-
-@dataclass(frozen=True)
-class TaskBatch:
-    """All that one worker must know of a step.
-
-    Attributes:
-        missing: rows that are shared first. peers: (client, visit) of all whom a probe looks at.
-        compared: a table and how many rows it has: uploads of its name are measured against all of them.
-    """
-
-    step: int
-    version: int
-    visits: tuple[ClientTask, ...]
-    missing: Mapping[str, tuple[list[int], int]]
-    peers: tuple[tuple[int, int], ...] = ()
-    compared: tuple[str, int] | None = None
-
-
-@dataclass(frozen=True)
-class ReportHeader:
-    """A report without its vectors, on its way to rank 0.
-
-    Attributes:
-        max_abs: largest absolute value of each component of each upload.
-        sizes: numbers in each upload. widths: of each of its components.
-        bytes: of each upload as a federation would send it.
-        unsent: names of uploads and notes that are no traffic.
-        traffic: (kind, direction, client) -> (numbers, messages) exchanged in a probe.
-    """
-
-    number: int
-    client: int
-    num_samples: int
-    fresh: bool
-    notes: Mapping[str, Any]
-    findings: Mapping[str, Any]
-    metrics: Mapping[str, float]
-    max_abs: Mapping[str, list[float]]
-    sizes: Mapping[str, int]
-    widths: Mapping[str, int] = field(default_factory=dict)
-    bytes: Mapping[str, int] = field(default_factory=dict)
-    traffic: Mapping[tuple[str, str, int], tuple[int, int]] = field(default_factory=dict)
-    unsent: tuple[str, ...] = ()
 
 
 class Worker:
@@ -290,7 +228,7 @@ class Worker:
             sizes={name: count_numbers(v) for name, v in report.vectors.items()},
             widths={name: v.shape[-1] for name, v in report.vectors.items()},
             bytes=sizes,
-            traffic=traffic,
+            exchanges=traffic,
             unsent=report.unsent,
         )
 

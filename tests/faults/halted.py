@@ -75,7 +75,7 @@ def run(
     bench = worlds.bench_of(worlds.config_of(algorithm, **asked), federation, Single())
     disk = Disk(folder, at)
     token = "again" if saved else "first"
-    server_step = experiment.server_step(bench, ClientStore(token, str(folder), disk.clients))
+    server_step = experiment.build_server_step(bench, ClientStore(token, str(folder), disk.clients))
     engine = driver.engine(bench, server_step, None, driver.check(bench), disk)
     out = worlds.Run(server_step, engine=engine)
     if isinstance(engine, Events):

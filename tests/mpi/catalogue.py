@@ -39,7 +39,7 @@ def digest_of(
         algorithm, participation=0.5, evaluation=EvaluationConfig(every=0), **asynchronous
     )
     bench = replace(worlds.bench_of(config, worlds.Tiny(), transport), mpi_memory=memory)
-    server_step = experiment.server_step(bench, ClientStore("test", str(folder)))
+    server_step = experiment.build_server_step(bench, ClientStore("test", str(folder)))
     records: list[Record] = []
     server = driver.engine(bench, server_step, None, driver.check(bench)).run(records.append)
     names = transport.bcast(sorted(server.tables) if server is not None else None, "test")

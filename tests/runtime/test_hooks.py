@@ -259,7 +259,7 @@ PLANS: dict[str, tuple[Callable[..., Any], str]] = {
     "short assign": (lambda s, n: Plan([], assign=s.assign[:-1]), "assign"),
     "float assign": (lambda s, n: Plan([], assign=s.assign + 0.5), "assign"),
     "negative assign": (lambda s, n: Plan([], assign=s.assign - 1), "row -1"),
-    "memo no mapping": (lambda s, n: Plan([], algorithm_state=np.ones(3)), "memo"),
+    "state no mapping": (lambda s, n: Plan([], algorithm_state=np.ones(3)), "algorithm_state"),
     "missing need": (lambda s, n: Plan([average(n, n["gram"][0])]), "Needs(gram="),
     "missing need by column": (lambda s, n: Plan([average(n, n.columns["gram"][0])]), "Needs(gram="),
     "missing note": (lambda s, n: Plan([average(n, n["loss"])]), "'loss'"),
@@ -373,7 +373,7 @@ def test_an_exception_of_a_hook_on_rank_0_is_shown_from_the_method_on(tmp_path):
     CHOICE["aggregate"] = lambda s, n: 1 / 0
     with pytest.raises(CodeFailed, match=r"Mine.aggregate: step 1: ZeroDivisionError") as caught:
         worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
-    assert "test_method_errors.py" in caught.value.trace
+    assert "test_hooks.py" in caught.value.trace
     assert "mpifl/engine" not in caught.value.trace
 
 

@@ -192,7 +192,7 @@ def start(
     """Return what takes steps of a method on a federation, and what draws the cohorts."""
     bench = bench_of(config_of(algorithm, **changes), federation, transport or Single())
     sampler = Sampler(bench.problem.num_clients, bench.num_sampled, key(bench.config.seed.system))
-    return experiment.server_step(bench, ClientStore("test", str(folder))), sampler
+    return experiment.build_server_step(bench, ClientStore("test", str(folder))), sampler
 
 
 def run(
@@ -243,7 +243,7 @@ def events(
     """Take some asynchronous steps alone in this process, one upload each unless a policy is given."""
     asked = {"rounds": steps, "policy": EveryArrival(), "evaluation": EvaluationConfig(every=0, first=True)}
     bench = bench_of(config_of(algorithm, **(asked | changes)), federation, Single())
-    server_step = experiment.server_step(bench, ClientStore("test", str(folder)))
+    server_step = experiment.build_server_step(bench, ClientStore("test", str(folder)))
     out = Run(server_step)
     server_step.algorithm = server_step.worker.algorithm = Watched(algorithm, out.hear_all)
     engine = driver.engine(bench, server_step, None, driver.check(bench))
