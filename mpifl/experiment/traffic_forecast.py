@@ -16,9 +16,9 @@ from mpifl.aggregation.tables import read_rows
 from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, Vector
-from mpifl.simulation.durations import bytes_down, upload_bytes
 from mpifl.simulation.policies import Synchronous
 from mpifl.simulation.sampling import Sampler
+from mpifl.traffic.codec import download_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
 from mpifl.training import LocalClient
 
@@ -132,7 +132,7 @@ def round_bytes(context: RunContext, server: Server, report: Report) -> tuple[in
     algorithm, payload = context.config.algorithm, context.config.payload
     reads = [algorithm.reads(server, k) for k in range(context.num_sampled)]
     widths = {name: table.shape[1] for name, table in server.tables.items()}
-    down = sum(bytes_down(r, widths, payload) for r in reads)
+    down = sum(download_bytes(r, widths, payload) for r in reads)
     return down, context.num_sampled * upload_bytes(payload, report, message_to(context, server, 0))
 
 

@@ -26,16 +26,18 @@ import numpy as np
 import torch
 
 from mpifl.comm import Lasting, RankLost, Task, open_pool, serve
+from mpifl.core.devices import message_on
 from mpifl.core.errors import require
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.rng import Key
 from mpifl.core.timing import now
 from mpifl.core.types import Message, Reads, Server
 from mpifl.simulation.clock import Clock
-from mpifl.simulation.durations import bytes_down, bytes_up
 from mpifl.simulation.policies import Policy, check
 from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.visits import AsyncStats, DispatchState, Visit
+from mpifl.traffic.codec import download_bytes, upload_bytes
+from mpifl.training import LocalClient
 
 from .client_errors import Dropped
 from .local_aggregator import LocalAggregator, largest_weight, rows_read
@@ -186,7 +188,7 @@ class Events:
         self, server: Server, pool: Lasting, observe: Callable[[Record], None], saved: Saved | None
     ) -> Server:
         if self.clock.counts_bytes:
-            self.upload_bytes = bytes_up(self.server_step.worker, server)
+            self.upload_bytes = self._upload_bytes(server)
         if self.judge_first and saved is None:
             self._record(server, [], pool, observe)
         waiting: list[Arrival] = []
@@ -210,6 +212,16 @@ class Events:
             if server.version < self.num_steps and not self.clock.more():
                 self._fill(server, pool)
         return server
+
+    def _upload_bytes(self, server: Server) -> int:
+        """Return the bytes of an upload: those of client 0 after training for no epoch."""
+        worker = self.server_step.worker
+        reads = worker.algorithm.reads(server, 0)
+        vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
+        client = LocalClient(0, worker.federation, worker.learner, replace(worker.local, epochs=0))
+        message = message_on(Message(vectors, reads), worker.learner.device)
+        report, _ = worker.algorithm.local_update(message, {}, client, worker.key.of("size"))
+        return upload_bytes(worker.coder.payload, report, message)
 
     def _save(self, server: Server, pool: Lasting) -> None:
         """Write the state if that is due, and end if it was asked for."""
@@ -256,7 +268,9 @@ class Events:
         reads = server_step.read_by("reads", server, np.array([k]))[k]
         widths = {name: table.shape[1] for name, table in server.tables.items()}
         server_step.ledger.add_reads(step, {k: reads}, widths)
-        due = self.clock.due(k, v, bytes_down(reads, widths, server_step.ledger.payload), self.upload_bytes)
+        due = self.clock.due(
+            k, v, download_bytes(reads, widths, server_step.ledger.payload), self.upload_bytes
+        )
         visit = Visit(due, self.number, k, v, version, self.clock.now)
         self.clock.add(visit)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}

@@ -6,22 +6,13 @@ Both engines ask here, so synchronous rounds and asynchronous visits share one t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf, isfinite
 
-import numpy as np
-
-from mpifl.aggregation.tables import read_rows
-from mpifl.core.devices import message_on
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
-from mpifl.core.types import Message, Reads, Report, Server
-from mpifl.runtime.worker import Worker
-from mpifl.traffic.codec import sizes
-from mpifl.traffic.ledger import Moved, count_numbers
-from mpifl.traffic.payload import Payload
-from mpifl.training import LocalClient
+from mpifl.traffic.ledger import Moved
 
 from .delays import Delay
 from .network import Network, Rates
@@ -181,30 +172,3 @@ def visit_duration(
     network.check(num_clients)
     presence = Presence(availability, key.of("presence"))
     return VisitDuration(computing, key.of("delay"), network, key.of("network"), presence, model_bytes)
-
-
-def bytes_down(reads: Reads, widths: Mapping[str, int], payload: Payload) -> int:
-    """Return the bytes of a download; a mixture is one vector."""
-    rows = {name: 1 if isinstance(which, np.ndarray) else len(which) for name, which in reads.items()}
-    return sum(payload.size(widths[name] * count, count) for name, count in rows.items())
-
-
-def bytes_up(worker: Worker, server: Server) -> int:
-    """Return the bytes of an upload: those of client 0 after training for no epoch."""
-    reads = worker.algorithm.reads(server, 0)
-    vectors = {
-        name: read_rows(lambda t, rows: server.tables[t][rows], name, which) for name, which in reads.items()
-    }
-    still = replace(worker.local, epochs=0)
-    client = LocalClient(0, worker.federation, worker.learner, still)
-    message = message_on(Message(vectors, reads), worker.learner.device)
-    report, _ = worker.algorithm.local_update(message, {}, client, worker.key.of("size"))
-    return upload_bytes(worker.coder.payload, report, message)
-
-
-def upload_bytes(payload: Payload, report: Report, message: Message | None) -> int:
-    """Return the bytes of a report: vectors, coded as after `message`, and notes."""
-    notes = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
-    return sum(sizes(payload, report, message).values()) + sum(
-        payload.size(numbers, note=True) for numbers in notes.values()
-    )

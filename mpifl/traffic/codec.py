@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.rng import Key
-from mpifl.core.types import Message, Report
+from mpifl.core.types import Message, Reads, Report
 
 from .compression import INDEX_BYTES
+from .ledger import count_numbers
 from .payload import Payload
 
 
@@ -33,6 +35,31 @@ def sizes(payload: Payload, report: Report, message: Message | None) -> dict[str
         each = payload.compression.size(d, payload.number_bytes) + (INDEX_BYTES if chosen else 0)
         out[name] = payload.header_bytes + count * each
     return out
+
+
+def download_bytes(reads: Reads, widths: Mapping[str, int], payload: Payload) -> int:
+    """Return the bytes of the rows that a client downloads; a mixture of rows is one vector.
+
+    Args:
+        reads: the rows, by table.
+        widths: numbers in a row of each table.
+        payload: the form in which they travel.
+    """
+    rows = {name: 1 if isinstance(which, np.ndarray) else len(which) for name, which in reads.items()}
+    return sum(payload.size(widths[name] * count, count) for name, count in rows.items())
+
+
+def upload_bytes(payload: Payload, report: Report, message: Message | None) -> int:
+    """Return the bytes of a report: its vectors as they are coded, and its notes.
+
+    Args:
+        payload: the form in which they travel.
+        report: what the client sends.
+        message: what the client had downloaded, as for `Coder.up`.
+    """
+    notes = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
+    vectors = sum(sizes(payload, report, message).values())
+    return vectors + sum(payload.size(numbers, note=True) for numbers in notes.values())
 
 
 class Coder:

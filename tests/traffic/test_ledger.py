@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 from support import worlds
 
 from mpifl.algorithms import CATALOGUE
-from mpifl.simulation.durations import bytes_down
+from mpifl.traffic.codec import download_bytes
 from mpifl.traffic.ledger import Ledger, Moved, count_numbers
 from mpifl.traffic.payload import Payload
 
@@ -140,8 +140,8 @@ def test_sizes_of_messages_by_hand():
     assert half.size(100) == 210
     assert half.size(100, messages=3) == 230
     assert half.size(100, note=True) == 410
-    assert bytes_down({"model": (0, 2), "body": (1,)}, {"model": 100, "body": 7}, half) == 420 + 24
-    assert bytes_down({"model": np.array([0.5, 0.5, 0.0])}, {"model": 100}, half) == 210, (
+    assert download_bytes({"model": (0, 2), "body": (1,)}, {"model": 100, "body": 7}, half) == 420 + 24
+    assert download_bytes({"model": np.array([0.5, 0.5, 0.0])}, {"model": 100}, half) == 210, (
         "a mixture is one vector"
     )
     assert count_numbers(np.array([1.0, np.nan, 3.0])) == 2
