@@ -34,7 +34,7 @@ SCRATCH_THERE = 1 << 22  # the same on a device: 32 MB
 def peak(upload: torch.Tensor) -> float:
     """Return the largest absolute value of an upload [b]; a NaN where there is one."""
     if bindings.AVAILABLE and upload.device.type == "cpu" and upload.dtype == torch.float32:
-        return bindings.peak(upload.contiguous())
+        return bindings.max_abs(upload.contiguous())
     low, high = torch.aminmax(upload)
     return max(-float(low), float(high))
 
@@ -67,14 +67,14 @@ def partial_sums(
     if out.device != CPU:
         _add_there(out, uploads, weights, MAGIC * grid)
     elif bindings.AVAILABLE:
-        bindings.add_exactly(out, uploads, weights, MAGIC * grid)
+        bindings.exact_sum_add(out, uploads, weights, MAGIC * grid)
     else:
         _add(out.numpy(), [u.numpy() for u in uploads], weights, MAGIC * grid)
     return out
 
 
 def _add(sums: np.ndarray, vectors: Sequence[np.ndarray], weights: np.ndarray, magics: np.ndarray) -> None:
-    """Do what `bindings.add_exactly` does."""
+    """Do what `bindings.exact_sum_add` does."""
     width = sums.shape[1]
     scratch = np.empty(min(SCRATCH, width))
     for lo in range(0, width, SCRATCH):
@@ -94,7 +94,7 @@ def _add(sums: np.ndarray, vectors: Sequence[np.ndarray], weights: np.ndarray, m
 def _add_there(
     sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magics: np.ndarray
 ) -> None:
-    """Do what `bindings.add_exactly` does, on any device, as many uploads at a time as scratch allows."""
+    """Do what `bindings.exact_sum_add` does, on any device, as many uploads at a time as scratch allows."""
     some, start = max(1, SCRATCH_THERE // max(1, sums.shape[1])), 0
     scales = torch.from_numpy(weights[weights != 0]).to(sums.device)[:, None]  # row by row
     for row_sum, row, magic in zip(sums.unbind(), weights, magics.tolist(), strict=True):
@@ -130,7 +130,7 @@ def sums_by_device(
 def finish(sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
     """Return new rows float32 [K, b] from the grid sums int64 [K, b] and what was kept float64 [K, b]."""
     if bindings.AVAILABLE and sums.is_contiguous() and (kept is None or kept.is_contiguous()):
-        return bindings.finish(sums, grid, kept)
+        return bindings.exact_sum_finish(sums, grid, kept)
     values = sums.double() * torch.from_numpy(grid)[:, None]
     return (values if kept is None else values.add_(kept)).float()
 

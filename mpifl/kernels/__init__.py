@@ -1,1 +1,1 @@
-"""Loops in C for small networks and exact sums, and the Python that calls them."""
+"""C kernels for exact sums, pooling and training of small networks, and the Python code that calls them."""

@@ -1,12 +1,13 @@
-"""Loops in C, built when mpifl is installed where there is a compiler: exact sums and pooling (reductions.c),
-and the training of small networks (training.c).
+"""Python bindings of the C kernels: exact sums and pooling (reductions.c), network training (training.c).
 
-What reductions.c replaces gives the same bits and stays in place for machines without a compiler: ask
-`AVAILABLE` first. What training.c trains has last bits of its own: ask `NETWORKS` first. What was built
-from other sources than those that lie here is not used: `BUILD` says what is, `PROBLEM` why nothing is.
+The kernels are built when mpifl is installed where there is a C compiler. Check `AVAILABLE` before a call of
+`exact_sum_add`, `exact_sum_finish`, `max_abs` or pooling: these return the bits of the PyTorch code that
+replaces them elsewhere. Check `TRAINING_AVAILABLE` before `forward`, `train` and `sgd_step`: their last bits
+differ from PyTorch's. Libraries built from sources other than the ones beside this file are not used; `BUILD`
+describes the libraries in use and `PROBLEM` says why there are none.
 
-Every function checks that a tensor is of the kind and length that the loop reads (`ValueError`): a loop that
-reads beyond the end returns numbers all the same.
+Every function checks type, device, memory layout and length of its tensors and raises `ValueError`, because C
+code that reads beyond the end of a tensor returns numbers as well.
 """
 
 from __future__ import annotations
@@ -14,127 +15,193 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Mapping, Sequence
+from ctypes import c_double, c_float, c_int
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from mpifl.core.devices import CPU
 
-WIDEST = 2048  # pixels in a line
-POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
-SIGNATURES: dict[str, tuple[list[Any], Any]] = {  # name -> arguments, result
-    "add_exactly": ([POINTER] * 4 + [COUNT] * 3, None),
-    "finish": ([POINTER, ctypes.c_double, POINTER, POINTER, COUNT], None),
-    "peak": ([POINTER, COUNT], ctypes.c_float),
-    "max_pool": ([POINTER] * 3 + [COUNT] * 2, None),
-    "max_pool_backward": ([POINTER] * 3 + [COUNT] * 2, None),
-    "mean_pool": ([POINTER] * 2 + [COUNT] * 2, None),
-    "mean_pool_backward": ([POINTER] * 2 + [COUNT] * 2, None),
+FOLDER = Path(__file__).parent
+SOURCES = "common.h", "reductions.c", "training.c", "training_simd.inc"  # setup.py hashes them in this order
+VERSION = 6  # of the signatures below; as in common.h
+REINSTALL = "install mpifl again where there is a C compiler (pip install -e . in a checkout)"
+
+Pointer, Size = ctypes.c_void_p, ctypes.c_ssize_t
+Signature = tuple[Any, list[Any]]  # result, arguments
+Signatures = Mapping[str, Signature]
+
+# Names without the prefix mpifl_; C's parameter names in the comments.
+COMMON: Signatures = {
+    "version": (c_int, []),
+    "build": (ctypes.c_char_p, []),
 }
-VERSION = 5  # of the functions' arguments; as in both files
-NO_CLASS, NO_SAMPLE, NO_ROOM = -1, -2, -3  # as in training.c
-LAYER_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
-    "layers_run_here": ([], ctypes.c_int),
-    "layers_narrow": ([ctypes.c_int], None),
-    "layers_room": ([POINTER, COUNT, COUNT], COUNT),
-    "layers_forward": ([POINTER, COUNT, *[POINTER] * 3, COUNT, COUNT, POINTER, COUNT], ctypes.c_int),
-    "layers_train": (
+REDUCTIONS: Signatures = {
+    # sums, uploads, weights, magic; rows, num, width
+    "exact_sum_add": (None, [Pointer, Pointer, Pointer, Pointer, Size, Size, Size]),
+    # sums, spacing, kept, out, count
+    "exact_sum_finish": (None, [Pointer, c_double, Pointer, Pointer, Size]),
+    # x, count
+    "max_abs": (c_float, [Pointer, Size]),
+    # x, out, index, lines, width
+    "max_pool2x2": (None, [Pointer, Pointer, Pointer, Size, Size]),
+    # grad, index, out, lines, width
+    "max_pool2x2_backward": (None, [Pointer, Pointer, Pointer, Size, Size]),
+    # x, out, lines, width
+    "avg_pool2x2": (None, [Pointer, Pointer, Size, Size]),
+    # grad, out, lines, width
+    "avg_pool2x2_backward": (None, [Pointer, Pointer, Size, Size]),
+}
+NETWORK = [Pointer, Size]  # layers, num_layers
+RATES = [c_float, c_float, c_float]  # lr, momentum_factor, weight_decay
+WORKSPACE = [Pointer, Size]  # workspace, size
+TRAINING: Signatures = {
+    "supported": (c_int, []),
+    # on
+    "use_narrow_vectors": (None, [c_int]),
+    "layer_size": (Size, []),
+    # layers, num_layers, max_batch
+    "workspace_size": (Size, [*NETWORK, Size]),
+    # layers, num_layers; weights, x, y; count, batch; workspace, size
+    "forward": (c_int, [*NETWORK, Pointer, Pointer, Pointer, Size, Size, *WORKSPACE]),
+    # layers, num_layers; weights, momentum, grad; x, labels, samples; order, count, batch;
+    # lr, momentum_factor, weight_decay; steps_done, last; workspace, size; loss
+    "train": (
+        c_int,
         [
-            POINTER,
-            COUNT,
-            *[POINTER] * 5,
-            COUNT,
-            POINTER,
-            COUNT,
-            COUNT,
-            POINTER,
-            COUNT,
-            ctypes.c_int,
-            POINTER,
-            COUNT,
+            *NETWORK,
+            *(Pointer, Pointer, Pointer),
+            *(Pointer, Pointer, Size),
+            *(Pointer, Size, Size),
+            *RATES,
+            *(Size, c_int),
+            *WORKSPACE,
+            Pointer,
         ],
-        ctypes.c_double,
     ),
-    "layers_move": ([POINTER] * 3 + [COUNT, POINTER, COUNT], None),
+    # weights, momentum, grad, count; lr, momentum_factor, weight_decay; steps_done
+    "sgd_step": (None, [Pointer, Pointer, Pointer, Size, *RATES, Size]),
 }
 
+MAX_POOL_WIDTH = 2048  # pixels in a row of an image
+CONV, RELU, MAX_POOL, AVG_POOL, FLATTEN, DENSE = range(6)  # Layer.kind; as in training.c
+BAD_LABEL, BAD_INDEX, SMALL_WORKSPACE = -1, -2, -3  # errors; as in training.c
 
-SOURCES = "reductions.c", "training.c", "training_simd.inc"  # in the order in which setup.py takes their hash
-HERE = Path(__file__).parent
-INSTALL = "install mpifl again where there is a C compiler (pip install -e . in a checkout)"
+
+class Layer(NamedTuple):
+    """One layer of a network, as `struct layer` in training.c.
+
+    Attributes:
+        kind: one of `CONV`, `RELU`, `MAX_POOL`, `AVG_POOL`, `FLATTEN`, `DENSE`.
+        in_channels: channels of the input; inputs of a dense layer.
+        in_height: pixels; 1 for a dense layer.
+        in_width: pixels; 1 for a dense layer.
+        out_channels: channels of the output of a convolution; outputs of a dense layer.
+        kernel: side of the kernel of a convolution.
+        padding: pixels on each side of the input of a convolution.
+        weight_offset: index of the first weight in the flat parameter vector.
+        bias_offset: index of the first bias in the flat parameter vector.
+        trainable: 1 if the layer is trained, 0 if it is frozen.
+    """
+
+    kind: int
+    in_channels: int
+    in_height: int = 1
+    in_width: int = 1
+    out_channels: int = 0
+    kernel: int = 1
+    padding: int = 0
+    weight_offset: int = 0
+    bias_offset: int = 0
+    trainable: int = 0
 
 
-class Absent(Exception):
+LAYER = np.dtype([(field, np.int64) for field in Layer._fields])
+Sgd = tuple[float, float, float]  # learning rate, momentum, weight decay
+
+
+class Unavailable(Exception):
     """Why a library is not used."""
 
 
-def hash_of_sources(folder: Path = HERE) -> str:
-    """Return the hash of the sources in C that lie in a folder; empty where they are not there (a wheel)."""
+def hash_of_sources(folder: Path = FOLDER) -> str:
+    """Return the hash of the C sources in a folder; empty if they are not there (an installed wheel)."""
     files = [folder / name for name in SOURCES]
     if not all(file.is_file() for file in files):
         return ""
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
-def _open(name: str, signatures: Mapping[str, tuple[list[Any], Any]], sources: str) -> ctypes.CDLL:
-    """Return a library with its signatures.
+def _open(name: str, signatures: Signatures, sources: str) -> ctypes.CDLL:
+    """Load a library and declare its signatures.
 
     Args:
+        name: file name without suffix.
+        signatures: the functions to declare.
         sources: hash of the sources it must be built from; empty for any.
 
     Raises:
-        Absent: it was not built, or from other sources, or does not load.
+        Unavailable: the library is missing, does not load, or was built from other sources.
     """
-    found = next((p for s in EXTENSION_SUFFIXES if (p := HERE / f"{name}{s}").is_file()), None)
-    if found is None:
-        raise Absent(f"the loops in C were not built: {INSTALL}")
+    path = next((p for s in EXTENSION_SUFFIXES if (p := FOLDER / f"{name}{s}").is_file()), None)
+    if path is None:
+        raise Unavailable(f"the C kernels were not built: {REINSTALL}")
     try:
-        library = ctypes.CDLL(str(found))
-        for function, (arguments, result) in {**signatures, "build": ([], ctypes.c_char_p)}.items():
-            entry = getattr(library, function)
-            entry.argtypes, entry.restype = arguments, result
+        library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise Absent(f"the loops in C do not load ({error}): {INSTALL}") from error
+        raise Unavailable(f"the C kernels do not load ({error}): {REINSTALL}") from error
+    try:
+        for function, (result, arguments) in {**COMMON, **signatures}.items():
+            entry = getattr(library, f"mpifl_{function}")
+            entry.restype, entry.argtypes = result, arguments
+        same = library.mpifl_version() == VERSION and sources in ("", _build_of(library)["sources"])
+        same = same and ("layer_size" not in signatures or library.mpifl_layer_size() == LAYER.itemsize)
     except AttributeError:
-        library = None
-    if library is None or library.version() != VERSION or sources not in ("", _built(library)["sources"]):
-        raise Absent(f"the loops in C were built from other sources than those in use: {INSTALL}")
+        same = False
+    if not same:
+        raise Unavailable(f"the C kernels were built from other sources than those in use: {REINSTALL}")
     return library
 
 
-def _built(library: ctypes.CDLL) -> dict[str, str]:
-    """Return from what a library was built: `sources` (their hash), `flags`, `compiler`."""
-    sources, _, more = library.build().decode(errors="replace").partition("|")
-    flags, _, compiler = more.rpartition("|")
-    compiler = f"gcc {compiler}" if compiler[:1].isdigit() else compiler  # others say their names
+def _build_of(library: ctypes.CDLL) -> dict[str, str]:
+    """Return what a library was built from: `sources` (their hash), `flags`, `compiler`."""
+    sources, _, rest = library.mpifl_build().decode(errors="replace").partition("|")
+    flags, _, compiler = rest.rpartition("|")
+    compiler = f"gcc {compiler}" if compiler[:1].isdigit() else compiler  # other compilers name themselves
     return {"sources": sources, "flags": flags, "compiler": compiler}
 
 
 def _open_both() -> tuple[ctypes.CDLL | None, ctypes.CDLL | None, str]:
-    """Return both libraries, or neither and why."""
+    """Return both libraries, or neither and the reason."""
     try:
         sources = hash_of_sources()
-        return _open("reductions", SIGNATURES, sources), _open("training", LAYER_SIGNATURES, sources), ""
-    except Absent as why:
+        return _open("reductions", REDUCTIONS, sources), _open("training", TRAINING, sources), ""
+    except Unavailable as why:
         return None, None, str(why)
 
 
-_LIBRARY, _LAYERS, PROBLEM = _open_both()
-BUILD: dict[str, str] = {} if _LAYERS is None else _built(_LAYERS)  # sources, flags, compiler
-AVAILABLE = _LIBRARY is not None
-NETWORKS = _LAYERS is not None and bool(_LAYERS.layers_run_here())
-if AVAILABLE and not NETWORKS:
-    PROBLEM = "this processor has no fused multiply-add, which the loops in C for networks need"
+_REDUCTIONS, _TRAINING, PROBLEM = _open_both()
+BUILD: dict[str, str] = {} if _TRAINING is None else _build_of(_TRAINING)  # sources, flags, compiler
+AVAILABLE = _REDUCTIONS is not None
+TRAINING_AVAILABLE = _TRAINING is not None and bool(_TRAINING.mpifl_supported())
+if AVAILABLE and not TRAINING_AVAILABLE:
+    PROBLEM = "this processor has no fused multiply-add, which the training kernels need"
 
 
-def _lent(x: torch.Tensor, name: str, dtype: torch.dtype = torch.float32, numel: int | None = None) -> int:
-    """Return where the numbers of a tensor begin.
+def _call(name: str, *arguments: object) -> Any:
+    library = _REDUCTIONS if name in REDUCTIONS else _TRAINING
+    assert library is not None, "check AVAILABLE or TRAINING_AVAILABLE first"
+    return getattr(library, f"mpifl_{name}")(*arguments)
+
+
+def _tensor(x: torch.Tensor, name: str, dtype: torch.dtype = torch.float32, numel: int | None = None) -> int:
+    """Return the address of a tensor.
 
     Raises:
-        ValueError: a loop in C cannot read it.
+        ValueError: it is not a contiguous CPU tensor of `dtype` with `numel` elements.
     """
     fits = x.dtype is dtype and x.device == CPU and x.is_contiguous() and numel in (None, x.numel())
     if not fits:
@@ -144,233 +211,290 @@ def _lent(x: torch.Tensor, name: str, dtype: torch.dtype = torch.float32, numel:
     return x.data_ptr()
 
 
-def _lent_array(x: np.ndarray, name: str, dtype: type, size: int | None = None) -> int:
-    """Return where the numbers of an array begin.
+def _array(x: np.ndarray, name: str, dtype: type | np.dtype, size: int | None = None) -> int:
+    """Return the address of an array.
 
     Raises:
-        ValueError: a loop in C cannot read it.
+        ValueError: it is not a contiguous array of `dtype` with `size` elements.
     """
     if x.dtype != dtype or not x.flags.c_contiguous or size not in (None, x.size):
         length = "" if size is None else f" of {size} numbers"
-        raise ValueError(
-            f"{name} must be a contiguous {dtype.__name__} array{length}, got {x.dtype} {x.shape}"
-        )
+        wanted = "Layer" if dtype is LAYER else np.dtype(dtype)
+        raise ValueError(f"{name} must be a contiguous {wanted} array{length}, got {x.dtype} {x.shape}")
     return x.ctypes.data
 
 
-def add_exactly(
+# -- exact sums ----------------------------------------------------------------------------------------------
+
+
+def exact_sum_add(
     sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magic: np.ndarray
 ) -> None:
-    """Add uploads to grid sums; see `comm.exact.partial_sums`.
+    """Add weighted uploads, rounded to the grid of each row, to grid sums; see `aggregation.exact_sum`.
 
     Args:
-        sums: int64 [K, b], contiguous; changed.
-        uploads: float32 [b] each.
-        weights: float64 [K, len(uploads)].
+        sums: int64 [K, b], contiguous; updated in place.
+        uploads: m tensors, float32 [b].
+        weights: float64 [K, m].
         magic: 1.5 * 2^52 times the grid spacing of each row, float64 [K].
+
+    Raises:
+        ValueError: a tensor has another type, device, layout or length.
     """
     weights, magic = np.ascontiguousarray(weights, np.float64), np.ascontiguousarray(magic, np.float64)
     rows, width = sums.shape
     uploads = [u.contiguous() for u in uploads]
-    starts = (POINTER * len(uploads))(*(_lent(u, "an upload", numel=width) for u in uploads))
-    pointers = (
-        _lent(sums, "sums", torch.int64),
-        starts,
-        _lent_array(weights, "weights", np.float64, rows * len(uploads)),
-        _lent_array(magic, "magic", np.float64, rows),
+    pointers = (Pointer * len(uploads))(*(_tensor(u, "an upload", numel=width) for u in uploads))
+    arguments = (
+        _tensor(sums, "sums", torch.int64),
+        pointers,
+        _array(weights, "weights", np.float64, rows * len(uploads)),
+        _array(magic, "magic", np.float64, rows),
     )
-    _call("add_exactly", *pointers, rows, len(uploads), width)
+    _call("exact_sum_add", *arguments, rows, len(uploads), width)
 
 
-def finish(sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
-    """Return sums * grid + kept, added in float64, as float32 [K, b].
+def exact_sum_finish(sums: torch.Tensor, spacing: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
+    """Return sums * spacing + kept, computed in float64, as float32 [K, b].
 
     Args:
-        sums: int64 [K, b]; kept: float64 [K, b] or None; both contiguous.
-        grid: float64 [K].
+        sums: int64 [K, b], contiguous.
+        spacing: float64 [K].
+        kept: float64 [K, b], contiguous, or None.
+
+    Raises:
+        ValueError: a tensor has another type, device, layout or length.
     """
     rows, width = sums.shape
-    _lent(sums, "sums", torch.int64)
+    _tensor(sums, "sums", torch.int64)
     if kept is not None:
-        _lent(kept, "kept", torch.float64, sums.numel())
-    if len(grid) != rows:
-        raise ValueError(f"grid must have {rows} numbers, got {len(grid)}")
+        _tensor(kept, "kept", torch.float64, sums.numel())
+    if len(spacing) != rows:
+        raise ValueError(f"spacing must have {rows} numbers, got {len(spacing)}")
     out = torch.empty(sums.shape, dtype=torch.float32, device=CPU)
-    for k, spacing in enumerate(grid.tolist()):
+    for k, g in enumerate(spacing.tolist()):
         old = None if kept is None else kept[k].data_ptr()
-        _call("finish", sums[k].data_ptr(), spacing, old, out[k].data_ptr(), width)
+        _call("exact_sum_finish", sums[k].data_ptr(), g, old, out[k].data_ptr(), width)
     return out
 
 
-def peak(x: torch.Tensor) -> float:
-    """Return the largest absolute value of a contiguous float32 vector; a NaN where there is one."""
-    return float(_call("peak", _lent(x, "a vector"), x.numel()))
-
-
-def _windows(x: torch.Tensor) -> tuple[int, int, int, int]:
-    """Return the shape of images whose windows the loops pool.
+def max_abs(x: torch.Tensor) -> float:
+    """Return the largest absolute value of a contiguous float32 vector; NaN if it contains NaN.
 
     Raises:
-        ValueError: their sides are odd, or wider than `WIDEST`.
+        ValueError: the tensor has another type, device or layout.
+    """
+    return float(_call("max_abs", _tensor(x, "a vector"), x.numel()))
+
+
+# -- pooling -------------------------------------------------------------------------------------------------
+
+
+def _image_shape(x: torch.Tensor) -> tuple[int, int, int, int]:
+    """Return the shape of images [n, c, H, W].
+
+    Raises:
+        ValueError: a side is odd, or rows are longer than `MAX_POOL_WIDTH`.
     """
     n, c, h, w = x.shape
-    if h % 2 or w % 2 or w > WIDEST:
-        raise ValueError(f"images of {h}x{w} pixels: both sides must be even, the second at most {WIDEST}")
+    if h % 2 or w % 2 or w > MAX_POOL_WIDTH:
+        raise ValueError(
+            f"images of {h}x{w} pixels: both sides must be even, the second at most {MAX_POOL_WIDTH}"
+        )
     return n, c, h, w
 
 
-def max_pool(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest value of each 2x2 window and where in it that lies, both [n, c, H/2, W/2].
+def max_pool2x2(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the maximum of each 2x2 window and its index in the window (uint8), both [n, c, H/2, W/2].
 
     Args:
-        x: float32 [n, c, H, W], contiguous, both sides even, W at most `WIDEST`.
-    """
-    n, c, h, w = _windows(x)
-    images = _lent(x, "images")
-    out = x.new_empty(n, c, h // 2, w // 2)
-    where = torch.empty_like(out, dtype=torch.uint8)
-    if out.numel():
-        _call("max_pool", images, out.data_ptr(), where.data_ptr(), n * c * (h // 2), w // 2)
-    return out, where
-
-
-def max_pool_backward(grad: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Return the gradient [n, c, H, W] by the input of `max_pool` from that by its output."""
-    n, c, h, w = grad.shape
-    pointers = _lent(grad, "a gradient"), _lent(where, "places", torch.uint8, grad.numel())
-    out = grad.new_empty(n, c, 2 * h, 2 * w)
-    _call("max_pool_backward", *pointers, out.data_ptr(), n * c * h, w)
-    return out
-
-
-def mean_pool(x: torch.Tensor) -> torch.Tensor:
-    """Return the mean of each 2x2 window [n, c, H/2, W/2]; `x` as in `max_pool`."""
-    n, c, h, w = _windows(x)
-    images = _lent(x, "images")
-    out = x.new_empty(n, c, h // 2, w // 2)
-    _call("mean_pool", images, out.data_ptr(), n * c * (h // 2), w // 2)
-    return out
-
-
-def mean_pool_backward(grad: torch.Tensor) -> torch.Tensor:
-    """Return the gradient [n, c, H, W] by the input of `mean_pool` from that by its output."""
-    n, c, h, w = grad.shape
-    given = _lent(grad, "a gradient")
-    out = grad.new_empty(n, c, 2 * h, 2 * w)
-    _call("mean_pool_backward", given, out.data_ptr(), n * c * h, w)
-    return out
-
-
-def _call(name: str, *arguments: object) -> Any:
-    library = _LIBRARY if name in SIGNATURES else _LAYERS
-    assert library is not None, "the caller asked AVAILABLE or NETWORKS"
-    return getattr(library, name)(*arguments)
-
-
-def room(table: np.ndarray, batch: int) -> int:
-    """Return how many floats `train` needs to work in.
-
-    Args:
-        table: int64 [layers, 10], the fields of `struct layer` in training.c.
-    """
-    return int(_call("layers_room", _lent_array(table, "table", np.int64), len(table), batch))
-
-
-def _room_of(scratch: torch.Tensor) -> tuple[int, int]:
-    """Return where the room that a network works in begins, and how many floats it is."""
-    return _lent(scratch, "scratch"), scratch.numel()
-
-
-def _layers_of(table: np.ndarray, batch: int) -> tuple[int, int]:
-    """Return where a network's table begins, and its length.
+        x: float32 [n, c, H, W], contiguous, both sides even, W at most `MAX_POOL_WIDTH`.
 
     Raises:
-        ValueError: there is no sample in a batch.
+        ValueError: `x` is another kind of tensor.
+    """
+    n, c, h, w = _image_shape(x)
+    images = _tensor(x, "images")
+    out = x.new_empty(n, c, h // 2, w // 2)
+    index = torch.empty_like(out, dtype=torch.uint8)
+    if out.numel():
+        _call("max_pool2x2", images, out.data_ptr(), index.data_ptr(), n * c * (h // 2), w // 2)
+    return out, index
+
+
+def max_pool2x2_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the gradient [n, c, H, W] of the input of `max_pool2x2`.
+
+    Args:
+        grad: gradient of the output, float32 [n, c, H/2, W/2].
+        index: as returned by `max_pool2x2`.
+
+    Raises:
+        ValueError: a tensor has another type, device, layout or length.
+    """
+    n, c, h, w = grad.shape
+    arguments = _tensor(grad, "a gradient"), _tensor(index, "index", torch.uint8, grad.numel())
+    out = grad.new_empty(n, c, 2 * h, 2 * w)
+    _call("max_pool2x2_backward", *arguments, out.data_ptr(), n * c * h, w)
+    return out
+
+
+def avg_pool2x2(x: torch.Tensor) -> torch.Tensor:
+    """Return the mean of each 2x2 window [n, c, H/2, W/2]; `x` and errors as for `max_pool2x2`."""
+    n, c, h, w = _image_shape(x)
+    images = _tensor(x, "images")
+    out = x.new_empty(n, c, h // 2, w // 2)
+    _call("avg_pool2x2", images, out.data_ptr(), n * c * (h // 2), w // 2)
+    return out
+
+
+def avg_pool2x2_backward(grad: torch.Tensor) -> torch.Tensor:
+    """Return the gradient [n, c, H, W] of the input of `avg_pool2x2` from that of its output."""
+    n, c, h, w = grad.shape
+    address = _tensor(grad, "a gradient")
+    out = grad.new_empty(n, c, 2 * h, 2 * w)
+    _call("avg_pool2x2_backward", address, out.data_ptr(), n * c * h, w)
+    return out
+
+
+# -- training ------------------------------------------------------------------------------------------------
+
+
+def use_narrow_vectors(on: bool) -> None:
+    """Use AVX2 on a processor that has AVX-512, or the widest vectors again; the bits are the same."""
+    _call("use_narrow_vectors", on)
+
+
+def workspace_size(layers: np.ndarray, batch: int) -> int:
+    """Return how many floats of workspace `forward` and `train` need.
+
+    Args:
+        layers: `LAYER` [layers].
+        batch: samples per step.
+    """
+    return int(_call("workspace_size", _array(layers, "layers", LAYER), len(layers), batch))
+
+
+def _network(layers: np.ndarray, batch: int) -> tuple[int, int]:
+    """Return the address of a network's layers, and their number.
+
+    Raises:
+        ValueError: the batch is empty, or `layers` is no array of `LAYER`.
     """
     if batch < 1:
         raise ValueError(f"a batch must have at least one sample, got {batch}")
-    return _lent_array(table, "table", np.int64), len(table)
+    return _array(layers, "layers", LAYER), len(layers)
+
+
+def _num_inputs(layers: np.ndarray) -> int:
+    """Return how many numbers a sample has."""
+    first = layers[0]
+    return int(first["in_channels"] * first["in_height"] * first["in_width"])
+
+
+def _check(status: int, batch: int, workspace: torch.Tensor) -> None:
+    """Raise what a return value of `forward` or `train` stands for."""
+    if status == SMALL_WORKSPACE:
+        raise ValueError(f"{batch} samples need a larger workspace than {len(workspace)} floats")
+    if status in (BAD_LABEL, BAD_INDEX):
+        raise IndexError("a label is no class" if status == BAD_LABEL else "an index in order is no sample")
 
 
 def forward(
-    table: np.ndarray,
+    layers: np.ndarray,
     weights: torch.Tensor,
     x: torch.Tensor,
     out: torch.Tensor,
     batch: int,
-    scratch: torch.Tensor,
+    workspace: torch.Tensor,
 ) -> torch.Tensor:
-    """Write what a network makes of float32 images [n, ...] to `out` [n, outputs], contiguous; return it.
+    """Write the outputs of a network for `x` to `out` and return it.
 
     Args:
-        table, scratch: as in `train`, for `batch` samples at a time.
+        layers: `LAYER` [layers].
+        weights: float32 [p].
+        x: float32 [n, ...].
+        out: float32 [n, outputs], contiguous; updated in place.
+        batch: samples at a time.
+        workspace: float32, as many as `workspace_size` returns.
+
+    Raises:
+        ValueError: a tensor has another type, device, layout or length.
     """
-    layers, work = _layers_of(table, batch), _room_of(scratch)
-    pixels = len(x) * int(table[0, 1:4].prod())
-    pointers = _lent(weights, "weights"), _lent(x, "images", numel=pixels), _lent(out, "outputs")
-    if _call("layers_forward", *layers, *pointers, len(x), batch, *work) == NO_ROOM:
-        raise ValueError(f"{batch} samples need more room than {len(scratch)} floats")
+    network, inputs = _network(layers, batch), len(x) * _num_inputs(layers)
+    tensors = _tensor(weights, "weights"), _tensor(x, "images", numel=inputs), _tensor(out, "outputs")
+    space = _tensor(workspace, "workspace"), workspace.numel()
+    _check(_call("forward", *network, *tensors, len(x), batch, *space), batch, workspace)
     return out
 
 
 def train(
-    table: np.ndarray,
+    layers: np.ndarray,
     weights: torch.Tensor,
     momentum: torch.Tensor,
     gradient: torch.Tensor | None,
     samples: tuple[torch.Tensor, torch.Tensor],
     order: np.ndarray,
     batch: int,
-    rates: np.ndarray,
-    done: int,
+    sgd: Sgd,
+    steps_done: int,
     last: bool,
-    scratch: torch.Tensor,
+    workspace: torch.Tensor,
 ) -> float:
-    """Take steps of SGD on the samples in `order`; return the sum of the mean losses of the batches.
+    """Take SGD steps on the samples in `order`; return the sum of the mean losses of the batches.
 
     Args:
-        weights, momentum: float32 [p]; changed.
-        gradient: None, or float32 [p], where the gradient of one batch goes while nothing else changes.
-        samples: float32 [N, ...] and int64 [N], contiguous.
-        order: int64 [n].
-        rates: float32 learning rate, momentum, weight decay.
-        done: steps taken before. last: whether none comes after these; the momentum is not written then.
-        scratch: float32 [`room`].
+        layers: `LAYER` [layers].
+        weights: float32 [p]; updated in place.
+        momentum: float32 [p]; updated in place.
+        gradient: None, or float32 [p], to which the gradient of one batch is written; weights and momentum
+            then stay as they are.
+        samples: images float32 [N, ...] and labels int64 [N], contiguous.
+        order: indices of samples, int64 [n].
+        batch: samples per step.
+        sgd: learning rate, momentum, weight decay.
+        steps_done: steps taken before; the momentum is not read if there are none.
+        last: whether no step follows these; the momentum is not written by the last one.
+        workspace: float32, as many as `workspace_size` returns.
 
     Raises:
-        IndexError: a label is no class, or a number in `order` no sample.
-        ValueError: a tensor is of another kind or length.
+        IndexError: a label is no class, or an index in `order` no sample.
+        ValueError: a tensor has another type, device, layout or length.
     """
-    layers, work = _layers_of(table, batch), _room_of(scratch)
+    network, space = _network(layers, batch), (_tensor(workspace, "workspace"), workspace.numel())
     x, y = samples
-    p, pixels = weights.numel(), len(y) * int(table[0, 1:4].prod())
-    pointers = (
-        _lent(weights, "weights"),
-        _lent(momentum, "momentum", numel=p),
-        None if gradient is None else _lent(gradient, "a gradient", numel=p),
-        _lent(x, "images", numel=pixels),
-        _lent(y, "labels", torch.int64),
+    p, inputs, loss = weights.numel(), len(y) * _num_inputs(layers), c_double()
+    arguments = (
+        _tensor(weights, "weights"),
+        _tensor(momentum, "momentum", numel=p),
+        None if gradient is None else _tensor(gradient, "a gradient", numel=p),
+        _tensor(x, "images", numel=inputs),
+        _tensor(y, "labels", torch.int64),
         len(y),
-        _lent_array(order, "order", np.int64),
+        _array(order, "order", np.int64),
+        len(order),
+        batch,
     )
-    steps = batch, _lent_array(rates, "rates", np.float32, 3), done, last
-    total = _call("layers_train", *layers, *pointers, len(order), *steps, *work)
-    if total == NO_ROOM:
-        raise ValueError(f"{batch} samples need more room than {len(scratch)} floats")
-    if total in (NO_CLASS, NO_SAMPLE):
-        raise IndexError(f"a {'label is no class' if total == NO_CLASS else 'number is no sample'} of these")
-    return float(total)
+    status = _call("train", *network, *arguments, *sgd, steps_done, last, *space, ctypes.addressof(loss))
+    _check(status, batch, workspace)
+    return loss.value
 
 
-def narrow(on: bool) -> None:
-    """Use a processor's narrower registers from now on, or the widest again: the bits are the same."""
-    _call("layers_narrow", on)
-
-
-def move(
-    weights: torch.Tensor, momentum: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray, done: int
+def sgd_step(
+    weights: torch.Tensor, momentum: torch.Tensor, gradient: torch.Tensor, sgd: Sgd, steps_done: int
 ) -> None:
-    """Take a step of SGD with a gradient [p]; arguments as in `train`."""
+    """Take one SGD step.
+
+    Args:
+        weights: float32 [p]; updated in place.
+        momentum: float32 [p]; updated in place.
+        gradient: float32 [p].
+        sgd: learning rate, momentum, weight decay.
+        steps_done: steps taken before.
+
+    Raises:
+        ValueError: a tensor has another type, device, layout or length.
+    """
     p = gradient.numel()
-    pointers = (_lent(v, "a vector", numel=p) for v in (weights, momentum, gradient))
-    _call("layers_move", *pointers, p, _lent_array(rates, "rates", np.float32, 3), done)
+    vectors = (_tensor(v, "a vector", numel=p) for v in (weights, momentum, gradient))
+    _call("sgd_step", *vectors, p, *sgd, steps_done)

@@ -1,8 +1,8 @@
-"""Small feed-forward networks, trained by loops in C without a call in between (kernels/training.c).
+"""Small feed-forward networks trained by the C kernels (training.c).
 
-A step of PyTorch on a network of some ten thousand weights is mostly calls; here a whole epoch is one. The
-arithmetic is float32 like PyTorch's, summed in another order: last bits differ, but they are the same on
-every processor that has these loops.
+Most of a PyTorch step on a network of ten thousand weights is call overhead; here a whole epoch is one call.
+The arithmetic is float32 as in PyTorch but sums in another order: the last bits differ from PyTorch's, and
+are the same on every processor that the kernels support.
 """
 
 from __future__ import annotations
@@ -20,86 +20,57 @@ from mpifl.core.module_checks import untouched
 from mpifl.core.parameters import Layout, Part
 
 from . import bindings
-from .pooling import MaxPool, MeanPool, plain
+from .bindings import AVG_POOL, CONV, DENSE, FLATTEN, LAYER, MAX_POOL, RELU, Layer, Sgd
+from .pooling import AvgPool, MaxPool, plain
 
-CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE = range(6)  # as in training.c
-POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: MEAN_POOL, MeanPool: MEAN_POOL}
-MOST_LAYERS, WIDEST_KERNEL = 64, 12
-EVAL_BATCH = 64  # samples; their activations stay in a core's second cache
-LARGE = 2048  # input times output channels of a convolution from which PyTorch is quicker
-NOWHERE = 0, 0, 0
+POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: AVG_POOL, AvgPool: AVG_POOL}
+MAX_LAYERS, MAX_KERNEL = 64, 12  # limits of training.c
+MAX_CHANNEL_PRODUCT = 2048  # input times output channels of a convolution; beyond, PyTorch is faster
+EVAL_BATCH = 64  # samples; their activations fit in the L2 cache
 KNOWN: tuple[type[nn.Module], ...] = nn.Sequential, nn.Linear, nn.Conv2d, nn.ReLU, nn.Flatten, *POOLS
 FORWARDS = [(cls, cls.forward) for cls in KNOWN]
-MOVES = 9  # column of the table: whether a layer is trained
 Shape = tuple[int, ...]
-Place = tuple[int, int, int]  # where weight and bias begin, and whether they are trained
-
-
-def _in_order(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers that are applied one after the other; whatever is no such sequence, as it is."""
-    if type(module) is nn.Sequential:
-        parts: Iterable[nn.Module] = module  # not its children: these leave out what is in it twice
-    elif _names_its_parts(module):
-        parts = module.sequence  # type: ignore[assignment]
-    else:
-        yield module
-        return
-    for part in parts:
-        yield from _in_order(part)
-
-
-def _names_its_parts(module: nn.Module) -> bool:
-    """Return whether a module says itself, in `sequence`, what its `forward` applies one after the other.
-
-    All three methods must stand in its own class (`models.net.Net`): a subclass may do something else.
-    """
-    return all(_written_in(type(module), name) for name in ("sequence", "embed", "forward"))
-
-
-def _written_in(cls: type, name: str) -> bool:
-    """Return whether a method or property is that of the class statement: not inherited, not set later."""
-    method = vars(cls).get(name)
-    method = method.fget if isinstance(method, property) else method
-    found = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
-    return found == (cls.__module__, f"{cls.__qualname__}.{name}")
-
-
-def as_in_pytorch() -> bool:
-    """Return whether the layers that the loops know are still PyTorch's own."""
-    return all(cls.forward is forward for cls, forward in FORWARDS)
+Offsets = tuple[int, int, int]  # weight_offset, bias_offset, trainable
 
 
 class Network:
-    """A network as the loops take it.
+    """A network in the form that the kernels train.
 
     Args:
-        table: its layers, int64 [layers, 10].
-        num_weights: p.
-        part: what is trained.
+        layers: array of `bindings.LAYER` [layers].
+        num_weights: p, the length of the flat parameter vector.
+        part: the slices that are trained.
         embeds: whether the input of the last layer is the embedding.
     """
 
-    def __init__(self, table: np.ndarray, num_weights: int, part: Part, embeds: bool) -> None:
-        self.table, self.num_weights, self.part = table, num_weights, part
-        self.embeds = embeds and len(table) > 1
-        self.momentum, self.gradient = zeros(num_weights), zeros(num_weights)
-        self._scratch, self._most = zeros(0), 0  # room to work in, and for how many samples
+    def __init__(self, layers: np.ndarray, num_weights: int, part: Part, embeds: bool) -> None:
+        self.layers, self.num_weights, self.part = layers, num_weights, part
+        self.embeds = embeds and len(layers) > 1
+        self.momentum, self.gradient = _zeros(num_weights), _zeros(num_weights)
+        self._workspace, self._max_batch = _zeros(0), 0
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout, shape: Shape, part: Part | None = None) -> Network | None:
-        """Return a module that maps images of `shape` as a network; None where it is not made of dense
-        layers, small convolutions, ReLU and pooling of 2x2 windows, where it has more than these (hooks,
-        methods of its own, buffers, shared weights), or where `part` divides a layer.
+        """Return the network of a module, or None if the kernels cannot train it.
+
+        The kernels train sequences of dense layers, small convolutions, ReLU, flattening and 2x2 pooling,
+        without hooks, methods of their own, buffers or shared weights.
+
+        Args:
+            module: the model.
+            layout: where its parameters lie in the flat vector.
+            shape: of one sample.
+            part: the slices to train, made of whole layers; None for all.
         """
-        layers, part = list(_in_order(module)), (slice(0, layout.size),) if part is None else part
-        if not (_only_weights(module, layers, layout) and untouched(module) and as_in_pytorch()):
+        modules, part = list(_in_order(module)), (slice(0, layout.size),) if part is None else part
+        if not (_only_weights(module, modules, layout) and untouched(module) and as_in_pytorch()):
             return None
-        places = _places(module, layout, part)
-        table = None if places is None else _table(layers, places, shape)
-        if table is None or not table[:, MOVES].any():
+        offsets = _offsets(module, layout, part)
+        layers = None if offsets is None else _layers(modules, offsets, shape)
+        if layers is None or not layers["trainable"].any():
             return None
-        embeds = _names_its_parts(module) and type(getattr(module, "head", None)) is nn.Linear
-        return cls(table, layout.num_parameters, part, embeds)
+        embeds = _declares_sequence(module) and type(getattr(module, "head", None)) is nn.Linear
+        return cls(layers, layout.num_parameters, part, embeds)
 
     def train(
         self,
@@ -107,67 +78,85 @@ class Network:
         split: Split,
         orders: Iterable[np.ndarray],
         batch: int,
-        rates: tuple[float, float, float],
+        sgd: Sgd,
         direction: Direction | None,
     ) -> tuple[torch.Tensor, int, float]:
-        """Return what SGD makes of `start` [p], the steps taken, and the mean loss.
+        """Train with SGD; return the new parameters [p], the number of steps, and the mean loss.
 
         Args:
-            orders: the samples of each epoch in their order, int64 [n].
+            start: parameters [p].
+            split: the samples.
+            orders: indices of the samples of each epoch, int64 [n].
             batch: samples per step.
-            rates: learning rate, momentum, weight decay.
-            direction: changes the gradient before each step.
+            sgd: learning rate, momentum, weight decay.
+            direction: replaces the gradient of each step; None for plain SGD.
 
         Raises:
             IndexError: a label is no class.
+            ValueError: `start`, or what `direction` returns, has another length than p.
         """
-        weights, steps, total = self._read(start).clone(), 0, 0.0
-        samples, numbers = (split.x, split.y), np.array(rates, np.float32)
+        weights, steps, total = self._float32(start).clone(), 0, 0.0
         batch = min(batch, max(len(split), 1))
-        scratch = self._room(batch)
-        given = None if direction is None else self.gradient.zero_()
-        parts = list(orders if direction is None else _batches(orders, batch))
-        for i, index in enumerate(parts):
-            progress = numbers, steps, i == len(parts) - 1
+        workspace = self._workspace_for(batch)
+        gradient = None if direction is None else self.gradient.zero_()
+        pieces = list(orders if direction is None else _batches(orders, batch))
+        for i, index in enumerate(pieces):
             total += bindings.train(
-                self.table, weights, self.momentum, given, samples, index, batch, *progress, scratch
+                self.layers,
+                weights,
+                self.momentum,
+                gradient,
+                (split.x, split.y),
+                index,
+                batch,
+                sgd,
+                steps_done=steps,
+                last=i == len(pieces) - 1,
+                workspace=workspace,
             )
             if direction is not None:
-                changed = self._read(direction(self.gradient, weights))
+                changed = self._float32(direction(self.gradient, weights))
                 for s in self.part:
-                    bindings.move(weights[s], self.momentum[s], changed[s], numbers, steps)
+                    bindings.sgd_step(weights[s], self.momentum[s], changed[s], sgd, steps)
             steps += -(-len(index) // batch)
         return weights, steps, total / steps if steps else 0.0
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor:
-        """Return the logits [n, L] of images, or what the last layer makes them of [n, e]."""
-        table = self.table[:-1] if embedding else self.table
-        width = int(self.table[-1, 1 if embedding else 4])
+        """Return the logits [n, L], or the input of the last layer [n, e].
+
+        Args:
+            vector: parameters [p].
+            x: float32 [n, ...].
+            embedding: whether to leave out the last layer.
+        """
+        layers = self.layers[:-1] if embedding else self.layers
+        width = int(self.layers[-1]["in_channels" if embedding else "out_channels"])
         batch = min(EVAL_BATCH, max(len(x), 1))
         out = torch.empty(len(x), width, dtype=torch.float32)
-        return bindings.forward(table, self._read(vector), x, out, batch, self._room(batch))
+        return bindings.forward(layers, self._float32(vector), x, out, batch, self._workspace_for(batch))
 
     def mean_gradient(self, vector: torch.Tensor, split: Split, batch: int) -> torch.Tensor:
-        """Return the gradient [p] of the mean cross-entropy over `split`, taken `batch` samples at a time."""
-        total, nothing = zeros(self.num_weights), np.zeros(3, np.float32)
-        vector = self._read(vector)
+        """Return the gradient [p] of the mean cross-entropy over `split`, `batch` samples at a time."""
+        total, vector = _zeros(self.num_weights), self._float32(vector)
         for index in _batches([np.arange(len(split))], batch):
-            progress = nothing, 0, True, self._room(len(index))
             bindings.train(
-                self.table,
+                self.layers,
                 vector,
                 self.momentum,
                 self.gradient,
                 (split.x, split.y),
                 index,
                 len(index),
-                *progress,
+                (0.0, 0.0, 0.0),
+                steps_done=0,
+                last=True,
+                workspace=self._workspace_for(len(index)),
             )
             total.add_(self.gradient, alpha=len(index) / len(split))
         return total
 
-    def _read(self, vector: torch.Tensor) -> torch.Tensor:
-        """Return a vector [p] as the loops read it.
+    def _float32(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return a vector [p] as contiguous float32.
 
         Raises:
             ValueError: it has another length.
@@ -176,119 +165,168 @@ class Network:
             raise ValueError(f"expected {self.num_weights} numbers, got a tensor of {list(vector.shape)}")
         return vector.to(torch.float32).contiguous()
 
-    def _room(self, batch: int) -> torch.Tensor:
-        if batch > self._most:
-            self._most, self._scratch = batch, zeros(bindings.room(self.table, batch))
-        return self._scratch
-
-
-def zeros(size: int) -> torch.Tensor:
-    """Return numbers as the loops take them, whatever PyTorch's default kind is."""
-    return torch.zeros(size, dtype=torch.float32, device="cpu")
-
-
-def _only_weights(module: nn.Module, layers: Sequence[nn.Module], layout: Layout) -> bool:
-    """Return whether the vector holds the trained parameters of these layers and nothing else."""
-    tensors = list(module.parameters())
-    plain = all(type(p) is nn.Parameter and p.requires_grad for p in tensors)
-    inside = {id(p) for layer in layers for p in layer.parameters()} == {id(p) for p in tensors}
-    whole = layout.size == layout.num_parameters == sum(p.numel() for p in tensors)
-    return plain and inside and whole and not any(True for _ in module.buffers())
-
-
-def _batches(orders: Iterable[np.ndarray], batch: int) -> Iterator[np.ndarray]:
-    """Yield the samples of each step."""
-    for order in orders:
-        yield from (order[i : i + batch] for i in range(0, len(order), batch))
+    def _workspace_for(self, batch: int) -> torch.Tensor:
+        if batch > self._max_batch:
+            self._max_batch, self._workspace = batch, _zeros(bindings.workspace_size(self.layers, batch))
+        return self._workspace
 
 
 def takes(split: Split) -> bool:
-    """Return whether samples lie as the loops read them."""
+    """Return whether the kernels can read samples: contiguous float32 images and int64 labels on the CPU."""
     y = split.y
     return takes_images(split.x) and y.dtype == torch.int64 and y.device.type == "cpu" and y.is_contiguous()
 
 
 def takes_images(x: torch.Tensor) -> bool:
-    """Return whether images lie as the loops read them."""
+    """Return whether the kernels can read images: contiguous float32 on the CPU."""
     return x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
 
 
-def _places(module: nn.Module, layout: Layout, part: Part) -> dict[nn.Module, Place] | None:
-    """Return where weight and bias of each layer begin in the flat vector, and whether they are in `part`.
+def as_in_pytorch() -> bool:
+    """Return whether the `forward` methods of the known layer classes are the original ones."""
+    return all(cls.forward is forward for cls, forward in FORWARDS)
 
-    None where a layer is in it only in parts.
+
+def _zeros(size: int) -> torch.Tensor:
+    """Return float32 zeros on the CPU, whatever PyTorch's defaults are."""
+    return torch.zeros(size, dtype=torch.float32, device="cpu")
+
+
+def _batches(orders: Iterable[np.ndarray], batch: int) -> Iterator[np.ndarray]:
+    """Yield the indices of each step."""
+    for order in orders:
+        yield from (order[i : i + batch] for i in range(0, len(order), batch))
+
+
+# -- from modules to layers ----------------------------------------------------------------------------------
+
+
+def _in_order(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that are applied one after the other."""
+    if type(module) is nn.Sequential:
+        parts: Iterable[nn.Module] = module  # children() would list a module that occurs twice only once
+    elif _declares_sequence(module):
+        parts = module.sequence  # type: ignore[assignment]
+    else:
+        yield module
+        return
+    for part in parts:
+        yield from _in_order(part)
+
+
+def _declares_sequence(module: nn.Module) -> bool:
+    """Return whether the property `sequence` lists the modules that `forward` applies one after the other.
+
+    `sequence`, `embed` and `forward` must be defined by the module's own class (`models.base.Net`): a
+    subclass may override one of them.
     """
-    slices, found = layout.slices, dict[nn.Module, Place]()
+    return all(_defined_in(type(module), name) for name in ("sequence", "embed", "forward"))
+
+
+def _defined_in(cls: type, name: str) -> bool:
+    """Return whether a method or property was defined in the class statement: not inherited, not assigned."""
+    method = vars(cls).get(name)
+    method = method.fget if isinstance(method, property) else method
+    found = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
+    return found == (cls.__module__, f"{cls.__qualname__}.{name}")
+
+
+def _only_weights(module: nn.Module, modules: Sequence[nn.Module], layout: Layout) -> bool:
+    """Return whether the flat vector holds the trainable parameters of these modules and nothing else."""
+    tensors = list(module.parameters())
+    plain = all(type(p) is nn.Parameter and p.requires_grad for p in tensors)
+    inside = {id(p) for m in modules for p in m.parameters()} == {id(p) for p in tensors}
+    whole = layout.size == layout.num_parameters == sum(p.numel() for p in tensors)
+    return plain and inside and whole and not any(True for _ in module.buffers())
+
+
+def _offsets(module: nn.Module, layout: Layout, part: Part) -> dict[nn.Module, Offsets] | None:
+    """Return where weight and bias of each module begin in the flat vector, and whether `part` has them.
+
+    None if `part` has only some parameters of a module.
+    """
+    slices, found = layout.slices, dict[nn.Module, Offsets]()
     for prefix, owner in module.named_modules():
         names = [f"{prefix}.{n}" if prefix else n for n in ("weight", "bias")]
         if all(n in slices for n in names):
-            inside = [sum(_shared(slices[n], s) for s in part) for n in names]
+            inside = [sum(_overlap(slices[n], s) for s in part) for n in names]
             if inside not in ([0, 0], [slices[n].stop - slices[n].start for n in names]):
                 return None
             found[owner] = slices[names[0]].start, slices[names[1]].start, int(inside[0] > 0)
     return found
 
 
-def _shared(a: slice, b: slice) -> int:
-    """Return how many numbers two slices share."""
+def _overlap(a: slice, b: slice) -> int:
+    """Return how many elements two slices have in common."""
     return int(max(0, min(a.stop, b.stop) - max(a.start, b.start)))
 
 
-def _table(layers: list[nn.Module], places: Mapping[nn.Module, Place], shape: Shape) -> np.ndarray | None:
-    """Return the layers, one a row; None where one of them is not known here."""
-    rows: list[tuple[int, ...]] = []
+def _layers(
+    modules: list[nn.Module], offsets: Mapping[nn.Module, Offsets], shape: Shape
+) -> np.ndarray | None:
+    """Return the array of `bindings.LAYER`; None if a module is unknown or has weights and occurs twice."""
+    layers: list[Layer] = []
     seen: set[nn.Module] = set()
-    for layer in layers:
-        row = _row(layer, places.get(layer), shape)
-        if row is None or (layer in seen and layer in places):
+    for module in modules:
+        layer = _layer(module, offsets.get(module), shape)
+        if layer is None or (module in seen and module in offsets):
             return None
-        if row[0] != FLATTEN or len(shape) > 1:  # what is flat stays as it is
-            rows.append(row)
-        seen.add(layer)
-        shape = _shape_after(row, shape)
-    if any(r[0] == CONV for r in rows):
-        fits = rows[0][0] in (CONV, MAX_POOL, MEAN_POOL)
-    else:
-        rows = [(*r[:1], prod(r[1:4]), 1, 1, *r[4:]) for r in rows if r[0] != FLATTEN]
-        fits = bool(rows) and rows[0][0] == DENSE
-    known = fits and rows[-1][0] == DENSE and len(rows) <= MOST_LAYERS
-    return np.array(rows, np.int64) if known else None
+        if layer.kind != FLATTEN or len(shape) > 1:  # flattening a flat input changes nothing
+            layers.append(layer)
+        seen.add(module)
+        shape = _shape_after(layer, shape)
+    if any(layer.kind == CONV for layer in layers):
+        fits = layers[0].kind in (CONV, MAX_POOL, AVG_POOL)
+    else:  # samples are rows from the start
+        layers = [
+            layer._replace(in_channels=prod(layer[1:4]), in_height=1, in_width=1)
+            for layer in layers
+            if layer.kind != FLATTEN
+        ]
+        fits = bool(layers) and layers[0].kind == DENSE
+    known = fits and layers[-1].kind == DENSE and len(layers) <= MAX_LAYERS
+    return np.array(layers, LAYER) if known else None
 
 
-def _row(layer: nn.Module, place: Place | None, shape: Shape) -> tuple[int, ...] | None:
-    """Return kind, input shape, outputs, kernel, margin and place of a layer; None where it is unknown."""
-    image = (*shape, 1, 1)[:3]
-    if type(layer) is nn.ReLU:
-        return (RELU, *image, 0, 1, 0, *NOWHERE)
-    if type(layer) is nn.Flatten and shape and (layer.start_dim, layer.end_dim) == (1, -1):
-        return (FLATTEN, *image, 0, 1, 0, *NOWHERE)
-    if type(layer) in POOLS and len(shape) == 3 and min(shape[1:]) > 1 and plain(layer):
-        return (POOLS[type(layer)], *image, 0, 1, 0, *NOWHERE)
-    if type(layer) is nn.Linear and place and shape == (layer.in_features,):
-        return (DENSE, *image, layer.out_features, 1, 0, *place)
-    if type(layer) is nn.Conv2d and place and len(shape) == 3 and _small(layer, shape):
-        side, margin = layer.kernel_size[0], int(layer.padding[0])
-        return (CONV, *image, layer.out_channels, side, margin, *place)
+def _layer(module: nn.Module, offsets: Offsets | None, shape: Shape) -> Layer | None:
+    """Return the layer of a module for inputs of `shape`; None if it is unknown."""
+    channels, height, width = (*shape, 1, 1)[:3]
+    image = channels, height, width
+    if type(module) is nn.ReLU:
+        return Layer(RELU, *image)
+    if type(module) is nn.Flatten and shape and (module.start_dim, module.end_dim) == (1, -1):
+        return Layer(FLATTEN, *image)
+    if type(module) in POOLS and len(shape) == 3 and min(shape[1:]) > 1 and plain(module):
+        return Layer(POOLS[type(module)], *image)
+    if type(module) is nn.Linear and offsets and shape == (module.in_features,):
+        return Layer(DENSE, *image, module.out_features, 1, 0, *offsets)
+    if type(module) is nn.Conv2d and offsets and len(shape) == 3 and _small(module, shape):
+        kernel, padding = module.kernel_size[0], int(module.padding[0])
+        return Layer(CONV, *image, module.out_channels, kernel, padding, *offsets)
     return None
 
 
-def _small(layer: nn.Conv2d, shape: Shape) -> bool:
-    """Return whether the loops take a convolution, and are quicker at it than PyTorch."""
-    side, margin = layer.kernel_size[0], layer.padding[0]
-    square = layer.kernel_size[1] == side and layer.padding in ((margin, margin),)
-    usual = layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
-    if not (square and usual and isinstance(margin, int) and margin < side <= WIDEST_KERNEL):
+def _small(module: nn.Conv2d, shape: Shape) -> bool:
+    """Return whether the kernels can compute a convolution, faster than PyTorch."""
+    kernel, padding = module.kernel_size[0], module.padding[0]
+    square = module.kernel_size[1] == kernel and module.padding in ((padding, padding),)
+    usual = (
+        module.stride == module.dilation == (1, 1) and module.groups == 1 and module.padding_mode == "zeros"
+    )
+    if not (square and usual and isinstance(padding, int) and padding < kernel <= MAX_KERNEL):
         return False
-    fits = shape[0] == layer.in_channels and min(shape[1:]) + 2 * margin >= side
-    return fits and layer.in_channels * layer.out_channels <= LARGE
+    fits = shape[0] == module.in_channels and min(shape[1:]) + 2 * padding >= kernel
+    return fits and module.in_channels * module.out_channels <= MAX_CHANNEL_PRODUCT
 
 
-def _shape_after(row: tuple[int, ...], shape: Shape) -> Shape:
-    kind, channels, height, width, outputs, side, margin = row[:7]
-    if kind == CONV:
-        return outputs, height + 2 * margin - side + 1, width + 2 * margin - side + 1
-    if kind in (MAX_POOL, MEAN_POOL):
+def _shape_after(layer: Layer, shape: Shape) -> Shape:
+    """Return the shape of the output of a layer."""
+    channels, height, width = layer.in_channels, layer.in_height, layer.in_width
+    if layer.kind == CONV:
+        growth = 2 * layer.padding - layer.kernel + 1
+        return layer.out_channels, height + growth, width + growth
+    if layer.kind in (MAX_POOL, AVG_POOL):
         return channels, height // 2, width // 2
-    if kind == FLATTEN:
+    if layer.kind == FLATTEN:
         return (channels * height * width,)
-    return (outputs,) if kind == DENSE else shape
+    return (layer.out_channels,) if layer.kind == DENSE else shape

@@ -1,478 +1,522 @@
-/* Training of small feed-forward networks: forward, gradient and a step of SGD for batch after batch, without a call in
- * between. Called through ctypes by bindings.py.
+/* Training of small feed-forward networks: forward pass, gradient and SGD step for one batch after the other, without a
+ * call into Python in between. Called through ctypes by bindings.py.
  *
- * Convolutions hold a lane for each sample, so that few channels and odd sizes cost nothing; dense layers hold samples row
- * by row, and their weights move while the gradient is in registers. The loops (training_simd.inc) are compiled once for each
- * instruction set and give the same bits on all of them. */
+ * Convolutions keep one sample per vector lane, so that few channels and odd sizes cost nothing. Dense layers keep samples
+ * as rows and update their weights while the gradient is in registers. The arithmetic (training_simd.inc) is compiled once
+ * for each instruction set and returns the same bits on all of them. */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __FAST_MATH__
-#error "-ffast-math changes sums: build without it"
-#endif
-#ifndef BUILD
-#define BUILD "" /* hash of the sources and flags, as setup.py gives them */
-#endif
+#include "common.h"
 
-enum { LANES = 16, MOST = 12, DEEPEST = 64 };
-enum { CONV, RELU, MAX_POOL, MEAN_POOL, FLATTEN, DENSE }; /* in the order of local/compiled.py */
+enum { LANES = 16, MAX_TILE = 12, MAX_LAYERS = 64 };
+enum { CONV, RELU, MAX_POOL, AVG_POOL, FLATTEN, DENSE }; /* struct layer: kind; as in bindings.py */
+enum { BAD_LABEL = -1, BAD_INDEX = -2, SMALL_WORKSPACE = -3 }; /* errors; as in bindings.py */
 
-enum { NO_CLASS = -1, NO_SAMPLE = -2, NO_ROOM = -3 }; /* what went wrong; as in bindings.py */
+#define UNROLL(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
-#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
-
-/* One layer: what it is, the shape of its input (channels x 1 x 1 for rows), its outputs (channels or units), kernel side
- * and margin, where weights and bias begin in the flat vector, and whether these are trained. */
+/* One layer; bindings.LAYER has the same fields. For a dense layer, in_height and in_width are 1. */
 struct layer {
-    int64_t kind, channels, height, width, outputs, kernel, padding, weight, bias, moves;
+    int64_t kind;
+    int64_t in_channels, in_height, in_width;
+    int64_t out_channels;  /* of a convolution; units of a dense layer */
+    int64_t kernel;        /* side of the kernel of a convolution */
+    int64_t padding;       /* on all four sides of the input of a convolution */
+    int64_t weight_offset; /* in the flat vector of all weights */
+    int64_t bias_offset;
+    int64_t trainable; /* 0 or 1 */
 };
 
-struct rates {
-    float lr, momentum, decay;
-    int remembers, keeps; /* whether the momentum is read, and whether it is written: nobody needs it after the last step */
+/* Options of one SGD step. Before the first step the momentum is not read, after the last one it is not written. */
+struct sgd {
+    float lr, momentum, weight_decay;
+    int read_momentum, write_momentum;
 };
 
-static struct rates rates_of(const float *r, int first, int last)
+static struct sgd sgd_options(float lr, float momentum, float weight_decay, int first, int last)
 {
-    return (struct rates){r[0], r[1], r[2], r[1] != 0 && !first, r[1] != 0 && !last};
+    return (struct sgd){lr, momentum, weight_decay, momentum != 0 && !first, momentum != 0 && !last};
 }
 
-/* Weights and momentum that move, or where their gradient goes instead. */
-struct place {
-    float *w, *m, *grad;
+/* The flat vectors of a network. grad: null, or where gradients are stored instead of being applied. */
+struct params {
+    float *weights, *momentum, *grad;
 };
 
-static inline struct place shifted(struct place p, ptrdiff_t by)
+static inline struct params params_at(struct params p, ptrdiff_t offset)
 {
-    return (struct place){p.w + by, p.m ? p.m + by : 0, p.grad ? p.grad + by : 0};
+    return (struct params){p.weights + offset, p.momentum ? p.momentum + offset : 0, p.grad ? p.grad + offset : 0};
 }
 
-/* A convolution of planes [channels, height, width] to [outputs, out_height, out_width]; rows begin `above` higher. */
-struct sides {
-    ptrdiff_t channels, height, width, outputs, kernel, above, out_height, out_width;
+/* Shape of a convolution as the kernels see it: in_width includes the padding, rows above and below are skipped instead. */
+struct conv {
+    ptrdiff_t in_channels, in_height, in_width, out_channels, kernel, pad_top, out_height, out_width;
 };
 
-struct loops {
-    void (*move)(const float *, struct place, ptrdiff_t, const struct rates *);
-    void (*dots)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
-    void (*weights)(const float *, const float *, struct place, ptrdiff_t, ptrdiff_t, ptrdiff_t, const struct rates *);
-    void (*inputs)(const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
-    void (*bias)(const float *, struct place, ptrdiff_t, ptrdiff_t, const struct rates *);
-    void (*slide)(const float *, const float *, const float *, float *, const struct sides *);
-    void (*slide_weights)(const float *, const float *, float *, const struct sides *);
-    void (*slide_bias)(const float *, float *, ptrdiff_t, ptrdiff_t);
-    void (*totals)(const float *, float *, ptrdiff_t);
+/* The functions of training_simd.inc for one instruction set. */
+struct kernels {
+    void (*sgd_step)(const float *, struct params, ptrdiff_t, const struct sgd *);
+    void (*gemm_nt)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
+    void (*gemm_tn)(const float *, const float *, struct params, ptrdiff_t, ptrdiff_t, ptrdiff_t, const struct sgd *);
+    void (*gemm_nn)(const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
+    void (*dense_grad_bias)(const float *, struct params, ptrdiff_t, ptrdiff_t, const struct sgd *);
+    void (*conv2d)(const float *, const float *, const float *, float *, const struct conv *);
+    void (*conv2d_grad_weight)(const float *, const float *, float *, const struct conv *);
+    void (*conv2d_grad_bias)(const float *, float *, ptrdiff_t, ptrdiff_t);
+    void (*sum_lanes)(const float *, float *, ptrdiff_t);
     void (*relu)(float *, ptrdiff_t);
-    void (*relu_back)(const float *, float *, ptrdiff_t);
-    void (*pool)(const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
-    void (*pool_back)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
+    void (*relu_backward)(const float *, float *, ptrdiff_t);
+    void (*pool2x2)(const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
+    void (*pool2x2_backward)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
 };
 
-static int narrow;
+static int narrow_only;
 
-/* From now on, use the narrower registers of a processor that has two kinds; for tests. */
-void layers_narrow(int on) { narrow = on; }
+/* Selects the narrower vectors of a processor that has two widths (on != 0), or the widest; for tests. */
+void mpifl_use_narrow_vectors(int on) { narrow_only = on; }
 
 #ifdef __x86_64__
 #define TARGET __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")))
-#define NAME(f) f##_512
+#define NAME(f) f##_avx512
 #define WIDTH 16
-#define SAMPLES 5
-#define OUTPUTS 4
-#define ROWS 8
-#define COLUMNS 2
-#define TALL 6
-#define LONG 4
-#define DEEP 4
+#define NT_MR 5
+#define NT_NR 4
+#define TN_MR 8
+#define TN_NR 2
+#define CONV_MR 6
+#define CONV_NR 4
+#define CONV_KR 4
 #include "training_simd.inc"
 
 #define TARGET __attribute__((target("avx2,fma")))
-#define NAME(f) f##_256
+#define NAME(f) f##_avx2
 #define WIDTH 8
-#define SAMPLES 2
-#define OUTPUTS 2
-#define ROWS 4
-#define COLUMNS 2
-#define TALL 3
-#define LONG 4
-#define DEEP 2
+#define NT_MR 2
+#define NT_NR 2
+#define TN_MR 4
+#define TN_NR 2
+#define CONV_MR 3
+#define CONV_NR 4
+#define CONV_KR 2
 #include "training_simd.inc"
 
-static const struct loops *loops(void)
+static const struct kernels *select_kernels(void)
 {
-    if (!narrow && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
-        return &loops_512;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &loops_256 : 0;
+    if (!narrow_only && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq"))
+        return &kernels_avx512;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &kernels_avx2 : 0;
 }
 #elif defined(__aarch64__)
 #define TARGET
-#define NAME(f) f##_128
+#define NAME(f) f##_neon
 #define WIDTH 4
-#define SAMPLES 2
-#define OUTPUTS 2
-#define ROWS 4
-#define COLUMNS 4
-#define TALL 3
-#define LONG 4
-#define DEEP 2
+#define NT_MR 2
+#define NT_NR 2
+#define TN_MR 4
+#define TN_NR 4
+#define CONV_MR 3
+#define CONV_NR 4
+#define CONV_KR 2
 #include "training_simd.inc"
 
-static const struct loops *loops(void) { return &loops_128; }
+static const struct kernels *select_kernels(void) { return &kernels_neon; }
 #else
-static const struct loops *loops(void) { return 0; }
+static const struct kernels *select_kernels(void) { return 0; }
 #endif
 
-/* Changes with the arguments of any function: what was built from other sources is not called (bindings.VERSION). */
-int version(void) { return 5; }
+/* Returns whether this processor has fused multiply-add, on which the bits of the results depend. */
+int mpifl_supported(void) { return select_kernels() != 0; }
 
-/* What this was built from, and by which compiler. */
-const char *build(void) { return BUILD "|" __VERSION__; }
+/* Returns the size of struct layer in bytes. */
+ptrdiff_t mpifl_layer_size(void) { return sizeof(struct layer); }
 
-/* Whether this processor adds products without rounding them: without that, the bits would be others. */
-int layers_run_here(void) { return loops() != 0; }
+/* ---- Shapes ---- */
 
-static ptrdiff_t inputs_of(const struct layer *l) { return l->channels * l->height * l->width; }
+static ptrdiff_t max_of(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
-static struct sides forwards(const struct layer *l)
+static ptrdiff_t groups_of(ptrdiff_t n) { return (n + LANES - 1) / LANES; } /* groups of LANES samples */
+
+static ptrdiff_t input_size(const struct layer *l) { return l->in_channels * l->in_height * l->in_width; }
+
+static struct conv conv_forward_shape(const struct layer *l)
 {
-    const ptrdiff_t margin = 2 * l->padding - l->kernel + 1;
-    return (struct sides){l->channels, l->height,  l->width + 2 * l->padding, l->outputs,
-                          l->kernel,   l->padding, l->height + margin,        l->width + margin};
+    const ptrdiff_t growth = 2 * l->padding - l->kernel + 1;
+    return (struct conv){.in_channels = l->in_channels,
+                         .in_height = l->in_height,
+                         .in_width = l->in_width + 2 * l->padding,
+                         .out_channels = l->out_channels,
+                         .kernel = l->kernel,
+                         .pad_top = l->padding,
+                         .out_height = l->in_height + growth,
+                         .out_width = l->in_width + growth};
 }
 
-/* The convolution that carries gradients back: the other way round, with turned kernels and the other margin. */
-static struct sides backwards(const struct layer *l)
+/* The convolution that computes the gradient of the input from that of the output, with flipped kernels. */
+static struct conv conv_backward_shape(const struct layer *l)
 {
-    const struct sides d = forwards(l);
-    const ptrdiff_t margin = l->kernel - 1 - l->padding;
-    return (struct sides){l->outputs, d.out_height, d.out_width + 2 * margin, l->channels,
-                          l->kernel,  margin,       l->height,                l->width};
+    const struct conv f = conv_forward_shape(l);
+    const ptrdiff_t padding = l->kernel - 1 - l->padding;
+    return (struct conv){.in_channels = l->out_channels,
+                         .in_height = f.out_height,
+                         .in_width = f.out_width + 2 * padding,
+                         .out_channels = l->in_channels,
+                         .kernel = l->kernel,
+                         .pad_top = padding,
+                         .out_height = l->in_height,
+                         .out_width = l->in_width};
 }
 
-static ptrdiff_t outputs_of(const struct layer *l)
+static ptrdiff_t output_size(const struct layer *l)
 {
-    const struct sides d = forwards(l);
+    const struct conv f = conv_forward_shape(l);
     switch (l->kind) {
     case CONV:
-        return d.outputs * d.out_height * d.out_width;
+        return f.out_channels * f.out_height * f.out_width;
     case MAX_POOL:
-    case MEAN_POOL:
-        return l->channels * (l->height / 2) * (l->width / 2);
+    case AVG_POOL:
+        return l->in_channels * (l->in_height / 2) * (l->in_width / 2);
     case DENSE:
-        return l->outputs;
+        return l->out_channels;
     default:
-        return inputs_of(l);
+        return input_size(l);
     }
 }
 
-/* A network at work on batches of up to `most` samples. */
+/* ---- Workspace ---- */
+
+/* A network and its buffers for batches of up to max_batch samples. */
 struct network {
     const struct layer *layers;
-    ptrdiff_t num, most;
-    float *x[DEEPEST + 1]; /* the input of each layer, and the output of the last */
-    float *g, *h;          /* gradients by two neighbouring activations */
-    float *wide;           /* planes of a group of samples between margins */
-    float *turned;         /* weights of a convolution, outputs last */
-    float *lanes, *flat;   /* their gradient, lane by lane and summed */
+    ptrdiff_t num_layers;
+    float *activation[MAX_LAYERS + 1]; /* input of each layer, and output of the last one; ReLU works in place */
+    float *grad, *grad_next;           /* gradient of the current activation and of the one below, swapped by each layer */
+    float *padded;                     /* input of a convolution for one group, padded left and right */
+    float *reordered;                  /* weights of a convolution, output channels last */
+    float *grad_lanes, *grad_flat;     /* gradient of weights and bias of a convolution: lane by lane, and summed */
 };
 
-static ptrdiff_t most_of(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
-
-/* Floats to work in, and how many of them are taken. start: null while they are only counted. */
-struct room {
+/* A block of floats and how many of them are used. start: null while sizes are only added up. */
+struct arena {
     float *start;
-    ptrdiff_t taken;
+    ptrdiff_t used;
 };
 
-static float *taken(struct room *room, ptrdiff_t count)
+static float *arena_alloc(struct arena *arena, ptrdiff_t count)
 {
-    float *here = room->start ? room->start + room->taken : 0;
-    room->taken += (count + LANES - 1) / LANES * LANES;
-    return here;
+    float *block = arena->start ? arena->start + arena->used : 0;
+    arena->used += (count + LANES - 1) / LANES * LANES;
+    return block;
 }
 
-/* Lays a network out from `start` on; returns how many floats it takes. */
-static ptrdiff_t laid_out(struct network *net, const struct layer *layers, ptrdiff_t num, ptrdiff_t most, float *start)
+/* Places the buffers of a network from `start` on; returns how many floats they take. */
+static ptrdiff_t network_init(struct network *net, const struct layer *layers, ptrdiff_t num_layers, ptrdiff_t max_batch,
+                              float *start)
 {
-    struct room room = {start, 0};
-    const ptrdiff_t padded = (most + LANES - 1) / LANES * LANES;
-    ptrdiff_t widest = 0, wide = 0, weights = 0;
-    int grouped = layers[0].kind != DENSE;
-    net->layers = layers, net->num = num, net->most = most;
-    net->x[0] = taken(&room, (grouped ? padded : most) * inputs_of(layers));
-    for (ptrdiff_t i = 0; i < num; i++) {
+    struct arena arena = {start, 0};
+    const ptrdiff_t lanes = groups_of(max_batch) * LANES;
+    ptrdiff_t grad_size = 0, padded_size = 0, weights_size = 0;
+    int in_lanes = layers[0].kind != DENSE; /* otherwise activations are rows */
+    net->layers = layers, net->num_layers = num_layers;
+    net->activation[0] = arena_alloc(&arena, (in_lanes ? lanes : max_batch) * input_size(layers));
+    for (ptrdiff_t i = 0; i < num_layers; i++) {
         const struct layer *l = layers + i;
-        grouped = grouped && l->kind != FLATTEN;
-        const ptrdiff_t size = (grouped ? padded : most) * outputs_of(l);
-        net->x[i + 1] = l->kind == RELU ? net->x[i] : taken(&room, size);
-        widest = most_of(widest, most_of(size, padded * inputs_of(l)));
+        in_lanes = in_lanes && l->kind != FLATTEN;
+        const ptrdiff_t size = (in_lanes ? lanes : max_batch) * output_size(l);
+        net->activation[i + 1] = l->kind == RELU ? net->activation[i] : arena_alloc(&arena, size);
+        grad_size = max_of(grad_size, max_of(size, lanes * input_size(l)));
         if (l->kind == CONV) {
-            const struct sides f = forwards(l), b = backwards(l);
-            wide = most_of(wide, most_of(f.channels * f.height * f.width, b.channels * b.height * b.width));
-            weights = most_of(weights, (l->channels * l->kernel * l->kernel + 1) * l->outputs);
+            const struct conv f = conv_forward_shape(l), b = conv_backward_shape(l);
+            padded_size = max_of(padded_size, max_of(f.in_channels * f.in_height * f.in_width,
+                                                     b.in_channels * b.in_height * b.in_width));
+            weights_size = max_of(weights_size, (l->in_channels * l->kernel * l->kernel + 1) * l->out_channels);
         }
     }
-    net->g = taken(&room, widest), net->h = taken(&room, widest);
-    net->wide = taken(&room, wide * LANES);
-    net->turned = taken(&room, weights), net->flat = taken(&room, weights);
-    net->lanes = taken(&room, weights * LANES);
-    return room.taken;
+    net->grad = arena_alloc(&arena, grad_size), net->grad_next = arena_alloc(&arena, grad_size);
+    net->padded = arena_alloc(&arena, padded_size * LANES);
+    net->reordered = arena_alloc(&arena, weights_size), net->grad_flat = arena_alloc(&arena, weights_size);
+    net->grad_lanes = arena_alloc(&arena, weights_size * LANES);
+    return arena.used;
 }
 
-/* Floats of room that `layers_train` needs. */
-ptrdiff_t layers_room(const struct layer *layers, ptrdiff_t num, ptrdiff_t most)
+/* Returns how many floats of workspace the functions below need for batches of up to max_batch samples. */
+ptrdiff_t mpifl_workspace_size(const struct layer *layers, ptrdiff_t num_layers, ptrdiff_t max_batch)
 {
     struct network net;
-    return laid_out(&net, layers, num, most, 0);
+    return network_init(&net, layers, num_layers, max_batch, 0);
 }
 
-/* Puts `margin` columns of zeros on both sides of planes [count, width, LANES]. */
-static const float *between_margins(const float *x, float *wide, ptrdiff_t count, ptrdiff_t width, ptrdiff_t margin)
-{
-    if (!margin)
-        return x;
-    const size_t side = (size_t)(margin * LANES) * sizeof *x, line = (size_t)(width * LANES) * sizeof *x;
-    char *to = (char *)wide;
-    for (ptrdiff_t i = 0; i < count; i++, to += line + 2 * side) {
-        memset(to, 0, side);
-        memcpy(to + side, x + i * width * LANES, line);
-        memset(to + side + line, 0, side);
-    }
-    return wide;
-}
+/* ---- Layouts ---- */
 
-/* Writes weights [o][c][i][j] as [c][i][j][o], or, to go back, as [o][i][j][c] with both kernel axes turned round. */
-static void turn(const float *w, float *to, const struct layer *l, int back)
+/* Converts rows [n, size] to lanes [groups, size, LANES]; lanes without a sample are zero. Sample s is rows[order[s]],
+ * or rows[s] if order is null. */
+static void pack_lanes(const float *rows, const int64_t *order, float *lanes, ptrdiff_t n, ptrdiff_t size)
 {
-    const ptrdiff_t k = l->kernel, c_all = l->channels, o_all = l->outputs;
-    for (ptrdiff_t o = 0; o < o_all; o++)
-        for (ptrdiff_t c = 0; c < c_all; c++)
-            for (ptrdiff_t i = 0; i < k; i++)
-                for (ptrdiff_t j = 0; j < k; j++, w++)
-                    to[back ? ((o * k + k - 1 - i) * k + k - 1 - j) * c_all + c : ((c * k + i) * k + j) * o_all + o] = *w;
-}
-
-static void convolve(const struct network *net, const struct layer *l, const float *w, const float *x, float *y,
-                     ptrdiff_t groups, const struct loops *go)
-{
-    const struct sides d = forwards(l);
-    turn(w + l->weight, net->turned, l, 0);
-    for (ptrdiff_t k = 0; k < groups; k++) {
-        const float *planes = x + k * inputs_of(l) * LANES;
-        planes = between_margins(planes, net->wide, l->channels * l->height, l->width, l->padding);
-        go->slide(planes, net->turned, w + l->bias, y + k * outputs_of(l) * LANES, &d);
-    }
-}
-
-/* Moves a convolution's weights by the gradient g of its output. */
-static void convolve_weights(const struct network *net, const struct layer *l, struct place at, const float *x,
-                             const float *g, ptrdiff_t groups, const struct rates *r, const struct loops *go)
-{
-    const struct sides d = forwards(l);
-    const ptrdiff_t num = l->outputs * l->channels * l->kernel * l->kernel, size = outputs_of(l) * LANES;
-    float *bias = net->lanes + num * LANES;
-    memset(net->lanes, 0, (size_t)((num + l->outputs) * LANES) * sizeof *bias);
-    for (ptrdiff_t k = 0; k < groups; k++) {
-        const float *planes = x + k * inputs_of(l) * LANES;
-        planes = between_margins(planes, net->wide, l->channels * l->height, l->width, l->padding);
-        go->slide_weights(planes, g + k * size, net->lanes, &d);
-        go->slide_bias(g + k * size, bias, l->outputs, d.out_height * d.out_width);
-    }
-    go->totals(net->lanes, net->flat, num + l->outputs);
-    go->move(net->flat, shifted(at, l->weight), num, r);
-    go->move(net->flat + num, shifted(at, l->bias), l->outputs, r);
-}
-
-/* Writes the gradient gx of a convolution's input from that of its output. */
-static void convolve_back(const struct network *net, const struct layer *l, const float *w, const float *g, float *gx,
-                          ptrdiff_t groups, const struct loops *go)
-{
-    const struct sides d = forwards(l), b = backwards(l);
-    turn(w + l->weight, net->turned, l, 1);
-    for (ptrdiff_t k = 0; k < groups; k++) {
-        const float *planes = g + k * outputs_of(l) * LANES;
-        planes = between_margins(planes, net->wide, d.outputs * d.out_height, d.out_width, b.above);
-        go->slide(planes, net->turned, 0, gx + k * inputs_of(l) * LANES, &b);
-    }
-}
-
-/* Rows [n, size] to groups [groups, size, LANES], empty lanes zero; row s is where `order` says unless that is null. */
-static void into_lanes(const float *rows, const int64_t *order, float *to, ptrdiff_t n, ptrdiff_t size)
-{
-    for (ptrdiff_t s = 0; s < (n + LANES - 1) / LANES * LANES; s++) {
-        float *lane = to + s / LANES * size * LANES + s % LANES;
+    for (ptrdiff_t s = 0; s < groups_of(n) * LANES; s++) {
+        float *lane = lanes + s / LANES * size * LANES + s % LANES;
         const float *row = s < n ? rows + (order ? order[s] : s) * size : 0;
         for (ptrdiff_t i = 0; i < size; i++)
             lane[i * LANES] = row ? row[i] : 0;
     }
 }
 
-static void out_of_lanes(const float *x, float *rows, ptrdiff_t n, ptrdiff_t size)
+/* Converts lanes [groups, size, LANES] to rows [n, size]. */
+static void unpack_lanes(const float *lanes, float *rows, ptrdiff_t n, ptrdiff_t size)
 {
     for (ptrdiff_t s = 0; s < n; s++) {
-        const float *lane = x + s / LANES * size * LANES + s % LANES;
+        const float *lane = lanes + s / LANES * size * LANES + s % LANES;
         for (ptrdiff_t i = 0; i < size; i++)
             rows[s * size + i] = lane[i * LANES];
     }
 }
 
-static void forward(const struct network *net, const float *w, ptrdiff_t n, const struct loops *go)
+/* Adds `padding` columns of zeros on both sides of x [rows, width, LANES]; returns the padded planes. */
+static const float *pad_columns(const float *x, float *padded, ptrdiff_t rows, ptrdiff_t width, ptrdiff_t padding)
 {
-    const ptrdiff_t groups = (n + LANES - 1) / LANES;
-    int grouped = net->layers[0].kind != DENSE;
-    for (ptrdiff_t i = 0; i < net->num; i++) {
+    if (!padding)
+        return x;
+    const size_t side = (size_t)(padding * LANES) * sizeof *x, line = (size_t)(width * LANES) * sizeof *x;
+    char *to = (char *)padded;
+    for (ptrdiff_t i = 0; i < rows; i++, to += line + 2 * side) {
+        memset(to, 0, side);
+        memcpy(to + side, x + i * width * LANES, line);
+        memset(to + side + line, 0, side);
+    }
+    return padded;
+}
+
+/* Writes weights [out, in, i, j] as [in, i, j, out]. */
+static void transpose(const float *w, float *to, const struct layer *l)
+{
+    const ptrdiff_t k = l->kernel, in = l->in_channels, out = l->out_channels;
+    for (ptrdiff_t o = 0; o < out; o++)
+        for (ptrdiff_t c = 0; c < in; c++)
+            for (ptrdiff_t i = 0; i < k; i++)
+                for (ptrdiff_t j = 0; j < k; j++, w++)
+                    to[((c * k + i) * k + j) * out + o] = *w;
+}
+
+/* Writes weights [out, in, i, j] as [out, k - 1 - i, k - 1 - j, in], for the convolution that carries gradients back. */
+static void flip_transpose(const float *w, float *to, const struct layer *l)
+{
+    const ptrdiff_t k = l->kernel, in = l->in_channels, out = l->out_channels;
+    for (ptrdiff_t o = 0; o < out; o++)
+        for (ptrdiff_t c = 0; c < in; c++)
+            for (ptrdiff_t i = 0; i < k; i++)
+                for (ptrdiff_t j = 0; j < k; j++, w++)
+                    to[((o * k + k - 1 - i) * k + k - 1 - j) * in + c] = *w;
+}
+
+/* ---- Convolutions on groups of LANES samples ---- */
+
+static void conv_forward(const struct network *net, const struct layer *l, const float *w, const float *x, float *y,
+                         ptrdiff_t groups, const struct kernels *run)
+{
+    const struct conv f = conv_forward_shape(l);
+    transpose(w + l->weight_offset, net->reordered, l);
+    for (ptrdiff_t k = 0; k < groups; k++) {
+        const float *planes = x + k * input_size(l) * LANES;
+        planes = pad_columns(planes, net->padded, l->in_channels * l->in_height, l->in_width, l->padding);
+        run->conv2d(planes, net->reordered, w + l->bias_offset, y + k * output_size(l) * LANES, &f);
+    }
+}
+
+/* Writes the gradient gx of the input from the gradient g of the output. */
+static void conv_grad_input(const struct network *net, const struct layer *l, const float *w, const float *g, float *gx,
+                            ptrdiff_t groups, const struct kernels *run)
+{
+    const struct conv f = conv_forward_shape(l), b = conv_backward_shape(l);
+    flip_transpose(w + l->weight_offset, net->reordered, l);
+    for (ptrdiff_t k = 0; k < groups; k++) {
+        const float *planes = g + k * output_size(l) * LANES;
+        planes = pad_columns(planes, net->padded, f.out_channels * f.out_height, f.out_width, b.pad_top);
+        run->conv2d(planes, net->reordered, 0, gx + k * input_size(l) * LANES, &b);
+    }
+}
+
+/* Applies the gradient of weights and bias, from the input x and the gradient g of the output. */
+static void conv_grad_params(const struct network *net, const struct layer *l, struct params p, const float *x,
+                             const float *g, ptrdiff_t groups, const struct sgd *sgd, const struct kernels *run)
+{
+    const struct conv f = conv_forward_shape(l);
+    const ptrdiff_t num = l->out_channels * l->in_channels * l->kernel * l->kernel, size = output_size(l) * LANES;
+    float *bias_lanes = net->grad_lanes + num * LANES;
+    memset(net->grad_lanes, 0, (size_t)((num + l->out_channels) * LANES) * sizeof *bias_lanes);
+    for (ptrdiff_t k = 0; k < groups; k++) {
+        const float *planes = x + k * input_size(l) * LANES;
+        planes = pad_columns(planes, net->padded, l->in_channels * l->in_height, l->in_width, l->padding);
+        run->conv2d_grad_weight(planes, g + k * size, net->grad_lanes, &f);
+        run->conv2d_grad_bias(g + k * size, bias_lanes, l->out_channels, f.out_height * f.out_width);
+    }
+    run->sum_lanes(net->grad_lanes, net->grad_flat, num + l->out_channels);
+    run->sgd_step(net->grad_flat, params_at(p, l->weight_offset), num, sgd);
+    run->sgd_step(net->grad_flat + num, params_at(p, l->bias_offset), l->out_channels, sgd);
+}
+
+/* ---- Networks ---- */
+
+/* Copies n samples to the input of the first layer; `order` as for pack_lanes. */
+static void load_batch(const struct network *net, const float *x, const int64_t *order, ptrdiff_t n)
+{
+    const ptrdiff_t size = input_size(net->layers);
+    if (net->layers[0].kind != DENSE)
+        pack_lanes(x, order, net->activation[0], n, size);
+    else
+        for (ptrdiff_t s = 0; s < n; s++)
+            memcpy(net->activation[0] + s * size, x + (order ? order[s] : s) * size, (size_t)size * sizeof *x);
+}
+
+static void forward(const struct network *net, const float *w, ptrdiff_t n, const struct kernels *run)
+{
+    const ptrdiff_t groups = groups_of(n);
+    int in_lanes = net->layers[0].kind != DENSE;
+    for (ptrdiff_t i = 0; i < net->num_layers; i++) {
         const struct layer *l = net->layers + i;
-        float *x = net->x[i], *y = net->x[i + 1];
+        float *x = net->activation[i], *y = net->activation[i + 1];
         switch (l->kind) {
         case CONV:
-            convolve(net, l, w, x, y, groups, go);
+            conv_forward(net, l, w, x, y, groups, run);
             break;
         case RELU:
-            go->relu(x, (grouped ? groups * LANES : n) * inputs_of(l));
+            run->relu(x, (in_lanes ? groups * LANES : n) * input_size(l));
             break;
         case MAX_POOL:
-        case MEAN_POOL:
-            go->pool(x, y, groups * l->channels, l->height, l->width, l->kind == MAX_POOL);
+        case AVG_POOL:
+            run->pool2x2(x, y, groups * l->in_channels, l->in_height, l->in_width, l->kind == MAX_POOL);
             break;
         case FLATTEN:
-            out_of_lanes(x, y, n, inputs_of(l));
-            grouped = 0;
+            unpack_lanes(x, y, n, input_size(l));
+            in_lanes = 0;
             break;
         case DENSE:
-            go->dots(x, w + l->weight, w + l->bias, y, n, l->channels, l->outputs);
+            run->gemm_nt(x, w + l->weight_offset, w + l->bias_offset, y, n, l->in_channels, l->out_channels);
         }
     }
 }
 
-/* Carries the gradient net->g of the output back; every layer moves as soon as nothing needs its old weights. */
-static void backward(struct network *net, struct place at, ptrdiff_t n, const struct rates *r, const struct loops *go)
+/* Propagates the gradient of the output, net->grad, down to the lowest trainable layer. Each layer is updated as soon as
+ * its old weights are no longer needed. */
+static void backward(struct network *net, struct params p, ptrdiff_t n, const struct sgd *sgd, const struct kernels *run)
 {
-    const ptrdiff_t groups = (n + LANES - 1) / LANES;
-    ptrdiff_t lowest = 0; /* layer that moves */
-    int grouped = 0;
-    while (lowest < net->num - 1 && !net->layers[lowest].moves)
+    const ptrdiff_t groups = groups_of(n);
+    ptrdiff_t lowest = 0; /* trainable layer */
+    int in_lanes = 0;
+    while (lowest < net->num_layers - 1 && !net->layers[lowest].trainable)
         lowest++;
-    for (ptrdiff_t i = net->num; i-- > lowest;) {
+    for (ptrdiff_t i = net->num_layers; i-- > lowest;) {
         const struct layer *l = net->layers + i;
-        const float *x = net->x[i], *y = net->x[i + 1];
-        float *g = net->g, *gx = net->h;
+        const float *x = net->activation[i], *y = net->activation[i + 1];
+        float *g = net->grad, *gx = net->grad_next;
         switch (l->kind) {
         case CONV:
             if (i > lowest)
-                convolve_back(net, l, at.w, g, gx, groups, go);
-            if (l->moves)
-                convolve_weights(net, l, at, x, g, groups, r, go);
+                conv_grad_input(net, l, p.weights, g, gx, groups, run);
+            if (l->trainable)
+                conv_grad_params(net, l, p, x, g, groups, sgd, run);
             break;
         case RELU:
-            go->relu_back(y, g, (grouped ? groups * LANES : n) * inputs_of(l));
+            run->relu_backward(y, g, (in_lanes ? groups * LANES : n) * input_size(l));
             continue;
         case MAX_POOL:
-        case MEAN_POOL:
-            go->pool_back(x, y, g, gx, groups * l->channels, l->height, l->width, l->kind == MAX_POOL);
+        case AVG_POOL:
+            run->pool2x2_backward(x, y, g, gx, groups * l->in_channels, l->in_height, l->in_width, l->kind == MAX_POOL);
             break;
         case FLATTEN:
-            into_lanes(g, 0, gx, n, inputs_of(l));
-            grouped = 1;
+            pack_lanes(g, 0, gx, n, input_size(l));
+            in_lanes = 1;
             break;
         case DENSE:
             if (i > lowest)
-                go->inputs(g, at.w + l->weight, gx, n, l->channels, l->outputs);
-            if (l->moves) {
-                go->weights(x, g, shifted(at, l->weight), n, l->channels, l->outputs, r);
-                go->bias(g, shifted(at, l->bias), n, l->outputs, r);
+                run->gemm_nn(g, p.weights + l->weight_offset, gx, n, l->in_channels, l->out_channels);
+            if (l->trainable) {
+                run->gemm_tn(g, x, params_at(p, l->weight_offset), n, l->in_channels, l->out_channels, sgd);
+                run->dense_grad_bias(g, params_at(p, l->bias_offset), n, l->out_channels, sgd);
             }
         }
-        net->g = gx, net->h = g;
+        net->grad = gx, net->grad_next = g;
     }
 }
 
-/* Returns the mean cross-entropy of logits [n, classes] and writes its gradient. */
-static double cross_entropy(const float *logits, float *g, const int64_t *y, const int64_t *order, ptrdiff_t n,
+/* Returns the mean cross-entropy of logits [n, classes] and writes its gradient g [n, classes]. */
+static double cross_entropy(const float *logits, float *g, const int64_t *labels, const int64_t *order, ptrdiff_t n,
                             ptrdiff_t classes)
 {
     double loss = 0;
     for (ptrdiff_t s = 0; s < n; s++, logits += classes, g += classes) {
-        const int64_t label = y[order[s]];
-        double top = logits[0], sum = 0;
+        const int64_t label = labels[order[s]];
+        double max = logits[0], sum = 0;
         for (ptrdiff_t c = 1; c < classes; c++)
-            top = logits[c] > top ? logits[c] : top;
+            max = logits[c] > max ? logits[c] : max;
         for (ptrdiff_t c = 0; c < classes; c++)
-            sum += exp(logits[c] - top);
+            sum += exp(logits[c] - max);
         for (ptrdiff_t c = 0; c < classes; c++)
-            g[c] = (float)((exp(logits[c] - top) / sum - (c == label)) / (double)n);
-        loss += log(sum) + top - logits[label];
+            g[c] = (float)((exp(logits[c] - max) / sum - (c == label)) / (double)n);
+        loss += log(sum) + max - logits[label];
     }
     return loss / (double)n;
 }
 
-/* Puts samples where the first layer reads them; sample s is where `order` says unless that is null. */
-static void enter(const struct network *net, const float *x, const int64_t *order, ptrdiff_t n)
+/* Writes the outputs of a network for x [count, inputs] to y [count, outputs], `batch` samples at a time.
+ * workspace: [size]. Returns 0 or SMALL_WORKSPACE. */
+int mpifl_forward(const struct layer *layers, ptrdiff_t num_layers, const float *weights, const float *x, float *y,
+                  ptrdiff_t count, ptrdiff_t batch, float *workspace, ptrdiff_t size)
 {
-    const ptrdiff_t size = inputs_of(net->layers);
-    if (net->layers[0].kind != DENSE)
-        into_lanes(x, order, net->x[0], n, size);
-    else
-        for (ptrdiff_t s = 0; s < n; s++)
-            memcpy(net->x[0] + s * size, x + (order ? order[s] : s) * size, (size_t)size * sizeof *x);
-}
-
-/* Writes what the network makes of x [count, pixels] to y [count, outputs], `batch` samples at a time; returns 0, or
- * NO_ROOM where `size` floats of room are too few. */
-int layers_forward(const struct layer *layers, ptrdiff_t num, const float *w, const float *x, float *y, ptrdiff_t count,
-                   ptrdiff_t batch, float *room, ptrdiff_t size)
-{
-    const ptrdiff_t outputs = outputs_of(layers + num - 1);
+    const ptrdiff_t outputs = output_size(layers + num_layers - 1);
     struct network net;
-    if (laid_out(&net, layers, num, batch, room) > size)
-        return NO_ROOM;
+    if (network_init(&net, layers, num_layers, batch, workspace) > size)
+        return SMALL_WORKSPACE;
     for (ptrdiff_t start = 0; start < count; start += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
-        enter(&net, x + start * inputs_of(layers), 0, n);
-        forward(&net, w, n, loops());
-        memcpy(y + start * outputs, net.x[num], (size_t)(n * outputs) * sizeof *y);
+        load_batch(&net, x + start * input_size(layers), 0, n);
+        forward(&net, weights, n, select_kernels());
+        memcpy(y + start * outputs, net.activation[num_layers], (size_t)(n * outputs) * sizeof *y);
     }
     return 0;
 }
 
-/* Trains on the samples order[0 .. count), `batch` at a time; returns the sum of the batches' mean losses, or, before anything
- * moves, NO_CLASS for a label, NO_SAMPLE for a number of `order`, NO_ROOM where `size` floats of room are too few.
- * x: [samples, pixels]; y: [samples]; rates: learning rate, momentum, weight decay; done: steps before these; last:
- * whether no step comes after them.
- * grad: null, or where the gradient of one batch goes while nothing moves. */
-double layers_train(const struct layer *layers, ptrdiff_t num, float *w, float *m, float *grad, const float *x,
-                    const int64_t *y, ptrdiff_t samples, const int64_t *order, ptrdiff_t count, ptrdiff_t batch,
-                    const float *rates, ptrdiff_t done, int last, float *room, ptrdiff_t size)
+/* Takes SGD steps on the samples order[0 .. count), `batch` at a time, and writes the sum of the mean losses of the batches
+ * to *loss. Returns 0, or, before any weight changes, BAD_LABEL, BAD_INDEX (in order) or SMALL_WORKSPACE.
+ *
+ * weights, momentum: [parameters]; grad: null, or where the gradient of one batch is stored while nothing else changes;
+ * x: [samples, inputs]; labels: [samples]; steps_done: steps taken before; last: whether no step follows these;
+ * workspace: [size]. */
+int mpifl_train(const struct layer *layers, ptrdiff_t num_layers, float *weights, float *momentum, float *grad,
+                const float *x, const int64_t *labels, ptrdiff_t samples, const int64_t *order, ptrdiff_t count,
+                ptrdiff_t batch, float lr, float momentum_factor, float weight_decay, ptrdiff_t steps_done, int last,
+                float *workspace, ptrdiff_t size, double *loss)
 {
-    const struct loops *go = loops();
-    const struct place at = {w, m, grad};
-    const ptrdiff_t classes = outputs_of(layers + num - 1);
+    const struct kernels *run = select_kernels();
+    const struct params params = {weights, momentum, grad};
+    const ptrdiff_t classes = output_size(layers + num_layers - 1);
     struct network net;
     double total = 0;
     for (ptrdiff_t s = 0; s < count; s++) {
         if (order[s] < 0 || order[s] >= samples)
-            return NO_SAMPLE;
-        if (y[order[s]] < 0 || y[order[s]] >= classes)
-            return NO_CLASS;
+            return BAD_INDEX;
+        if (labels[order[s]] < 0 || labels[order[s]] >= classes)
+            return BAD_LABEL;
     }
-    if (laid_out(&net, layers, num, batch, room) > size)
-        return NO_ROOM;
+    if (network_init(&net, layers, num_layers, batch, workspace) > size)
+        return SMALL_WORKSPACE;
     for (ptrdiff_t start = 0; start < count; start += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
-        const struct rates r = rates_of(rates, done + start == 0, last && start + batch >= count);
-        enter(&net, x, order + start, n);
-        forward(&net, w, n, go);
-        const double loss = cross_entropy(net.x[num], net.g, y, order + start, n, classes);
-        backward(&net, at, n, &r, go);
-        total += loss;
+        const int first_step = steps_done + start == 0, last_step = last && start + batch >= count;
+        const struct sgd sgd = sgd_options(lr, momentum_factor, weight_decay, first_step, last_step);
+        load_batch(&net, x, order + start, n);
+        forward(&net, weights, n, run);
+        total += cross_entropy(net.activation[num_layers], net.grad, labels, order + start, n, classes);
+        backward(&net, params, n, &sgd, run);
     }
-    return total;
+    *loss = total;
+    return 0;
 }
 
-/* Takes a step of SGD with a gradient [count]. */
-void layers_move(float *w, float *m, const float *g, ptrdiff_t count, const float *rates, ptrdiff_t done)
+/* Takes one SGD step with the gradient grad [count]. */
+void mpifl_sgd_step(float *weights, float *momentum, const float *grad, ptrdiff_t count, float lr, float momentum_factor,
+                    float weight_decay, ptrdiff_t steps_done)
 {
-    const struct rates r = rates_of(rates, done == 0, 0);
-    loops()->move(g, (struct place){w, m, 0}, count, &r);
+    const struct sgd sgd = sgd_options(lr, momentum_factor, weight_decay, steps_done == 0, 0);
+    select_kernels()->sgd_step(grad, (struct params){weights, momentum, 0}, count, &sgd);
 }

@@ -45,7 +45,7 @@ def machine(gpu: str | None = None) -> dict[str, str]:
     Args:
         gpu: name of the GPU that it trains on; None: it trains on the CPU.
     """
-    build = bindings.BUILD if bindings.NETWORKS else {}
+    build = bindings.BUILD if bindings.TRAINING_AVAILABLE else {}
     return {
         "device": gpu or "cpu",
         "processor": processor(),

@@ -150,7 +150,9 @@ class Learner:
     def _network(self, x: torch.Tensor, part: Part | None = None) -> Network | None:
         """Return the model for such images as compiled loops take it; None where PyTorch does the work."""
         here = self.device.type == "cpu" and not self.dry_run and not self.graphs
-        if not (here and self.compiled and bindings.NETWORKS and self.untouched() and as_in_pytorch()):
+        if not (
+            here and self.compiled and bindings.TRAINING_AVAILABLE and self.untouched() and as_in_pytorch()
+        ):
             return None
         shape = tuple(x.shape[1:])
         address = shape, bounds(part)

@@ -1,4 +1,4 @@
-"""Networks trained by loops in C: what PyTorch's steps make of them, on every kind of register."""
+"""Networks trained by the kernels agree with PyTorch, with every vector width."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mpifl.models.base import Net
 from mpifl.training import Learner, LocalConfig
 
 pytestmark = pytest.mark.skipif(
-    not bindings.NETWORKS, reason="the loops in C were not built, or cannot run here"
+    not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "the kernels are there"
 )
 
 EXAMPLES = int(os.environ.get("MPIFL_EXAMPLES", "70"))  # generated networks; more under the sanitizers
@@ -52,7 +52,7 @@ def learner_of(module: nn.Module, compiled: bool = True) -> Learner:
 
 
 def both(build, samples: Split, config: LocalConfig, **options):
-    """Return what both kinds of loops make of the same network, and its learner in the first."""
+    """Return what kernels and PyTorch make of the same network, and its learner in the first."""
     found = []
     for compiled in (True, False):
         torch.manual_seed(3)
@@ -80,14 +80,14 @@ def test_the_models_of_the_papers_agree_with_pytorch(name, config):
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_the_loops_do_not_know_is_left_to_pytorch(name):
+def test_what_the_kernels_do_not_know_is_left_to_pytorch(name):
     learner = learner_of(MODELS[name]().build((3, 32, 32), 10))
     learner.sgd(learner.init, split(4, (3, 32, 32)), CONFIGS["plain"], key(1))
     assert list(learner._networks.values()) == [None]
 
 
 def known_layer(draw, shape: tuple[int, ...]) -> nn.Module:
-    """Return a layer of a kind that the loops know, for images of `shape`."""
+    """Return a layer of a kind that the kernels know, for images of `shape`."""
     kind = draw(
         st.sampled_from(
             ["relu", "flatten", "pool", "conv", "conv"] if len(shape) == 3 else ["relu", "flatten", "dense"]
@@ -106,7 +106,7 @@ def known_layer(draw, shape: tuple[int, ...]) -> nn.Module:
 
 
 def other_layer(draw, shape: tuple[int, ...]) -> nn.Module:
-    """Return a layer that the loops do not know, or whose options they do not."""
+    """Return a layer that the kernels do not know, or whose options they do not."""
     if len(shape) < 3:
         plain = [
             nn.Linear(shape[0], 5, bias=False),
@@ -156,7 +156,7 @@ def other_layer(draw, shape: tuple[int, ...]) -> nn.Module:
 
 @st.composite
 def networks(draw, most: int = 7, sides: int = 11):
-    """Return the shape of images, a network of layers in any order for them, and whether the loops know all
+    """Return the shape of images, a network of layers in any order for them, and whether the kernels know all
     its layers.
     """
     flat = draw(st.integers(0, 9)) == 0
@@ -205,7 +205,7 @@ def parts_of(learner: Learner) -> st.SearchStrategy:
 
 
 def disagree(learner: Learner, samples: Split, config: LocalConfig, **options) -> str:
-    """Return in what the loops and PyTorch differ by more than rounding; empty for nothing."""
+    """Return in what the kernels and PyTorch differ by more than rounding; empty for nothing."""
     found = []
     for compiled in (True, False):
         learner.compiled = compiled
@@ -229,7 +229,7 @@ def disagree(learner: Learner, samples: Split, config: LocalConfig, **options) -
 
 
 def generated_networks(examples: int, **sizes):
-    """Return a test of so many networks; called, it returns how many the loops took of those they know."""
+    """Return a test of so many networks; called, it returns how many the kernels took of those they know."""
 
     def test() -> tuple[int, int]:
         known_ones, taken = 0, 0
@@ -272,7 +272,7 @@ def generated_networks(examples: int, **sizes):
 def test_generated_networks_agree_with_pytorch():
     """Any order of layers with any options, odd sizes, batches of one, single samples, cut last batches."""
     known, taken = generated_networks(EXAMPLES)()
-    assert taken > known / 2 > 10, "the loops should take most of what they know"
+    assert taken > known / 2 > 10, "the kernels should take most of what they know"
 
 
 @pytest.mark.nightly
@@ -282,16 +282,16 @@ def test_many_generated_networks_agree_with_pytorch():
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "cfl_cnn"])
-def test_wide_and_narrow_registers_give_the_same_bits(name):
+def test_wide_and_narrow_vectors_give_the_same_bits(name):
     learner = learner_of(MODELS[name]().build((1, 28, 28), 10))
     found = []
     try:
         for on in (False, True):
-            bindings.narrow(on)
+            bindings.use_narrow_vectors(on)
             trained = learner.sgd(learner.init, split(23), CONFIGS["momentum and decay"], key(1))
             found += [trained.vector, learner.gradient(trained.vector, split(23))]
     finally:
-        bindings.narrow(False)
+        bindings.use_narrow_vectors(False)
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
 
@@ -363,7 +363,7 @@ def test_a_network_of_one_layer_embeds_by_pytorch():
 
 
 def test_a_head_of_several_layers_embeds_by_pytorch():
-    """The embedding is the input of the head, here before its ReLU; the loops know the last layer's."""
+    """The embedding is the input of the head, here before its ReLU; the kernels know the last layer's."""
     body, head = nn.Sequential(nn.Flatten(), nn.Linear(784, 5)), nn.Sequential(nn.ReLU(), nn.Linear(5, 3))
     learner = learner_of(Net(body, head))
     assert learner.outputs(learner.init, split(3).x) is not None
@@ -458,7 +458,7 @@ def test_pytorchs_default_kind_of_numbers_does_not_matter():
 
 
 def small(**changes: nn.Module) -> Net:
-    """Return a network that the loops take, for images 1x4x4."""
+    """Return a network that the kernels take, for images 1x4x4."""
     body = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU())
     return Net(changes.get("body", body), changes.get("head", nn.Linear(8, 3)))
 
@@ -669,7 +669,7 @@ def test_a_layer_used_twice_is_applied_twice():
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 3))
     learner, samples = learner_of(module), split(23, (1, 4, 4), classes=3)
     assert not disagree(learner, samples, CONFIGS["plain"])
-    assert len(Network.of(learner.flat.module, learner.layout, (1, 4, 4)).table) == 5
+    assert len(Network.of(learner.flat.module, learner.layout, (1, 4, 4)).layers) == 5
 
 
 @pytest.mark.parametrize("flat", [False, True])

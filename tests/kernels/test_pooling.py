@@ -1,4 +1,4 @@
-"""Our loops for pooling against PyTorch's layers: the same bits, forward and backward."""
+"""Pooling by the kernels against PyTorch's layers: the same bits, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from mpifl.kernels import bindings
-from mpifl.kernels.pooling import LEAST, MaxPool, MeanPool, use_fast_pooling
+from mpifl.kernels.pooling import MIN_NUMEL, AvgPool, MaxPool, use_fast_pooling
 from mpifl.models import MODELS
 from mpifl.training import Learner
 
-pytestmark = pytest.mark.skipif(not bindings.AVAILABLE, reason="the loops in C were not built")
-PAIRS = {"max": (nn.MaxPool2d(2), MaxPool(2)), "mean": (nn.AvgPool2d(2), MeanPool(2))}
+pytestmark = pytest.mark.skipif(not bindings.AVAILABLE, reason="the kernels were not built")
+PAIRS = {"max": (nn.MaxPool2d(2), MaxPool(2)), "avg": (nn.AvgPool2d(2), AvgPool(2))}
 
 
 def images(*shape: int) -> torch.Tensor:
@@ -65,7 +65,7 @@ def test_a_gradient_has_a_gradient(kind):
     found = []
     for layer in PAIRS[kind]:
         x = torch.randn(1, 1, 128, 128, generator=torch.Generator().manual_seed(2)).requires_grad_()
-        assert x.numel() >= LEAST
+        assert x.numel() >= MIN_NUMEL
         (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
         found.append(torch.autograd.grad(grad.square().sum(), x)[0])
     assert torch.allclose(*found)
@@ -85,7 +85,7 @@ def test_only_plain_windows_of_two_are_replaced():
         nn.AvgPool2d(3),
     ]
     found = use_fast_pooling(nn.Sequential(*plain, nn.Sequential(*other)))
-    assert [type(layer) for layer in found[:3]] == [MaxPool, MeanPool, MaxPool]
+    assert [type(layer) for layer in found[:3]] == [MaxPool, AvgPool, MaxPool]
     assert list(found[3]) == other
 
 
@@ -97,7 +97,7 @@ def test_what_something_was_added_to_is_not_replaced():
     layers[2].forward = lambda x: x[..., ::2, ::2]
     found = use_fast_pooling(nn.Sequential(*layers))
     assert list(found)[:3] == layers[:3]
-    assert type(found[3]) is MeanPool
+    assert type(found[3]) is AvgPool
     x = torch.ones(1, 1, 256, 256)
     assert torch.equal(found[0](x), 2 * torch.ones(1, 1, 128, 128))
 
@@ -109,14 +109,14 @@ def test_any_window_pools_to_the_bits_and_places_of_pytorch(seed):
     values = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, -1.0])[: 7 if seed % 2 else 6]
     h, w = (2 * int(n) for n in torch.randint(1, 40, (2,), generator=draws))
     x = values[torch.randint(seed % 4 // 2, len(values), (3, 2, h, w), generator=draws)]
-    out, where = bindings.max_pool(x)
+    out, where = bindings.max_pool2x2(x)
     expected, index = nn.functional.max_pool2d(x, 2, return_indices=True)
     assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
     row, column = where.long() // 2, where.long() % 2
     place = (2 * torch.arange(h // 2)[:, None] + row) * w + 2 * torch.arange(w // 2) + column
     assert torch.equal(place, index)
-    assert_close(bindings.mean_pool(x), nn.functional.avg_pool2d(x, 2), rtol=0, atol=0, equal_nan=True)
-    assert_close(bindings.peak(x.view(-1)), float(x.abs().max()), rtol=0, atol=0, equal_nan=True)
+    assert_close(bindings.avg_pool2x2(x), nn.functional.avg_pool2d(x, 2), rtol=0, atol=0, equal_nan=True)
+    assert_close(bindings.max_abs(x.view(-1)), float(x.abs().max()), rtol=0, atol=0, equal_nan=True)
 
 
 def test_windows_rounded_up_stay_pytorchs():
@@ -125,10 +125,10 @@ def test_windows_rounded_up_stay_pytorchs():
     assert layers(x).shape == (64, 4, 8, 8)
 
 
-def test_a_learner_pools_with_our_loops(monkeypatch):
+def test_a_learner_pools_with_the_kernels(monkeypatch):
     module = Learner(MODELS["lenet5"]().build((1, 28, 28), 10)).flat.module
     calls = []
-    true = bindings.mean_pool
-    monkeypatch.setattr(bindings, "mean_pool", lambda x: calls.append(x.shape) or true(x))
+    true = bindings.avg_pool2x2
+    monkeypatch.setattr(bindings, "avg_pool2x2", lambda x: calls.append(x.shape) or true(x))
     module(torch.zeros(32, 1, 28, 28))
     assert calls == [(32, 6, 24, 24), (32, 16, 8, 8)]

@@ -1,7 +1,7 @@
-"""The loops in C under the address and undefined-behaviour sanitizers of gcc (nightly; minutes).
+"""The C kernels under the address and undefined-behaviour sanitizers of gcc (nightly; minutes).
 
-A copy of mpifl is built with both, and the loops' own tests run on it, the generated networks among them.
-Torch is not built so: what PyTorch itself reads is not looked at.
+A copy of mpifl is built with both, and the tests of the kernels run on it, with generated networks. PyTorch
+itself is not instrumented.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mpifl.kernels import bindings
 ROOT = Path(__file__).parents[2]
 GCC = shutil.which("gcc")
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
-TESTS = "test_native.py", "test_compiled.py", "test_pooling.py", "test_exact.py"
-LEFT_OUT = "not warning and not left_to_pytorch and not where_there_is_a_compiler"  # no loop runs in these
+TESTS = "test_bindings.py", "test_network.py", "test_pooling.py", "test_exact_sum.py"
+LEFT_OUT = "not warning and not left_to_pytorch and not where_there_is_a_compiler"  # no kernel runs in these
 EXAMPLES, LIMIT_S = "300", 3600
 BEYOND = """
 import torch
-from mpifl.core import native
+from mpifl.kernels import bindings
 x = torch.ones(1000)
-bindings._call("peak", x.data_ptr(), x.numel() + {more})
+bindings._call("max_abs", x.data_ptr(), x.numel() + {more})
 """
 
 
@@ -46,7 +46,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
-    """Return a copy of the repository whose loops are built with the sanitizers."""
+    """Return a copy of the repository whose kernels are built with the sanitizers."""
     folder = tmp_path_factory.mktemp("sanitized")
     built = shutil.ignore_patterns("*.so", "__pycache__")
     for name in ("mpifl", "tests"):
@@ -59,7 +59,7 @@ def copy(tmp_path_factory) -> Path:
         command, cwd=folder, env={**os.environ, "CFLAGS": FLAGS}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert len(list(folder.glob("mpifl/core/*.so"))) == 2, done.stderr
+    assert len(list(folder.glob("mpifl/kernels/*.so"))) == 2, done.stderr
     return folder
 
 
@@ -88,10 +88,10 @@ def test_the_sanitizers_see_a_number_read_beyond_the_end(copy):
     code, said = run(copy, "-c", BEYOND.format(more=1))
     assert code != 0
     assert "heap-buffer-overflow" in said
-    assert "peak" in said
+    assert "max_abs" in said
 
 
-def test_the_tests_of_the_loops_are_clean(copy):
+def test_the_tests_of_the_kernels_are_clean(copy):
     tests = [str(next(copy.glob(f"tests/*/{name}"))) for name in TESTS]
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-k", LEFT_OUT]
     assert run(copy, "-m", "pytest", *options, *tests) == (0, "")

@@ -44,9 +44,9 @@ def test_runs_that_are_unlike_are_named_with_their_values():
 def test_a_machine_says_what_it_computes_with(monkeypatch):
     here = machine()
     assert here["device"] == "cpu"
-    assert here["loops_in_c"] == (bindings.BUILD["sources"] if bindings.NETWORKS else "none")
+    assert here["loops_in_c"] == (bindings.BUILD["sources"] if bindings.TRAINING_AVAILABLE else "none")
     assert "none" not in (here["torch"], here["numpy"], here["mpifl"], here["processor"])
-    monkeypatch.setattr(bindings, "NETWORKS", False)
+    monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", False)
     assert (machine("H200")["device"], machine()["loops_in_c"], machine()["compiler"]) == (
         "H200",
         "none",
@@ -67,7 +67,7 @@ def run(place: Path, run_id: str, *more: str) -> dict:
     return json.loads((place / f"tiny-{run_id}" / "summary.json").read_text())
 
 
-@pytest.mark.skipif(not bindings.NETWORKS, reason=bindings.PROBLEM or "loops")
+@pytest.mark.skipif(not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "loops")
 def test_the_identity_stands_beside_the_digest_and_at_the_start(place, capsys):
     one, two = run(place, "one"), run(place, "two")
     said = capsys.readouterr().out.splitlines()
@@ -86,11 +86,11 @@ def test_the_identity_stands_beside_the_digest_and_at_the_start(place, capsys):
     assert changed["compiled"]["digest"] != one["digest"]
 
 
-@pytest.mark.skipif(not bindings.NETWORKS, reason=bindings.PROBLEM or "loops")
+@pytest.mark.skipif(not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "loops")
 def test_a_run_without_the_loops_says_so_and_has_another_identity(place, capsys, monkeypatch):
     with_them = run(place, "with", "--quiet")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(bindings, "NETWORKS", False)
+    monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", False)
     monkeypatch.setattr(bindings, "PROBLEM", "the loops in C were not built: install")
     experiment.once.cache_clear()
     without = run(place, "without", "--quiet")

@@ -24,9 +24,9 @@ KEY = key(3, "visit", 0, 0)
 @pytest.fixture(params=[True, False], ids=["compiled", "interpreted"], autouse=True)
 def compiled(request, monkeypatch):
     """Test both kinds of loops, where both are there."""
-    if not bindings.NETWORKS and request.param:
+    if not bindings.TRAINING_AVAILABLE and request.param:
         pytest.skip("the loops in C were not built")
-    monkeypatch.setattr(bindings, "NETWORKS", request.param)
+    monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", request.param)
 
 
 SPLIT = worlds.draw("train", 0, 23, 0)
