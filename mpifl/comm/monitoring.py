@@ -1,4 +1,4 @@
-"""Open MPI's own monitoring of its messages and collectives: the independent witness of `wire.csv`.
+"""Open MPI's own monitoring of its messages and collectives: the independent witness of `mpi_traffic.csv`.
 
 `prepare` must come before MPI starts: the component is chosen in MPI_Init. A `Monitor` makes the library
 write its counts through the MPI tool interface, so that neither MPI_Finalize nor a shared file system is

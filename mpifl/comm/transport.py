@@ -295,7 +295,7 @@ class MpiTraffic:
         return sum(c.bytes for c in self.counts.values())
 
     def rows(self, rank: int) -> list[dict[str, Any]]:
-        """Return one row per (call, purpose), ready for `wire.csv`."""
+        """Return one row per (call, purpose), ready for `mpi_traffic.csv`."""
         return [
             {"rank": rank, "call": call, "purpose": why, **vars(c)} for (call, why), c in self.counts.items()
         ]

@@ -17,6 +17,7 @@ from typing import IO, Any
 from mpifl.core.errors import Stopped, UserError, require
 from mpifl.results import checkpoint_files as disk
 from mpifl.results.identity import differences
+from mpifl.results.reader import renamed
 from mpifl.results.recorder import Recorder
 from mpifl.results.run_folder import write_json
 from mpifl.results.supervision import Signals
@@ -148,7 +149,7 @@ class Checkpoints(Checkpointer):
         )
 
     def _compare(self, then: Mapping[str, Any]) -> None:
-        now = self.about["surroundings"]
+        then, now = renamed(then), self.about["surroundings"]
         for name in differences(then, now):
             aloud(f"{name} was {then.get(name)} and is {now.get(name)}: the last bits of numbers may differ")
 

@@ -88,7 +88,7 @@ def finish(
         summary["asynchronous"] = more
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger = server_step.ledger.rows()
-    folders.write_csv(recorder.folder / "traffic.csv", server_step.ledger.per_client())
+    folders.write_csv(recorder.folder / "client_traffic.csv", server_step.ledger.per_client())
     folders.write_csv(recorder.folder / "visits.csv", _rows(server_step.ledger.moved), MOVED)
     rows = files if config.output.model else None
     recorder.close(rows, ledger, wire, context.federation.sizes, server.algorithm_state, summary)
@@ -104,7 +104,7 @@ def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place
         "mpi_cuda_aware": cuda_aware() if transport.size > 1 else None,
         "mpi_memory": context.mpi_memory,
         "mpi_costs": None if costs is None else costs.tree(),
-        "places": places,
+        "processes": places,
     }
 
 
@@ -122,7 +122,7 @@ def _summary(
         "seed": tree["seed"],
         "ranks": context.transport.size,
         "clients": context.problem.num_clients,
-        "model_numbers": context.problem.layout.size,
+        "model_parameters": context.problem.layout.size,
         "digest": sha,
         "identity": context.identity,
         **{name: last[name] for name in figures},

@@ -121,7 +121,7 @@ def check_places(places: Sequence[Place], compiled: bool = True) -> None:
     """Raise `UserError` where a rank was given several GPUs that no other rank of its node can use, or where
     the workers do not all have the same loops that small networks are trained by.
     """
-    loops = {f"{p['host']} (process {p['pid']})": p["machine"]["loops_in_c"] for p in workers_of(places)}
+    loops = {f"{p['host']} (process {p['pid']})": p["machine"]["kernels"] for p in workers_of(places)}
     remedy = (
         f"{', '.join(f'{place} has {build}' for place, build in loops.items())}: other builds of the loops in"
         " C, and PyTorch in their place, give other last bits; install mpifl with a compiler on every node, "

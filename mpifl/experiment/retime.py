@@ -72,8 +72,8 @@ def written(run: Run, config: Config) -> Path:
 
 
 def pace_of(run: Run, config: Config) -> VisitDuration:
-    """Return how long visits take under a loader."""
-    n, model_bytes = int(run.summary["clients"]), 4 * int(run.summary["model_numbers"])
+    """Return how long visits take under a configuration."""
+    n, model_bytes = int(run.summary["clients"]), 4 * int(run.summary["model_parameters"])
     system = key(config.seed.system)
     return visit_duration(config.delay, config.network, config.availability, system, n, model_bytes)
 
@@ -93,7 +93,9 @@ def _times(run: Run, duration: VisitDuration) -> Iterator[tuple[int, float]]:
 
 def _moved(row: dict[str, Any]) -> Moved:
     """Return a row of `visits.csv`."""
-    step, client, visit, down, up = (int(row[n]) for n in ("step", "client", "visit", "down", "up"))
+    step, client, visit, down, up = (
+        int(row[n]) for n in ("step", "client", "visit", "bytes_down", "bytes_up")
+    )
     return Moved(step, client, visit, row["trains"] == "True", down, up)
 
 

@@ -131,11 +131,9 @@ def matrices(groups: Sequence[Group]) -> Figure | None:
         algorithm_state = group.runs[0].algorithm_state
         name = next((n for n in MATRICES if n in algorithm_state and algorithm_state[n].ndim == 2), None)
         if name is not None and np.isfinite(algorithm_state[name]).any():
-            n = int(group.runs[0].summary["clients"])
-            remedy = (
-                f"memo.npz: {name} has shape {algorithm_state[name].shape}, for {n} clients; run it again"
-            )
-            require(algorithm_state[name].shape == (n, n), "RUN", str(group.runs[0].folder), remedy)
+            n, shape = int(group.runs[0].summary["clients"]), algorithm_state[name].shape
+            remedy = f"algorithm_state.npz: {name} has shape {shape}, for {n} clients; run it again"
+            require(shape == (n, n), "RUN", str(group.runs[0].folder), remedy)
             found.append((group, name, algorithm_state[name]))
     if not found:
         return None

@@ -50,7 +50,7 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         "device": gpu or "cpu",
         "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "loops_in_c": build.get("sources", NONE),
+        "kernels": build.get("sources", NONE),
         "compiler": f"{build['compiler']}, {build['flags']}" if build else NONE,
         **{name: str(version_of(name)) for name in DECIDING},
     }
@@ -97,7 +97,7 @@ def _kinds(values: Iterable[tuple[str, Any]]) -> str:
 
 def line(found: Mapping[str, Any]) -> str:
     """Return an identity in one line."""
-    loops = found["loops_in_c"]
+    loops = found["kernels"]
     loops = "no loops in C" if loops == NONE else f"loops in C {loops} ({found['compiler'].split(',')[0]})"
     parts = [loops, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
     parts += [] if found["device"] == "cpu" else [found["device"]]

@@ -1,16 +1,21 @@
-"""Finished run folders, read and checked: what the report, the comparison and the re-timing stand on."""
+"""Reads and checks finished run folders: `mpifl report`, `compare`, `retime` and `sweep` start here.
+
+Run folders of mpifl 0.1 (format 2) have other names for some files, columns and figures. They are read for
+one more release: this module translates the names, and says so once.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import struct
+import sys
 import time
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,11 +27,24 @@ from mpifl.core.textfiles import csv_file, json_file, yaml_file
 
 from .run_folder import FORMAT
 
-FRESH_SECONDS = 120  # a file written this lately may still grow
-MAX_FIGURE = 1e15
 Rows = list[dict[str, str]]
-MAX_MEMO_BYTES = 1 << 32
-NPZ_FAULTS = (
+
+OLD_FORMAT = 2  # of mpifl 0.1
+OLD_NAMES = {  # of files, columns and figures in format 2 -> their names now
+    "wire.csv": "mpi_traffic.csv",
+    "traffic.csv": "client_traffic.csv",
+    "memo.npz": "algorithm_state.npz",
+    "down": "bytes_down",
+    "up": "bytes_up",
+    "model_numbers": "model_parameters",
+    "loops_in_c": "kernels",
+}
+NEW_NAMES = {new: old for old, new in OLD_NAMES.items()}
+
+RECENT_SECONDS = 120  # a run that wrote a file this recently may still be running
+MAX_FIGURE = 1e15
+MAX_ALGORITHM_STATE_BYTES = 1 << 32
+NPZ_ERRORS = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError, SyntaxError),
     *(NotImplementedError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error),
 )
@@ -34,7 +52,7 @@ NPZ_FAULTS = (
 INTEGER, ANY = re.compile(r"-?[0-9]{1,18}"), re.compile(r".*", re.DOTALL)
 NUMBER = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,2})?|nan|)")
 METRICS = ("accuracy_mean", "accuracy_worst", "accuracy_std", "num_clusters", "ari")
-COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # of the files that are read again
+COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # required columns of each file, and their values
     "metrics.csv": {
         **dict.fromkeys(("round", "federation_bytes_up", "federation_bytes_down"), INTEGER),
         **dict.fromkeys(METRICS, NUMBER),
@@ -45,14 +63,14 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # of the files that are read
         "kind": ANY,
     },
     "visits.csv": {
-        **dict.fromkeys(("step", "client", "visit", "down", "up"), INTEGER),
+        **dict.fromkeys(("step", "client", "visit", "bytes_down", "bytes_up"), INTEGER),
         "trains": re.compile("True|False"),
     },
     "clusters.csv": dict.fromkeys(("client", "cluster", "group"), INTEGER),
     "timing.csv": {"rank": INTEGER},
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
-FIGURES = ("ranks", "clients", "rounds", "model_numbers", "mpi_bytes", "wall_seconds")  # of summary.json
+FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
 
 
 @dataclass(frozen=True)
@@ -60,7 +78,9 @@ class Run:
     """A finished run.
 
     Attributes:
-        config: as a tree. summary: final figures.
+        folder: The run folder.
+        config: The resolved configuration, as nested mappings.
+        summary: The content of `summary.json`, under the present names.
     """
 
     folder: Path
@@ -69,27 +89,27 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method's name."""
+        """The name of the algorithm."""
         return str(self.summary["algorithm"])
 
     @property
     def network(self) -> str:
-        """The network's name."""
+        """The name of the network."""
         return str(self.config.get("network", {}).get("name", "links"))
 
     @cached_property
     def label(self) -> str:
-        """What is the same for runs that differ in their seeds only, and where they lie."""
+        """The configuration without seeds, output and machine: equal for runs that differ in their seeds."""
         tree = {k: v for k, v in self.config.items() if k not in ("seed", "output", "system", "vary")}
         return json.dumps(tree, sort_keys=True, default=str)
 
     def rows(self, file: str) -> Rows:
-        """Return the rows of a CSV file, none where there is no such file; numbers are checked."""
+        """Return the rows of a CSV file of the run folder; see `read_rows`."""
         return read_rows(self.folder / file)
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """Each column of `metrics.csv`, empty fields as NaN."""
+        """The columns of `metrics.csv`, float64 [evaluations]; empty fields are NaN."""
         rows = self.rows("metrics.csv")
         out = {}
         for name in rows[0]:
@@ -99,29 +119,26 @@ class Run:
                 remedy = f"metrics.csv: {error} in column {name}; run it again"
                 raise UserError("RUN", str(self.folder), remedy) from error
         times = out.get("virtual_seconds", np.zeros(1))
-        require(
-            not np.isinf(times).any(),
-            "RUN",
-            str(self.folder),
-            "metrics.csv: a time without end; run it again",
-        )
+        remedy = "metrics.csv: a time without end; run it again"
+        require(not np.isinf(times).any(), "RUN", str(self.folder), remedy)
         return out
 
     @cached_property
     def algorithm_state(self) -> dict[str, np.ndarray]:
-        """The small arrays of the method."""
-        path = self.folder / "memo.npz"
+        """The arrays of `algorithm_state.npz`, by name; empty where there is no such file."""
+        path = _existing(self.folder / "algorithm_state.npz")
         if not path.exists():
             return {}
         try:
             with zipfile.ZipFile(path) as parts:
                 size = sum(part.file_size for part in parts.infolist())
-            require(size <= MAX_MEMO_BYTES, "RUN", str(path), f"holds {size} bytes, more than any run writes")
+            remedy = f"holds {size} bytes, more than any run writes"
+            require(size <= MAX_ALGORITHM_STATE_BYTES, "RUN", str(path), remedy)
             with np.load(path, allow_pickle=False) as arrays:
                 found = {name: arrays[name] for name in arrays.files}
         except UserError:
             raise
-        except NPZ_FAULTS as error:
+        except NPZ_ERRORS as error:
             raise UserError("RUN", str(path), f"cannot be read: {error}; run it again") from error
         odd = [name for name, values in found.items() if values.dtype.kind not in "biuf"]
         require(not odd, "RUN", str(path), f"holds no numbers in {odd[:1]}; run it again")
@@ -129,36 +146,62 @@ class Run:
 
 
 def read_rows(path: Path) -> Rows:
-    """Return the rows of a CSV file of a run folder, none where there is no such file.
+    """Return the rows of a CSV file of a run folder, under the present names of file and columns.
+
+    Returns:
+        One dictionary a row; an empty list where there is no such file.
 
     Raises:
-        UserError: where columns are missing, or hold something else than `COLUMNS` has it.
+        UserError: A column of `COLUMNS` is missing, or a value is not of its kind.
     """
+    kinds = COLUMNS.get(path.name, {})
+    path = _existing(path)
     if not path.exists():
         return []
-    kinds = COLUMNS.get(path.name, {})
     out = []
-    for place, row in csv_file(path, "RUN", [*kinds]):
-        for name, kind in (kinds if path.name != "timing.csv" else dict.fromkeys(row, NUMBER)).items():
+    for place, fields in csv_file(path, "RUN", [name for name in kinds if name not in NEW_NAMES]):
+        row = renamed(fields) if path.name == "visits.csv" else fields
+        checked = kinds if path.name != "timing.csv" else dict.fromkeys(row, NUMBER)
+        for name, kind in checked.items():
+            require(name in row, "RUN", str(path), f"has no column {name}")
             good = kind.fullmatch(row[name]) is not None
             require(good, place, row[name], f"is no value of column {name}; run it again")
         out.append(row)
     return out
 
 
+def renamed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping whose keys have their present names."""
+    return {OLD_NAMES.get(name, name): value for name, value in tree.items()}
+
+
+def _existing(path: Path) -> Path:
+    """Return the path of a file that format 2 may have written under another name."""
+    old = path.with_name(NEW_NAMES.get(path.name, path.name))
+    return old if old.exists() and not path.exists() else path
+
+
+@cache
+def say_old_names() -> None:
+    """Print the translated names; once in a process."""
+    names = ", ".join(f"{old} is now {new}" for old, new in OLD_NAMES.items())
+    print(f"mpifl: run folders of mpifl 0.1 are read for one more release; {names}", file=sys.stderr)
+
+
 def load(folder: str | Path) -> Run:
     """Return the run in a folder.
 
     Raises:
-        UserError: where it is no run folder, is not complete, is being written, or has another form.
+        UserError: The folder is no run folder, is incomplete, is still being written, or has an unknown
+            format.
     """
     path = Path(folder)
     require(path.is_dir(), "RUN", str(folder), "there is no such folder")
     require((path / "config.yaml").is_file(), "RUN", str(folder), "is no run folder: it has no config.yaml")
     if not (path / "summary.json").is_file():
         last = max(p.stat().st_mtime for p in path.iterdir())
-        fresh = time.time() - last < FRESH_SECONDS
-        state = "is still being written" if fresh else "was never finished"
+        recent = time.time() - last < RECENT_SECONDS
+        state = "is still being written" if recent else "was never finished"
         remedy = f"{state}: it has no summary.json; wait for its end, or run it again"
         raise UserError("RUN", str(folder), remedy)
     summary = json_file(path / "summary.json", "RUN")
@@ -166,7 +209,12 @@ def load(folder: str | Path) -> Run:
     require(isinstance(summary, dict) and isinstance(config, dict), "RUN", str(folder), "is no run folder")
     form = summary.get("format", 1)
     remedy = f"has format {form!r} of another version of mpifl; this one reads {FORMAT}: run it again"
-    require(form == FORMAT, "RUN", str(folder), remedy)
+    require(form in (OLD_FORMAT, FORMAT), "RUN", str(folder), remedy)
+    if form == OLD_FORMAT:
+        say_old_names()
+        summary = renamed(summary)
+        if isinstance(summary.get("identity"), dict):
+            summary["identity"] = renamed(summary["identity"])
     run = Run(path, config, summary)
     missing = [f for f in ("metrics.csv", "ledger.csv", "clusters.csv") if not (path / f).exists()]
     require(not missing, "RUN", str(folder), f"is incomplete: it has no {', '.join(missing)}; run it again")
@@ -175,38 +223,33 @@ def load(folder: str | Path) -> Run:
 
 
 def _check(run: Run) -> None:
-    """Raise `UserError` unless what readers count on is there."""
-    place, summary, remedy = str(run.folder), run.summary, "; run it again"
+    """Raise `UserError` unless `summary.json`, `config.yaml` and the tables hold what their readers use."""
+    summary = run.summary
+
+    def check(condition: bool, problem: str) -> None:
+        require(condition, "RUN", str(run.folder), f"{problem}; run it again")
+
     for name in FIGURES:
         value = summary.get(name)
         good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MAX_FIGURE
-        require(good, "RUN", place, f"has {name} = {shortened(repr(value))} in summary.json{remedy}")
+        check(good, f"has {name} = {shortened(repr(value))} in summary.json")
     good = all(isinstance(summary.get(name), str) for name in ("algorithm", "digest"))
-    require(good, "RUN", place, f"names no algorithm and digest in summary.json{remedy}")
+    check(good, "names no algorithm and digest in summary.json")
     lags = summary.get("asynchronous") or {"staleness_histogram": {}}
     lags = lags.get("staleness_histogram") if isinstance(lags, dict) else None
     good = isinstance(lags, dict) and all(
         INTEGER.fullmatch(k) and isinstance(n, int) for k, n in lags.items()
     )
-    require(good, "RUN", place, f"has no histogram of staleness in summary.json{remedy}")
+    check(good, "has no histogram of staleness in summary.json")
     good = all(isinstance(run.config.get(name, {}), dict) for name in ("network", "seed"))
-    require(good, "RUN", place, f"has a config.yaml without sections network and seed{remedy}")
+    check(good, "has a config.yaml without sections network and seed")
     try:
         assert run.label
     except TypeError as error:
-        raise UserError("RUN", place, f"has keys in config.yaml that are no words{remedy}") from error
+        remedy = "has keys in config.yaml that are no words; run it again"
+        raise UserError("RUN", str(run.folder), remedy) from error
     steps = [int(row["round"]) for row in run.rows("metrics.csv")]
     good = bool(steps) and steps[-1] == summary["rounds"] and all(a < b for a, b in pairwise(steps))
-    require(
-        good,
-        "RUN",
-        place,
-        f"has rounds {shortened(str(steps))} in metrics.csv, {summary['rounds']} in all{remedy}",
-    )
+    check(good, f"has rounds {shortened(str(steps))} in metrics.csv, {summary['rounds']} in all")
     good = len(run.rows("clusters.csv")) == summary["clients"]
-    require(
-        good,
-        "RUN",
-        place,
-        f"has a clusters.csv without a row for each of {summary['clients']} clients{remedy}",
-    )
+    check(good, f"has a clusters.csv without a row for each of {summary['clients']} clients")

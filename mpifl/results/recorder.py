@@ -195,9 +195,10 @@ class Recorder:
         write_csv(self.folder / "clients.csv", self.clients)
         write_csv(self.folder / "clusters.csv", self._clusters())
         write_csv(self.folder / "ledger.csv", ledger)
-        write_csv(self.folder / "wire.csv", wire)
+        write_csv(self.folder / "mpi_traffic.csv", wire)
         write_csv(self.folder / "timing.csv", self.timing)
-        np.savez(self.folder / "memo.npz", **{name: np.asarray(v) for name, v in algorithm_state.items()})  # type: ignore[arg-type]
+        arrays: dict[str, Any] = {name: np.asarray(v) for name, v in algorithm_state.items()}
+        np.savez(self.folder / "algorithm_state.npz", **arrays)
         if server_files is not None:
             save_file(dict(server_files), self.folder / "model.safetensors")
         write_json(self.folder / "summary.json", {**summary, **self._distances(server_files or {})})

@@ -19,7 +19,7 @@ from mpifl.kernels import bindings
 
 from .identity import processor, version_of
 
-FORMAT = 2  # of run folders; 1 had no visits.csv and another ledger.csv
+FORMAT = 3  # of run folders; 2 had other names, see `reader.OLD_NAMES`
 PACKAGES = (
     "mpifl",
     "torch",
@@ -157,7 +157,7 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "processor": processor(),
-        "loops_in_c": bindings.BUILD or bindings.PROBLEM,
+        "kernels": bindings.BUILD or bindings.PROBLEM,
         "packages": {name: v for name in PACKAGES if (v := version_of(name))},
         "git_commit": _commit(),
         "command": sys.argv,

@@ -168,7 +168,7 @@ class Events:
         while word not in LAST:
             try:
                 said = serve(server_step.transport, self._visit)
-                self.last_word, word = {"idle": said.idle, "served": said.seconds}, said.word
+                self.last_word, word = {"idle": said.idle, "elapsed": said.seconds}, said.word
                 if word == STOP:
                     self.checkpointer.stop(said.what)
                 acts.get(word, lambda: None)()
@@ -375,7 +375,7 @@ class Events:
         scores = self.server_step.evaluate(server, self.evaluated_clients)
         timing = self.server_step.transport.gather(self.server_step.watch.take() | self.last_word, "timing")
         for rank, phases in enumerate(timing or ()):
-            self.served[rank] += phases.get("idle", 0.0), phases.get("served", 0.0)
+            self.served[rank] += phases.get("idle", 0.0), phases.get("elapsed", 0.0)
         return scores, timing
 
 

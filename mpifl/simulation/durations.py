@@ -119,7 +119,7 @@ class VisitDuration:
             moved: what each client downloads and uploads. cast_bytes: the downloads, each row once.
         """
         if not self.network.shared:
-            ends = [self.end(m.client, m.visit, start, m.down, m.up) for m in moved if m.trains]
+            ends = [self.end(m.client, m.visit, start, m.bytes_down, m.bytes_up) for m in moved if m.trains]
             ends += [start + self._only_moving(m) for m in moved if not m.trains]
             return max(ends, default=start)
         downloads = self._downloads(moved, cast_bytes)
@@ -132,7 +132,7 @@ class VisitDuration:
     def _only_moving(self, m: Moved) -> float:
         """Return how long a client takes that computes nothing."""
         rates = self.rates(m.client, m.visit)
-        return 2 * rates.latency_s + (m.down / rates.down + m.up / rates.up)
+        return 2 * rates.latency_s + (m.bytes_down / rates.down + m.bytes_up / rates.up)
 
     def _downloads(self, moved: Sequence[Moved], cast_bytes: int) -> list[float]:
         """Return how long the download of each client takes, over links that are shared."""
@@ -143,8 +143,8 @@ class VisitDuration:
             return [cast_bytes / rate + link.latency_s for link in links]
         out, free = [], 0.0  # the server's link sends to one after the other, in the order of the clients
         for m, link in zip(moved, links, strict=True):
-            out.append(max(free + m.down / capacity, free + m.down / link.down) + link.latency_s)
-            free += m.down / capacity
+            out.append(max(free + m.bytes_down / capacity, free + m.bytes_down / link.down) + link.latency_s)
+            free += m.bytes_down / capacity
         return out
 
     def _uploads(self, moved: Sequence[Moved], ready: Sequence[float], start: float) -> float:
@@ -153,8 +153,8 @@ class VisitDuration:
         for i in sorted(range(len(moved)), key=lambda i: (ready[i], moved[i].client)):
             m, link = moved[i], self.rates(moved[i].client, moved[i].visit)
             begin = max(free, ready[i]) if capacity < inf else ready[i]
-            free = begin + m.up / capacity
-            last = max(last, max(free, begin + m.up / link.up) + link.latency_s)
+            free = begin + m.bytes_up / capacity
+            last = max(last, max(free, begin + m.bytes_up / link.up) + link.latency_s)
         return last
 
 

@@ -84,7 +84,7 @@ def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
 def _loops(places: Sequence[dict[str, Any]]) -> list[Check]:
     """Judge what decides last bits: the loops in C and the processors of the ranks that train."""
     workers = [p["machine"] for p in workers_of(places)]
-    loops = sorted({w["loops_in_c"] for w in workers})
+    loops = sorted({w["kernels"] for w in workers})
     found = f"{', '.join(loops)}; compiler: {', '.join(sorted({w['compiler'] for w in workers}))}"
     remedy = bindings.PROBLEM or "install the same build everywhere"
     advice = f"{remedy}; other builds, and PyTorch in their place, give other last bits"

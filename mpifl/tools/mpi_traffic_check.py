@@ -1,4 +1,4 @@
-"""`mpirun -n P mpifl doctor --witness`: the bytes of `wire.csv` beside those that Open MPI itself counted."""
+"""`mpirun -n P mpifl doctor --witness`: the bytes of `mpi_traffic.csv` beside those that Open MPI counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RUNS: dict[str, dict[str, Any]] = {  # between them, every verb that moves numbe
     "rounds, UCFL": {"algorithm": "ucfl"},
     "asynchronous, FedBuff": {"algorithm": "fedbuff", "policy": {"name": "buffer", "size": 2}},
 }
-CALLS = {  # what Open MPI tells apart -> calls of wire.csv
+CALLS = {  # what Open MPI tells apart -> calls of mpi_traffic.csv
     "O2A": ("bcast",),
     "A2O": ("reduce", "gatherv"),
     "A2A": ("reduce_scatter",),
@@ -71,7 +71,7 @@ def reconciled(
     """Return a line for each kind of call.
 
     Args:
-        rows: of wire.csv. counts: of each rank, by `seen`.
+        rows: of mpi_traffic.csv. counts: of each rank, by `seen`.
     """
     lines = []
     for kind, calls in CALLS.items():
@@ -117,7 +117,7 @@ def measure(transport: Transport) -> list[Line]:
             folder = run(config, transport, quiet=True)
             counts = transport.gather(seen(monitor.read()), "witness")
             if folder is not None and counts is not None:
-                lines += reconciled(name, read(folder / "wire.csv"), counts)
+                lines += reconciled(name, read(folder / "mpi_traffic.csv"), counts)
         transport.barrier()
     return lines
 
@@ -131,10 +131,10 @@ def read(path: Path) -> list[dict[str, str]]:
 def table(lines: Sequence[Line]) -> str:
     """Return the lines, and their totals, as text."""
     ours, theirs, apart = (sum(column) for column in list(zip(*lines, strict=True))[2:])
-    heads = [("run", "bytes of", "wire.csv", "monitoring", "difference")]
+    heads = [("run", "bytes of", "mpi_traffic.csv", "monitoring", "difference")]
     body = [(x.run, NAMES[x.kind], f"{x.ours:,}", f"{x.theirs:,}", f"{x.difference:,}") for x in lines]
     total = [("all", "", f"{ours:,}", f"{theirs:,}", f"{apart:,}")]
-    return "\n".join(f"{a:22} {b:23}{c:>12}{d:>12}{e:>12}" for a, b, c, d, e in (*heads, *body, *total))
+    return "\n".join(f"{a:22} {b:23}{c:>16}{d:>12}{e:>12}" for a, b, c, d, e in (*heads, *body, *total))
 
 
 def witness(transport: Transport, say: Callable[[str], None]) -> bool:

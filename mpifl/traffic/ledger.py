@@ -79,14 +79,16 @@ class Moved:
     Attributes:
         visit: how many visits it had made before.
         trains: whether it took part in the step; a client may also give statistics, or be looked at.
+        bytes_down: downloaded.
+        bytes_up: uploaded.
     """
 
     step: int
     client: int
     visit: int
     trains: bool
-    down: int
-    up: int
+    bytes_down: int
+    bytes_up: int
 
 
 def count_numbers(value: Any) -> int:
@@ -228,7 +230,7 @@ class Ledger:
         return done
 
     def per_client(self) -> list[dict[str, int]]:
-        """Return what each client moved in the whole run, by unicast, ready for `traffic.csv`."""
+        """Return what each client moved in the whole run, by unicast, ready for `client_traffic.csv`."""
         both = zip(self.up.tolist(), self.down.tolist(), strict=True)
         return [{"client": k, "bytes_up": u, "bytes_down": d} for k, (u, d) in enumerate(both)]
 
@@ -254,7 +256,7 @@ class Ledger:
         out = {f.name: np.array([getattr(e, f.name) for e in entries]) for f in fields(Entry)}
         out["is_row"] = np.array([isinstance(e.stream, int) for e in entries], bool)
         out["stream"] = np.array([str(e.stream) for e in entries], str)
-        moved = [[m.step, m.client, m.visit, m.trains, m.down, m.up] for m in self.moved]
+        moved = [[m.step, m.client, m.visit, m.trains, m.bytes_down, m.bytes_up] for m in self.moved]
         return out | {
             "up_of": self.up,
             "down_of": self.down,

@@ -1,4 +1,4 @@
-"""Open MPI's monitoring counts what its parser says: the ground on which the test of `wire.csv` stands."""
+"""Open MPI's monitoring counts what its parser says; the test of `mpi_traffic.csv` relies on it."""
 
 import subprocess
 import sys

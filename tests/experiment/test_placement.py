@@ -22,7 +22,7 @@ def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2
     return {
         **{"host": f"host{node}", "node": node, "local_rank": 0, "device": "cpu", "visible_gpus": "0,1"},
         **{"cpus": cpus, "threads": threads, "gpus": [*gpus], "gpu": gpu, "mps": mps, "start_s": {}},
-        **{"pid": 1, "machine": {"loops_in_c": loops}},
+        **{"pid": 1, "machine": {"kernels": loops}},
     }
 
 
@@ -122,7 +122,7 @@ def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
     heads, *lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("hint")]
     assert heads == ["rank", "host", "node", "local", "device", "cpus", "threads", "start", "s"]
     environment = json.loads((tmp_path / "tiny-a" / "environment.json").read_text())
-    places = environment["places"]
+    places = environment["processes"]
     assert environment["mpi_cuda_aware"] in (True, False)
     assert [line[0] for line in lines] == ["0", "1", "2"]
     for line, there in zip(lines, places, strict=True):
@@ -134,7 +134,7 @@ def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
     assert {there["threads"] for there in places} == {placement.threads_for(masks)}
 
 
-def test_loops_in_c_on_some_nodes_only_are_refused():
+def test_kernels_on_some_nodes_only_are_refused():
     for loops in ("none", "3c4d"):
         mixed = [rank(), rank(node=1), rank(node=2, loops=loops)]
         with pytest.raises(UserError, match=f"host1 .*has 1a2b.*host2 .*has {loops}"):

@@ -64,7 +64,7 @@ def test_four_hosts_outlive_one_that_is_cut_off(hosts, mpirun, tmp_path):
     (lost,) = deaths.lost(tmp_path, "fedavg")
     assert "on vh3" in lost
     assert deaths.digest(tmp_path, "fedavg") == deaths.digest(tmp_path, "alone")
-    places = json.loads((tmp_path / "tiny-fedavg" / "environment.json").read_text())["places"]
+    places = json.loads((tmp_path / "tiny-fedavg" / "environment.json").read_text())["processes"]
     assert [place["host"] for place in places] == ["vh0", "vh1", "vh2"]
 
 

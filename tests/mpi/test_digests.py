@@ -80,7 +80,9 @@ def test_only_the_collective_may_change_without_changing_the_digest(runs_at):
     assert len(set(digests.values())) == len(digests), "every other run is one of its own"
 
 
-@pytest.mark.parametrize("file", ["clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "traffic.csv"])
+@pytest.mark.parametrize(
+    "file", ["clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "client_traffic.csv"]
+)
 def test_tables_do_not_depend_on_the_ranks_either(file, runs_at, monitored):
     for name in RUNS:
         assert runs_at("alone").table(name, file) == runs_at("4 ranks").table(name, file)
@@ -127,7 +129,7 @@ def test_each_rank_counted_what_it_sent_itself(monitored):
         pytest.skip("this MPI has no monitoring (Open MPI has)")
     own: Counter[int] = Counter()
     for name in RUNS:
-        for row in runs.table(name, "wire.csv"):
+        for row in runs.table(name, "mpi_traffic.csv"):
             own[int(row["rank"])] += int(row["bytes"]) * (row["call"] == "send")
     seen: Counter[int] = Counter()
     for (rank, _), count in parse_monitoring(str(prefix))["point"].items():
@@ -171,7 +173,7 @@ def test_a_run_folder_is_complete_and_its_figures_agree(runs_at, monitored):
             "clients.csv",
             "clusters.csv",
             "ledger.csv",
-            "wire.csv",
+            "mpi_traffic.csv",
             "timing.csv",
             "model.safetensors",
             "summary.json",

@@ -46,7 +46,7 @@ def folders(mpirun, tmp_path_factory) -> dict[int, Path]:
 
 def places(folder: Path, name: str) -> list[dict]:
     """Return where the ranks of a run were."""
-    return json.loads((folder / f"tiny-{name}" / "environment.json").read_text())["places"]
+    return json.loads((folder / f"tiny-{name}" / "environment.json").read_text())["processes"]
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -52,6 +52,6 @@ def test_hosts_give_the_digests_of_one_process(number, nodes, alone, tmp_path):
     hosts = Runs(tmp_path)
     for name in NAMES:
         assert hosts.summary(name)["digest"] == alone.summary(name)["digest"], name
-        places = json.loads((tmp_path / f"tiny-{name}" / "environment.json").read_text())["places"]
+        places = json.loads((tmp_path / f"tiny-{name}" / "environment.json").read_text())["processes"]
         assert [place["node"] for place in places] == nodes
         assert [place["host"] for place in places] == [f"vh{node}" for node in nodes]

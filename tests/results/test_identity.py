@@ -16,7 +16,7 @@ from mpifl.results import identity as identities
 from mpifl.results.identity import differences, identity, machine, unlike
 from mpifl.runtime.run_state import STOP
 
-ONE = {"processor": "fast", "loops_in_c": "1a2b", "torch": "2"}
+ONE = {"processor": "fast", "kernels": "1a2b", "torch": "2"}
 
 
 def test_every_field_is_in_the_hash():
@@ -44,10 +44,10 @@ def test_runs_that_are_unlike_are_named_with_their_values():
 def test_a_machine_says_what_it_computes_with(monkeypatch):
     here = machine()
     assert here["device"] == "cpu"
-    assert here["loops_in_c"] == (bindings.BUILD["sources"] if bindings.TRAINING_AVAILABLE else "none")
+    assert here["kernels"] == (bindings.BUILD["sources"] if bindings.TRAINING_AVAILABLE else "none")
     assert "none" not in (here["torch"], here["numpy"], here["mpifl"], here["processor"])
     monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", False)
-    assert (machine("H200")["device"], machine()["loops_in_c"], machine()["compiler"]) == (
+    assert (machine("H200")["device"], machine()["kernels"], machine()["compiler"]) == (
         "H200",
         "none",
         "none",
@@ -99,14 +99,14 @@ def test_a_run_without_the_loops_says_so_and_has_another_identity(place, capsys,
     assert "not built" in line
     assert "digest" in line
     assert without["digest"] != with_them["digest"]
-    assert differences(with_them["identity"], without["identity"]) == ["loops_in_c", "compiler"]
+    assert differences(with_them["identity"], without["identity"]) == ["kernels", "compiler"]
     run(place, "asked", "--quiet", "--system.compiled", "false")
     assert capsys.readouterr().err == "", "who asks for PyTorch gets what was asked for"
     monkeypatch.undo()
     capsys.readouterr()
     assert cli.main(["compare", str(place / "tiny-with"), str(place / "tiny-without")]) == 0
     said = capsys.readouterr().err
-    assert "loops_in_c: " in said
+    assert "kernels: " in said
     assert "none (tiny-without)" in said
     assert cli.main(["compare", str(place / "tiny-with"), str(place / "tiny-with")]) == 0
     assert capsys.readouterr().err == ""

@@ -14,8 +14,9 @@ from support.runs import columns_of
 
 from mpifl import cli
 from mpifl.experiment import loader
+from mpifl.results import reader
 from mpifl.results.identity import machine
-from mpifl.results.reader import load, read_rows
+from mpifl.results.reader import OLD_NAMES, load, renamed
 
 OLD = Path(__file__).parents[1] / "old_runs" / "0.1.0"
 EXPECTED = OLD / "expected"
@@ -43,16 +44,18 @@ def assert_same_figures(folder: Path, expected: Path) -> None:
     """Raise unless a run has the accuracies of another, and on the same kind of machine its digest."""
     for name in ("metrics.csv", "events.csv", "visits.csv"):
         if (expected / name).exists():
-            ours, theirs = columns_of(folder / name), columns_of(expected / name)
+            ours, theirs = (renamed(columns_of(place / name)) for place in (folder, expected))
             assert len(next(iter(ours.values()))) == len(next(iter(theirs.values())))
             for column in {*ours, *theirs} - {"trains"}:
                 values = [[float(v or "nan") for v in table[column]] for table in (ours, theirs)]
                 assert_allclose(*values, rtol=1e-4, atol=1e-4, err_msg=f"{name}: {column}")
     if (expected / "summary.json").exists():
-        ours, theirs = (json.loads((f / "summary.json").read_text()) for f in (folder, expected))
-        if same_machine(theirs["identity"]):
+        ours, theirs = (
+            renamed(json.loads((place / "summary.json").read_text())) for place in (folder, expected)
+        )
+        if same_machine(renamed(theirs["identity"])):
             assert ours["digest"] == theirs["digest"]
-        for name in ("federation_bytes_up", "federation_bytes_down", "rounds", "clients", "model_numbers"):
+        for name in ("federation_bytes_up", "federation_bytes_down", "rounds", "clients", "model_parameters"):
             assert ours[name] == theirs[name]
 
 
@@ -72,12 +75,12 @@ def test_a_configuration_gives_the_digest_of_the_old_release(name, old):
 
 
 def test_finished_runs_are_reported(old):
-    runs = ["methods-x", "cohorts-finished", "number-finished", "arrivals-finished"]
+    runs = ["methods-x", "cohorts-finished", "number-finished", "arrivals-finished", "ucfl-finished"]
     assert cli.main(["report", *runs, "--out", "page", "--quiet"]) == 0
     page = (old / "page" / "report.html").read_text()
     assert all(word in page for word in ("fedavg", "ifca", "ditto", "fedasync", "fedbuff", "45.09"))
     drawn = {path.stem for path in (old / "page" / "figures").glob("*.svg")}
-    assert {"accuracy", "bytes", "fairness", "staleness", "time", "worst"} <= drawn
+    assert {"accuracy", "bytes", "fairness", "matrices", "staleness", "time", "worst"} <= drawn, drawn
 
 
 def test_finished_runs_are_compared_as_by_the_old_release(old):
@@ -86,15 +89,25 @@ def test_finished_runs_are_compared_as_by_the_old_release(old):
     assert (old / "compare.csv").read_text() == (EXPECTED / "compare.csv").read_text()
 
 
+def test_old_names_are_said_once(old, capsys):
+    reader.say_old_names.cache_clear()
+    for _ in range(2):
+        load("cohorts-finished"), load("ucfl-finished")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "wire.csv is now mpi_traffic.csv" in said[0]
+
+
 def test_every_table_of_an_old_run_is_read(old):
     for folder in ("cohorts-finished", "arrivals-finished"):
         run = load(folder)
         for path in (old / folder).glob("*.csv"):
             with path.open(newline="") as lines:
                 count = len([*csv.DictReader(lines)])
-            assert len(run.rows(path.name)) == count
-            assert len(read_rows(path)) == count
-        assert count
+            assert len(run.rows(OLD_NAMES.get(path.name, path.name))) == count
+        assert run.rows("mpi_traffic.csv")
+        assert run.rows("client_traffic.csv")
+        assert all("bytes_up" in row for row in run.rows("visits.csv"))
         assert run.metrics["round"][-1] == run.summary["rounds"]
 
 

@@ -188,14 +188,14 @@ def test_clients_nobody_has_seen_are_in_no_cluster(tmp_path):
     (clusters,) = tmp_path.glob("*/clusters.csv")
     with clusters.open() as file:
         placed = [client for client in csv.DictReader(file) if client["placed"] == "1"]
-    (visits,) = tmp_path.glob("*/traffic.csv")
-    with visits.open() as file:
+    (traffic,) = tmp_path.glob("*/client_traffic.csv")
+    with traffic.open() as file:
         seen = {client["client"] for client in csv.DictReader(file) if int(client["bytes_up"])}
     assert {client["client"] for client in placed} == seen
     assert len(seen) == 2
 
 
-def test_groups_that_join_after_the_end_are_judged_but_never_train(tmp_path):
+def test_groups_that_join_after_the_end_are_evaluated_but_never_train(tmp_path):
     late = ["--newcomers", "{groups: [1], joins: 9}", "--evaluation.every", "1", "-q"]
     assert cli.main(["run", str(TINY), *late, "--output.folder", str(tmp_path)]) == 0
     (ledger,) = tmp_path.glob("*/ledger.csv")

@@ -57,14 +57,14 @@ class Runs:
 
     def wire(self, *names: str) -> Counter[str]:
         """Return the bytes of each call."""
-        rows = (row for name in names for row in self.table(name, "wire.csv"))
+        rows = (row for name in names for row in self.table(name, "mpi_traffic.csv"))
         total: Counter[str] = Counter()
         for row in rows:
             total[row["call"]] += int(row["bytes"])
         return total
 
 
-TABLES = ("metrics.csv", "ledger.csv", "clients.csv", "clusters.csv", "visits.csv", "traffic.csv")
+TABLES = ("metrics.csv", "ledger.csv", "clients.csv", "clusters.csv", "visits.csv", "client_traffic.csv")
 SOMETIMES = ("events.csv", "dropped.csv")  # of asynchronous runs, and of those in which clients fail
 CLOCKS = ("seconds",)  # columns of what a clock on the wall showed
 OF_A_LAUNCH = ("wall_seconds", "mpi_bytes", "peak_bytes", "ranks", "ranks_lost", "asynchronous")
@@ -98,10 +98,10 @@ def assert_same_run(one: Path, other: Path) -> None:
         for column, values in mine.items():
             assert values == theirs[column], f"{name}: {column}"
     assert figures_of(one) == figures_of(other), "summary.json"
-    with np.load(one / "memo.npz") as mine, np.load(other / "memo.npz") as theirs:
-        assert sorted(mine.files) == sorted(theirs.files), "memo.npz"
+    with np.load(one / "algorithm_state.npz") as mine, np.load(other / "algorithm_state.npz") as theirs:
+        assert sorted(mine.files) == sorted(theirs.files), "algorithm_state.npz"
         for name in mine.files:
-            np.testing.assert_array_equal(mine[name], theirs[name], f"memo.npz: {name}")
+            np.testing.assert_array_equal(mine[name], theirs[name], f"algorithm_state.npz: {name}")
     models = [load_file(folder / "model.safetensors") for folder in (one, other)]
     assert sorted(models[0]) == sorted(models[1]), "model.safetensors"
     for name, rows in models[0].items():

@@ -15,7 +15,7 @@ from mpifl.tools import doctor
 def place(**changes):
     """Return the facts of a rank on a machine with two cores."""
     fine = {"host": "a", "node": 0, "local_rank": 0, "cpus": "0-1", "threads": 1, "gpus": [], "start_s": {}}
-    machine = {"loops_in_c": "1a2b", "compiler": "gcc 12", "processor": "fast", "instructions": "AVX2"}
+    machine = {"kernels": "1a2b", "compiler": "gcc 12", "processor": "fast", "instructions": "AVX2"}
     fine |= {"device": "cpu", "versions": {"torch": "1"}, "time": 0.0, "machine": machine}
     for name in machine.keys() & changes.keys():
         fine["machine"] = fine["machine"] | {name: changes.pop(name)}
@@ -35,11 +35,11 @@ def test_each_fault_of_a_layout_is_found_and_no_other():
     assert bad([place(), place(threads=4)]) == {"cores"}
     assert bad([place(), place(cpus="0"), place(cpus="0", node=1), place(cpus="0", node=1)]) == {"cores"}
     assert bad([place(), place(gpus=["a"])]) == {"GPUs"}
-    assert bad([place(), place(loops_in_c="none")]) == {"loops in C"}
-    assert bad([place(), place(), place(loops_in_c="3c4d")]) == {"loops in C"}
+    assert bad([place(), place(kernels="none")]) == {"loops in C"}
+    assert bad([place(), place(), place(kernels="3c4d")]) == {"loops in C"}
     assert bad([place(), place(), place(processor="old")]) == {"processors"}
     assert bad([place(), place(), place(instructions="AVX512")]) == {"processors"}
-    assert bad([place(loops_in_c="none", processor="old"), place(), place()]) == set(), "it trains nothing"
+    assert bad([place(kernels="none", processor="old"), place(), place()]) == set(), "it trains nothing"
 
 
 def link(a: int, b: int, rate: float = 1e9, latency: float = 1e-5, right: bool = True) -> Link:

@@ -11,7 +11,7 @@ from mpifl.tools.mpi_traffic_check import measure, reconciled, table
 
 
 def row(rank: int, call: str, size: int) -> dict[str, str]:
-    """Return a row of wire.csv."""
+    """Return a row of mpi_traffic.csv."""
     return {"rank": str(rank), "call": call, "bytes": str(size)}
 
 
