@@ -42,7 +42,7 @@ ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_second
 
 @dataclass(frozen=True)
 class Case:
-    """One combination: key -> label, and the loader."""
+    """One combination: key -> label, and the configuration."""
 
     labels: Mapping[str, str]
     config: Config
