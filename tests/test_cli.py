@@ -84,7 +84,7 @@ def test_the_resolved_configuration_gives_the_run_again(ran):
         "{name: fedprox, mu: 0.3}",
         "--seed",
         "4",
-        "--participation",
+        "--cohort_size",
         "3",
         "--local.lr",
         "0.2",
@@ -100,7 +100,7 @@ def test_the_resolved_configuration_gives_the_run_again(ran):
 @pytest.mark.parametrize("seed", ["data", "model", "training", "system"])
 def test_every_seed_matters(seed, ran):
     digests = {
-        json.loads((ran("--participation", "4", f"--seed.{seed}", s) / "summary.json").read_text())["digest"]
+        json.loads((ran("--cohort_size", "4", f"--seed.{seed}", s) / "summary.json").read_text())["digest"]
         for s in ("0", "1")
     }
     assert len(digests) == 2

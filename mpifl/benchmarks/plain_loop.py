@@ -41,7 +41,7 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line
     start = {n: t.clone() for n, t in model.state_dict().items()}
     splits = [federation.client(k).train for k in range(federation.num_clients)]
     data = [(split.x, split.y) for split in splits]
-    m = cohort_size(config.participation, federation.num_clients)
+    m = cohort_size(config.participation, config.cohort_size, federation.num_clients)
     sampler = Sampler(federation.num_clients, m, key(config.seed.system))
     step, report = 0, {"ready": True, "pids": list(shared["pids"])}
     while rounds := _next(index, workers, shared, line, report):

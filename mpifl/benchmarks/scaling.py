@@ -88,7 +88,7 @@ def scaling(name: str, most: int | None, turns: int | None, options: Sequence[st
     config = loader.load(WORKLOADS[name].config, list(options))
     prepare(config.data, config.seed.data, download=False)
     federation = open_federation(config.data, config.seed.data, build=False)
-    m = cohort_size(config.participation, federation.num_clients)
+    m = cohort_size(config.participation, config.cohort_size, federation.num_clients)
     d = Layout.of(config.model.build(federation.shape, federation.num_classes)).size
     cores = most or len(os.sched_getaffinity(0))
     counts = sorted({w for w in (1, 2, 4, 8, 16, 32, 64, 128, cores) if w <= cores})
@@ -104,7 +104,7 @@ def _measure(name: str, workers: int, m: int, turns: int | None, options: Sequen
     """Return the medians of a round on so many workers, in seconds: all, and each phase of a worker."""
     config = WORKLOADS[name].config
     with scratch() as place:
-        asked = [*options, "--participation", str(m), "--system.scratch", place]
+        asked = [*options, "--cohort_size", str(m), "--system.scratch", place]
         job = Job(
             name, [*mpirun(workers + 1), "mpifl.benchmarks.job", "SOCKET", config, *asked], {}, Path(place)
         )

@@ -132,7 +132,7 @@ def check(config: Config, federation: Federation, problem: ProblemInfo) -> int:
     truth = () if federation.groups is None else np.unique(federation.groups).tolist()
     some = not late.groups or set(late.groups) < set(truth)
     require(some, "newcomers.groups", list(late.groups), f"name some, not all, of the groups {truth}")
-    return cohort_size(config.participation, federation.num_clients)
+    return cohort_size(config.participation, config.cohort_size, federation.num_clients)
 
 
 def furnish(

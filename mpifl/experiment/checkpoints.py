@@ -39,8 +39,9 @@ def identity_of(folder: Path) -> str:
 
 
 def same_numbers(config: Config) -> str:
-    """Return a digest of all options that decide numbers."""
-    tree = {name: part for name, part in loader.to_tree(config).items() if name not in FREE}
+    """Return a digest of all options that decide numbers, under the keys of release 0.1."""
+    whole = loader.as_of_0_1(loader.to_tree(config))
+    tree = {name: part for name, part in whole.items() if name not in FREE}
     return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -26,6 +28,8 @@ from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of
 from .schema import CHOICES, Config, Seeds, check_sections
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that travel with mpifl
+OLD_KEYS: dict[str, str] = {}  # dotted key of an earlier release -> the present one, of the same values
+EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases
 MAX_INTEGER = 2**63 - 1
 
@@ -102,6 +106,7 @@ def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
     tree = yaml_file(path, "CONFIG") or {}
     require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
+    tree = renamed(tree, say_once)
     base = tree.pop("base", None)
     return merged(read(str(path.parent / str(base)), (*above, path.resolve())), tree) if base else tree
 
@@ -121,7 +126,8 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         text, *words = words
         keys = option[2:].split(".")
         require(len(keys) <= MAX_DEPTH, "option", option, f"has more than {MAX_DEPTH} parts")
-        tree = merged(tree, nested(keys, yaml_of(text, option, text) if text else text))
+        value = yaml_of(text, option, text) if text else text
+        tree = merged(tree, renamed(nested(keys, value), say_once))
     return tree
 
 
@@ -132,9 +138,51 @@ def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def renamed(tree: Mapping[str, Any], say: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Return a tree in which keys of earlier releases have their present names; values stay.
+
+    Args:
+        tree: of a configuration, or a part of it.
+        say: called with one line for each old key.
+    """
+    out, told = dict(tree), say or (lambda line: None)
+    for old, new in OLD_KEYS.items():
+        section, _, name = old.rpartition(".")
+        part = out.get(section)
+        if isinstance(part, dict) and name in part:
+            now = new.rpartition(".")[2]
+            out[section] = {(now if key == name else key): value for key, value in part.items()}
+            told(f"{old} is now {new}; write that")
+    count = out.get("participation")
+    if isinstance(count, (int, float)) and 1 < count < MAX_INTEGER and count == int(count):
+        out = {("cohort_size" if key == "participation" else key): value for key, value in out.items()}
+        out["cohort_size"] = int(count)
+        told(f"participation = {count} is a number of clients; write --cohort_size {int(count)}")
+    return out
+
+
+@cache
+def say_once(line: str) -> None:
+    """Print a line on the standard error stream, the first time that it is said in this process."""
+    print(f"mpifl: {line}", file=sys.stderr, flush=True)
+
+
+def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree of a configuration under the keys of release 0.1, whose checkpoints hold its digest."""
+    out = dict(tree)
+    size = out.pop("cohort_size")
+    out["participation"] = out["participation"] if size is None else float(size)
+    for old, new in OLD_KEYS.items():
+        section, _, name = old.rpartition(".")
+        now = new.rpartition(".")[2]
+        out[section] = {(name if key == now else key): value for key, value in out[section].items()}
+    return out
+
+
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return `under` with `over` laid on it, key by key; a section that changes its `name` starts anew."""
-    out = dict(under)
+    given = [name for name in EXCLUSIVE if name in over]
+    out = {name: value for name, value in under.items() if not (given and name in EXCLUSIVE)}
     for name, value in over.items():
         old = out.get(name)
         old = {"name": old} if isinstance(old, str) and isinstance(value, dict) else old

@@ -37,13 +37,14 @@ def retime(name: str, options: Sequence[str]) -> Path:
     run, asked = load(name), loader.overrides(options)
     for section in asked:
         require(section in SECTIONS, section, asked[section], f"re-timing changes only {', '.join(SECTIONS)}")
-    old = loader.from_tree(Config, run.config)
+    before = loader.renamed(run.config)
+    old = loader.from_tree(Config, before)
     remedy = "which upload comes first depends on the network: run it again under the new one"
     require(isinstance(old.policy, Synchronous), "RUN", name, remedy)
     known = run.rows("visits.csv")
     require(bool(known), "RUN", name, "has no visits.csv, from which times are worked out; run it again")
     place = {"output": {"folder": str(run.folder.parent), "id": None}}
-    tree = loader.merged(loader.merged(run.config, place), asked)
+    tree = loader.merged(loader.merged(before, place), asked)
     config = loader.from_tree(Config, tree)
     check_effects(config)
     return written(run, config)

@@ -192,8 +192,9 @@ class Config:
         model: the network that clients train.
         name: first part of the run folder's name.
         rounds: number of server steps.
-        participation: fraction of the clients in (0, 1], or a number of them: per round, or under way at a
-            time.
+        participation: fraction of the clients in (0, 1] that take part: in a round, or at a time under an
+            asynchronous policy.
+        cohort_size: number of clients that take part, instead of `participation`; null for none.
         on_client_error: what happens when a client raises, runs out of memory or returns numbers that are not
             finite: `abort` ends the run; `drop` tries its visit once more, then leaves it out of the step and
             lists it in dropped.csv.
@@ -219,6 +220,7 @@ class Config:
     name: str = "run"
     rounds: int = 10
     participation: float = 1.0
+    cohort_size: int | None = None
     on_client_error: Literal["abort", "drop"] = "abort"
     seed: Seeds = Seeds()
     local: LocalConfig = field(default_factory=LocalConfig)
@@ -240,8 +242,12 @@ class Config:
         error = self.on_client_error
         require(error in ("abort", "drop"), "on_client_error", error, "take drop or abort")
         require(self.rounds >= 1, "rounds", self.rounds, "take at least one round")
-        share, remedy = self.participation, "take a share in (0, 1], or a whole number of clients above 1"
-        require(0 < share <= 1 or (share > 1 and share == int(share)), "participation", share, remedy)
+        share, size = self.participation, self.cohort_size
+        remedy = "take a fraction in (0, 1], or give cohort_size, a whole number of clients"
+        require(0 < share <= 1, "participation", share, remedy)
+        require(size is None or size >= 1, "cohort_size", size, "take 1 or more clients, or null")
+        remedy = f"participation = {share} says another number; leave one of them out"
+        require(size is None or share == 1, "cohort_size", size, remedy)
         check_name("name", self.name)
         require(bool(self.name), "name", self.name, "take a name")
 

@@ -74,7 +74,7 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
                 _check_method(tree, file, str(value))
                 one = loader.merged(file, one)
             else:
-                one = loader.merged(one, loader.nested(key.split("."), value))
+                one = loader.merged(one, loader.renamed(loader.nested(key.split("."), value)))
         labels = dict(zip(vary, (label for label, _ in combination), strict=True))
         out.append(Case(labels, loader.from_tree(Config, one)))
         check_sections(out[-1].config)

@@ -134,7 +134,7 @@ class Synchronous:
 @dataclass(frozen=True)
 class Barrier(Policy):
     """Synchronous rounds, message by message: a cohort starts together, the server waits for all of it. The
-    cohort is `participation`.
+    cohort is `participation` or `cohort_size`.
     """
 
     max_staleness: int | None = None
@@ -163,7 +163,7 @@ class Barrier(Policy):
 
 @dataclass(frozen=True)
 class EveryArrival(OneByOne):
-    """Fully asynchronous: the server steps at every arrival, `participation` visits are under way.
+    """Fully asynchronous: the server steps at every arrival, a cohort of visits is under way.
 
     Attributes:
         max_staleness, rate, staleness_a: see `Policy`; the rates are FedAsync's.

@@ -46,13 +46,19 @@ def newcomers(share: float, num_clients: int, key: Key) -> tuple[int, ...]:
     return tuple(np.sort(key.of("newcomers").numpy().permutation(num_clients)[:count]).tolist())
 
 
-def cohort_size(participation: float, num_clients: int) -> int:
-    """Return m: a share in (0, 1] of the clients (at least one), or a whole number of them above 1."""
-    require(
-        participation > 0, "participation", participation, "take a share in (0, 1] or a number of clients"
-    )
-    if participation <= 1:
+def cohort_size(participation: float, size: int | None, num_clients: int) -> int:
+    """Return m, the number of clients in a cohort.
+
+    Args:
+        participation: fraction of the clients in (0, 1]; rounded to at least one client.
+        size: number of clients, instead of a fraction; None for none.
+        num_clients: N.
+
+    Raises:
+        UserError: `size` is larger than N.
+    """
+    if size is None:
         return max(1, round(participation * num_clients))
-    remedy = f"there are {num_clients} clients; take at most that many, or a share in (0, 1]"
-    require(participation == int(participation) <= num_clients, "participation", participation, remedy)
-    return int(participation)
+    remedy = f"there are {num_clients} clients; take at most that many, or leave the key out for all"
+    require(size <= num_clients, "cohort_size", size, remedy)
+    return size

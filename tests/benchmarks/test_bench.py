@@ -31,7 +31,7 @@ def test_ratios_are_taken_turn_by_turn():
 def test_the_workloads_are_what_they_say(name, clients, m):
     config = load(WORKLOADS[name].config)
     assert config.data.scenario.clients == clients
-    assert config.participation in (m, 1.0)
+    assert config.cohort_size in (m, None)
     assert config.data.source.train == clients * int(WORKLOADS[name].what.split(" x ")[1].split()[0])
 
 

@@ -67,7 +67,9 @@ OPTIONS = {
     "a negative rate": (["--local.lr", "-1"], ["local.lr = -1", "positive"]),
     "momentum of one": (["--local.momentum", "1"], ["local.momentum = 1", "[0, 1)"]),
     "nobody takes part": (["--participation", "0"], ["participation = 0"]),
-    "more take part than there are": (["--participation", "9"], ["participation = 9", "8 clients"]),
+    "more take part than there are": (["--cohort_size", "9"], ["cohort_size = 9", "8 clients"]),
+    "a cohort of nobody": (["--cohort_size", "0"], ["cohort_size = 0"]),
+    "half a client": (["--cohort_size", "2.5"], ["cohort_size = 2.5", "int"]),
     "a negative weight": (["--algorithm", "{name: fedprox, mu: -1}"], ["algorithm.mu = -1", "0 or more"]),
     "unknown method": (["--algorithm", "fedavgg"], ["algorithm.name = 'fedavgg'", "did you mean 'fedavg'"]),
     "no method": (["--algorithm", "null"], ["algorithm = None", "name one of"]),
@@ -223,6 +225,10 @@ FILES = {
     "a base that is not there": ("base: nowhere.yaml\n", ["nowhere.yaml", "no such file"]),
     "a base that is itself": ("base: wrong.yaml\n", ["wrong.yaml", "base"]),
     "a base that is a number": ("base: 5\n", ["5", "no such file"]),
+    "a cohort twice": (
+        "algorithm: fedavg\nmodel: mlp\nparticipation: 0.5\ncohort_size: 3\n",
+        ["cohort_size = 3", "participation = 0.5", "leave one of them out"],
+    ),
     "a wrong key": ("algorithm: fedavg\nmodel: mlp\nlocal: {epoch: 1}\n", ["local.epoch", "epochs"]),
 }
 

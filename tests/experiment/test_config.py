@@ -10,7 +10,7 @@ import yaml
 
 from mpifl.algorithms import CATALOGUE
 from mpifl.core.errors import UserError
-from mpifl.experiment import schema
+from mpifl.experiment import loader, schema
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
 from mpifl.experiment.schema import Config, Seeds
 from mpifl.models import MODELS
@@ -105,6 +105,32 @@ def test_every_field_of_every_section_is_documented():
     for cls in (*sections, *CATALOGUE.values(), *MODELS.values()):
         for field in dataclasses.fields(cls):
             assert field.name in (cls.__doc__ or ""), f"{cls.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize(
+    ("options", "participation", "size"),
+    [
+        (["--participation", "0.5"], 0.5, None),
+        (["--cohort_size", "3"], 1.0, 3),
+        (["--participation", "3"], 1.0, 3),
+        (["--participation", "3.0"], 1.0, 3),
+        (["--participation", "1"], 1.0, None),
+        (["--participation", "0.5", "--cohort_size", "3"], 1.0, 3),
+        (["--cohort_size", "3", "--participation", "0.5"], 0.5, None),
+    ],
+)
+def test_a_cohort_is_a_fraction_or_a_number_and_what_is_given_last_counts(options, participation, size):
+    found = load(TINY, options)
+    assert (found.participation, found.cohort_size) == (participation, size)
+
+
+def test_keys_of_an_earlier_release_are_renamed_and_said_once(capsys):
+    loader.say_once.cache_clear()
+    for _ in range(2):
+        assert load(TINY, ["--participation", "4"]).cohort_size == 4
+    assert (
+        capsys.readouterr().err == "mpifl: participation = 4 is a number of clients; write --cohort_size 4\n"
+    )
 
 
 def test_numbers_are_taken_as_their_field_wants_them():

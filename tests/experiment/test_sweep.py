@@ -20,7 +20,7 @@ from mpifl.results.study_figure import Curve
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
-ASYNC = ["--algorithm", "fedasync", "--policy", "every_arrival", "--participation", "4", "--rounds", "6"]
+ASYNC = ["--algorithm", "fedasync", "--policy", "every_arrival", "--cohort_size", "4", "--rounds", "6"]
 ASYNC += ["--evaluation.every", "1"]
 
 

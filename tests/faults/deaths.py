@@ -15,7 +15,7 @@ from support import worlds
 HERE = Path(__file__).parent
 CONFIG = HERE.parent / "configs" / "tiny.yaml"
 VICTIM = HERE / "victim.py"
-FEW = ["--participation", "5", "--rounds", "16", "--delay", "{name: exponential, mean_s: 2}"]
+FEW = ["--cohort_size", "5", "--rounds", "16", "--delay", "{name: exponential, mean_s: 2}"]
 HALF = ["--participation", "0.5", "--rounds", "8"]
 CCFL = (
     "{name: ccfl, clusters: 2, clients: 8, smallest: 20, largest: 40, test_images: 20, public: 40, exam: 40}"

@@ -14,7 +14,7 @@ ASYNCHRONOUS = [
     "fedasync",
     "--policy",
     "every_arrival",
-    "--participation",
+    "--cohort_size",
     "3",
     "--rounds",
     "5",

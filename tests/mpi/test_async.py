@@ -14,7 +14,7 @@ from support import worlds
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent / "configs" / "tiny.yaml"
-FEW = ["--participation", "5", "--rounds", "12", "--delay", "{name: exponential, mean_s: 2}"]
+FEW = ["--cohort_size", "5", "--rounds", "12", "--delay", "{name: exponential, mean_s: 2}"]
 CCFL = [
     *("--policy", "client_decides", "--rounds", "16", "--data.scenario"),
     "{name: ccfl, clusters: 2, clients: 8, smallest: 20, largest: 40, test_images: 20, public: 40, exam: 40}",

@@ -182,7 +182,7 @@ def counting(folder, steps, num_clients=6, **changes) -> worlds.Run:
 )
 def test_staleness_is_the_difference_of_versions(policy, tmp_path):
     delay = SLOW if policy.in_seconds else Constant()
-    done = counting(tmp_path, 20, participation=4, policy=policy, delay=delay)
+    done = counting(tmp_path, 20, cohort_size=4, policy=policy, delay=delay)
     times = [row["time"] for row in done.arrivals]
     assert times == sorted(times)
     for row in done.arrivals:
@@ -191,14 +191,14 @@ def test_staleness_is_the_difference_of_versions(policy, tmp_path):
 
 
 def test_freed_places_are_filled_at_once(tmp_path):
-    done = counting(tmp_path, 30, participation=4, policy=EveryArrival(), delay=SLOW)
+    done = counting(tmp_path, 30, cohort_size=4, policy=EveryArrival(), delay=SLOW)
     assert done.engine.stats.busy_seconds / done.engine.clock.now == pytest.approx(4)
     for row in done.arrivals[4:]:
         assert row["start"] == 0.0 or row["start"] in {r["time"] for r in done.arrivals}
 
 
 def test_a_client_is_never_under_way_twice(tmp_path):
-    done = counting(tmp_path, 40, participation=5, policy=Buffer(size=2), delay=SLOW)
+    done = counting(tmp_path, 40, cohort_size=5, policy=Buffer(size=2), delay=SLOW)
     for k in range(6):
         spans = sorted((row["start"], row["time"]) for row in done.arrivals if row["client"] == k)
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
@@ -284,10 +284,10 @@ def write(rows, path) -> str:
 )
 def test_the_replay_of_a_wall_clock_run_is_that_run(name, policy, steps, tmp_path):
     """Real arrivals in an order of their own; refused ones, and those a buffer held, included."""
-    slow = {"delay": Uniform(0.5, 2.0), "participation": 5}
+    slow = {"delay": Uniform(0.5, 2.0), "cohort_size": 5}
     real = events(name, tmp_path / "real", steps, policy=policy, clock=WallTime(scale=0.01), **slow)
     trace = write(real.arrivals, tmp_path / "events.csv")
-    again = events(name, tmp_path / "again", steps, policy=policy, clock=Replay(trace), participation=5)
+    again = events(name, tmp_path / "again", steps, policy=policy, clock=Replay(trace), cohort_size=5)
     worlds.same(worlds.state_of(real.server), worlds.state_of(again.server))
     assert again.arrivals == real.arrivals
     order = [row["client"] for row in real.arrivals]
@@ -411,7 +411,7 @@ def test_bad_settings_are_refused(make, message):
             {"policy": ClientDecides(), "availability": Availability(off_s=1.0)},
             "availability = .*has no effect",
         ),
-        ({"policy": Buffer(size=4), "participation": 3}, "policy.size = 4: only 3 visits"),
+        ({"policy": Buffer(size=4), "cohort_size": 3}, "policy.size = 4: only 3 visits"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_at_the_start(changes, message, tmp_path):

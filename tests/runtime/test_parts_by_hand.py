@@ -104,7 +104,7 @@ class Keeps(Algorithm):
 
 def test_clients_are_judged_with_their_latest_state_on_the_data_of_their_last_visit(tmp_path):
     """Visited v times: state v, data of visit v - 1; never visited: no state, data of visit 0."""
-    done = worlds.run(Keeps(), worlds.Tiny(), tmp_path, steps=3, participation=2)
+    done = worlds.run(Keeps(), worlds.Tiny(), tmp_path, steps=3, cohort_size=2)
     visits = done.server_step.visits
     assert set(visits.tolist()) >= {0, 2}
     assert_array_equal(done.scores["accuracy"], visits)
@@ -113,7 +113,7 @@ def test_clients_are_judged_with_their_latest_state_on_the_data_of_their_last_vi
 
 
 def test_asynchronous_clients_are_judged_likewise(tmp_path):
-    done = worlds.events(Keeps(), worlds.Tiny(), tmp_path, 7, participation=2, delay=Uniform(0.5, 1.5))
+    done = worlds.events(Keeps(), worlds.Tiny(), tmp_path, 7, cohort_size=2, delay=Uniform(0.5, 1.5))
     visits = done.server_step.visits
     assert visits.sum() == 7
     assert_array_equal(done.scores["accuracy"], visits)
@@ -185,7 +185,7 @@ def test_when_the_server_steps(policy, waiting, in_flight, ready):
 def test_an_upload_of_the_largest_staleness_is_taken(tmp_path):
     """Three visits are under way, and FedAsync steps at each arrival: lags of 0, 1 and 2."""
     for limit in (0, 1, 2):
-        asked = {"participation": 3, "policy": EveryArrival(max_staleness=limit)}
+        asked = {"cohort_size": 3, "policy": EveryArrival(max_staleness=limit)}
         done = worlds.events(CATALOGUE["fedasync"](), worlds.Tiny(), tmp_path / str(limit), 8, **asked)
         taken = {row["staleness"] for row in done.arrivals if row["accepted"]}
         refused = {row["staleness"] for row in done.arrivals if not row["accepted"]}
@@ -200,7 +200,7 @@ def test_uploads_of_a_step_are_in_the_order_of_their_clients_whenever_they_came(
         worlds.Tiny(),
         tmp_path,
         5,
-        participation=4,
+        cohort_size=4,
         policy=Buffer(3),
         delay=Uniform(0.5, 1.5),
     )

@@ -124,14 +124,14 @@ def test_everyone_is_sampled_alike():
 
 
 @pytest.mark.parametrize(
-    ("participation", "size"), [(1.0, 20), (0.5, 10), (0.01, 1), (0.26, 5), (2, 2), (20, 20), (1, 20)]
+    ("participation", "count", "size"),
+    [(1.0, None, 20), (0.5, None, 10), (0.01, None, 1), (0.26, None, 5), (1.0, 2, 2), (1.0, 20, 20)],
 )
-def test_the_size_of_a_cohort(participation, size):
-    assert cohort_size(participation, 20) == size
+def test_the_size_of_a_cohort(participation, count, size):
+    assert cohort_size(participation, count, 20) == size
     assert len(Sampler(20, size, key(0))(1)) == size
 
 
-@pytest.mark.parametrize("participation", [0, -1, 21, 2.5, float("nan")])
-def test_a_cohort_that_cannot_be_is_refused(participation):
-    with pytest.raises(UserError, match="participation"):
-        cohort_size(participation, 20)
+def test_a_cohort_that_cannot_be_is_refused():
+    with pytest.raises(UserError, match="cohort_size = 21: there are 20 clients"):
+        cohort_size(1.0, 21, 20)
