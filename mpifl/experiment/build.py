@@ -70,8 +70,11 @@ class RunContext:
     def identity(self) -> dict[str, Any]:
         """What decides the last bits of numbers here, on rank 0; nothing elsewhere."""
         system, on_cpu = self.config.system, self.learner.device.type == CPU
-        names = ["sums", *(["compiled"] if on_cpu else ["graphs", "deterministic"])]
-        options = {name: getattr(system, name) for name in names}
+        options: dict[str, Any] = {"sums": system.sums}
+        if on_cpu:
+            options["compiled"] = system.kernels
+        else:
+            options |= {"graphs": system.graphs, "deterministic": system.deterministic}
         if system.sums != "exact":
             options |= {"ranks": self.transport.size, "collective": system.collective}
         options |= {"stack": self.stack, "threads": torch.get_num_threads()}
@@ -221,9 +224,9 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     )
     num_sampled = on_server(transport, lambda: check(config, federation, problem))
     device = _take_device(config, transport)
-    learner = Learner(model, device, config.system.compiled)
+    learner = Learner(model, device, config.system.kernels)
     learner.init, learner.graphs = start.to(learner.device), config.system.graphs
-    places = _seats(transport, device, config.system.compiled)
+    places = _seats(transport, device, config.system.kernels)
     memory = on_server(transport, lambda: mpi_memory(config.system.mpi_memory, places))
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
         on_server(transport, lambda: furnish(config, federation, problem, learner) and None)
@@ -332,7 +335,7 @@ def run(
 
 def _say_problem(config: Config) -> None:
     """Say, once in a process, that numbers are not those that the loops in C give."""
-    if bindings.PROBLEM and config.system.compiled and config.system.device != "cuda":
+    if bindings.PROBLEM and config.system.kernels and config.system.device != "cuda":
         once(f"{bindings.PROBLEM}; PyTorch trains instead: slower, with other last bits and another digest")
 
 

@@ -28,7 +28,9 @@ from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of
 from .schema import CHOICES, Config, Seeds, check_sections
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that travel with mpifl
-OLD_KEYS: dict[str, str] = {}  # dotted key of an earlier release -> the present one, of the same values
+OLD_KEYS: dict[str, str] = {
+    "system.compiled": "system.kernels",
+}  # dotted key of an earlier release -> the present one, of the same values
 EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases
 MAX_INTEGER = 2**63 - 1

@@ -127,7 +127,7 @@ def check_places(places: Sequence[Place], compiled: bool = True) -> None:
         " C, and PyTorch in their place, give other last bits; install mpifl with a compiler on every node, "
         "or set it to false"
     )
-    require(len(set(loops.values())) < 2 or not compiled, "system.compiled", compiled, remedy)
+    require(len(set(loops.values())) < 2 or not compiled, "system.kernels", compiled, remedy)
     for rank, one in enumerate(places):
         others = [set(p["gpus"]) for p in places if p["node"] == one["node"] and p is not one]
         alone = others and set(one["gpus"]).isdisjoint(set().union(*others))

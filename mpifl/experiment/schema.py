@@ -79,7 +79,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class SystemConfig:
-    """How the program runs. Numbers do not depend on it, except on `sums: fast`, `stack` and `compiled`.
+    """How the program runs. Numbers do not depend on it, except on `sums: fast`, `stack` and `kernels`.
 
     Attributes:
         ranks: number of MPI ranks that the run demands; null takes what the launcher starts.
@@ -99,7 +99,7 @@ class SystemConfig:
         stack: number of clients of a cohort that are trained at once (`docs/performance.md`): other last bits
             than one after the other, the same for any number of ranks; 0 takes what measures fastest at the
             start.
-        compiled: train networks of dense layers, small convolutions, ReLU and 2x2 pooling with kernels in C
+        kernels: train networks of dense layers, small convolutions, ReLU and 2x2 pooling with kernels in C
             (CPU only): several times faster than PyTorch, other last bits (`docs/performance.md`).
         graphs: replay the steps of SGD as CUDA graphs (GPU only; `docs/performance.md`).
         deterministic: make a GPU give the same bits each time; costs some speed.
@@ -120,7 +120,7 @@ class SystemConfig:
     watchdog_s: float = 0.0
     keep_mb: int = 128
     stack: int = 1
-    compiled: bool = True
+    kernels: bool = True
     graphs: bool = False
     deterministic: bool = True
     mpi_memory: Literal["main", "device", "auto"] = "main"

@@ -77,7 +77,7 @@ def test_the_identity_stands_beside_the_digest_and_at_the_start(place, capsys):
     for word in (one["identity"]["hash"], bindings.BUILD["sources"], bindings.BUILD["compiler"], "threads 1"):
         assert word in line
     changed = {
-        "compiled": run(place, "torch", "--system.compiled", "false", "--quiet"),
+        "compiled": run(place, "torch", "--system.kernels", "false", "--quiet"),
         "stack": run(place, "stack", "--system.stack", "2", "--quiet"),
         "sums": run(place, "sums", "--system.sums", "fast", "--quiet"),
     }
@@ -100,7 +100,7 @@ def test_a_run_without_the_loops_says_so_and_has_another_identity(place, capsys,
     assert "digest" in line
     assert without["digest"] != with_them["digest"]
     assert differences(with_them["identity"], without["identity"]) == ["kernels", "compiler"]
-    run(place, "asked", "--quiet", "--system.compiled", "false")
+    run(place, "asked", "--quiet", "--system.kernels", "false")
     assert capsys.readouterr().err == "", "who asks for PyTorch gets what was asked for"
     monkeypatch.undo()
     capsys.readouterr()
