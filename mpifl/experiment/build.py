@@ -74,7 +74,7 @@ class RunContext:
         if on_cpu:
             options["compiled"] = system.kernels
         else:
-            options |= {"graphs": system.graphs, "deterministic": system.deterministic}
+            options |= {"graphs": system.cuda_graphs, "deterministic": system.deterministic}
         if system.sums != "exact":
             options |= {"ranks": self.transport.size, "collective": system.collective}
         options |= {"stack": self.stack, "threads": torch.get_num_threads()}
@@ -106,7 +106,7 @@ def device_of(config: Config, local_rank: int) -> str:
     """Return the device of a rank: GPUs of a node in turn by local rank."""
     if config.system.device == "cpu" or (config.system.device == "auto" and not torch.cuda.is_available()):
         remedy = "CUDA graphs need a GPU, and this run trains on the CPU; leave them out"
-        require(not config.system.graphs, "system.graphs", True, remedy)
+        require(not config.system.cuda_graphs, "system.cuda_graphs", True, remedy)
         return "cpu"
     remedy = "no GPU is visible to PyTorch here; take cpu or auto"
     require(torch.cuda.is_available(), "system.device", config.system.device, remedy)
@@ -225,7 +225,7 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     num_sampled = on_server(transport, lambda: check(config, federation, problem))
     device = _take_device(config, transport)
     learner = Learner(model, device, config.system.kernels)
-    learner.init, learner.graphs = start.to(learner.device), config.system.graphs
+    learner.init, learner.graphs = start.to(learner.device), config.system.cuda_graphs
     places = _seats(transport, device, config.system.kernels)
     memory = on_server(transport, lambda: mpi_memory(config.system.mpi_memory, places))
     if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank

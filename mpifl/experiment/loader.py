@@ -30,6 +30,7 @@ from .schema import CHOICES, Config, Seeds, check_sections
 SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that travel with mpifl
 OLD_KEYS: dict[str, str] = {
     "system.compiled": "system.kernels",
+    "system.graphs": "system.cuda_graphs",
 }  # dotted key of an earlier release -> the present one, of the same values
 EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases

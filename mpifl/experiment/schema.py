@@ -101,7 +101,7 @@ class SystemConfig:
             start.
         kernels: train networks of dense layers, small convolutions, ReLU and 2x2 pooling with kernels in C
             (CPU only): several times faster than PyTorch, other last bits (`docs/performance.md`).
-        graphs: replay the steps of SGD as CUDA graphs (GPU only; `docs/performance.md`).
+        cuda_graphs: replay the steps of SGD as CUDA graphs (GPU only; `docs/performance.md`).
         deterministic: make a GPU give the same bits each time; costs some speed.
         mpi_memory: memory from which MPI reads sums that a GPU made: `main`, a copy in page-locked main
             memory; `device`, the GPU's own, refused where MPI is not CUDA-aware; `auto`, `device` where
@@ -121,7 +121,7 @@ class SystemConfig:
     keep_mb: int = 128
     stack: int = 1
     kernels: bool = True
-    graphs: bool = False
+    cuda_graphs: bool = False
     deterministic: bool = True
     mpi_memory: Literal["main", "device", "auto"] = "main"
 

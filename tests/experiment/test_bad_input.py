@@ -119,8 +119,8 @@ OPTIONS = {
         ["system.mpi_memory = 'device'", "exact"],
     ),
     "CUDA graphs on the CPU": (
-        ["--system.device", "cpu", "--system.graphs", "true"],
-        ["system.graphs = True", "need a GPU"],
+        ["--system.device", "cpu", "--system.cuda_graphs", "true"],
+        ["system.cuda_graphs = True", "need a GPU"],
     ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
     "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),

@@ -14,7 +14,7 @@ RUNS = {
     "fedavg": HALF,
     "scaffold": ["--algorithm", "scaffold", *HALF],
     "ucfl": ["--algorithm", "ucfl", *HALF],
-    "graphs": ["--system.graphs", "true", *HALF],
+    "graphs": ["--system.cuda_graphs", "true", *HALF],
     "lenet": ["--model", "lenet5", "--data.source", "{name: synthetic, train: 400, test: 100}", *HALF],
     "fedavg-auto": [*HALF, "--system.mpi_memory", "auto"],
     "ucfl-auto": ["--algorithm", "ucfl", *HALF, "--system.mpi_memory", "auto"],
