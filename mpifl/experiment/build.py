@@ -253,7 +253,7 @@ def _open(config: Config) -> Federation:
 def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
     """Return what takes the server steps of a context."""
     config, system = context.config, context.config.system
-    shuffle = None if system.shuffle is None else key(system.shuffle, "shuffle")
+    shuffle = None if system.placement_seed is None else key(system.placement_seed, "shuffle")
     return ServerStep(
         StepConfig(
             transport=context.transport,

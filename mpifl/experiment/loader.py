@@ -31,6 +31,7 @@ SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that trave
 OLD_KEYS: dict[str, str] = {
     "system.compiled": "system.kernels",
     "system.graphs": "system.cuda_graphs",
+    "system.shuffle": "system.placement_seed",
 }  # dotted key of an earlier release -> the present one, of the same values
 EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases

@@ -88,7 +88,7 @@ class SystemConfig:
         sums: `exact` (the same bits for any number of ranks) or `fast` (float32, half the bytes).
         collective: `reduce`, `gather`, or `auto`, which takes the cheaper one for each mixing.
         cost: what `collective: auto` compares: `bytes`, `given` or `measured` seconds.
-        shuffle: seed of a random placement of clients on ranks; null balances the ranks instead.
+        placement_seed: seed of a random placement of clients on ranks; null balances the ranks instead.
         scratch: folder for the client state of a node; null takes shared memory or the temporary folder.
         stopped_s: seconds after which a rank that was stopped (SIGSTOP) is ended, so that the others do not
             wait for it; 0 never ends it.
@@ -114,7 +114,7 @@ class SystemConfig:
     sums: Literal["exact", "fast"] = "exact"
     collective: Literal["auto", "reduce", "gather"] = "auto"
     cost: Any = field(default_factory=ByBytes)
-    shuffle: int | None = None
+    placement_seed: int | None = None
     scratch: str | None = None
     stopped_s: float = 30.0
     watchdog_s: float = 0.0

@@ -23,7 +23,7 @@ PLACES = {  # name -> ranks (None: no mpirun), options of all runs
     "alone": (None, []),
     "2 ranks": (2, []),
     "3 ranks": (3, []),
-    "4 ranks": (4, ["--system.shuffle", "1"]),  # clients change places
+    "4 ranks": (4, ["--system.placement_seed", "1"]),  # clients change places
     "6 ranks": (6, []),
 }
 MONITOR = {"OMPI_MCA_pml_monitoring_enable": "2", "OMPI_MCA_pml_monitoring_enable_output": "3"}
