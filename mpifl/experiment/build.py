@@ -202,7 +202,7 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     if not isinstance(federation, Federation):
         federation = _open(config)
     if isinstance(federation, PoolFederation):
-        federation.keep(config.system.keep_mb)
+        federation.keep(config.system.sample_cache_mb)
     begin(config, federation)
     init = initial_vectors(config, federation.shape, federation.num_classes)
 

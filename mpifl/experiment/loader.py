@@ -32,6 +32,7 @@ OLD_KEYS: dict[str, str] = {
     "system.compiled": "system.kernels",
     "system.graphs": "system.cuda_graphs",
     "system.shuffle": "system.placement_seed",
+    "system.keep_mb": "system.sample_cache_mb",
 }  # dotted key of an earlier release -> the present one, of the same values
 EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases

@@ -129,7 +129,7 @@ def _samples(context: RunContext, met: float) -> int:
     """Return the bytes of clients' samples that stay at hand after all rounds, and of the mapped pixels
     behind them.
     """
-    federation, limit = context.federation, context.config.system.keep_mb * 10**6
+    federation, limit = context.federation, context.config.system.sample_cache_mb * 10**6
     if not isinstance(federation, PoolFederation):
         return 0
     images = int(federation.pool.images.nbytes)

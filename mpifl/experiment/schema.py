@@ -94,7 +94,7 @@ class SystemConfig:
             wait for it; 0 never ends it.
         watchdog_s: seconds without progress (take several times the longest round) after which every rank
             writes its stacks to `logs/` in the run folder and the job ends; 0 never does.
-        keep_mb: megabytes of transformed samples that each rank keeps in memory; 0 keeps none. Nothing is
+        sample_cache_mb: megabytes of transformed samples that each rank keeps in memory; 0 keeps none. Nothing is
             kept where the samples of all clients need more than eight times that.
         stack: number of clients of a cohort that are trained at once (`docs/performance.md`): other last bits
             than one after the other, the same for any number of ranks; 0 takes what measures fastest at the
@@ -118,7 +118,7 @@ class SystemConfig:
     scratch: str | None = None
     stopped_s: float = 30.0
     watchdog_s: float = 0.0
-    keep_mb: int = 128
+    sample_cache_mb: int = 128
     stack: int = 1
     kernels: bool = True
     cuda_graphs: bool = False
@@ -127,7 +127,9 @@ class SystemConfig:
 
     def __post_init__(self) -> None:
         require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")
-        require(self.keep_mb >= 0, "keep_mb", self.keep_mb, "take 0 or more megabytes")
+        require(
+            self.sample_cache_mb >= 0, "sample_cache_mb", self.sample_cache_mb, "take 0 or more megabytes"
+        )
         require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
         require(self.stopped_s >= 0, "stopped_s", self.stopped_s, "take 0 (never) or more seconds")
         require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "take 0 (never) or more seconds")
