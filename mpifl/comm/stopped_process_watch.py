@@ -85,7 +85,7 @@ def main(limit: float) -> None:
         for state, (_, _, name) in found:
             text = f"{name}, has waited for a disk for {DISK_LIMITS * limit:g} s; it is waited for"
             if state == STOPPED:
-                text = f"{name}, was stopped for {limit:g} s (system.stopped_s) and is ended"
+                text = f"{name}, was stopped for {limit:g} s (system.stopped_timeout_s) and is ended"
             print(f"mpifl: {text}", file=sys.stderr, flush=True)
         ended = [pid for state, (pid, _, _) in found if state == STOPPED]
         time.sleep(heard if ended else 0)

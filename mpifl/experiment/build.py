@@ -295,7 +295,7 @@ def run(
     start = perf_counter()
     quiet = quiet or not transport.is_server
     bar = Progress(config.rounds, config.name, quiet, bar=transport.size == 1)
-    transport.watch(config.system.stopped_s)
+    transport.watch(config.system.stopped_timeout_s)
     with bar as progress, Signals() as signals:
         context = prepare(config, transport, progress.say)
         if bind_report and context.places:

@@ -33,6 +33,7 @@ OLD_KEYS: dict[str, str] = {
     "system.graphs": "system.cuda_graphs",
     "system.shuffle": "system.placement_seed",
     "system.keep_mb": "system.sample_cache_mb",
+    "system.stopped_s": "system.stopped_timeout_s",
 }  # dotted key of an earlier release -> the present one, of the same values
 EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases

@@ -90,7 +90,7 @@ class SystemConfig:
         cost: what `collective: auto` compares: `bytes`, `given` or `measured` seconds.
         placement_seed: seed of a random placement of clients on ranks; null balances the ranks instead.
         scratch: folder for the client state of a node; null takes shared memory or the temporary folder.
-        stopped_s: seconds after which a rank that was stopped (SIGSTOP) is ended, so that the others do not
+        stopped_timeout_s: seconds after which a rank that was stopped (SIGSTOP) is ended, so that the others do not
             wait for it; 0 never ends it.
         watchdog_s: seconds without progress (take several times the longest round) after which every rank
             writes its stacks to `logs/` in the run folder and the job ends; 0 never does.
@@ -116,7 +116,7 @@ class SystemConfig:
     cost: Any = field(default_factory=ByBytes)
     placement_seed: int | None = None
     scratch: str | None = None
-    stopped_s: float = 30.0
+    stopped_timeout_s: float = 30.0
     watchdog_s: float = 0.0
     sample_cache_mb: int = 128
     stack: int = 1
@@ -131,7 +131,12 @@ class SystemConfig:
             self.sample_cache_mb >= 0, "sample_cache_mb", self.sample_cache_mb, "take 0 or more megabytes"
         )
         require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
-        require(self.stopped_s >= 0, "stopped_s", self.stopped_s, "take 0 (never) or more seconds")
+        require(
+            self.stopped_timeout_s >= 0,
+            "stopped_timeout_s",
+            self.stopped_timeout_s,
+            "take 0 (never) or more seconds",
+        )
         require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "take 0 (never) or more seconds")
         require(self.threads >= 0, "threads", self.threads, "take 1 or more, or 0 for the CPU mask")
         remedy = "take cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"

@@ -76,7 +76,10 @@ def test_a_stopped_process_is_ended_by_a_watcher_that_no_signal_to_its_group_end
     assert sleeper.wait(60) == -signal.SIGKILL
     watcher.close()
     assert watcher._program.returncode == 0
-    assert capfd.readouterr().err == "mpifl: rank 7, was stopped for 1 s (system.stopped_s) and is ended\n"
+    assert (
+        capfd.readouterr().err
+        == "mpifl: rank 7, was stopped for 1 s (system.stopped_timeout_s) and is ended\n"
+    )
 
 
 def test_a_closed_watcher_ends_at_once(sleeper):

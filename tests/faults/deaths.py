@@ -82,7 +82,7 @@ def launch_all(
     mpirun: Run, ranks: int | None, jobs: Sequence[tuple[Plan, Sequence[str]]], **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run several configurations in one job, each with victims of its own."""
-    stopped = ["--system.stopped_s", "2"]
+    stopped = ["--system.stopped_timeout_s", "2"]
     asked = [
         [plan, [*words, *(stopped if any(p.get("signal") == signal.SIGSTOP for p in plan) else ())]]
         for plan, words in jobs

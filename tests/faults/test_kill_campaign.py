@@ -155,7 +155,7 @@ def test_a_job_that_is_killed_leaves_nothing_and_goes_on(number, campaign, mpiru
     targets, what = KINDS[case.kind]
     plan = {"moment": case.moment, "nth": case.nth, "at": case.at, "targets": targets, "signal": int(what)}
     words = [*deaths.arguments(tmp_path, "x", case.name, cache), "--checkpoint.every", "1"]
-    words += ["--system.scratch", str(scratch), "--system.stopped_s", "5", "--resume"]
+    words += ["--system.scratch", str(scratch), "--system.stopped_timeout_s", "5", "--resume"]
     scratch.mkdir()
     environment = worlds.PYTHONPATH | {"MPIFL_START_S": "30", MARK: mark}
     options = {"env": environment, "timeout": 600}
