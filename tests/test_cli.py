@@ -107,7 +107,7 @@ def test_every_seed_matters(seed, ran):
 
 
 def test_evaluation_before_the_first_round_and_every_round(ran):
-    folder = ran("--evaluation.first", "true", "--evaluation.every", "1")
+    folder = ran("--evaluation.at_start", "true", "--evaluation.every", "1")
     rows = read(folder, "metrics.csv")
     assert [row["round"] for row in rows] == ["0", "1", "2"]
     assert float(rows[2]["loss"]) < float(rows[0]["loss"])

@@ -146,7 +146,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SealedWorld:
 
 def run(algorithm: Algorithm, world: SealedWorld, folder: Path, **changes: Any) -> worlds.Run:
     """Take two steps of a method and evaluate after each, also after fine-tuning."""
-    evaluated = EvaluationConfig(every=1, first=True, finetune_epochs=1)
+    evaluated = EvaluationConfig(every=1, at_start=True, finetune_epochs=1)
     take = worlds.events if "policy" in changes else worlds.run
     sealed: Any = Sealed(algorithm, world)
     world.judged_in_hooks = 0

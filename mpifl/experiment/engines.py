@@ -85,7 +85,7 @@ def engine(
             num_rounds=config.rounds,
             evaluated_clients=evaluated_clients(context),
             judge_every=config.evaluation.every,
-            judge_first=config.evaluation.first,
+            judge_first=config.evaluation.at_start,
             duration=pace_of(context),
             checkpointer=checkpointer or Never(),
         )
@@ -97,7 +97,7 @@ def engine(
         num_steps=config.rounds,
         evaluated_clients=evaluated_clients(context),
         judge_every=config.evaluation.every,
-        judge_first=config.evaluation.first,
+        judge_first=config.evaluation.at_start,
         key=system,
         on_events=recorder.arrived if recorder else lambda rows: None,
         checkpointer=checkpointer,

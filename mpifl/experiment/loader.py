@@ -34,6 +34,7 @@ OLD_KEYS: dict[str, str] = {
     "system.shuffle": "system.placement_seed",
     "system.keep_mb": "system.sample_cache_mb",
     "system.stopped_s": "system.stopped_timeout_s",
+    "evaluation.first": "evaluation.at_start",
 }  # dotted key of an earlier release -> the present one, of the same values
 EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases

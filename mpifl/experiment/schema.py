@@ -54,14 +54,14 @@ class EvaluationConfig:
 
     Attributes:
         every: server steps between evaluations; 0 evaluates after the last step only, which always is.
-        first: evaluate before the first step, too.
+        at_start: evaluate before the first step, too.
         clients: number of clients that are evaluated, evenly spaced; null evaluates all.
         finetune_epochs: evaluate each client a second time after this many epochs on its training data
             (column `accuracy_finetuned`): the personalised accuracy of a shared model; 0 does not.
     """
 
     every: int = 1
-    first: bool = False
+    at_start: bool = False
     clients: int | None = None
     finetune_epochs: int = 0
 

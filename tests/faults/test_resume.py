@@ -19,7 +19,16 @@ from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig
 from mpifl.runtime.worker import Worker
 from mpifl.training.client import LocalClient
 
-JUDGED = ["--rounds", "5", "--participation", "0.5", "--evaluation.every", "2", "--evaluation.first", "true"]
+JUDGED = [
+    "--rounds",
+    "5",
+    "--participation",
+    "0.5",
+    "--evaluation.every",
+    "2",
+    "--evaluation.at_start",
+    "true",
+]
 LATE = ["--delay", "{name: exponential, mean_s: 2}"]
 BUFFER = ["--policy", "{name: buffer, size: 2}", *LATE]
 CODED = "{dtype: bfloat16, compression: {name: top_k, share: 0.1}, error_feedback: true}"

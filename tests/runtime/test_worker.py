@@ -55,7 +55,7 @@ def visits_so_far(done: worlds.Run, step: int) -> Counter[int]:
 @pytest.fixture(scope="module", params=POLICIES, ids=lambda policy: type(policy).__name__)
 def done(request, tmp_path_factory) -> worlds.Run:
     """Some steps on drifting data, evaluated at first, every third step, and at last."""
-    evaluated = EvaluationConfig(every=3, first=True)
+    evaluated = EvaluationConfig(every=3, at_start=True)
     delay = {} if isinstance(request.param, Synchronous) else {"delay": Exponential(2.0)}
     folder = tmp_path_factory.mktemp("drift")
     changes = {"policy": request.param, "evaluation": evaluated, "participation": 0.5, **delay}

@@ -241,7 +241,11 @@ def events(
     **changes: Any,
 ) -> Run:
     """Take some asynchronous steps alone in this process, one upload each unless a policy is given."""
-    asked = {"rounds": steps, "policy": EveryArrival(), "evaluation": EvaluationConfig(every=0, first=True)}
+    asked = {
+        "rounds": steps,
+        "policy": EveryArrival(),
+        "evaluation": EvaluationConfig(every=0, at_start=True),
+    }
     bench = bench_of(config_of(algorithm, **(asked | changes)), federation, Single())
     server_step = experiment.build_server_step(bench, ClientStore("test", str(folder)))
     out = Run(server_step)
