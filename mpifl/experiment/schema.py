@@ -90,12 +90,12 @@ class SystemConfig:
         cost: what `collective: auto` compares: `bytes`, `given` or `measured` seconds.
         placement_seed: seed of a random placement of clients on ranks; null balances the ranks instead.
         scratch: folder for the client state of a node; null takes shared memory or the temporary folder.
-        stopped_timeout_s: seconds after which a rank that was stopped (SIGSTOP) is ended, so that the others do not
-            wait for it; 0 never ends it.
+        stopped_timeout_s: seconds after which a rank that was stopped (SIGSTOP) is ended, so that the others
+            do not wait for it; 0 never ends it.
         watchdog_s: seconds without progress (take several times the longest round) after which every rank
             writes its stacks to `logs/` in the run folder and the job ends; 0 never does.
-        sample_cache_mb: megabytes of transformed samples that each rank keeps in memory; 0 keeps none. Nothing is
-            kept where the samples of all clients need more than eight times that.
+        sample_cache_mb: megabytes of transformed samples that each rank keeps in memory; 0 keeps none.
+            Nothing is kept where the samples of all clients need more than eight times that.
         stack: number of clients of a cohort that are trained at once (`docs/performance.md`): other last bits
             than one after the other, the same for any number of ranks; 0 takes what measures fastest at the
             start.
@@ -127,16 +127,10 @@ class SystemConfig:
 
     def __post_init__(self) -> None:
         require(self.stack >= 0, "stack", self.stack, "take 1 (no stack) or more clients, or 0 to measure")
-        require(
-            self.sample_cache_mb >= 0, "sample_cache_mb", self.sample_cache_mb, "take 0 or more megabytes"
-        )
+        cache_mb, timeout_s = self.sample_cache_mb, self.stopped_timeout_s
+        require(cache_mb >= 0, "sample_cache_mb", cache_mb, "take 0 or more megabytes")
+        require(timeout_s >= 0, "stopped_timeout_s", timeout_s, "take 0 (never) or more seconds")
         require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
-        require(
-            self.stopped_timeout_s >= 0,
-            "stopped_timeout_s",
-            self.stopped_timeout_s,
-            "take 0 (never) or more seconds",
-        )
         require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "take 0 (never) or more seconds")
         require(self.threads >= 0, "threads", self.threads, "take 1 or more, or 0 for the CPU mask")
         remedy = "take cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"

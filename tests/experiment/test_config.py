@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from mpifl.experiment.schema import Config, Seeds
 from mpifl.models import MODELS
 from mpifl.training import LocalConfig
 
+KEYS = json.loads((Path(__file__).parents[1] / "old_runs/0.1.0/keys.json").read_text())["whole"]
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 
 
@@ -131,6 +133,30 @@ def test_keys_of_an_earlier_release_are_renamed_and_said_once(capsys):
     assert (
         capsys.readouterr().err == "mpifl: participation = 4 is a number of clients; write --cohort_size 4\n"
     )
+
+
+@pytest.mark.parametrize(("old", "new"), loader.OLD_KEYS.items())
+def test_an_old_key_is_the_new_one_in_files_options_and_below_a_base(old, new, tmp_path, capsys):
+    loader.say_once.cache_clear()
+    given, other = (True, False) if isinstance(value_of(load(TINY), new), bool) else (7, 8)
+    (tmp_path / "old.yaml").write_text(f"base: {TINY}\n{old.replace('.', ': {')}: {str(given).lower()}}}\n")
+    assert value_of(load(TINY, [f"--{old}", str(given)]), new) == given
+    assert value_of(load(str(tmp_path / "old.yaml")), new) == given
+    assert value_of(load(str(tmp_path / "old.yaml"), [f"--{new}", str(other)]), new) == other
+    assert capsys.readouterr().err == f"mpifl: {old} is now {new}; write that\n"
+
+
+def value_of(found: Config, path: str) -> object:
+    """Return the value at a dotted path of a configuration."""
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def test_checkpoints_of_release_0_1_know_their_configuration():
+    """Its keys and values, in any order: a digest of them is compared."""
+    old = {**KEYS, "participation": 4.0}
+    assert loader.as_of_0_1(loader.to_tree(from_tree(Config, loader.renamed(old)))) == old
 
 
 def test_numbers_are_taken_as_their_field_wants_them():
