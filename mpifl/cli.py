@@ -302,9 +302,8 @@ def show(transport: Transport, args: argparse.Namespace) -> None:
 @command("CONFIG")
 def cite(transport: Transport, args: argparse.Namespace) -> None:
     """Print the BibTeX of what a configuration uses."""
+    from mpifl.algorithms.registry import citation
     from mpifl.experiment.loader import load_everywhere
-
-    from .algorithms import citation
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     if transport.is_server:
@@ -328,7 +327,8 @@ def bench(transport: Transport, args: argparse.Namespace) -> None:
 
 
 def _catalogues() -> dict[str, dict[str, dict[str, type]]]:
-    from .algorithms import CATALOGUE
+    from mpifl.algorithms.registry import CATALOGUE
+
     from .data import SCENARIOS, SOURCES
     from .models import MODELS
 
@@ -346,7 +346,8 @@ def _first_sentence(cls: type) -> str:
 
 def describe_class(name: str, cls: type) -> str:
     """Return what `mpifl show` fingerprints."""
-    from .algorithms import citation
+    from mpifl.algorithms.registry import citation
+
     from .core.algorithm import Algorithm
 
     lines = [name, "=" * len(name), ""]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import main
 from mpifl.comm import Single
 from mpifl.data import SCENARIOS, SOURCES

@@ -20,7 +20,7 @@ from numpy.testing import assert_allclose
 from support import worlds
 from support.cases import CASES, named
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client
 from mpifl.core.errors import UserError

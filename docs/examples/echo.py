@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.client import Client
 from mpifl.core.mixing import Plan, blend

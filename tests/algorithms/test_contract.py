@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from support import worlds
 from support.cases import CASES, named
 
-from mpifl.algorithms import CATALOGUE, citation
+from mpifl.algorithms.registry import CATALOGUE, citation
 from mpifl.experiment.loader import from_tree, to_tree
 from mpifl.experiment.schema import Config
 

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand, worlds
 from torch.testing import assert_close
 
-from mpifl.algorithms import CATALOGUE
 from mpifl.algorithms.fedcuau import FedCUAU
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.parameters import Layout, put, take
 from mpifl.core.types import ProblemInfo

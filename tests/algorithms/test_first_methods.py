@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand, worlds
 from torch.testing import assert_close
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key

@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand
 from torch.testing import assert_close
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.clustering.server_plans import linked_clients, pulled, related_plan, related_server
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import worlds
 from torch.testing import assert_close
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.mixing import average
 from mpifl.core.types import Notes, ProblemInfo
 

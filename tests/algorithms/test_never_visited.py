@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand, worlds
 from torch.testing import assert_close
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.results.recorder import metrics_row
 
 EVEN = torch.tensor([0.5, 0.5])

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 from support import byhand
 from torch.testing import assert_close
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.parameters import Layout
 
 LAYOUT = Layout(("body.w", "head.weight"), ((1,), (1,)), 2, ("head",))

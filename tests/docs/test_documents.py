@@ -25,7 +25,7 @@ from support import worlds
 
 import mpifl
 from mpifl import cli
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.experiment.loader import from_tree, load, read
 from mpifl.experiment.schema import Config
 from mpifl.results import supervision as progress

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader, schema
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides

@@ -9,7 +9,7 @@ import torch
 from support import worlds
 from support.runs import CONFIG
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import build as experiment

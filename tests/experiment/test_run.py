@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 from support import worlds
 from torch import nn
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.build import initial_vectors

@@ -6,7 +6,7 @@ import pytest
 from support import pretended, worlds
 from support.cases import OPTIONS
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm import Single
 from mpifl.experiment import traffic_forecast as expected
 from mpifl.traffic.ledger import Ledger

@@ -11,7 +11,7 @@ import pytest
 from faults import halted
 from support import worlds
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.simulation.delays import Exponential
 from mpifl.simulation.policies import Buffer

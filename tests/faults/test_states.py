@@ -10,7 +10,7 @@ from faults import halted
 from support import worlds
 from support.cases import CASES, named
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.simulation.clock import Replay, WallTime
 from mpifl.simulation.delays import Exponential
 from mpifl.simulation.durations import Availability

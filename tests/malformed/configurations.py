@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from malformed.case import CONFIG, CONFIGS, REFUSED, Case, fitting, mutated_text
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.experiment.loader import load, to_tree
 

@@ -19,7 +19,7 @@ from support import pretended, worlds
 from support.cases import CASES, named
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.algorithms import CATALOGUE, flt
+from mpifl.algorithms.registry import CATALOGUE, flt
 from mpifl.comm import Transport, connect
 from mpifl.experiment import build as experiment
 from mpifl.experiment import engines as driver

@@ -13,7 +13,7 @@ from support import worlds
 from torch.testing import assert_close
 
 from mpifl.aggregation.tables import read_rows, row_distances, rows_of
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, Plan, average

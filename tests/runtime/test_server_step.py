@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import worlds
 from torch.testing import assert_close
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import NotFinite
 from mpifl.core.mixing import Plan, add, average

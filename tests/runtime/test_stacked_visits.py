@@ -8,7 +8,7 @@ import torch
 from support import worlds
 from support.cases import OPTIONS
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.schema import SystemConfig

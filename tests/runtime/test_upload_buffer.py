@@ -7,7 +7,7 @@ from numpy.testing import assert_array_equal
 from support import worlds
 from support.pretended import DEVICE, Pretended, there
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.devices import CPU, staged
 from mpifl.runtime import worker as shelf
 from mpifl.runtime.worker import UploadBuffer

@@ -16,7 +16,7 @@ from support.pretended import DEVICE
 from torch.testing import assert_close
 
 from mpifl.aggregation import mixer as mix
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.devices import CPU
 from mpifl.runtime import worker as shelf
 from mpifl.simulation.network import Links

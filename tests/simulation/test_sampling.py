@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from support import worlds
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm import Single
 from mpifl.core.rng import key
 from mpifl.experiment.schema import Newcomers

@@ -10,7 +10,7 @@ from faults import halted
 from numpy.testing import assert_allclose, assert_array_equal
 from support import worlds
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.data.federation import Drifted

@@ -5,7 +5,7 @@ A method that is new to the catalogue is a case by itself, with its defaults.
 
 from __future__ import annotations
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 
 # options without which the defaults would do nothing, or not fit, on six clients
 OPTIONS: dict[str, dict[str, object]] = {

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from support import worlds
 from torch.testing import assert_close
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.traffic.compression import QSGD, Int8, RandomK, TopK, Uncompressed

@@ -11,7 +11,7 @@ from support import pretended, worlds
 from support.cases import CASES, OPTIONS, named
 from torch.testing import assert_close
 
-from mpifl.algorithms import CATALOGUE
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.devices import CPU, message_on, report_home, room, settle, split_on, state_on, tensors_on
 from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report
