@@ -139,7 +139,7 @@ def callers(*names: str) -> set[str]:
 
 
 def test_backward_is_called_in_one_file_and_gradients_are_taken_in_one_room():
-    assert callers("backward") == {"training/learner.py"}
+    assert callers("backward") == {"training/pytorch_backend.py"}
     assert {room_of(name) for name in callers("backward", "grad")} == {"training"}
 
 

@@ -138,21 +138,26 @@ def check(config: Config, federation: Federation, problem: ProblemInfo) -> int:
     return cohort_size(config.participation, config.cohort_size, federation.num_clients)
 
 
-def furnish(
+def auxiliary_learner(config: Config, federation: Federation, device: str | torch.device) -> Learner | None:
+    """Return the learner of the network beside the model; None where the method has none."""
+    options = dict(config.algorithm.auxiliary() or {})
+    if not options:
+        return None
+    build = AUTOENCODERS[options.pop("name")]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(config.seed.model, "auxiliary").entropy >> 65)
+        return Learner(build(**options).build(federation.shape), device)
+
+
+def with_public(
     config: Config, federation: Federation, problem: ProblemInfo, learner: Learner, is_server: bool = True
 ) -> ProblemInfo:
-    """Return the world with what the server owns, after giving the learner its auxiliary network."""
-    shape, name = federation.shape, config.algorithm.auxiliary()
-    if name is not None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(config.seed.model, "auxiliary").entropy >> 65)
-            options = {k: v for k, v in name.items() if k != "name"}
-            learner.auxiliary = Learner(AUTOENCODERS[name["name"]](**options).build(shape), learner.device)
+    """Return the problem with the labelled sets that the server owns, where the method needs them."""
     if config.algorithm.needs.inspect:
         problem = replace(problem, public=public_clients(federation, learner, config.local))
         remedy = "this method needs labelled sets of the server's own; take a scenario that has them (ccfl)"
         require(bool(problem.public), "data.scenario", type(config.data.scenario).__name__, remedy)
-    elif name is not None and is_server:
+    elif learner.auxiliary is not None and is_server:
         images = federation.public()
         if not images:
             assert isinstance(federation, PoolFederation)
@@ -224,13 +229,21 @@ def prepare(config: Config, transport: Transport, say: Callable[[str], None]) ->
     )
     num_sampled = on_server(transport, lambda: check(config, federation, problem))
     device = _take_device(config, transport)
-    learner = Learner(model, device, config.system.kernels)
-    learner.init, learner.graphs = start.to(learner.device), config.system.cuda_graphs
+    if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
+        on_server(transport, lambda: auxiliary_learner(config, federation, device) and None)
+    learner = Learner(
+        model,
+        device,
+        kernels=config.system.kernels,
+        graphs=config.system.cuda_graphs,
+        init=start,
+        auxiliary=auxiliary_learner(config, federation, device),
+    )
     places = _seats(transport, device, config.system.kernels)
     memory = on_server(transport, lambda: mpi_memory(config.system.mpi_memory, places))
-    if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
-        on_server(transport, lambda: furnish(config, federation, problem, learner) and None)
-    problem = furnish(config, federation, problem, learner, transport.is_server)
+    if config.algorithm.auxiliary() is not None:
+        on_server(transport, lambda: with_public(config, federation, problem, learner) and None)
+    problem = with_public(config, federation, problem, learner, transport.is_server)
     return RunContext(config, transport, federation, problem, learner, num_sampled, places, memory)
 
 

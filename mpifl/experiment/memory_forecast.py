@@ -139,8 +139,6 @@ def _samples(context: RunContext, met: float) -> int:
 
 def _train_on_one_batch(context: RunContext) -> None:
     learner = context.learner
-    idle, learner.dry_run = learner.dry_run, False
     largest = int(context.federation.sizes[:, 0].argmax())
     split = context.federation.client(largest).train
     learner.sgd(learner.init, split, replace(context.config.local, steps=1), key(0, "footprint"))
-    learner.dry_run = idle

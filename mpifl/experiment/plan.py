@@ -28,7 +28,7 @@ from . import loader
 from .build import RunContext, prepare
 from .memory_forecast import Base, Held, footprint
 from .schema import Config
-from .traffic_forecast import Expected, empty_report, expect, first_server
+from .traffic_forecast import Expected, empty_report, expect, first_server, without_training
 
 NUMBER_BYTES = 4  # float32
 
@@ -39,9 +39,7 @@ def describe(config: Config, transport: Transport) -> str:
     here = replace(config, system=replace(config.system, ranks=None, mpi_memory="main"))
     context = replace(prepare(here, transport, lambda text: None), config=config)
     base = Base.measured(context) if transport.is_server else None
-    for learner in (context.learner, context.learner.auxiliary):
-        if learner is not None:
-            learner.dry_run = True
+    context = without_training(context)
     costs = _costs(context)
     if base is None:
         return ""

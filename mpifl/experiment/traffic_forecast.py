@@ -7,7 +7,7 @@ and report is measured. Terms that depend on what training finds are worked out 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from mpifl.simulation.policies import Synchronous
 from mpifl.simulation.sampling import Sampler
 from mpifl.traffic.codec import download_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
-from mpifl.training import LocalClient
+from mpifl.training import LocalClient, public_clients
 
 if TYPE_CHECKING:
     from .build import RunContext
@@ -42,6 +42,14 @@ class Expected:
     per_round: tuple[int, int]
     total: tuple[int, int] | None
     why: str = ""
+
+
+def without_training(context: RunContext) -> RunContext:
+    """Return a context whose clients, those of the server's own sets too, train for no step."""
+    learner = context.learner.without_training()
+    splits = [client.data.train for client in context.problem.public]
+    public = public_clients(context.federation, learner, context.config.local, splits)
+    return replace(context, learner=learner, problem=replace(context.problem, public=public))
 
 
 def first_server(context: RunContext) -> tuple[Server, tuple[int, int]]:
@@ -107,7 +115,7 @@ def _strangers(context: RunContext) -> tuple[int, int]:
 
 
 def client_of(context: RunContext, k: int) -> LocalClient:
-    """Return a client; it does not train, because the learner is idle."""
+    """Return a client; it trains only where the context does: see `without_training`."""
     return LocalClient(k, context.federation, context.learner, context.config.local)
 
 
@@ -158,9 +166,7 @@ def expect(context: RunContext, server: Server, once: tuple[int, int], report: R
 
 def settled(context: RunContext, ledger: Ledger) -> dict[str, Any]:
     """Return what a run was to send, and why it did not, for its summary; on rank 0, after the run."""
-    for learner in (context.learner, context.learner.auxiliary):
-        if learner is not None:
-            learner.dry_run = True
+    context = without_training(context)
     e = Expected((0, 0), (0, 0), None, UNDER_WAY)
     try:
         if isinstance(context.config.policy, Synchronous):

@@ -33,7 +33,7 @@ from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.codec import Coder
 from mpifl.traffic.ledger import count_numbers
 from mpifl.traffic.payload import Payload
-from mpifl.training import Learner, LocalClient, LocalConfig, LockstepRunner, public_clients, train_all
+from mpifl.training import Learner, LocalClient, LocalConfig, public_clients
 
 from .client_errors import Dropped, attempt
 from .hooks import (
@@ -77,8 +77,7 @@ class Worker:
         needs, payload = algorithm.needs, payload or Payload()
         kept = needs.memory is not None or needs.probe or payload.compresses
         self.sums_only = exact and not kept
-        self.stack, self.together = stack, LockstepRunner(partial(train_all, learner))
-        learner.lockstep = self.together
+        self.stack, self.together = stack, learner.lockstep
         self.coder = Coder(payload, store)
         self.rank, self.algorithm, self.federation, self.learner = rank, algorithm, federation, learner
         self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch

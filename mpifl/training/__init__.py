@@ -2,16 +2,18 @@
 
 from mpifl.core.devices import settle
 
-from .batched import LockstepRunner, pick_stack, stackable, train_all
+from .backend import Request
+from .batched import LockstepRunner, stackable, train_all
 from .client import LocalClient, public_clients
 from .config import LocalConfig
-from .learner import Learner
+from .learner import Learner, pick_stack
 
 __all__ = [
     "Learner",
     "LocalClient",
     "LocalConfig",
     "LockstepRunner",
+    "Request",
     "pick_stack",
     "public_clients",
     "settle",

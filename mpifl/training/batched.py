@@ -1,65 +1,36 @@
 """Many clients' models trained at once: stacked parameters, one vectorised step for all.
 
-Every tensor of the model is held once for all clients, [C, *shape]; a step takes the gradients of all clients
-by `torch.func.vmap` and makes one fused update. Clients are sorted by their number of steps, so that those
-still at work are the first rows; a last batch that is smaller is padded and its padding weighs nothing. The
-result agrees with training one client after the other up to rounding (1e-4 of the largest change, see
-tests/training/test_batched.py), not bit for bit.
+Each visit runs in a thread of its own, but only one thread runs at a time, in a fixed order: a method is
+written, and behaves, as if its client were alone. A visit stops where it asks to train; once all that still
+run have asked, one stacked training answers them all.
 
-Several clients at once: each visit is stopped where it asks to train, until all ask, then one stacked
-training answers them all.
-
-Every visit runs in a thread of its own, but only one thread runs at a time, in a fixed order: a method is
-written, and behaves, as if its client were alone.
-
-How many clients to stack, found by trying.
+In a stack every tensor of the model is held once for all clients, [C, *shape]; a step takes the gradients of
+all clients by `torch.func.vmap` and makes one fused update. Clients are sorted by their number of steps, so
+that those still at work are the first rows; a last batch that is smaller is padded and its padding weighs
+nothing. The result agrees with training one client after the other up to rounding (1e-4 of the largest
+change, see tests/training/test_batched.py), not bit for bit.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mpifl.core.client import Direction, Trained
-from mpifl.core.federation import Split
+from mpifl.core.client import Trained
 from mpifl.core.module_checks import untouched
-from mpifl.core.parameters import Part, bounds
-from mpifl.core.rng import Key, key
 
 from .augmentation import AUGMENTATIONS
-from .config import LocalConfig
-from .optimizer import fused_sgd
+from .backend import Backend, Request
+from .model_context import RANDOM, ModelContext
+from .optimizer import adam, fused_sgd
 
-if TYPE_CHECKING:
-    from .learner import Learner
-
-RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a client asks to be trained; the arguments of `Learner.sgd`."""
-
-    start: torch.Tensor
-    split: Split
-    config: LocalConfig
-    key: Key
-    step: int
-    direction: Direction | None = None
-    part: Part | None = None
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Requests of one kind can be stacked."""
-        return self.config, self.step, bounds(self.part), tuple(self.split.x.shape[1:])
 
 
 def stackable(module: nn.Module) -> bool:
@@ -70,12 +41,12 @@ def stackable(module: nn.Module) -> bool:
     return not kept and not any(True for _ in module.buffers()) and untouched(module)
 
 
-def train_all(learner: Learner, requests: Sequence[Request]) -> list[Trained]:
+def train_all(context: ModelContext, requests: Sequence[Request]) -> list[Trained]:
     """Return the outcome of each request; those of one kind are trained in one stack."""
     out: dict[int, Trained] = {}
     for kind in dict.fromkeys(r.kind for r in requests):
         numbers = [i for i, r in enumerate(requests) if r.kind == kind]
-        trained = _Stack(learner, [requests[i] for i in numbers]).run()
+        trained = _Stack(context, [requests[i] for i in numbers]).run()
         out |= dict(zip(numbers, trained, strict=True))
     return [out[i] for i in range(len(requests))]
 
@@ -83,16 +54,16 @@ def train_all(learner: Learner, requests: Sequence[Request]) -> list[Trained]:
 class _Stack:
     """Clients of one kind, trained side by side."""
 
-    def __init__(self, learner: Learner, requests: Sequence[Request]) -> None:
+    def __init__(self, context: ModelContext, requests: Sequence[Request]) -> None:
         first = requests[0]
-        self.learner, self.module, self.config = learner, learner.flat.module, first.config
+        self.module, self.config = context.flat.module, first.config
         self.lr = first.config.lr_at(first.step)
-        batches = [list(learner.batches(r.split, r.config, r.key)) for r in requests]
+        batches = [list(context.batches(r.split, r.config, r.key)) for r in requests]
         self.order = sorted(range(len(requests)), key=lambda i: (-len(batches[i]), i))
         self.requests = [requests[i] for i in self.order]
         self.batches = [batches[i] for i in self.order]
-        self.layout, device = learner.layout, learner.device
-        starts = torch.stack([r.start.to(device) for r in self.requests])  # [C, d]
+        self.layout, self.device = context.layout, context.device
+        starts = torch.stack([r.start.to(self.device) for r in self.requests])  # [C, d]
         self.tensors = {
             name: starts[:, s].reshape(len(starts), *shape).contiguous()
             for (name, s), shape in zip(self.layout.slices.items(), self.layout.shapes, strict=True)
@@ -107,7 +78,7 @@ class _Stack:
         ]
         self.first = [torch.zeros_like(self.tensors[name]) for name in self.moving]  # momentum
         self.second = [torch.zeros_like(m) for m in self.first] if self.config.optimizer == "adam" else []
-        self.losses = torch.zeros(len(starts), device=device)
+        self.losses = torch.zeros(len(starts), device=self.device)
 
     def run(self) -> list[Trained]:
         """Take all steps; return the outcomes in the order of the requests."""
@@ -117,11 +88,10 @@ class _Stack:
             self._step(step, active)
         vectors = torch.cat([t.flatten(1) for t in self.tensors.values()], 1)  # [C, d]
         out: list[Trained | None] = [None] * len(self.order)
-        momentum = self.config.momentum if self.config.optimizer == "sgd" else 0.0
         for row, i in enumerate(self.order):
             steps = len(self.batches[row])
             mean = float(self.losses[row]) / steps if steps else 0.0
-            out[i] = Trained(vectors[row].clone(), steps, mean, self.lr, momentum)
+            out[i] = self.requests[row].outcome(vectors[row].clone(), steps, mean)
         return out  # type: ignore[return-value]  # every request was in the order
 
     def _step(self, step: int, active: int) -> None:
@@ -173,14 +143,14 @@ class _Stack:
             grads = self._directed(active, grads)
         first, second = [m[:active] for m in self.first], [v[:active] for v in self.second]
         if self.config.optimizer == "adam":
-            _adam(weights, grads, first, second, self.config, self.lr, step + 1)
+            adam(weights, grads, first, second, self.config, self.lr, step + 1)
             return
         fused_sgd(weights, [g.contiguous() for g in grads], first, self.config, self.lr, step == 0)
 
     def _directed(self, active: int, grads: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the gradients as each client's method changes them, given flat [p] as it expects them."""
         p, slices = self.layout.num_parameters, self.layout.slices
-        flat = torch.zeros(active, p, device=self.learner.device)
+        flat = torch.zeros(active, p, device=self.device)
         w = torch.cat([t[:active].flatten(1) for t in self.tensors.values()], 1)[:, :p]
         for name, g in zip(self.moving, grads, strict=True):
             flat[:, slices[name]] = g.flatten(1)
@@ -188,25 +158,6 @@ class _Stack:
             if request.direction is not None:
                 flat[row] = request.direction(flat[row].clone(), w[row])
         return [flat[:, slices[name]].reshape(g.shape) for name, g in zip(self.moving, grads, strict=True)]
-
-
-def _adam(
-    w: list[torch.Tensor],
-    g: list[torch.Tensor],
-    m: list[torch.Tensor],
-    v: list[torch.Tensor],
-    config: LocalConfig,
-    lr: float,
-    t: int,
-) -> None:
-    """Take one step of Adam on every tensor. Kingma and Ba, ICLR 2015."""
-    b1, b2 = 0.9, 0.999
-    for wi, gi, mi, vi in zip(w, g, m, v, strict=True):
-        if config.weight_decay:
-            gi = gi.add(wi, alpha=config.weight_decay)
-        mi.mul_(b1).add_(gi, alpha=1 - b1)
-        vi.mul_(b2).addcmul_(gi, gi, value=1 - b2)
-        wi.addcdiv_(mi, (vi / (1 - b2**t)).sqrt_().add_(1e-8), value=-lr / (1 - b1**t))
 
 
 T = TypeVar("T")
@@ -306,40 +257,25 @@ class Dismissed(RuntimeError):
     """Another visit of the same stack failed."""
 
 
-SIZES = (4, 16, 64, 256)
-GAIN = 1.1  # a stack must be so many times faster than one client after the other
-
-
-def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -> int:
-    """Return the fastest size of a stack for clients like `split`; 1 where one after the other is as fast.
+class LockstepBackend(Backend):
+    """Has the requests of visits that run in lockstep trained in one stack.
 
     Args:
-        most: no larger than this.
+        context: the model, which `stackable` allows.
+
+    Attributes:
+        runner: runs the visits; outside its `run` no request is accepted.
     """
-    if not stackable(learner.flat.module) or most < 2:
-        return 1
-    start, address = learner.init, key(0, "pick")
-    single = _seconds(lambda: learner.sgd(start, split, config, address), learner)
-    best, size = single / GAIN, 1
-    for c in sorted({min(c, most) for c in SIZES}):
-        requests = [Request(start, split, config, address.of(i), 1) for i in range(c)]
-        try:
-            each = _seconds(lambda r=requests: train_all(learner, r), learner) / c  # type: ignore[misc]
-        except torch.OutOfMemoryError:
-            break
-        if each < best:
-            best, size = each, c
-    return size
 
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+        self.runner = LockstepRunner(partial(train_all, context))
 
-def _seconds(work: Callable[[], object], learner: Learner) -> float:
-    """Return the least time of three, after one to warm up."""
-    work()
-    found = []
-    for _ in range(3):
-        start = perf_counter()
-        work()
-        if learner.device.type == "cuda":
-            torch.cuda.synchronize(learner.device)
-        found.append(perf_counter() - start)
-    return min(found)
+    def accepts(self, request: Request) -> bool:
+        """Return whether a visit of `runner` asks, for cross-entropy, and the model has no hooks."""
+        return request.loss is None and self.runner.listening and self.context.untouched()
+
+    def train(self, request: Request) -> Trained:
+        """Block until all other visits have asked; return this one's outcome."""
+        trained: Trained = self.runner.ask(request)
+        return trained

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -21,8 +21,6 @@ from mpifl.core.types import Vector
 
 from .config import LocalConfig
 from .learner import Learner
-
-EVAL_BATCH = 256  # samples; fixed, so that an evaluation does not depend on where it runs
 
 
 class LocalClient(Client):
@@ -134,23 +132,11 @@ class LocalClient(Client):
 
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, L] of images `x` under `vector`."""
-        made = self._learner.outputs(vector, x)
-        if made is not None:
-            return made
-        return self._batched(self._learner.flat.load(vector, train=False), x)
+        return self._learner.outputs(vector, x).to(self._home)
 
     def embed(self, vector: Vector, x: torch.Tensor, *, train_mode: bool = False) -> torch.Tensor:
         """Return the embeddings [n, e] of images `x` under the extractor of `vector`."""
-        made = self._learner.outputs(vector, x, embedding=True)
-        if made is not None:
-            return made
-        module = self._learner.flat.load(vector, train=train_mode)
-        return self._batched(module.embed, x)  # type: ignore[arg-type]  # every model has embed
-
-    @torch.no_grad()
-    def _batched(self, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        device = self._learner.device
-        return torch.cat([function(batch.to(device)) for batch in x.split(EVAL_BATCH)]).to(self._home)
+        return self._learner.outputs(vector, x, embedding=True, train_mode=train_mode).to(self._home)
 
 
 class _Shelf(Federation):

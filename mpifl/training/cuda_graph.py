@@ -7,43 +7,82 @@ without a graph.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 
+from mpifl.core.client import Trained
 from mpifl.core.federation import Split
-from mpifl.core.parameters import Part
+from mpifl.core.parameters import Part, bounds
 
+from .backend import Backend, Request
 from .config import LocalConfig
-from .optimizer import Update
-
-if TYPE_CHECKING:
-    from .learner import Learner
+from .model_context import ModelContext
+from .optimizer import OptimizerStep
+from .pytorch_backend import FullBatchStep, train_by_steps
 
 WARM_UP = 3  # steps before capture, as PyTorch asks for: libraries allocate and choose in them
 
 
-class Replay:
-    """Steps of SGD on batches of one size.
+class CudaGraphBackend(Backend):
+    """Replays a captured step where nothing but the batch changes from step to step.
 
     Args:
-        learner: whose model moves; its weights are changed here.
-        config: momentum and weight decay are taken from it.
+        context: the model; on a CPU the same step is taken without a graph.
+
+    Attributes:
+        captured: the steps captured so far, by momentum, weight decay, part and shape of a batch.
+    """
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+        self.captured: dict[tuple[object, ...], CapturedStep] = {}
+
+    def accepts(self, request: Request) -> bool:
+        """Return whether the request is plain SGD with at least one full batch, on a model without hooks
+        that draws no numbers.
+        """
+        config = request.config
+        plain = request.loss is None and request.direction is None
+        plain = plain and config.optimizer == "sgd" and config.augment == "none"
+        full = len(request.split) >= config.batch_size
+        return plain and full and not self.context.draws and self.context.untouched()
+
+    def train(self, request: Request) -> Trained:
+        """Train; a batch that is not full is a step of the ordinary loop."""
+        return train_by_steps(self.context, request, lambda: self._step(request))
+
+    def _step(self, request: Request) -> CapturedStep:
+        """Return the captured step at the start of a visit; a new one is captured first."""
+        config, split = request.config, request.split
+        shape = config.batch_size, *split.x.shape[1:]
+        address = config.momentum, config.weight_decay, bounds(request.part), shape
+        if address not in self.captured:
+            self.captured[address] = CapturedStep(self.context, config, request.part, split)
+            self.context.flat.load(request.start)
+        self.captured[address].begin(config.lr_at(request.step))
+        return self.captured[address]
+
+
+class CapturedStep(FullBatchStep):
+    """A step of SGD on batches of one size.
+
+    Args:
+        context: the model; its weights are changed here.
+        config: gives momentum, weight decay and the size of a batch.
         part: what moves; None for all parameters.
         split: samples like those to come.
     """
 
-    def __init__(self, learner: Learner, config: LocalConfig, part: Part | None, split: Split) -> None:
-        device, size = learner.device, config.batch_size
-        self.module, self.momentum = learner.flat.module, learner.momentum
+    def __init__(self, context: ModelContext, config: LocalConfig, part: Part | None, split: Split) -> None:
+        device, size = context.device, config.batch_size
+        self.module, self.momentum = context.flat.module, context.momentum
         self.x = split.x.new_zeros(size, *split.x.shape[1:])
         self.y = split.y.new_zeros(size)
         self.total = torch.zeros((), device=device)
-        single = device.type == "cuda"  # what the fused update takes there
+        single = device.type == "cuda"  # what the fused step takes there
         self.lr = torch.zeros((), device=device, dtype=torch.float32 if single else torch.float64)
-        self.update = Update(learner, config, self.lr, part, None)
-        self.update.steps = 1  # no step is the first: the momentum starts at 0
+        # no step is the first: the momentum starts at 0
+        self.update = OptimizerStep(context, config, self.lr, part, None, steps=1)
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             self._capture()
@@ -65,7 +104,7 @@ class Replay:
         self.total += loss.detach()
 
     def begin(self, lr: float) -> None:
-        """Start a visit."""
+        """Start a visit: set the learning rate, clear momentum and the sum of losses."""
         self.lr.fill_(lr)
         self.momentum.zero_()
         self.total.zero_()

@@ -1,79 +1,89 @@
-"""The one training loop: mini-batches over flat buffers, the method's difference passed as a function.
-
-A step is forward, gradient, update: no optimiser object, nothing that grows with the number of parameters but
-the gradient itself.
-"""
+"""What trains and evaluates any client's model on a rank: a model on a device, and a list of backends."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from contextlib import nullcontext
-from itertools import chain, count, islice
-from math import ceil
+from collections.abc import Callable, Iterator
+from copy import copy
+from time import perf_counter
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from mpifl.core.client import Direction, Loss, Trained
-from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.module_checks import Untouched
-from mpifl.core.parameters import FlatModel, Part, bounds
-from mpifl.core.rng import Key
-from mpifl.kernels import bindings
-from mpifl.kernels.network import Network, as_in_pytorch, takes, takes_images
-from mpifl.kernels.pooling import use_fast_pooling
+from mpifl.core.parameters import Part
+from mpifl.core.rng import Key, key
 
-from .augmentation import AUGMENTATIONS
-from .batched import RANDOM, LockstepRunner, Request
+from .backend import Backend, Request
+from .batched import LockstepBackend, LockstepRunner, stackable, train_all
 from .config import LocalConfig
-from .cuda_graph import Replay
-from .optimizer import Moving, Update
+from .cuda_graph import CudaGraphBackend
+from .kernel_backend import KernelBackend
+from .model_context import ModelContext
+from .pytorch_backend import NoTraining, PyTorchBackend, mean_gradient, outputs
 
-
-def cross_entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of a batch."""
-    return F.cross_entropy(module(x), y)
+STACK_SIZES = (4, 16, 64, 256)
+STACK_GAIN = 1.1  # a stack must be so many times faster than one client after the other
 
 
 class Learner:
     """A model on a device, ready to train any client; one per rank.
 
     Args:
-        compiled: train by loops in C what they know, where they were built.
+        model: the module; its parameters become views of one flat vector.
+        device: where it computes.
+        kernels: train by kernels in C what they know, on a CPU where they were built.
+        graphs: replay captured steps where nothing but the batch changes; leaves the kernels out.
+        init: the common initial vector [d]; None: the one the model came with.
+        auxiliary: the learner of the network beside the model (`Algorithm.auxiliary`).
+
+    Attributes:
+        context: the model and its flat vectors.
+        backends: asked in this order; the first that accepts a request trains it.
+        kernels: the backend of the kernels, which also evaluates; None where PyTorch does everything.
+        lockstep: runs visits side by side, so that their requests are trained in one stack.
+        device: where the model computes.
+        layout: where each named tensor lies in the vector.
+        flat: the module and its flat vector.
+        init: the common initial vector [d], on the device.
+        auxiliary: the learner of the network beside the model, or None.
+        dry_run: whether no request takes a step.
+
+    Raises:
+        UserError: a batch norm has no momentum.
     """
 
-    def __init__(self, model: nn.Module, device: str | torch.device = "cpu", compiled: bool = True) -> None:
-        self.device = torch.device(device)
-        self.flat = FlatModel(use_fast_pooling(model), self.device)
-        self.layout = self.flat.layout
-        self.untouched = Untouched(self.flat.module)
-        self.init = self.flat.vector.clone()  # the vector the model came with
-        self.auxiliary: Learner | None = None  # of the network beside the model
-        self.lockstep: LockstepRunner | None = (
-            None  # where visits wait for each other, to be trained in a stack
+    def __init__(
+        self,
+        model: nn.Module,
+        device: str | torch.device = "cpu",
+        *,
+        kernels: bool = True,
+        graphs: bool = False,
+        init: torch.Tensor | None = None,
+        auxiliary: Learner | None = None,
+    ) -> None:
+        self.context = context = ModelContext(model, device)
+        self.device, self.layout, self.flat = context.device, context.layout, context.flat
+        self.init = self.flat.vector.clone() if init is None else init.to(self.device)
+        self.auxiliary, self.dry_run = auxiliary, False
+        on_cpu = self.device.type == "cpu"
+        self.kernels = KernelBackend(context) if kernels and on_cpu and not graphs else None
+        stacked = LockstepBackend(context)
+        self.lockstep: LockstepRunner = stacked.runner
+        self.backends: tuple[Backend, ...] = (
+            stacked,
+            *([self.kernels] if self.kernels is not None else []),
+            *([CudaGraphBackend(context)] if graphs else []),
+            PyTorchBackend(context),
         )
-        self.dry_run = False  # a plan: no batch is ever handed out
-        self.compiled = compiled
-        self.graphs = False  # replay captured steps where nothing but the batch changes
-        self.momentum = torch.zeros_like(self.flat.weights)
-        self.square = torch.zeros_like(self.flat.weights)
-        self._networks: dict[Hashable, Network | None] = {}  # by shape of images and part
-        self._replays: dict[tuple[object, ...], Replay] = {}
-        self._moving: dict[tuple[tuple[int, int], ...] | None, Moving] = {}
-        self._norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        # such a mean weighs each batch by how many this rank has seen, of whichever clients
-        remedy = "batch norm without momentum depends on which clients a rank trained before; give it one"
-        require(all(m.momentum is not None for m in self._norms), "model", "batch norm", remedy)
 
-    def moving(self, part: Part | None) -> Moving:
-        """Return what moves when `part` is trained."""
-        address = bounds(part)
-        if address not in self._moving:
-            self._moving[address] = Moving.of(self, part)
-        return self._moving[address]
+    def without_training(self) -> Learner:
+        """Return a learner of the same model that takes no step, and none of its auxiliary network."""
+        dry = copy(self)
+        dry.dry_run, dry.kernels, dry.backends = True, None, (NoTraining(self.context),)
+        dry.auxiliary = None if self.auxiliary is None else self.auxiliary.without_training()
+        return dry
 
     def sgd(
         self,
@@ -87,165 +97,79 @@ class Learner:
         loss: Loss | None = None,
         part: Part | None = None,
     ) -> Trained:
-        """Train from `start` [d] on `split`; see `Client.sgd` for the arguments."""
-        together = loss is None and self.lockstep is not None and self.lockstep.listening
-        if together and self.untouched():
-            assert self.lockstep is not None
-            trained: Trained = self.lockstep.ask(Request(start, split, config, key, step, direction, part))
-            return trained
-        known = loss is None and config.optimizer == "sgd" and config.augment == "none" and takes(split)
-        network = self._network(split.x, part) if known else None
-        if network is not None:
-            lr, batch = config.lr_at(step), config.batch_size
-            rates = lr, config.momentum, config.weight_decay
-            made = network.train(start, split, self._orders(split, config, key), batch, rates, direction)
-            return Trained(*made, lr, config.momentum)
-        return self._interpreted(start, split, config, key, step, direction, loss, part)
+        """Train from `start` [d] on `split`; see `Request` for the arguments.
 
-    def _interpreted(
-        self,
-        start: torch.Tensor,
-        split: Split,
-        config: LocalConfig,
-        key: Key,
-        step: int,
-        direction: Direction | None,
-        loss: Loss | None,
-        part: Part | None,
-    ) -> Trained:
-        """Train by PyTorch; arguments as in `sgd`."""
-        module = self.flat.load(start, train=True)
-        plain = loss is None and direction is None
-        loss, lr = loss or cross_entropy, config.lr_at(step)
-        update = Update(self, config, lr, part, direction)
-        total, augmented = torch.zeros((), device=self.device), config.augment != "none"
-        self._seed(key.of("dropout"))
-        with nullcontext() if part is None else _only(module, self.flat, part):
-            replay = self._replay(start, split, config, part, lr) if plain and self.graphs else None
-            for index in self.batches(split, config, key):
-                if replay is not None and len(index) == config.batch_size:
-                    replay(split, index)
-                    update.steps += 1
-                    continue
-                x, y = split.x.index_select(0, index), split.y.index_select(0, index)
-                if augmented:
-                    x = AUGMENTATIONS[config.augment](x, key.of("augment", update.steps))
-                value = loss(module, x, y, index)
-                update(value)
-                total += value.detach()
-        if replay is not None:
-            total += replay.total
-        steps = update.steps
-        mean = float(total) / steps if steps else 0.0
-        momentum = config.momentum if config.optimizer == "sgd" else 0.0
-        return Trained(self.flat.vector.clone(), steps, mean, lr, momentum)
-
-    def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
-        """Return logits or embeddings of images by compiled loops; None where PyTorch makes them."""
-        network = self._network(x) if takes_images(x) else None
-        if network is None or (embedding and not network.embeds):
-            return None
-        return network.outputs(vector, x, embedding)
-
-    def _network(self, x: torch.Tensor, part: Part | None = None) -> Network | None:
-        """Return the model for such images as compiled loops take it; None where PyTorch does the work."""
-        here = self.device.type == "cpu" and not self.dry_run and not self.graphs
-        if not (
-            here and self.compiled and bindings.TRAINING_AVAILABLE and self.untouched() and as_in_pytorch()
-        ):
-            return None
-        shape = tuple(x.shape[1:])
-        address = shape, bounds(part)
-        if address not in self._networks:
-            self._networks[address] = Network.of(self.flat.module, self.layout, shape, part)
-        return self._networks[address]
-
-    def _seed(self, key: Key) -> None:
-        """Let what a model draws begin at `key`."""
-        generator = torch.default_generator
-        if self.device.type == "cuda":
-            generator = torch.cuda.default_generators[self.device.index or 0]
-        generator.manual_seed(key.entropy >> 65)
-
-    def _replay(
-        self, start: torch.Tensor, split: Split, config: LocalConfig, part: Part | None, lr: float
-    ) -> Replay | None:
-        """Return the captured step for these batches, made where it is new; None where no batch is full, or
-        where more than the batch changes from step to step.
+        Raises:
+            ValueError: `start` has another length than the model's vector.
         """
-        fits = config.optimizer == "sgd" and config.augment == "none" and len(split) >= config.batch_size
-        if not fits or not self.untouched() or any(isinstance(m, RANDOM) for m in self.flat.module.modules()):
-            return None
-        shape = config.batch_size, *split.x.shape[1:]
-        address = config.momentum, config.weight_decay, bounds(part), shape
-        if address not in self._replays:
-            self._replays[address] = Replay(self, config, part, split)
-            self.flat.load(start)
-        self._replays[address].begin(lr)
-        return self._replays[address]
+        request = Request(start, split, config, key, step, direction, loss, part)
+        return next(b for b in self.backends if b.accepts(request)).train(request)
 
     def batches(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
-        """Yield the index of each batch; a lone last sample is left out where batch norm could not take
-        it.
+        """Yield the sample numbers of each batch, int64 [b], as `sgd` takes them under the same key; none in
+        a dry run.
         """
-        if self.dry_run or min(len(split), config.batch_size) <= bool(self._norms):
-            return
-        epochs = count() if config.steps is not None else range(config.epochs)
-        passes = (self._epoch(split, config, key.of("epoch", epoch)) for epoch in epochs)
-        yield from islice(chain.from_iterable(passes), config.steps)
-
-    @staticmethod
-    def _orders(split: Split, config: LocalConfig, key: Key) -> Iterator[np.ndarray]:
-        """Yield the samples of each pass in the order of `batches`; the last pass may be cut."""
-        left = config.epochs * ceil(len(split) / config.batch_size)  # steps
-        if config.steps is not None:
-            left = config.steps if len(split) else 0
-        for epoch in count():
-            if left <= 0:
-                return
-            order = key.of("epoch", epoch).numpy().permutation(len(split))[: left * config.batch_size]
-            left -= ceil(len(order) / config.batch_size)
-            yield order
-
-    def _epoch(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
-        """Yield the batches of one pass."""
-        order = torch.from_numpy(key.numpy().permutation(len(split))).to(self.device)
-        for index in order.split(config.batch_size):
-            if len(index) > 1 or not self._norms:
-                yield index
+        return iter(()) if self.dry_run else self.context.batches(split, config, key)
 
     def gradient(self, vector: torch.Tensor, split: Split, batch_size: int = 256) -> torch.Tensor:
-        """Return the gradient [p] of the mean cross-entropy over `split`, in evaluation mode."""
-        network = self._network(split.x) if takes(split) else None
-        if network is not None:
-            return network.mean_gradient(vector, split, batch_size)
-        module = self.flat.load(vector, train=False)
-        self.flat.grad.zero_()
-        for index in torch.arange(len(split), device=self.device).split(batch_size):
-            loss = F.cross_entropy(module(split.x[index]), split.y[index], reduction="sum")
-            (loss / len(split)).backward()
-        return self.flat.grad.clone()
+        """Return the gradient [p] of the mean cross-entropy of `vector` [d] over `split`, in evaluation mode.
+
+        Args:
+            vector: the model [d].
+            split: samples on the learner's device.
+            batch_size: samples at a time.
+        """
+        made = None if self.kernels is None else self.kernels.mean_gradient(vector, split, batch_size)
+        return mean_gradient(self.context, vector, split, batch_size) if made is None else made
+
+    def outputs(
+        self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False, train_mode: bool = False
+    ) -> torch.Tensor:
+        """Return the logits [n, L] of images under a model.
+
+        Args:
+            vector: the model [d].
+            x: images [n, C, H, W], on any device.
+            embedding: return the embeddings [n, e] instead.
+            train_mode: leave dropout and batch norm as in training; kernels know neither.
+        """
+        made = None if self.kernels is None else self.kernels.outputs(vector, x, embedding)
+        return outputs(self.context, vector, x, embedding, train_mode) if made is None else made
 
 
-class _only:
-    """While active, nothing outside `part` asks for a gradient, and frozen batch norms use their running
-    means.
+def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -> int:
+    """Return the fastest size of a stack for clients like `split`; 1 where one after the other is as fast.
+
+    Args:
+        learner: it trains a few times.
+        split: training data of a typical client.
+        config: how clients train.
+        most: the largest size to try.
     """
+    if not stackable(learner.flat.module) or most < 2:
+        return 1
+    start, address = learner.init, key(0, "pick")
+    single = _seconds(lambda: learner.sgd(start, split, config, address), learner.device)
+    best, size = single / STACK_GAIN, 1
+    for c in sorted({min(c, most) for c in STACK_SIZES}):
+        requests = [Request(start, split, config, address.of(i)) for i in range(c)]
+        try:
+            each = _seconds(lambda r=requests: train_all(learner.context, r), learner.device) / c  # type: ignore[misc]
+        except torch.OutOfMemoryError:
+            break
+        if each < best:
+            best, size = each, c
+    return size
 
-    def __init__(self, module: nn.Module, flat: FlatModel, part: Part) -> None:
-        self.frozen: list[nn.Parameter] = []
-        slices = flat.layout.slices
-        for prefix, owner in module.named_modules():
-            names = [f"{prefix}.{n}" if prefix else n for n, _ in owner.named_parameters(recurse=False)]
-            fixed = [n for n in names if not any(s.start <= slices[n].start < s.stop for s in part)]
-            self.frozen += [p for n in fixed if (p := module.get_parameter(n)).requires_grad]
-            if names and fixed == names:
-                owner.eval()
 
-    def __enter__(self) -> None:
-        for p in self.frozen:
-            p.requires_grad_(False)
-
-    def __exit__(self, *_: object) -> None:
-        for p in self.frozen:
-            p.requires_grad_(True)
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return the least time of three, after one to warm up."""
+    work()
+    found = []
+    for _ in range(3):
+        start = perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(perf_counter() - start)
+    return min(found)

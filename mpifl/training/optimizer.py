@@ -1,15 +1,13 @@
-"""One optimiser step, on flat memory.
+"""One optimiser step on flat memory.
 
 SGD follows PyTorch's definition of momentum (no dampening, the buffer starts at the first gradient) and of
 weight decay (added to the gradient); it reads gradient, momentum and weights once and writes the last two
-once. Adam is Kingma and Ba's, with bias correction.
+once. Adam is Kingma and Ba's (ICLR 2015), with bias correction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import _engine_run_backward
@@ -18,51 +16,15 @@ from mpifl.core.client import Direction
 from mpifl.core.parameters import Part
 
 from .config import LocalConfig
-
-if TYPE_CHECKING:
-    from .learner import Learner
-
-
-@dataclass(frozen=True)
-class Moving:
-    """What moves when a part of a model is trained.
-
-    Attributes:
-        part: slices of the parameters [p].
-        params: the module's parameters inside them.
-        views: for weights, gradient and momentum: a view of the flat vector for each parameter.
-    """
-
-    part: list[slice]
-    params: list[torch.Tensor]
-    views: list[list[torch.Tensor]]
-
-    @classmethod
-    def of(cls, learner: Learner, part: Part | None) -> Moving:
-        """Return what moves of a learner's model: of `part` (None: of all) what its user has not frozen."""
-        flat, p = learner.flat, learner.layout.num_parameters
-        slices = (
-            [slice(0, p)] if part is None else [slice(s.start, min(s.stop, p)) for s in part if s.start < p]
-        )
-        places = flat.layout.slices
-        moving = [
-            (places[name], param)
-            for name, param in flat.module.named_parameters()
-            if param.requires_grad and any(s.start <= places[name].start < s.stop for s in slices)
-        ]
-        if not all(param.requires_grad for param in flat.module.parameters()):
-            slices = [s for s, _ in moving]
-        vectors = (flat.weights, flat.grad, learner.momentum)
-        views = [[v[s].view(q.shape) for s, q in moving] for v in vectors]
-        return cls(slices, [param for _, param in moving], views)
+from .model_context import ModelContext
 
 
 def gradients(loss: torch.Tensor, params: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the gradient of a scalar by each parameter, zeros where it does not depend on one."""
+    """Return the gradient of a scalar by each parameter; zeros where it does not depend on one."""
     # torch.autograd.grad is this call behind checks that cost a tenth of a small step
     one = torch.ones_like(loss)
     found = _engine_run_backward((loss,), (one,), False, False, tuple(params), True, accumulate_grad=False)
-    # the fused update walks through memory: a gradient in another memory format would be added crosswise
+    # the fused step walks through memory: a gradient in another memory format would be added crosswise
     return tuple(
         torch.zeros_like(p) if g is None else g.contiguous() for g, p in zip(found, params, strict=True)
     )
@@ -76,10 +38,15 @@ def fused_sgd(
     lr: float | torch.Tensor,
     first: bool,
 ) -> None:
-    """Take a step of SGD on all tensors at once.
+    """Take a step of SGD on all tensors at once, in place.
 
     Args:
-        first: the momentum becomes the gradient, whatever was there.
+        weights: the tensors that move.
+        grads: their gradients.
+        momenta: their momentum; unused where `config` has none.
+        config: gives momentum and weight decay.
+        lr: learning rate.
+        first: the momentum becomes the gradient, whatever it was before.
     """
     torch._fused_sgd_(
         weights,
@@ -95,52 +62,82 @@ def fused_sgd(
     )
 
 
-class Update:
-    """Moves the weights of a learner's model against the gradient of a loss.
+def adam(
+    weights: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    first_moments: list[torch.Tensor],
+    second_moments: list[torch.Tensor],
+    config: LocalConfig,
+    lr: float,
+    t: int,
+) -> None:
+    """Take a step of Adam on each tensor, in place.
 
     Args:
-        part: the slices that move; None for all parameters.
+        weights: the tensors that move.
+        grads: their gradients.
+        first_moments: the running means of the gradients.
+        second_moments: the running means of their squares.
+        config: gives the weight decay.
+        lr: learning rate.
+        t: the number of this step, from 1.
+    """
+    b1, b2 = 0.9, 0.999
+    for w, g, m, v in zip(weights, grads, first_moments, second_moments, strict=True):
+        if config.weight_decay:
+            g = g.add(w, alpha=config.weight_decay)
+        m.mul_(b1).add_(g, alpha=1 - b1)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)
+        scale = (v / (1 - b2**t)).sqrt_().add_(1e-8)
+        w.addcdiv_(m, scale, value=-lr / (1 - b1**t))
+
+
+class OptimizerStep:
+    """Moves the weights of a model against the gradient of a loss.
+
+    Args:
+        context: the model; its flat vectors change.
+        config: optimiser, momentum and weight decay.
         lr: learning rate; a tensor is read at every step (SGD only).
-        direction: changes the flat gradient before each step.
+        part: the slices that move; None for all parameters.
+        direction: changes the flat gradient [p] before each step.
+        steps: steps already taken; in step 1 the momentum of SGD becomes the gradient.
     """
 
     def __init__(
         self,
-        learner: Learner,
+        context: ModelContext,
         config: LocalConfig,
         lr: float | torch.Tensor,
         part: Part | None,
         direction: Direction | None,
+        steps: int = 0,
     ) -> None:
-        self.config, self.lr, self.direction, self.steps = config, lr, direction, 0
-        moving = learner.moving(part)
-        self.part, self.params, self.views = moving.part, moving.params, moving.views
-        self.w, self.g, self.m, self.v = (
-            learner.flat.weights,
-            learner.flat.grad,
-            learner.momentum,
-            learner.square,
-        )
+        self.config, self.lr, self.direction, self.steps = config, lr, direction, steps
+        self.context, self.moving = context, context.moving(part)
         self.adam = config.optimizer == "adam"
         if self.adam:
-            self.m.zero_()
-            self.v.zero_()
-        if sum(s.stop - s.start for s in self.part) < len(self.g):
-            self.g.zero_()  # what does not move has no gradient
+            context.momentum.zero_()
+            context.square.zero_()
+        if sum(s.stop - s.start for s in self.moving.slices) < len(context.flat.grad):
+            context.flat.grad.zero_()  # what does not move has no gradient
 
     @torch.no_grad()
     def __call__(self, loss: torch.Tensor) -> None:
         """Take one step."""
-        grads = gradients(loss, self.params)
+        moving = self.moving
+        grads = gradients(loss, moving.params)
         self.steps += 1
         if self.direction is None and not self.adam:
-            self._sgd(self.views[0], grads, self.views[2])
+            self._sgd(moving.weights, grads, moving.momenta)
             return
-        torch._foreach_copy_(self.views[1], grads)
-        flat = self.g if self.direction is None else self.direction(self.g, self.w)
-        w, g, m, v = ([x[s] for s in self.part] for x in (self.w, flat, self.m, self.v))
+        torch._foreach_copy_(moving.gradients, grads)
+        flat, context = self.context.flat, self.context
+        gradient = flat.grad if self.direction is None else self.direction(flat.grad, flat.weights)
+        vectors = flat.weights, gradient, context.momentum, context.square
+        w, g, m, v = ([x[s] for s in moving.slices] for x in vectors)
         if self.adam:
-            self._adam(w, g, m, v)
+            adam(w, g, m, v, self.config, float(self.lr), self.steps)
         else:
             self._sgd(w, g, m)
 
@@ -148,15 +145,3 @@ class Update:
         self, w: list[torch.Tensor], g: list[torch.Tensor] | tuple[torch.Tensor, ...], m: list[torch.Tensor]
     ) -> None:
         fused_sgd(w, g, m, self.config, self.lr, self.steps == 1)
-
-    def _adam(
-        self, w: list[torch.Tensor], g: list[torch.Tensor], m: list[torch.Tensor], v: list[torch.Tensor]
-    ) -> None:
-        b1, b2, t = 0.9, 0.999, self.steps
-        for wi, gi, mi, vi in zip(w, g, m, v, strict=True):
-            if self.config.weight_decay:
-                gi = gi.add(wi, alpha=self.config.weight_decay)
-            mi.mul_(b1).add_(gi, alpha=1 - b1)
-            vi.mul_(b2).addcmul_(gi, gi, value=1 - b2)
-            scale = (vi / (1 - b2**t)).sqrt_().add_(1e-8)
-            wi.addcdiv_(mi, scale, value=-float(self.lr) / (1 - b1**t))

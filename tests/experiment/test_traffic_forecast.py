@@ -21,10 +21,7 @@ def foretold(name: str, options: dict[str, object] | None = None, **changes) -> 
     """Return what is expected of three rounds."""
     method = CATALOGUE[name](**(OPTIONS.get(name, {}) if options is None else options))
     config = worlds.config_of(method, rounds=ROUNDS, **changes)
-    bench = worlds.bench_of(config, worlds.Tiny(), Single())
-    for learner in (bench.learner, bench.learner.auxiliary):
-        if learner is not None:
-            learner.dry_run = True
+    bench = expected.without_training(worlds.bench_of(config, worlds.Tiny(), Single()))
     server, once = expected.first_server(bench)
     return expected.expect(bench, server, once, expected.empty_report(bench, server, 0))
 

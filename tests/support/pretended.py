@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifl.core.devices import CPU
 from mpifl.runtime import worker as visits
-from mpifl.training import Learner
 
 DEVICE = torch.device("meta")
 MIXES = {"_to_copy", "copy_", "_foreach_copy_", "index", "index_put_"}  # as on a GPU
@@ -146,9 +145,6 @@ def _each(function: Callable[[Any], Any], value: Any) -> Any:
 def gpu(room: int = 1 << 40) -> Iterator[None]:
     """Train everything inside on the device, which has room for so many bytes of a round's uploads."""
 
-    def learner(model: torch.nn.Module, _: str) -> Learner:
-        return Learner(model, DEVICE)
-
     has_room = mock.patch.object(visits, "room", return_value=room)
-    with Pretended(), has_room, mock.patch.object(worlds, "Learner", learner):
+    with Pretended(), has_room, mock.patch.object(worlds, "device_of", return_value=DEVICE):
         yield

@@ -167,6 +167,11 @@ def config_of(algorithm: Algorithm, **changes: Any) -> Config:
     return Config(**{"algorithm": algorithm, "model": mlp(8), "local": LOCAL, "seed": Seeds(), **changes})
 
 
+def device_of(config: Config) -> str:
+    """Return where clients train."""
+    return "cuda" if config.system.device == "cuda" else "cpu"
+
+
 def bench_of(config: Config, federation: Federation, transport: Transport) -> experiment.RunContext:
     """Return what `experiment.prepare` would, for a federation that is already there."""
     driver.begin(config, federation)
@@ -176,9 +181,10 @@ def bench_of(config: Config, federation: Federation, transport: Transport) -> ex
     sizes = federation.sizes[:, 0].astype(np.int64)
     world = ProblemInfo(federation.num_clients, federation.num_classes, sizes, Layout.of(model), init, groups)
     sampled = experiment.check(config, federation, world)
-    learner = Learner(model, "cuda" if config.system.device == "cuda" else "cpu")
-    learner.init = init(0).to(learner.device)
-    world = experiment.furnish(config, federation, world, learner)
+    device = device_of(config)
+    auxiliary = experiment.auxiliary_learner(config, federation, device)
+    learner = Learner(model, device, init=init(0), auxiliary=auxiliary)
+    world = experiment.with_public(config, federation, world, learner)
     return experiment.RunContext(config, transport, federation, world, learner, sampled)
 
 

@@ -13,8 +13,7 @@ from mpifl import cli
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
 from mpifl.models import MODELS
-from mpifl.training import Learner, LocalConfig, LockstepRunner, pick_stack, stackable, train_all
-from mpifl.training.batched import Request
+from mpifl.training import Learner, LocalConfig, LockstepRunner, Request, pick_stack, stackable, train_all
 
 SIZES = (23, 5, 12, 1, 23)  # batches of 5: 5, 1, 3, 1 and 5 steps, the last ones of 3, 5, 2, 1 and 3 samples
 SPLITS = [worlds.draw("train", k, n, 0) for k, n in enumerate(SIZES)]
@@ -27,10 +26,10 @@ CONFIGS = {
 }
 
 
-def learner(name: str = "mlp", **options) -> Learner:
+def learner(name: str = "mlp", kernels: bool = True, **options) -> Learner:
     """Return a learner of a small network with weights of its own seed."""
     torch.manual_seed(11)
-    return Learner(MODELS[name](**options).build((1, 4, 4), 3))
+    return Learner(MODELS[name](**options).build((1, 4, 4), 3), kernels=kernels)
 
 
 def requests(one: Learner, config: LocalConfig, **more) -> list[Request]:
@@ -50,7 +49,7 @@ def alone(one: Learner, request: Request):
 
 def compare(one: Learner, asked: list[Request]) -> None:
     """Assert that a stack finds what the serial loop finds, within 1e-4 of the largest change."""
-    for request, found in zip(asked, train_all(one, asked), strict=True):
+    for request, found in zip(asked, train_all(one.context, asked), strict=True):
         expected = alone(one, request)
         scale = max(float((expected.vector - request.start).abs().max()), 1e-3)
         assert_close(found.vector, expected.vector, rtol=0, atol=1e-4 * scale)
@@ -73,7 +72,7 @@ def test_only_the_part_moves_in_a_stack():
     asked = requests(one, CONFIGS["momentum and decay"], part=one.layout.part("head"))
     compare(one, asked)
     (body,) = one.layout.part("body")
-    for request, found in zip(asked, train_all(one, asked), strict=True):
+    for request, found in zip(asked, train_all(one.context, asked), strict=True):
         assert_close(found.vector[body], request.start[body], rtol=0, atol=0)
 
 
@@ -86,8 +85,8 @@ def test_every_client_keeps_its_own_direction():
         for r in requests(one, CONFIGS["momentum and decay"])
     ]
     compare(one, asked)
-    plain = train_all(one, requests(one, CONFIGS["momentum and decay"]))
-    assert (train_all(one, asked)[0].vector - plain[0].vector).abs().max() > 1e-3
+    plain = train_all(one.context, requests(one, CONFIGS["momentum and decay"]))
+    assert (train_all(one.context, asked)[0].vector - plain[0].vector).abs().max() > 1e-3
 
 
 def test_requests_of_several_kinds_are_answered_in_their_order():
@@ -151,20 +150,19 @@ def test_a_frozen_layer_stays_frozen_in_a_stack():
     (body,) = one.layout.part("body")
     compare(one, requests(one, CONFIGS["momentum and decay"]))
     for request, found in zip(
-        requests(one, CONFIGS["plain"]), train_all(one, requests(one, CONFIGS["plain"])), strict=True
+        requests(one, CONFIGS["plain"]), train_all(one.context, requests(one, CONFIGS["plain"])), strict=True
     ):
         assert_close(found.vector[body], request.start[body], rtol=0, atol=0)
 
 
 def test_a_hook_added_later_takes_its_client_out_of_the_stack():
-    one = learner()
-    one.compiled, asked = False, []
-    one.together = LockstepRunner(lambda questions: asked.extend(questions) or train_all(one, questions))
+    one, asked = learner(kernels=False), []
+    one.lockstep.serve = lambda questions: asked.extend(questions) or train_all(one.context, questions)
     visit = lambda: one.sgd(one.init, SPLITS[0], CONFIGS["plain"], key(1)).vector  # noqa: E731
-    plain = one.together.run([visit])[0]
+    plain = one.lockstep.run([visit])[0]
     assert len(asked) == 1
     handle = one.flat.module.head.weight.register_hook(lambda g: 0 * g)
-    hooked = one.together.run([visit])[0]
+    hooked = one.lockstep.run([visit])[0]
     handle.remove()
     assert len(asked) == 1
     assert (hooked - plain).abs().max() > 1e-3
@@ -223,9 +221,7 @@ def test_an_error_of_one_visit_ends_the_others_and_says_whose_it_was():
 
 
 def test_a_learner_in_a_stack_trains_alone_what_brings_its_own_loss():
-    one = learner()
-    one.compiled = False
-    one.together = LockstepRunner(lambda asked: train_all(one, asked))
+    one = learner(kernels=False)
     config = CONFIGS["plain"]
 
     def own_loss(module, x, y, index):
@@ -236,6 +232,6 @@ def test_a_learner_in_a_stack_trains_alone_what_brings_its_own_loss():
         stacked = one.sgd(one.init, split, config, key(1))
         return stacked, one.sgd(one.init, split, config, key(1), loss=own_loss)
 
-    for stacked, serial in one.together.run([visit, visit]):
+    for stacked, serial in one.lockstep.run([visit, visit]):
         assert_close(stacked.vector, serial.vector, rtol=0, atol=1e-5)
         assert torch.equal(serial.vector, one.sgd(one.init, SPLITS[0], config, key(1)).vector)

@@ -14,7 +14,7 @@ from mpifl.core.federation import Split
 from mpifl.core.parameters import put, take
 from mpifl.core.rng import key
 from mpifl.training import Learner, LocalClient
-from mpifl.training.client import EVAL_BATCH
+from mpifl.training.pytorch_backend import EVAL_BATCH
 
 
 @pytest.fixture

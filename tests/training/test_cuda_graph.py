@@ -12,6 +12,7 @@ from mpifl.core.parameters import FlatModel
 from mpifl.core.rng import key
 from mpifl.models import MODELS
 from mpifl.training import Learner, LocalConfig
+from mpifl.training.cuda_graph import CudaGraphBackend
 
 SPLITS = [
     worlds.draw("train", k, n, 0) for k, n in enumerate((23, 10, 4))
@@ -27,13 +28,18 @@ CONFIGS = {
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
+def captured(learner: Learner) -> dict:
+    """Return the steps that a learner has captured."""
+    (backend,) = (b for b in learner.backends if isinstance(b, CudaGraphBackend))
+    return backend.captured
+
+
 def trained(
     graphs: bool, config: LocalConfig, name: str, device: str = "cpu", part: str | None = None, **more
 ):
     """Return what clients make in two rounds with one learner, and the learner."""
     torch.manual_seed(3)
-    learner = Learner(MODELS[name]().build((1, 4, 4), 3), device)
-    learner.graphs, learner.compiled = graphs, False
+    learner = Learner(MODELS[name]().build((1, 4, 4), 3), device, kernels=False, graphs=graphs)
     if part:
         more["part"] = learner.layout.part(part)
     found = [
@@ -55,39 +61,38 @@ def test_replayed_steps_give_the_bits_of_ordinary_ones(config, part):
         assert torch.equal(a.vector, b.vector)
         assert (a.steps, a.lr) == (b.steps, b.lr)
         assert_close(a.loss, b.loss)
-    assert bool(learner._replays) == (config.optimizer == "sgd")
+    assert bool(captured(learner)) == (config.optimizer == "sgd")
 
 
 def test_a_step_is_captured_once_for_all_clients_and_rounds():
     _, learner = trained(True, CONFIGS["momentum and decay"], "mlp")
-    assert len(learner._replays) == 1
+    assert len(captured(learner)) == 1
 
 
 def test_a_method_that_changes_gradients_trains_step_by_step():
     _, learner = trained(True, CONFIGS["plain"], "mlp", direction=lambda g, w: g)
-    assert not learner._replays
+    assert not captured(learner)
 
 
 def test_a_model_that_draws_numbers_trains_step_by_step():
-    learner = Learner(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)))
-    learner.graphs = True
+    learner = Learner(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)), graphs=True)
     learner.sgd(learner.init, SPLITS[0], CONFIGS["plain"], key(1))
-    assert not learner._replays
+    assert not captured(learner)
     assert isinstance(learner.flat, FlatModel)
 
 
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_full_backward_hook"])
 def test_a_model_with_hooks_trains_step_by_step(register):
     """A captured step would call the hook once and never again."""
-    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)))
-    learner.graphs, calls = True, []
+    learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)), graphs=True)
+    calls = []
     handle = getattr(learner.flat.module[2], register)(lambda *given: calls.append(1))
     trained = learner.sgd(learner.init, SPLITS[0], CONFIGS["plain"], key(1))
     assert len(calls) == trained.steps
-    assert not learner._replays
+    assert not captured(learner)
     handle.remove()
     learner.sgd(learner.init, SPLITS[0], CONFIGS["plain"], key(1))
-    assert learner._replays
+    assert captured(learner)
 
 
 @gpu
@@ -97,8 +102,7 @@ def test_graphs_on_a_gpu_give_what_ordinary_steps_give(name):
     found = []
     for graphs in (False, True):
         torch.manual_seed(3)
-        learner = Learner(MODELS[name]().build((3, 32, 32), 3), "cuda")
-        learner.graphs, learner.compiled = graphs, False
+        learner = Learner(MODELS[name]().build((3, 32, 32), 3), "cuda", kernels=False, graphs=graphs)
         split = worlds.draw("train", 0, 23, 0)
         x = torch.randn(23, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
         found.append(learner.sgd(learner.init, type(split)(x, split.y.cuda()), config, key(1)).vector)

@@ -301,7 +301,7 @@ def test_batch_norm_that_averages_over_all_batches_of_a_rank_is_refused():
 )
 def test_a_start_of_another_length_is_refused(start, compiled):
     """One number would be copied to all places of the vector."""
-    learner = Learner(built(), compiled=compiled)
+    learner = Learner(built(), kernels=compiled)
     with pytest.raises(ValueError, match=str(learner.layout.size)):
         learner.sgd(start, SPLIT, CONFIGS["plain"], KEY)
 

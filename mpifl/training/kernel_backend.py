@@ -1,0 +1,74 @@
+"""Training and evaluation of small networks by kernels in C, where the model and the data suit them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+
+from mpifl.core.client import Trained
+from mpifl.core.federation import Split
+from mpifl.core.parameters import Part, bounds
+from mpifl.kernels import bindings
+from mpifl.kernels.network import Network, as_in_pytorch, takes, takes_images
+
+from .backend import Backend, Request, epoch_orders
+from .model_context import ModelContext
+
+
+class KernelBackend(Backend):
+    """Trains by SGD on cross-entropy, whole epochs in one call; knows dense layers, small convolutions, ReLU
+    and pooling.
+
+    Args:
+        context: the model, on the CPU. The kernels work on vectors of their own and leave it as it is.
+    """
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+        self.networks: dict[Hashable, Network | None] = {}  # by shape of an image and part
+
+    def accepts(self, request: Request) -> bool:
+        """Return whether the kernels know the model, the optimiser and the kind of data."""
+        config, split = request.config, request.split
+        known = request.loss is None and config.optimizer == "sgd" and config.augment == "none"
+        return known and takes(split) and self._network(split.x, request.part) is not None
+
+    def train(self, request: Request) -> Trained:
+        """Train in one call per epoch; in one per step where there is a direction."""
+        config, split = request.config, request.split
+        network = self._network(split.x, request.part, asked=True)
+        assert network is not None
+        orders = epoch_orders(len(split), config, request.key)
+        rates = config.lr_at(request.step), config.momentum, config.weight_decay
+        made = network.train(request.start, split, orders, config.batch_size, rates, request.direction)
+        return request.outcome(*made)
+
+    def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
+        """Return the logits [n, L] or embeddings [n, e] of images `x`; None where PyTorch must make them."""
+        network = self._network(x) if takes_images(x) else None
+        if network is None or (embedding and not network.embeds):
+            return None
+        return network.outputs(vector, x, embedding)
+
+    def mean_gradient(self, vector: torch.Tensor, split: Split, batch_size: int) -> torch.Tensor | None:
+        """Return the gradient [p] of the mean cross-entropy; None where PyTorch must take it."""
+        network = self._network(split.x) if takes(split) else None
+        return None if network is None else network.mean_gradient(vector, split, batch_size)
+
+    def _network(self, x: torch.Tensor, part: Part | None = None, asked: bool = False) -> Network | None:
+        """Return the model for such images as the kernels take it; None where they do not.
+
+        Args:
+            x: images.
+            part: what is trained.
+            asked: the model was already found to be as its classes say.
+        """
+        if not asked and not (bindings.TRAINING_AVAILABLE and self.context.untouched() and as_in_pytorch()):
+            return None
+        shape = tuple(x.shape[1:])
+        address = shape, bounds(part)
+        if address not in self.networks:
+            context = self.context
+            self.networks[address] = Network.of(context.flat.module, context.layout, shape, part)
+        return self.networks[address]

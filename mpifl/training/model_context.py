@@ -1,0 +1,135 @@
+"""A model on its device, with the flat vectors that its training works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
+from mpifl.core.module_checks import Untouched
+from mpifl.core.parameters import FlatModel, Part, bounds
+from mpifl.core.rng import Key
+from mpifl.kernels.pooling import use_fast_pooling
+
+from .backend import epoch_orders
+from .config import LocalConfig
+
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # modules that draw numbers
+
+
+@dataclass(frozen=True)
+class MovingPart:
+    """The parameters that move when a part of a model is trained.
+
+    Attributes:
+        slices: of the parameters [p].
+        params: the module's parameters inside them.
+        weights: for each of them, a view of the flat weights in its shape.
+        gradients: likewise of the flat gradient.
+        momenta: likewise of the momentum.
+    """
+
+    slices: list[slice]
+    params: list[torch.Tensor]
+    weights: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    momenta: list[torch.Tensor]
+
+
+class ModelContext:
+    """A model on a device, shared by everything that trains or evaluates it.
+
+    Args:
+        model: the module; its parameters become views of one flat vector.
+        device: where it computes.
+
+    Attributes:
+        device: where the model is.
+        flat: the module, its vector [d], weights [p] and gradient [p].
+        layout: where each named tensor lies in the vector.
+        momentum: of SGD, or Adam's first moment [p].
+        square: Adam's second moment [p].
+        untouched: tells whether the module has neither hooks nor methods of an instance.
+        draws: whether the module draws random numbers.
+        drop_single: whether batches of one sample are left out, which batch norm cannot take.
+
+    Raises:
+        UserError: a batch norm has no momentum.
+    """
+
+    def __init__(self, model: nn.Module, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self.flat = FlatModel(use_fast_pooling(model), self.device)
+        self.layout = self.flat.layout
+        self.momentum = torch.zeros_like(self.flat.weights)
+        self.square = torch.zeros_like(self.flat.weights)
+        self.untouched = Untouched(self.flat.module)
+        self.draws = any(isinstance(m, RANDOM) for m in model.modules())
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.drop_single = bool(norms)
+        # without momentum the running mean weighs a batch by how many this rank has seen, of any client
+        remedy = "batch norm without momentum depends on which clients a rank trained before; give it one"
+        require(all(m.momentum is not None for m in norms), "model", "batch norm", remedy)
+        self._moving: dict[tuple[tuple[int, int], ...] | None, MovingPart] = {}
+
+    def moving(self, part: Part | None) -> MovingPart:
+        """Return what moves when `part` is trained (None: everything): all in it that is not frozen."""
+        address = bounds(part)
+        if address not in self._moving:
+            self._moving[address] = self._find_moving(part)
+        return self._moving[address]
+
+    def _find_moving(self, part: Part | None) -> MovingPart:
+        flat, p = self.flat, self.layout.num_parameters
+        slices = (
+            [slice(0, p)] if part is None else [slice(s.start, min(s.stop, p)) for s in part if s.start < p]
+        )
+        places = self.layout.slices
+        moving = [
+            (places[name], param)
+            for name, param in flat.module.named_parameters()
+            if param.requires_grad and any(s.start <= places[name].start < s.stop for s in slices)
+        ]
+        if not all(param.requires_grad for param in flat.module.parameters()):
+            slices = [s for s, _ in moving]
+        vectors = (flat.weights, flat.grad, self.momentum)
+        views = ([v[s].view(q.shape) for s, q in moving] for v in vectors)
+        return MovingPart(slices, [param for _, param in moving], *views)
+
+    def batches(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
+        """Yield the sample numbers of each batch, int64 [b], on the device."""
+        for order in epoch_orders(len(split), config, key, self.drop_single):
+            yield from torch.from_numpy(order).to(self.device).split(config.batch_size)
+
+    def seed(self, key: Key) -> None:
+        """Seed the device's default generator, from which the module draws."""
+        generator = torch.default_generator
+        if self.device.type == "cuda":
+            generator = torch.cuda.default_generators[self.device.index or 0]
+        generator.manual_seed(key.entropy >> 65)
+
+    @contextmanager
+    def only(self, part: Part) -> Iterator[None]:
+        """While active, no parameter outside `part` asks for a gradient, and batch norms that lie outside it
+        use their running means.
+        """
+        module, slices = self.flat.module, self.layout.slices
+        frozen: list[nn.Parameter] = []
+        for prefix, owner in module.named_modules():
+            names = [f"{prefix}.{n}" if prefix else n for n, _ in owner.named_parameters(recurse=False)]
+            fixed = [n for n in names if not any(s.start <= slices[n].start < s.stop for s in part)]
+            frozen += [p for n in fixed if (p := module.get_parameter(n)).requires_grad]
+            if names and fixed == names:
+                owner.eval()
+        for p in frozen:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in frozen:
+                p.requires_grad_(True)

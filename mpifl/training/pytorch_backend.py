@@ -1,0 +1,131 @@
+"""The training loop by PyTorch: mini-batches over flat buffers, what a method changes passed as a function.
+
+A step is forward, gradient, update: no optimiser object, nothing that grows with the number of parameters but
+the gradient itself. Evaluation in batches of a fixed size, which does not depend on where it runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mpifl.core.client import Trained
+from mpifl.core.federation import Split
+
+from .augmentation import AUGMENTATIONS
+from .backend import Backend, Request
+from .model_context import ModelContext
+from .optimizer import OptimizerStep
+
+EVAL_BATCH = 256  # samples
+
+
+def cross_entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of a batch; a `Loss`."""
+    return F.cross_entropy(module(x), y)
+
+
+class FullBatchStep(ABC):
+    """What takes the steps on full batches in place of the loop.
+
+    Attributes:
+        total: sum of the losses of its steps, a scalar.
+    """
+
+    total: torch.Tensor
+
+    @abstractmethod
+    def __call__(self, split: Split, index: torch.Tensor) -> None:
+        """Take a step on the samples `index` [batch_size]."""
+
+
+class PyTorchBackend(Backend):
+    """Trains any request, step by step."""
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    def accepts(self, request: Request) -> bool:
+        """Return True."""
+        return True
+
+    def train(self, request: Request) -> Trained:
+        """Train by the loop."""
+        return train_by_steps(self.context, request)
+
+
+class NoTraining(Backend):
+    """Answers every request after zero steps, for a forecast of what a run sends."""
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+
+    def accepts(self, request: Request) -> bool:
+        """Return True."""
+        return True
+
+    def train(self, request: Request) -> Trained:
+        """Return the start vector, checked for its length."""
+        self.context.flat.load(request.start)
+        return request.outcome(self.context.flat.vector.clone(), 0, 0.0)
+
+
+def train_by_steps(
+    context: ModelContext, request: Request, full_batch: Callable[[], FullBatchStep] | None = None
+) -> Trained:
+    """Train a request step by step.
+
+    Args:
+        context: the model; its vector changes.
+        request: what to train.
+        full_batch: makes what takes the steps on full batches; None: the loop takes every step.
+    """
+    config, split, part = request.config, request.split, request.part
+    module = context.flat.load(request.start, train=True)
+    loss = request.loss or cross_entropy
+    update = OptimizerStep(context, config, config.lr_at(request.step), part, request.direction)
+    total, augmented = torch.zeros((), device=context.device), config.augment != "none"
+    context.seed(request.key.of("dropout"))
+    with nullcontext() if part is None else context.only(part):
+        replacement = None if full_batch is None else full_batch()
+        for index in context.batches(split, config, request.key):
+            if replacement is not None and len(index) == config.batch_size:
+                replacement(split, index)
+                update.steps += 1
+                continue
+            x, y = split.x.index_select(0, index), split.y.index_select(0, index)
+            if augmented:
+                x = AUGMENTATIONS[config.augment](x, request.key.of("augment", update.steps))
+            value = loss(module, x, y, index)
+            update(value)
+            total += value.detach()
+    if replacement is not None:
+        total += replacement.total
+    steps = update.steps
+    return request.outcome(context.flat.vector.clone(), steps, float(total) / steps if steps else 0.0)
+
+
+def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, batch_size: int) -> torch.Tensor:
+    """Return the gradient [p] of the mean cross-entropy of `vector` [d] over `split`, in evaluation mode."""
+    flat = context.flat
+    module = flat.load(vector, train=False)
+    flat.grad.zero_()
+    for index in torch.arange(len(split), device=context.device).split(batch_size):
+        loss = F.cross_entropy(module(split.x[index]), split.y[index], reduction="sum")
+        (loss / len(split)).backward()
+    return flat.grad.clone()
+
+
+@torch.no_grad()
+def outputs(
+    context: ModelContext, vector: torch.Tensor, x: torch.Tensor, embedding: bool, train_mode: bool
+) -> torch.Tensor:
+    """Return the logits [n, L] or embeddings [n, e] of images [n, C, H, W] under `vector` [d]."""
+    module = context.flat.load(vector, train=train_mode)
+    function = module.embed if embedding else module
+    return torch.cat([function(batch.to(context.device)) for batch in x.split(EVAL_BATCH)])  # type: ignore[operator]  # every model has embed
