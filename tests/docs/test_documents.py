@@ -2,7 +2,7 @@
 
 Blocks of docs/ that are marked with `<!-- test -->` run in a folder of their own, in order; above a block,
 `<!-- test: NAME -->` saves it as NAME there. Every `mpifl` command of README.md runs, and the figures it
-shows are those of its runs. Links between documents and to files lead somewhere.
+shows are those of its runs. Links and names are those of `test_references.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from mpifl.results import supervision as progress
 
 ROOT = Path(mpifl.__file__).parents[1]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
+README = (ROOT / "README.md").read_text()
 MARKED = re.compile(
     r"^<!-- test(?:: *(?P<file>\S+))? -->\n+```\w*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
 def blocks(page: Path) -> list[tuple[str | None, str]]:
@@ -123,12 +123,6 @@ def test_commands_of_a_page_run(page, mpirun, tmp_path):
     LEAVES[page.name](tmp_path, said)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page):
-    for target in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), target
-
-
 def test_the_catalogue_is_in_the_order_of_the_methods_page():
     described, _, measured = (ROOT / "docs" / "methods.md").read_text().partition("## Side by side")
     rows = re.findall(r"^\| `(\w+)` \|", described, re.MULTILINE)
@@ -143,13 +137,19 @@ def test_every_method_has_a_small_configuration(name):
     assert (config.name, type(config.algorithm)) == (name, CATALOGUE[name])
 
 
-def test_the_method_in_the_readme_is_the_one_that_runs():
-    assert (ROOT / "mpifl" / "algorithms" / "fedprox.py").read_text() in (ROOT / "README.md").read_text()
+def test_the_methods_that_pages_show_are_those_that_run():
+    page = (ROOT / "docs" / "writing-a-method.md").read_text()
+    assert (ROOT / "mpifl" / "algorithms" / "fedprox.py").read_text() in page
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert shown in (ROOT / "docs" / "examples" / "fedavg_method.py").read_text()
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 120
 
 
 # -- README.md -----------------------------------------------------------------------------------------------
 
-README = (ROOT / "README.md").read_text()
 ELSEWHERE = {  # commands of README.md that tests/launchers or nobody can run here
     "./launch/quickstart",
     "./launch/test",
@@ -224,8 +224,9 @@ def test_the_configuration_line_of_the_readme_makes_the_run_that_it_says(say, ca
     assert {*vars(config.seed).values()} == {3}
 
 
-def test_the_files_of_the_readme_are_those_of_a_run_folder(say):
-    (table,) = re.findall(r"The run folder holds:\n\n(.*?)\n\n", README, re.DOTALL)
+def test_the_files_that_a_page_lists_are_those_of_a_run_folder(say):
+    page = (ROOT / "docs" / "running.md").read_text()
+    (table,) = re.findall(r"The run folder holds:\n\n(.*?)\n\n", page, re.DOTALL)
     named = {
         name for row in table.splitlines()[2:] for name in re.findall(r"`([\w.]+\.\w+)`", row.split("|")[1])
     }

@@ -1,0 +1,95 @@
+"""The examples run, and do what they say."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import mpifl
+from mpifl import cli
+from mpifl.core.imports import load_object
+
+ROOT = Path(mpifl.__file__).parents[1]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples name their files from the root of the repository."""
+    monkeypatch.chdir(ROOT)
+
+
+def run(config: str, folder: Path, *options: str) -> Path:
+    """Run a configuration from the root of the repository; return its run folder."""
+    words = ["run", config, "-q", "--output.folder", str(folder), *options]
+    assert cli.main(words) == 0
+    (out,) = folder.iterdir()
+    return out
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of a run."""
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_the_plain_loop_ends_where_the_engine_does(tmp_path):
+    plain = load_object("docs/examples/plain_fedavg.py:main", "example")(3)
+    done = run("docs/examples/fedavg.yaml", tmp_path / "runs", "--rounds", "3")
+    with (done / "clients.csv").open() as file:
+        engine = np.array([float(row["accuracy"]) for row in csv.DictReader(file)])
+    assert plain.shape == engine.shape == (12,)
+    assert plain.mean() > 0.7
+    assert_allclose(plain.mean(), engine.mean(), atol=0.005)
+    assert_allclose(plain, engine, atol=0.034)  # two of 60 test images: last bits of averages may differ
+
+
+def test_the_plain_loop_is_short_and_uses_no_engine():
+    source = (EXAMPLES / "plain_fedavg.py").read_text()
+    assert source.count("\n") < 120
+    for engine in ("mpifl.runtime", "mpifl.aggregation", "mpifl.comm", "mpifl.experiment"):
+        assert engine not in source
+
+
+def test_the_clustered_method_finds_the_rotations(tmp_path):
+    done = summary(run("docs/examples/clustered.yaml", tmp_path / "runs", "--rounds", "4"))
+    assert done["ari"] == 1.0
+    assert done["num_clusters"] == 4
+
+
+def test_the_clustered_method_with_one_cluster_is_fedavg(tmp_path):
+    one = run(
+        "docs/examples/clustered.yaml", tmp_path / "one", "--rounds", "4", "--algorithm.num_clusters", "1"
+    )
+    fedavg = run(
+        "docs/examples/clustered.yaml", tmp_path / "fedavg", "--rounds", "4", "--algorithm", "fedavg"
+    )
+    assert summary(one)["digest"] == summary(fedavg)["digest"]
+
+
+def test_the_asynchronous_study_fills_its_table(tmp_path):
+    config = "docs/examples/async_study/study.yaml"
+    words = ["-q", "--output.folder", str(tmp_path), "--rounds", "20", "--vary.seed", "[0]"]
+    assert cli.main(["study", config, *words]) == 0
+    (folder,) = tmp_path.iterdir()
+    with (folder / "study.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["policy.staleness_a"] for row in rows] == ["ignored", "weighed"]
+    assert all(float(row["staleness_max"]) > 0 for row in rows)
+
+
+def test_the_echo_leaves_the_model_as_it_is(tmp_path):
+    done = run("configs/async/throughput.yaml", tmp_path / "runs", "--rounds", "40")
+    assert summary(done)["asynchronous"]["arrivals"] == 40
+
+
+def test_every_example_is_in_the_list():
+    page = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.iterdir():
+        if path.name not in ("README.md", "__pycache__"):
+            assert path.name in page, path.name
