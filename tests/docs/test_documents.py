@@ -219,18 +219,21 @@ def test_the_quickstart_prints_what_the_readme_shows(say, shown, capsys, monkeyp
 def test_the_configuration_line_of_the_readme_makes_the_run_that_it_says(say, capsys, monkeypatch):
     (line,) = (line for line in commands() if line.startswith("mpifl run "))
     say(f"{line} --output.id options --rounds 2", capsys, monkeypatch)
-    config = load(str(say.folder / "runs" / "quickstart-options" / "config.yaml"))
+    done = say.folder / "runs" / "quickstart-options"
+    config = load(str(done / "config.yaml"))
     assert (config.algorithm.epsilon, config.participation) == (0.02, 0.5)
     assert {*vars(config.seed).values()} == {3}
+    the_files_are_those_that_a_page_lists(done)
 
 
-def test_the_files_that_a_page_lists_are_those_of_a_run_folder(say):
+def the_files_are_those_that_a_page_lists(run: Path) -> None:
+    """A run folder has the files of the table in docs/running.md, and no other."""
     page = (ROOT / "docs" / "running.md").read_text()
     (table,) = re.findall(r"The run folder holds:\n\n(.*?)\n\n", page, re.DOTALL)
     named = {
         name for row in table.splitlines()[2:] for name in re.findall(r"`([\w.]+\.\w+)`", row.split("|")[1])
     }
-    there = {path.name for path in (say.folder / "runs" / "quickstart-options").iterdir()}
+    there = {path.name for path in run.iterdir()}
     assert len(named) > 10
     assert named <= there
     assert there - named <= {"run.json", "logs"}
