@@ -52,8 +52,8 @@ BINDING = {"bind-report": "print host, device, CPU mask and threads of every ran
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration; options are --key.path value. --resume goes on with that output.id, if begun."""
     from mpifl.comm import on_server
-    from mpifl.experiment.build import run as run_experiment
     from mpifl.experiment.loader import load_everywhere
+    from mpifl.experiment.run import run as run_experiment
 
     again = "--resume" in args.options
     args.options = [word for word in args.options if word != "--resume"]
@@ -83,8 +83,8 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
     study's folder: run what is left of it.
     """
     from mpifl.comm import on_server
-    from mpifl.experiment.build import run as run_experiment
     from mpifl.experiment.loader import load_everywhere
+    from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.sweep import STUDY, go_on
 
     folder = Path(args.RUN)

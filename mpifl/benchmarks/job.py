@@ -19,8 +19,7 @@ from typing import Any
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Transport, connect
 from mpifl.core.process import keep_freed, kilobytes, peak_bytes
-from mpifl.experiment.build import build_server_step, prepare
-from mpifl.experiment.engines import engine
+from mpifl.experiment.build import build, build_engine, build_server_step
 from mpifl.experiment.loader import load_everywhere
 from mpifl.runtime.recovery import obey, say
 from mpifl.runtime.synchronous import Rounds
@@ -96,11 +95,11 @@ def main(path: str, name: str, options: list[str]) -> int:
 
 def _run(transport: Transport, path: str, name: str, options: list[str]) -> None:
     config = replace(load_everywhere(transport, name, options), rounds=1 << 40)
-    bench = prepare(config, transport, lambda text: None)
+    context = build(config, transport)
     store = ClientStore(transport.bcast(secrets.token_hex(6), "start"), config.system.scratch)
     try:
-        server_step = build_server_step(bench, store)
-        rounds = engine(bench, server_step, None, None)
+        server_step = build_server_step(context, store)
+        rounds = build_engine(context, server_step)
         assert isinstance(rounds, Rounds), "only synchronous rounds are measured"
         turns = Turns(rounds)
         if transport.is_server:

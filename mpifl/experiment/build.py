@@ -1,16 +1,13 @@
-"""Joins everything: from a configuration to a finished run folder. The only module that knows everyone."""
+"""From a configuration to what runs it: resources, data, model, checks; then server step and engine."""
 
 from __future__ import annotations
 
-import secrets
 import socket
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -19,80 +16,217 @@ import torch
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Transport, on_server
-from mpifl.comm.mpi_startup import DEVICE, MAIN
+from mpifl.comm.mpi_startup import DEVICE
+from mpifl.core.devices import settle
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import Federation
+from mpifl.core.federation import Federation, Split
 from mpifl.core.parameters import Layout, flatten
 from mpifl.core.process import age
 from mpifl.core.rng import key
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, PoolFederation, open_federation, open_public
-from mpifl.kernels import bindings
 from mpifl.models import AUTOENCODERS
-from mpifl.results import run_folder as folders
-from mpifl.results.identity import identity, line
-from mpifl.results.logging import RankLog
-from mpifl.results.recorder import Recorder
-from mpifl.results.supervision import Progress, Signals, Watchdog
 from mpifl.runtime.asynchronous import Events
 from mpifl.runtime.client_errors import DROP
+from mpifl.runtime.run_state import Checkpointer, Never
 from mpifl.runtime.server_step import ServerStep, StepConfig
-from mpifl.runtime.synchronous import Record
-from mpifl.simulation.clock import Replay
-from mpifl.simulation.policies import Synchronous
+from mpifl.runtime.synchronous import Rounds
+from mpifl.simulation.clock import Clock
+from mpifl.simulation.policies import Synchronous, open_clock
 from mpifl.simulation.sampling import cohort_size, newcomers
-from mpifl.training import Learner, public_clients, settle
+from mpifl.training import Learner, pick_stack, public_clients, stackable
 
-from . import loader
-from .checkpoints import Checkpoints, aloud
-from .engines import begin, engine, figures, stack_of
-from .engines import check as check_engine
-from .finish import finish
-from .placement import CPU, Place, check_places, mpi_memory, place, table, threads_of, workers_of
-from .schema import Config
+from .context import Decisions, Parts, RunContext, visit_duration_of
+from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
+from .schema import Config, SystemConfig, check_sections
+
+Say = Callable[[str], None]
+InitialVectors = Callable[[int], torch.Tensor]
+
+
+def build(config: Config, transport: Transport, say: Say = lambda text: None) -> RunContext:
+    """Open the data, build the model, check that everything fits; every rank calls.
+
+    Rank 0 goes first: it prepares the data if need be, and checks. Then it tells the others what it decided,
+    or what is wrong.
+
+    Args:
+        config: what to run.
+        transport: connects the ranks.
+        say: is told of progress, on rank 0.
+
+    Raises:
+        UserError: on every rank; names the key, its value and a remedy.
+    """
+    resources = take_resources(config.system, transport)
+    parts: Parts | None = None
+
+    def go_first() -> Decisions:
+        nonlocal parts
+        memory = check_resources(config.system, resources)
+        federation = open_data(config, True, say)
+        parts = build_model(config, federation, public_sets(config, federation, True), resources.device)
+        return check(config, parts, memory, resources.num_ranks)
+
+    decisions = on_server(transport, go_first)
+    if parts is None:
+        federation = open_data(config, False)
+        parts = build_model(config, federation, public_sets(config, federation, False), resources.device)
+    return RunContext(config, transport, parts, decisions, resources.places)
+
+
+# -- resources -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class RunContext:
-    """What a configuration became on this rank."""
+class Resources:
+    """What a rank runs on.
 
-    config: Config
-    transport: Transport
-    federation: Federation
-    problem: ProblemInfo
-    learner: Learner
-    num_sampled: int
-    places: tuple[Place, ...] = ()  # of all ranks; on rank 0
-    mpi_memory: str = MAIN
-    stack: int = 0  # clients that are trained together; 0: not decided yet
+    Attributes:
+        device: of the model, `cpu` or `cuda:i`.
+        num_ranks: of the job.
+        places: of all ranks, on rank 0; empty elsewhere.
+        faults: what is wrong at each rank, on rank 0; empty elsewhere.
+    """
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What decides the last bits of numbers here, on rank 0; nothing elsewhere."""
-        system, on_cpu = self.config.system, self.learner.device.type == CPU
-        options: dict[str, Any] = {"sums": system.sums}
-        if on_cpu:
-            options["compiled"] = system.kernels
-        else:
-            options |= {"graphs": system.cuda_graphs, "deterministic": system.deterministic}
-        if system.sums != "exact":
-            options |= {"ranks": self.transport.size, "collective": system.collective}
-        options |= {"stack": self.stack, "threads": torch.get_num_threads()}
-        return identity(options, [p["machine"] for p in workers_of(self.places)]) if self.places else {}
-
-    @property
-    def late(self) -> tuple[int, ...]:
-        """The clients that are not there at first."""
-        groups = self.config.newcomers.groups
-        if groups and self.federation.groups is not None:
-            return tuple(np.flatnonzero(np.isin(self.federation.groups, groups)).tolist())
-        return newcomers(self.config.newcomers.share, self.problem.num_clients, key(self.config.seed.system))
+    device: str
+    num_ranks: int
+    places: tuple[Place, ...]
+    faults: tuple[UserError | None, ...]
 
 
-def initial_vectors(
-    config: Config, shape: tuple[int, int, int], num_classes: int
-) -> Callable[[int], torch.Tensor]:
-    """Return j -> the j-th independent initial vector, addressed by the model seed."""
+def take_resources(system: SystemConfig, transport: Transport) -> Resources:
+    """Take threads and device, and tell rank 0; every rank calls."""
+    torch.set_num_threads(threads_of(transport, system.threads))
+    device, fault = CPU, None
+    try:
+        device = device_of(system, getattr(transport, "local_rank", 0))
+        check_scratch(system.scratch)
+    except UserError as error:
+        fault = error
+    if device != CPU:
+        torch.cuda.set_device(device)  # page-locked memory, and MPI, would open a context on another GPU
+    if system.deterministic:
+        settle(torch.device(device))
+    if "ready" not in transport.started:  # of several runs in a process, only the first starts anything
+        now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
+        transport.started = {**transport.started, **now}
+    ranks = transport.gather((place(transport, device), fault), "start") or []
+    places, faults = (tuple(rank[i] for rank in ranks) for i in (0, 1))
+    return Resources(device, transport.size, places, faults)
+
+
+def device_of(system: SystemConfig, local_rank: int) -> str:
+    """Return the device of a rank: the GPUs of a node in turn, by local rank."""
+    if system.device == "cpu" or (system.device == "auto" and not torch.cuda.is_available()):
+        remedy = "CUDA graphs need a GPU, and this run trains on the CPU; leave them out"
+        require(not system.cuda_graphs, "system.cuda_graphs", True, remedy)
+        return CPU
+    remedy = "no GPU is visible to PyTorch here; take cpu or auto"
+    require(torch.cuda.is_available(), "system.device", system.device, remedy)
+    return f"cuda:{local_rank % torch.cuda.device_count()}"
+
+
+def check_scratch(scratch: str | None) -> None:
+    """Raise `UserError` where this rank cannot write to its scratch folder."""
+    if scratch is None:
+        return
+    try:
+        Path(scratch).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=scratch).close()
+    except OSError as error:
+        remedy = f"cannot be written ({error.strerror}) on {socket.gethostname()}; give another folder"
+        raise UserError("system.scratch", scratch, remedy) from error
+
+
+def check_resources(system: SystemConfig, resources: Resources) -> str:
+    """Return what MPI is given of sums made on a GPU, `main` or `device`; on rank 0.
+
+    Raises:
+        UserError: a rank has a fault, there are more or fewer ranks than asked for, or they do not fit
+            together.
+    """
+    for fault in resources.faults:
+        if fault is not None:
+            raise fault
+    wanted, found = system.ranks, resources.num_ranks
+    remedy = f"this job has {found}; start it with mpirun -n {wanted}, or leave the key out"
+    require(wanted in (None, found), "system.ranks", wanted, remedy)
+    check_places(resources.places, system.kernels)
+    return mpi_memory(system.mpi_memory, resources.places)
+
+
+# -- data and model ------------------------------------------------------------------------------------------
+
+
+def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> Federation:
+    """Return the federation, its data prepared as the policy wants them.
+
+    Args:
+        config: the run's.
+        prepares: whether the cache is filled where it lacks something; otherwise only where the files that
+            rank 0 prepared cannot be seen from here.
+        say: is told of progress.
+    """
+    data, seed = config.data, config.seed.data
+    try:
+        federation = open_federation(data, seed, say, build=prepares)
+    except CacheMissing:
+        federation = open_federation(data, seed)
+    federation.keep(config.system.sample_cache_mb)
+    if not isinstance(config.policy, Synchronous):
+        config.policy.begin(federation)
+    return federation
+
+
+def public_sets(config: Config, federation: Federation, is_server: bool) -> tuple[Split, ...]:
+    """Return the labelled sets that the server owns, for methods that evaluate uploads on them, or that have
+    a network beside the model; the latter at rank 0 only.
+    """
+    if config.algorithm.needs.inspect:
+        return federation.public()
+    if config.algorithm.auxiliary() is None or not is_server:
+        return ()
+    if sets := federation.public():
+        return sets
+    assert isinstance(federation, PoolFederation)
+    return (open_public(config.data, federation),)
+
+
+def build_model(config: Config, federation: Federation, public: tuple[Split, ...], device: str) -> Parts:
+    """Build the model, the network beside it, and what the method may know of the problem.
+
+    Args:
+        config: the run's.
+        federation: the clients' data.
+        public: the labelled sets that the server owns.
+        device: of the model, `cpu` or `cuda:i`.
+    """
+    init = initial_vectors(config, federation.shape, federation.num_classes)
+    module = config.model.build(federation.shape, federation.num_classes)
+    layout = Layout.of(module)
+    learner = Learner(
+        module,
+        device,
+        kernels=config.system.kernels,
+        graphs=config.system.cuda_graphs,
+        init=init(0),
+        auxiliary=_auxiliary(config, federation.shape, device),
+    )
+    problem = ProblemInfo(
+        num_clients=federation.num_clients,
+        num_classes=federation.num_classes,
+        num_samples=federation.sizes[:, 0].astype(np.int64),
+        layout=layout,
+        init=init,
+        groups=federation.groups if config.algorithm.needs.groups else None,
+        public=public_clients(federation, learner, config.local, public) if public else (),
+    )
+    return Parts(federation, problem, learner)
+
+
+def initial_vectors(config: Config, shape: tuple[int, int, int], num_classes: int) -> InitialVectors:
+    """Return j -> the j-th independent initial vector [d], addressed by the model seed."""
 
     def init(j: int) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]):
@@ -102,171 +236,121 @@ def initial_vectors(
     return init
 
 
-def device_of(config: Config, local_rank: int) -> str:
-    """Return the device of a rank: GPUs of a node in turn by local rank."""
-    if config.system.device == "cpu" or (config.system.device == "auto" and not torch.cuda.is_available()):
-        remedy = "CUDA graphs need a GPU, and this run trains on the CPU; leave them out"
-        require(not config.system.cuda_graphs, "system.cuda_graphs", True, remedy)
-        return "cpu"
-    remedy = "no GPU is visible to PyTorch here; take cpu or auto"
-    require(torch.cuda.is_available(), "system.device", config.system.device, remedy)
-    return f"cuda:{local_rank % torch.cuda.device_count()}"
-
-
-def check(config: Config, federation: Federation, problem: ProblemInfo) -> int:
-    """Raise `UserError` for what cannot run; return the cohort's size."""
-    needs, local = config.algorithm.needs, config.local
-    try:
-        config.algorithm.check(problem)
-    except UserError as error:
-        raise error.under("algorithm") from error
-    if needs.validation:
-        empty = np.flatnonzero(federation.sizes[:, 1] < 2)
-        remedy = f"client {empty[0] if len(empty) else 0} has no validation data, which this method needs"
-        require(not len(empty), "data.scenario.validation", 0, remedy)
-    if needs.plain_sgd:
-        plain = local.optimizer == "sgd" and local.momentum == 0
-        require(plain, "local.momentum", local.momentum, "this method needs plain SGD without momentum")
-    empty = np.flatnonzero(federation.sizes[:, 0] < 1)
-    require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
-    late = config.newcomers
-    together = not (late.share or late.groups) or isinstance(config.policy, Synchronous)
-    require(together, "newcomers.share", late.share, "newcomers join under policy rounds only")
-    truth = () if federation.groups is None else np.unique(federation.groups).tolist()
-    some = not late.groups or set(late.groups) < set(truth)
-    require(some, "newcomers.groups", list(late.groups), f"name some, not all, of the groups {truth}")
-    return cohort_size(config.participation, config.cohort_size, federation.num_clients)
-
-
-def auxiliary_learner(config: Config, federation: Federation, device: str | torch.device) -> Learner | None:
-    """Return the learner of the network beside the model; None where the method has none."""
+def _auxiliary(config: Config, shape: tuple[int, int, int], device: str) -> Learner | None:
+    """Return the network beside the model, for methods that name one."""
     options = dict(config.algorithm.auxiliary() or {})
     if not options:
         return None
-    build = AUTOENCODERS[options.pop("name")]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(config.seed.model, "auxiliary").entropy >> 65)
-        return Learner(build(**options).build(federation.shape), device)
+        return Learner(AUTOENCODERS[options.pop("name")](**options).build(shape), device)
 
 
-def with_public(
-    config: Config, federation: Federation, problem: ProblemInfo, learner: Learner, is_server: bool = True
-) -> ProblemInfo:
-    """Return the problem with the labelled sets that the server owns, where the method needs them."""
-    if config.algorithm.needs.inspect:
-        problem = replace(problem, public=public_clients(federation, learner, config.local))
-        remedy = "this method needs labelled sets of the server's own; take a scenario that has them (ccfl)"
-        require(bool(problem.public), "data.scenario", type(config.data.scenario).__name__, remedy)
-    elif learner.auxiliary is not None and is_server:
-        images = federation.public()
-        if not images:
-            assert isinstance(federation, PoolFederation)
-            images = (open_public(config.data, federation),)
-        problem = replace(problem, public=public_clients(federation, learner, config.local, images))
-    return problem
+# -- checks --------------------------------------------------------------------------------------------------
 
 
-def _settle(config: Config, transport: Transport) -> None:
-    """Take the threads asked for; refuse another number of ranks than is asked for."""
-    torch.set_num_threads(threads_of(transport, config.system.threads))
-    wanted = config.system.ranks
-    if wanted not in (None, transport.size):
-        remedy = f"this job has {transport.size}; start it with mpirun -n {wanted}, or leave the key out"
-        raise UserError("system.ranks", wanted, remedy)
+def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisions:
+    """Check that data, model, method, policy and clock fit, and decide what follows from them; on rank 0.
 
+    Args:
+        config: the run's.
+        parts: what rank 0 built.
+        memory: as `check_resources` returned it.
+        num_ranks: of the job.
 
-def _take_device(config: Config, transport: Transport) -> str:
-    """Return this rank's device, ready for use."""
-    device = device_of(config, getattr(transport, "local_rank", 0))
-    if device != CPU:
-        torch.cuda.set_device(device)  # page-locked memory, and MPI, would open a context on another GPU
-    if config.system.deterministic:
-        settle(torch.device(device))
-    return device
-
-
-def _seats(transport: Transport, device: str, compiled: bool) -> tuple[Place, ...]:
-    """Return the places of all ranks on rank 0, none elsewhere; refuse a rank several GPUs of its own."""
-    if "ready" not in transport.started:  # of a study, only the first case starts anything
-        now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
-        transport.started = {**transport.started, **now}
-    places = transport.gather(place(transport, device), "start")
-    on_server(transport, lambda: check_places(places or (), compiled))
-    return tuple(places or ())
-
-
-def prepare(config: Config, transport: Transport, say: Callable[[str], None]) -> RunContext:
-    """Open data, build the model, check that everything fits; every rank calls."""
-    _settle(config, transport)
-    federation = None
-    if transport.is_server:
-        federation = _open_or_error(config, say)
-    problem = transport.bcast(federation if isinstance(federation, UserError) else None, "start")
-    if problem is not None:
-        raise problem
-    if not isinstance(federation, Federation):
-        federation = _open(config)
-    if isinstance(federation, PoolFederation):
-        federation.keep(config.system.sample_cache_mb)
-    begin(config, federation)
-    init = initial_vectors(config, federation.shape, federation.num_classes)
-
-    def built() -> None:
-        model = config.model.build(federation.shape, federation.num_classes)
-        with torch.no_grad():
-            model.eval()(federation.client(0).train.x[:2])
-
-    on_server(transport, built)
-    model = config.model.build(federation.shape, federation.num_classes)
-    start = init(0)
-    problem = ProblemInfo(
-        num_clients=federation.num_clients,
-        num_classes=federation.num_classes,
-        num_samples=federation.sizes[:, 0].astype(np.int64),
-        layout=Layout.of(model),
-        init=init,
-        groups=federation.groups if config.algorithm.needs.groups else None,
-    )
-    num_sampled = on_server(transport, lambda: check(config, federation, problem))
-    device = _take_device(config, transport)
-    if config.algorithm.auxiliary() is not None:  # what is wrong with it must be said on every rank
-        on_server(transport, lambda: auxiliary_learner(config, federation, device) and None)
-    learner = Learner(
-        model,
-        device,
-        kernels=config.system.kernels,
-        graphs=config.system.cuda_graphs,
-        init=start,
-        auxiliary=auxiliary_learner(config, federation, device),
-    )
-    places = _seats(transport, device, config.system.kernels)
-    memory = on_server(transport, lambda: mpi_memory(config.system.mpi_memory, places))
-    if config.algorithm.auxiliary() is not None:
-        on_server(transport, lambda: with_public(config, federation, problem, learner) and None)
-    problem = with_public(config, federation, problem, learner, transport.is_server)
-    return RunContext(config, transport, federation, problem, learner, num_sampled, places, memory)
-
-
-def _open_or_error(config: Config, say: Callable[[str], None]) -> Federation | UserError:
-    """Open the data on rank 0, preparing them if need be."""
+    Raises:
+        UserError: names the key, its value and a remedy.
+    """
+    algorithm, federation, problem = config.algorithm, parts.federation, parts.problem
+    sizes, local = federation.sizes, config.local
+    with torch.no_grad():
+        module = config.model.build(federation.shape, federation.num_classes)
+        module.eval()(federation.client(0).train.x[:2])
     try:
-        return open_federation(config.data, config.seed.data, say)
+        algorithm.check(problem)
     except UserError as error:
-        return error
+        raise error.under("algorithm") from error
+    remedy = "this method needs labelled sets of the server's own; take a scenario that has them (ccfl)"
+    has_public = bool(problem.public) or not algorithm.needs.inspect
+    require(has_public, "data.scenario", type(config.data.scenario).__name__, remedy)
+    if algorithm.needs.validation:
+        empty = np.flatnonzero(sizes[:, 1] < 2)
+        remedy = f"client {empty[0] if len(empty) else 0} has no validation data, which this method needs"
+        require(not len(empty), "data.scenario.validation", 0, remedy)
+    if algorithm.needs.plain_sgd:
+        plain = local.optimizer == "sgd" and local.momentum == 0
+        require(plain, "local.momentum", local.momentum, "this method needs plain SGD without momentum")
+    empty = np.flatnonzero(sizes[:, 0] < 1)
+    require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
+    num_sampled = cohort_size(config.participation, config.cohort_size, problem.num_clients)
+    return Decisions(
+        num_sampled=num_sampled,
+        absent=_check_absent(config, federation),
+        mpi_memory=memory,
+        clock=_check_times(config, parts, num_sampled),
+        stack=_check_stack(config, parts, max(1, num_sampled // max(1, num_ranks - 1))),
+    )
 
 
-def _open(config: Config) -> Federation:
-    """Open the data that rank 0 prepared; prepare them again where its files cannot be seen."""
-    try:
-        return open_federation(config.data, config.seed.data, build=False)
-    except CacheMissing:
-        return open_federation(config.data, config.seed.data)
+def _check_absent(config: Config, federation: Federation) -> tuple[int, ...]:
+    """Return the clients that are not there at first."""
+    wanted = config.newcomers
+    rounds = not (wanted.share or wanted.groups) or isinstance(config.policy, Synchronous)
+    require(rounds, "newcomers.share", wanted.share, "newcomers join under policy rounds only")
+    if not wanted.groups:
+        return newcomers(wanted.share, federation.num_clients, key(config.seed.system))
+    groups = np.zeros(0) if federation.groups is None else federation.groups
+    known = np.unique(groups).tolist()
+    some = set(wanted.groups) < set(known)
+    require(some, "newcomers.groups", list(wanted.groups), f"name some, not all, of the groups {known}")
+    return tuple(np.flatnonzero(np.isin(groups, wanted.groups)).tolist())
+
+
+def _check_times(config: Config, parts: Parts, num_sampled: int) -> Clock | None:
+    """Return the clock of an asynchronous run, None for rounds."""
+    n, duration = parts.problem.num_clients, visit_duration_of(config, parts.problem)
+    for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
+        duration.end(k, 0, 0.0)
+    if isinstance(config.policy, Synchronous):
+        return None
+    remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
+    require(not config.network.shared, "network.cast", config.network.cast, remedy)
+    check_sections(config)
+    config.policy.concurrency(n, num_sampled)
+    duration = config.policy.paced(duration, parts.federation)
+    return open_clock(config.clock, config.policy, duration, n, key(config.seed.system))
+
+
+def _check_stack(config: Config, parts: Parts, most: int) -> int:
+    """Return how many clients are trained together, measured where that is asked for.
+
+    Args:
+        config: the run's.
+        parts: what rank 0 built.
+        most: clients of a round at each worker.
+    """
+    asked, synchronous = config.system.stack, isinstance(config.policy, Synchronous)
+    if asked > 1:
+        require(synchronous, "system.stack", asked, "clients are stacked under policy rounds only; take 1")
+        remedy = "a model with dropout, batch norm, buffers or hooks cannot be stacked; take 1"
+        require(stackable(parts.learner.flat.module), "system.stack", asked, remedy)
+    if asked or not synchronous:
+        return max(asked, 1)
+    typical = int(np.argsort(parts.federation.sizes[:, 0])[parts.problem.num_clients // 2])
+    return pick_stack(parts.learner, parts.federation.client(typical).train, config.local, most)
+
+
+# -- what runs it --------------------------------------------------------------------------------------------
 
 
 def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
-    """Return what takes the server steps of a context."""
-    config, system = context.config, context.config.system
-    shuffle = None if system.placement_seed is None else key(system.placement_seed, "shuffle")
+    """Return what takes the server steps of a run; every rank calls.
+
+    Args:
+        context: of the run.
+        store: what clients keep between their visits.
+    """
+    config, system, decisions = context.config, context.config.system, context.decisions
     return ServerStep(
         StepConfig(
             transport=context.transport,
@@ -279,131 +363,54 @@ def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
             seed=key(config.seed.training),
             exact=system.sums == "exact",
             collective=None if system.collective == "auto" else system.collective,
-            shuffle=shuffle,
-            absent=context.late,
+            shuffle=None if system.placement_seed is None else key(system.placement_seed, "shuffle"),
+            absent=decisions.absent,
             finetune_epochs=config.evaluation.finetune_epochs,
             payload=config.payload,
             costs=costs_of(system.cost, context.transport),
-            stack=context.stack or stack_of(context),
+            stack=decisions.stack,
             drops=config.on_client_error == DROP,
-            direct=context.mpi_memory == DEVICE,
+            direct=decisions.mpi_memory == DEVICE,
         )
     )
 
 
-def run(
-    config: Config,
-    transport: Transport,
-    quiet: bool = False,
-    resumed: Path | None = None,
-    bind_report: bool = False,
-    from_start: bool = True,
-) -> Path | None:
-    """Run a configuration over all ranks; return the run folder on rank 0.
+def build_engine(
+    context: RunContext,
+    server_step: ServerStep,
+    on_events: Callable[[Sequence[dict[str, Any]]], None] = lambda rows: None,
+    checkpointer: Checkpointer | None = None,
+) -> Rounds | Events:
+    """Return what drives the server steps: rounds, or events under a policy and a clock.
 
     Args:
-        resumed: the folder of a run to go on with. bind_report: print where every rank is.
-        from_start: whether a run that has written no checkpoint begins again.
+        context: of the run.
+        server_step: as `build_server_step` returned it.
+        on_events: is given the rows of events.csv as they come, on rank 0.
+        checkpointer: writes the state between steps; None writes nothing.
     """
-    start = perf_counter()
-    quiet = quiet or not transport.is_server
-    bar = Progress(config.rounds, config.name, quiet, bar=transport.size == 1)
-    transport.watch(config.system.stopped_timeout_s)
-    with bar as progress, Signals() as signals:
-        context = prepare(config, transport, progress.say)
-        if bind_report and context.places:
-            print(table(context.places), flush=True)
-        clock = on_server(transport, lambda: check_engine(context))
-        if isinstance(config.clock, Replay) and not isinstance(config.policy, Synchronous):
-            progress.say(f"times are those of {config.clock.trace}, not of delay, network and availability")
-        context = replace(context, stack=stack_of(context))
-        if context.identity:
-            progress.say(line(context.identity))
-            _say_problem(config)
-        if config.system.scratch is not None:
-            _check_scratch(config.system.scratch, transport)
-        folder = on_server(transport, lambda: resumed or _new_folder(context))
-        keeper = Checkpoints(folder, config, context.identity, signals, progress.say)
-        begin = partial(keeper.find, from_start) if resumed else keeper.create
-        saved = on_server(transport, begin, everywhere=False)
-        token = on_server(transport, lambda: f"{keeper.identity}-{secrets.token_hex(4)}")
-        store = ClientStore(token, config.system.scratch, keeper.clients)
-        log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
-        dog = Watchdog(config.system.watchdog_s, lambda: transport.alive, log)
-        with closing(keeper), closing(store), RankLog(log, transport.is_server):
-            server_step = build_server_step(context, store)
-            recorder = keeper.recorder = Recorder(folder, context.federation) if transport.is_server else None
-            if saved is not None and recorder is not None:
-                keeper.restore(recorder)
-            driver = engine(context, server_step, recorder, clock, keeper)
-            with dog:
-                server = driver.run(_observer(context, server_step, recorder, progress), saved)
-            more = driver.summary() if isinstance(driver, Events) and transport.is_server else {}
-            finish(context, server_step, recorder, server, start, more)
-        if recorder is not None:
-            keeper.done()
-            progress.say(f"results: {folder}")
-        return folder if recorder is not None else None
-
-
-def _say_problem(config: Config) -> None:
-    """Say, once in a process, that numbers are not those that the loops in C give."""
-    if bindings.PROBLEM and config.system.kernels and config.system.device != "cuda":
-        once(f"{bindings.PROBLEM}; PyTorch trains instead: slower, with other last bits and another digest")
-
-
-once = cache(aloud)
-
-
-def _check_scratch(scratch: str, transport: Transport) -> None:
-    """Raise `UserError` where a rank cannot write to its scratch folder, before the run folder is made."""
-    fault = None
-    try:
-        Path(scratch).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=scratch).close()
-    except OSError as error:
-        fault = f"cannot be written ({error.strerror}) on {socket.gethostname()}; give another folder"
-    faults = transport.gather(fault, "start")
-
-    def evaluate() -> None:
-        first = next((f for f in faults or () if f), None)
-        require(first is None, "system.scratch", scratch, str(first))
-
-    on_server(transport, evaluate)
-
-
-def _new_folder(context: RunContext) -> Path:
-    config = context.config
-    folder = folders.create(config.output.folder, config.name, config.output.id)
-    (folder / "config.yaml").write_text(loader.dump(config))
-    return folder
-
-
-def _observer(
-    context: RunContext, server_step: ServerStep, recorder: Recorder | None, progress: Progress
-) -> Callable[[Record], None]:
-    def observe(record: Record) -> None:
-        note = ""
-        if recorder is not None and record.scores is not None:
-            ledger = server_step.ledger
-            traffic = {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")}
-            row = recorder.record_evaluation(
-                record.step,
-                record.seconds,
-                record.scores,
-                record.evaluated_clients,
-                context.config.algorithm.labels(record.server),
-                {**record.train, **figures(context, record, server_step.visits)},
-                traffic,
-                record.timing,
-                record.virtual_seconds,
-                context.config.algorithm.placed(record.server, server_step.visits > 0),
-            )
-            note = f"accuracy {row['accuracy_mean']:.4f}  worst {row['accuracy_worst']:.4f}"
-            if context.federation.groups is not None:
-                note += f"  ARI {row['ari']:.2f}"
-                note += f" without {row['num_unplaced']} unplaced clients" if row["num_unplaced"] else ""
-            note += f"  clusters {row['num_clusters']}"
-        progress.step(record.step, note)
-
-    return observe
+    config, clock = context.config, context.decisions.clock
+    if clock is None:
+        return Rounds(
+            server_step=server_step,
+            sampler=context.sampler,
+            num_rounds=config.rounds,
+            evaluated_clients=context.evaluated_clients,
+            judge_every=config.evaluation.every,
+            judge_first=config.evaluation.at_start,
+            duration=context.duration,
+            checkpointer=checkpointer or Never(),
+        )
+    return Events(
+        server_step=server_step,
+        policy=config.policy,
+        clock=clock,
+        sampler=context.sampler,
+        num_steps=config.rounds,
+        evaluated_clients=context.evaluated_clients,
+        judge_every=config.evaluation.every,
+        judge_first=config.evaluation.at_start,
+        key=context.system_key,
+        on_events=on_events,
+        checkpointer=checkpointer,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import exp
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ from mpifl.data import PoolFederation
 from mpifl.results.metrics import load
 from mpifl.traffic.ledger import count_numbers
 
-if TYPE_CHECKING:
-    from .build import RunContext
+from .context import RunContext
 
 FLOAT_BYTES = 4
 MPI_BYTES = 16 << 20  # of the library and its buffers; measured with Open MPI 5 and a handful of ranks
@@ -101,7 +99,7 @@ def footprint(base: Base, held: Held, context: RunContext, ranks: int) -> tuple[
     """Return the peak resident bytes of rank 0 and of the busiest worker."""
     workers = max(1, ranks - 1)
     met = _share_met(context, workers)
-    uploads = max(held.upload * -(-context.num_sampled // workers), held.fingerprints // workers)
+    uploads = max(held.upload * -(-context.decisions.num_sampled // workers), held.fingerprints // workers)
     # old and new rows, and at the end or when it starts the same once more
     serving = base.recording + 4 * held.rows + held.spread + held.algorithm_state + held.pairs
     # spread rows have two places; a message is copied when it is read and when it arrives
@@ -121,7 +119,7 @@ def table_bytes(table: torch.Tensor, mixed: bool) -> int:
 
 def _share_met(context: RunContext, workers: int) -> float:
     """Return the share of the clients that a worker has met after all rounds."""
-    visits = context.config.rounds * context.num_sampled / workers
+    visits = context.config.rounds * context.decisions.num_sampled / workers
     return 1 - exp(-visits / context.problem.num_clients)
 
 

@@ -25,7 +25,8 @@ from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.types import Notes, Report, Server
 
 from . import loader
-from .build import RunContext, prepare
+from .build import build
+from .context import RunContext
 from .memory_forecast import Base, Held, footprint
 from .schema import Config
 from .traffic_forecast import Expected, empty_report, expect, first_server, without_training
@@ -36,18 +37,19 @@ NUMBER_BYTES = 4  # float32
 def describe(config: Config, transport: Transport) -> str:
     """Return a page about a run; every rank calls, rank 0's page counts."""
     asked = config.system.ranks
-    here = replace(config, system=replace(config.system, ranks=None, mpi_memory="main"))
-    context = replace(prepare(here, transport, lambda text: None), config=config)
+    system = config.system
+    here = replace(system, ranks=None, mpi_memory="main", scratch=None, stack=system.stack or 1)
+    context = replace(build(replace(config, system=here), transport), config=config)
     base = Base.measured(context) if transport.is_server else None
-    context = without_training(context)
     costs = _costs(context)
     if base is None:
         return ""
+    context = without_training(context)
     server, fingerprint_bytes = first_server(context)
     report = empty_report(context, server, 0)
     plan = context.config.algorithm.aggregate(server, notes_of(context, server, report))
     tree = loader.to_tree(config)
-    n, m, d = context.problem.num_clients, context.num_sampled, context.problem.layout.size
+    n, m, d = context.problem.num_clients, context.decisions.num_sampled, context.problem.layout.size
     lines = [
         f"{config.name}: {tree['algorithm']['name']} on {tree['data']['source']['name']}, "
         f"{tree['data']['scenario']['name']}, model {tree['model']['name']}",
@@ -90,7 +92,7 @@ def ranks_of(context: RunContext) -> int:
 def notes_of(context: RunContext, server: Server, report: Report) -> Notes:
     """Return notes as if the whole cohort had sent `report`."""
     algorithm, public = context.config.algorithm, context.problem.public
-    m, needs = 1 if algorithm.needs.one_by_one else context.num_sampled, algorithm.needs
+    m, needs = 1 if algorithm.needs.one_by_one else context.decisions.num_sampled, algorithm.needs
     clients = np.arange(m)
     columns: dict[str, np.ndarray] = {name: np.stack([np.asarray(v)] * m) for name, v in report.notes.items()}
     if needs.inspect:

@@ -30,8 +30,8 @@ from mpifl.results.reader import load, read_rows
 from mpifl.results.study_figure import Curve, draw
 
 from . import loader
-from .build import run
 from .retime import same_training, written
+from .run import run
 from .schema import Config, check_sections
 
 STUDY = "study.yaml"  # in the study's folder: what it was begun with

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,11 @@ from mpifl.aggregation.tables import read_rows
 from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, Vector
-from mpifl.simulation.policies import Synchronous
-from mpifl.simulation.sampling import Sampler
 from mpifl.traffic.codec import download_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
 from mpifl.training import LocalClient, public_clients
 
-if TYPE_CHECKING:
-    from .build import RunContext
+from .context import RunContext
 
 UNDER_WAY = "which visits are under way at the end: they have downloaded and not uploaded"
 
@@ -47,9 +44,10 @@ class Expected:
 def without_training(context: RunContext) -> RunContext:
     """Return a context whose clients, those of the server's own sets too, train for no step."""
     learner = context.learner.without_training()
-    splits = [client.data.train for client in context.problem.public]
-    public = public_clients(context.federation, learner, context.config.local, splits)
-    return replace(context, learner=learner, problem=replace(context.problem, public=public))
+    sets = [client.data.train for client in context.problem.public]
+    public = public_clients(context.federation, learner, context.config.local, sets)
+    problem = replace(context.problem, public=public)
+    return replace(context, parts=replace(context.parts, learner=learner, problem=problem))
 
 
 def first_server(context: RunContext) -> tuple[Server, tuple[int, int]]:
@@ -78,7 +76,7 @@ def first_server(context: RunContext) -> tuple[Server, tuple[int, int]]:
 def initial_clients_of(context: RunContext) -> np.ndarray:
     """Return who gives one-shot statistics before training."""
     everyone = np.arange(context.problem.num_clients)
-    if not (context.config.algorithm.needs.newcomers and isinstance(context.config.policy, Synchronous)):
+    if not (context.config.algorithm.needs.newcomers and context.is_synchronous):
         return everyone
     return context.config.algorithm.initial_clients(
         context.problem, everyone, key(context.config.seed.training, "founders")
@@ -138,10 +136,10 @@ def empty_report(context: RunContext, server: Server, k: int) -> Report:
 def round_bytes(context: RunContext, server: Server, report: Report) -> tuple[int, int]:
     """Return the federation's bytes (down, up) of one round, unicast."""
     algorithm, payload = context.config.algorithm, context.config.payload
-    reads = [algorithm.reads(server, k) for k in range(context.num_sampled)]
+    reads = [algorithm.reads(server, k) for k in range(context.decisions.num_sampled)]
     widths = {name: table.shape[1] for name, table in server.tables.items()}
     down = sum(download_bytes(r, widths, payload) for r in reads)
-    return down, context.num_sampled * upload_bytes(payload, report, message_to(context, server, 0))
+    return down, context.decisions.num_sampled * upload_bytes(payload, report, message_to(context, server, 0))
 
 
 def expect(context: RunContext, server: Server, once: tuple[int, int], report: Report) -> Expected:
@@ -153,7 +151,7 @@ def expect(context: RunContext, server: Server, once: tuple[int, int], report: R
     config, name = context.config, type(context.config.algorithm).__name__
     each = round_bytes(context, server, report)
     down, up = (config.rounds * size for size in each)
-    if not isinstance(config.policy, Synchronous):
+    if not context.is_synchronous:
         return Expected(once, each, None, UNDER_WAY)
     if config.newcomers.share or config.newcomers.groups:
         return Expected(once, each, None, "who is drawn when newcomers join")
@@ -166,10 +164,10 @@ def expect(context: RunContext, server: Server, once: tuple[int, int], report: R
 
 def settled(context: RunContext, ledger: Ledger) -> dict[str, Any]:
     """Return what a run was to send, and why it did not, for its summary; on rank 0, after the run."""
-    context = without_training(context)
     e = Expected((0, 0), (0, 0), None, UNDER_WAY)
     try:
-        if isinstance(context.config.policy, Synchronous):
+        context = without_training(context)
+        if context.is_synchronous:
             server, once = first_server(context)
             e = expect(context, server, once, empty_report(context, server, 0))
     except Exception as error:  # a method's own; a finished run is not lost for want of a forecast
@@ -186,9 +184,7 @@ Bytes = tuple[int, int]
 
 def cohorts(context: RunContext) -> list[np.ndarray]:
     """Return who takes part in each round."""
-    config, n = context.config, context.problem.num_clients
-    draw = Sampler(n, context.num_sampled, key(config.seed.system), context.late, config.newcomers.joins)
-    return [draw(step) for step in range(1, config.rounds + 1)]
+    return [context.sampler(step) for step in range(1, context.config.rounds + 1)]
 
 
 def _emdcfl(context: RunContext) -> Bytes:
@@ -205,7 +201,7 @@ def _emdcfl(context: RunContext) -> Bytes:
     images = [np.minimum(sizes[:, column], a.sample_cap) for column in (0, int(a.against == "val"))]
     seen = np.zeros(0, np.int64)
     for step, cohort in enumerate(cohorts(context)):
-        if step and len(seen) == context.problem.num_clients == context.num_sampled:
+        if step and len(seen) == context.problem.num_clients == context.decisions.num_sampled:
             break
         seen = np.union1d(seen, cohort)
         pairs = len(seen) * (len(seen) - 1)
@@ -220,7 +216,7 @@ def _fedfomo(context: RunContext) -> Bytes:
     """From round 2 on, M models down and M gains up."""
     a: Any = context.config.algorithm
     payload, m = context.config.payload, a.num_models
-    visits = (context.config.rounds - 1) * context.num_sampled
+    visits = (context.config.rounds - 1) * context.decisions.num_sampled
     return visits * payload.size(m * context.problem.layout.size, m), visits * payload.size(m, note=True)
 
 

@@ -14,8 +14,8 @@ import torch
 from mpifl.comm import Transport, on_server
 from mpifl.comm.monitoring import KINDS, Monitor
 from mpifl.core.errors import require
-from mpifl.experiment.build import run
 from mpifl.experiment.loader import from_tree, merged
+from mpifl.experiment.run import run
 from mpifl.experiment.schema import Config
 
 TINY: dict[str, Any] = {  # a second: digits come with scikit-learn

@@ -19,7 +19,7 @@ from mpifl.algorithms.ccfl import CCFL
 from mpifl.algorithms.fedsoft_async import FedSoftAsync
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
-from mpifl.experiment import engines as driver
+from mpifl.experiment.run import figures
 
 
 def owned(target: float, num_samples: int) -> byhand.Quadratic:
@@ -105,12 +105,12 @@ def test_the_server_appraises_each_model_on_its_own_set_when_it_changed():
     assert_allclose(old.algorithm_state["own"], [77, 32])
 
 
-# ---- what the driver tells of both
+# ---- the figures of both
 
 
 @pytest.fixture
-def bench():
-    """Return a bench of two clients whose true mixtures are (1/2, 1/2) at visit 2 and (1, 0) at visit 0."""
+def context():
+    """Return a run of two clients whose true mixtures are (1/2, 1/2) at visit 2 and (1, 0) at visit 0."""
     truth = {(0, 2): [0.5, 0.5], (1, 0): [1.0, 0.0]}
 
     def evaluate(vector, split):
@@ -119,17 +119,17 @@ def bench():
     federation = SimpleNamespace(
         mixture=lambda k, visit: np.array(truth[k, visit]), group_test_sets=lambda: ("a", "b")
     )
-    world = SimpleNamespace(public=[SimpleNamespace(evaluate=evaluate)])
-    return SimpleNamespace(config=SimpleNamespace(algorithm=CCFL()), federation=federation, world=world)
+    problem = SimpleNamespace(public=[SimpleNamespace(evaluate=evaluate)])
+    return SimpleNamespace(config=SimpleNamespace(algorithm=CCFL()), federation=federation, problem=problem)
 
 
-def test_the_estimate_is_compared_with_the_truth_of_the_last_visit(bench):
+def test_the_estimate_is_compared_with_the_truth_of_the_last_visit(context):
     """Visits 3 and 0: KL((1/2, 1/2) || (1/4, 3/4)) = ln(4/3) / 2 and KL((1, 0) || (1/2, 1/2)) = ln 2, halved.
 
     Rows 0 and 1 score 0.9 and 0.7 on the test sets of their own groups.
     """
     server = byhand.server(2, {"u": [[0.25, 0.75], [0.5, 0.5]]}, model=[[0.0], [1.0]])
     record = SimpleNamespace(server=server, evaluated_clients=np.arange(2))
-    found = driver.figures(bench, record, np.array([3, 0]))
+    found = figures(context, record, np.array([3, 0]))
     assert_allclose(found["mixture_kl"], (np.log(4 / 3) / 2 + np.log(2)) / 2)
     assert_allclose(found["accuracy_cluster"], 0.8)

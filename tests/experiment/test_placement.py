@@ -9,7 +9,6 @@ import torch
 from support import worlds
 from support.runs import CONFIG
 
-from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import build as experiment
@@ -66,8 +65,9 @@ def test_a_rank_makes_its_gpu_the_current_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     transport = Single()
     transport.local_rank = 3
-    config = worlds.config_of(CATALOGUE["fedavg"](), system=SystemConfig(deterministic=False))
-    assert experiment._take_device(config, transport) == "cuda:1"
+    monkeypatch.setattr(experiment, "place", lambda transport, device: {})
+    system = SystemConfig(deterministic=False)
+    assert experiment.take_resources(system, transport).device == "cuda:1"
     assert chosen == ["cuda:1"]
 
 

@@ -13,7 +13,6 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.build import initial_vectors
-from mpifl.experiment.engines import evaluated_clients
 from mpifl.experiment.schema import EvaluationConfig, Seeds, SystemConfig
 from mpifl.models import MODELS
 
@@ -52,8 +51,8 @@ def test_initial_weights_are_independent_and_draw_nothing_from_the_process():
 )
 def test_judged_clients_are_evenly_spaced_from_the_first_to_the_last(asked, clients):
     config = worlds.config_of(CATALOGUE["fedavg"](), evaluation=EvaluationConfig(clients=asked))
-    bench = worlds.bench_of(config, worlds.Tiny(7, 1), Single())
-    assert_array_equal(evaluated_clients(bench), np.array(clients))
+    context = worlds.context_of(config, worlds.Tiny(7, 1))
+    assert_array_equal(context.evaluated_clients, np.array(clients))
 
 
 class Normed:

@@ -13,7 +13,7 @@ import pytest
 from mpifl.cli import main
 from mpifl.comm import Single
 from mpifl.core.errors import Stopped, UserError
-from mpifl.experiment import build as experiment
+from mpifl.experiment import run as running
 from mpifl.experiment.loader import load
 from mpifl.experiment.sweep import cases, over_seeds, study, table
 from mpifl.results.study_figure import Curve
@@ -29,7 +29,7 @@ def test_each_run_of_a_job_counts_its_own_bytes(tmp_path):
     for name in ("a", "b"):
         transport.traffic("send", "test", sent=5, messages=1)
         config = load(TINY, ["--output.folder", str(tmp_path), "--output.id", name])
-        folder = experiment.run(config, transport, quiet=True)
+        folder = running.run(config, transport, quiet=True)
         counted.append(json.loads((folder / "summary.json").read_text())["mpi_bytes"])
     assert counted == [5, 5]
 
@@ -74,7 +74,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, ca
         "constant",
     ]
     whole = study(TINY, [*options, "--output.id", "whole"], Single(), quiet=True)
-    real, calls = experiment.run, []
+    real, calls = running.run, []
 
     def stopped(*args):
         calls.append(args)
@@ -110,15 +110,15 @@ def test_a_study_takes_no_options_when_it_goes_on(tmp_path, capsys):
 
 
 def test_a_study_keeps_nothing_of_the_cases_before(tmp_path, monkeypatch):
-    real, alive, held = experiment.prepare, [], []
+    real, alive, held = running.build, [], []
 
-    def prepare(*args):
+    def build(*args):
         held.append(sum(ref() is not None for ref in alive))
-        bench = real(*args)
-        alive.append(weakref.ref(bench.learner))
-        return bench
+        context = real(*args)
+        alive.append(weakref.ref(context.learner))
+        return context
 
-    monkeypatch.setattr(experiment, "prepare", prepare)
+    monkeypatch.setattr(running, "build", build)
     options = ["--vary", "{seed: [0, 1, 2]}", "--output.folder", str(tmp_path)]
     study(TINY, options, Single(), quiet=True)
     assert held == [0, 0, 0]

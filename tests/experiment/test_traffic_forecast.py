@@ -7,7 +7,6 @@ from support import pretended, worlds
 from support.cases import OPTIONS
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm import Single
 from mpifl.experiment import traffic_forecast as expected
 from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
@@ -21,9 +20,9 @@ def foretold(name: str, options: dict[str, object] | None = None, **changes) -> 
     """Return what is expected of three rounds."""
     method = CATALOGUE[name](**(OPTIONS.get(name, {}) if options is None else options))
     config = worlds.config_of(method, rounds=ROUNDS, **changes)
-    bench = expected.without_training(worlds.bench_of(config, worlds.Tiny(), Single()))
-    server, once = expected.first_server(bench)
-    return expected.expect(bench, server, once, expected.empty_report(bench, server, 0))
+    context = expected.without_training(worlds.context_of(config, worlds.Tiny()))
+    server, once = expected.first_server(context)
+    return expected.expect(context, server, once, expected.empty_report(context, server, 0))
 
 
 def sent(name: str, folder, **changes) -> tuple[int, int]:
@@ -73,6 +72,6 @@ def test_a_finished_run_is_not_lost_for_want_of_a_forecast(tmp_path):
             """Fail."""
             raise ZeroDivisionError("no rows")
 
-    bench = worlds.bench_of(worlds.config_of(Stumbling()), worlds.Tiny(), Single())
-    said = expected.settled(bench, Ledger(6))
+    context = worlds.context_of(worlds.config_of(Stumbling()), worlds.Tiny())
+    said = expected.settled(context, Ledger(6))
     assert said == {"down": None, "up": None, "why": "no forecast: ZeroDivisionError: no rows"}

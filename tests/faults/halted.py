@@ -9,12 +9,10 @@ from typing import Any
 from support import worlds
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.comm import Single
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import Stopped
 from mpifl.core.federation import Federation
-from mpifl.experiment import build as experiment
-from mpifl.experiment import engines as driver
+from mpifl.experiment.build import build_engine, build_server_step
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.runtime.asynchronous import Events
@@ -72,14 +70,12 @@ def run(
     """Run an engine for some steps; stop and write after step `at` (-1: never); go on from `saved`."""
     policy = EveryArrival() if algorithm.needs.one_by_one else Synchronous()
     asked = {"rounds": steps, "policy": policy, "evaluation": EvaluationConfig(every=1)} | changes
-    bench = worlds.bench_of(worlds.config_of(algorithm, **asked), federation, Single())
+    context = worlds.context_of(worlds.config_of(algorithm, **asked), federation)
     disk = Disk(folder, at)
     token = "again" if saved else "first"
-    server_step = experiment.build_server_step(bench, ClientStore(token, str(folder), disk.clients))
-    engine = driver.engine(bench, server_step, None, driver.check(bench), disk)
-    out = worlds.Run(server_step, engine=engine)
-    if isinstance(engine, Events):
-        engine.on_events = out.arrivals.extend
+    server_step = build_server_step(context, ClientStore(token, str(folder), disk.clients))
+    out = worlds.Run(server_step)
+    out.engine = engine = build_engine(context, server_step, out.arrivals.extend, disk)
     try:
         engine.run(out.observe, saved)
     except Stopped:

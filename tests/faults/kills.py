@@ -21,7 +21,7 @@ from mpifl.aggregation import client_store as store
 from mpifl.comm.mpi_startup import starting
 from mpifl.data import prepared_cache as cache
 from mpifl.experiment import build as experiment
-from mpifl.experiment import finish as finishing
+from mpifl.experiment import run as running
 from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results import recorder
 from mpifl.results import run_folder as folder
@@ -30,7 +30,7 @@ from mpifl.runtime.worker import Worker
 SERVER_MOMENTS = {  # where rank 0 comes by: (owner, name) of the calls
     "data": [(cache, "save"), (cache, "_publish"), (experiment, "open_federation")],
     "checkpoint": [(checkpoint, "settled"), (checkpoint, "prune")],
-    "end": [(recorder, "write_csv"), (folder, "write_json"), (finishing, "_together")],
+    "end": [(recorder, "write_csv"), (folder, "write_json"), (running, "collect")],
 }
 HERE = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
 

@@ -39,11 +39,11 @@ def accepted(*arguments: Any) -> Any:
 def answered(case: dict[str, Any], errors: Path) -> dict[str, Any]:
     """Run one case; return its exit code, what it said and how long it took."""
     from mpifl.cli import STOPPED, main
-    from mpifl.experiment import build as experiment
+    from mpifl.experiment import run as running
 
-    engine = experiment.engine
+    engine = running.build_engine
     if not case["trains"]:
-        experiment.engine = accepted  # type: ignore[assignment]
+        running.build_engine = accepted  # type: ignore[assignment]
     before = dict(os.environ)
     os.environ.update(case["variables"])
     start, cpu = time.perf_counter(), time.process_time()
@@ -67,7 +67,7 @@ def answered(case: dict[str, Any], errors: Path) -> dict[str, Any]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(file)
-        experiment.engine = engine
+        running.build_engine = engine
         os.environ.clear()
         os.environ.update(before)
     spent = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}

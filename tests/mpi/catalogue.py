@@ -21,8 +21,7 @@ from support.cases import CASES, named
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.registry import CATALOGUE, flt
 from mpifl.comm import Transport, connect
-from mpifl.experiment import build as experiment
-from mpifl.experiment import engines as driver
+from mpifl.experiment.build import build_engine, build_server_step
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results.recorder import digest
 from mpifl.runtime.synchronous import Record
@@ -38,10 +37,11 @@ def digest_of(
     config = worlds.config_of(
         algorithm, participation=0.5, evaluation=EvaluationConfig(every=0), **asynchronous
     )
-    bench = replace(worlds.bench_of(config, worlds.Tiny(), transport), mpi_memory=memory)
-    server_step = experiment.build_server_step(bench, ClientStore("test", str(folder)))
+    context = worlds.context_of(config, worlds.Tiny(), transport)
+    context = replace(context, decisions=replace(context.decisions, mpi_memory=memory))
+    server_step = build_server_step(context, ClientStore("test", str(folder)))
     records: list[Record] = []
-    server = driver.engine(bench, server_step, None, driver.check(bench)).run(records.append)
+    server = build_engine(context, server_step).run(records.append)
     names = transport.bcast(sorted(server.tables) if server is not None else None, "test")
     tables = {table: server_step.tables.whole(table) for table in names}
     if server is None:

@@ -9,8 +9,8 @@ import pytest
 from support.runs import CONFIG
 
 from mpifl import cli
-from mpifl.experiment import build as experiment
 from mpifl.experiment import checkpoints
+from mpifl.experiment import run as running
 from mpifl.kernels import bindings
 from mpifl.results import identity as identities
 from mpifl.results.identity import differences, identity, machine, unlike
@@ -92,7 +92,7 @@ def test_a_run_without_the_loops_says_so_and_has_another_identity(place, capsys,
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", False)
     monkeypatch.setattr(bindings, "PROBLEM", "the loops in C were not built: install")
-    experiment.once.cache_clear()
+    running.warn_once.cache_clear()
     without = run(place, "without", "--quiet")
     run(place, "twice", "--quiet")
     (line,) = capsys.readouterr().err.splitlines()

@@ -8,7 +8,6 @@ from numpy.testing import assert_array_equal
 from support import worlds
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm import Single
 from mpifl.core.rng import key
 from mpifl.experiment.schema import Newcomers
 from mpifl.simulation.sampling import Sampler, cohort_size, newcomers
@@ -30,7 +29,7 @@ from mpifl.simulation.sampling import Sampler, cohort_size, newcomers
     ],
 )
 def test_a_cohort_is_the_nearest_number_to_its_share(share, num_clients, m):
-    assert cohort_size(share, num_clients) == m
+    assert cohort_size(min(share, 1.0), int(share) if share > 1 else None, num_clients) == m
 
 
 @pytest.mark.parametrize(
@@ -66,13 +65,14 @@ def test_newcomers_may_be_drawn_from_the_very_round_they_join(joins):
 def test_the_first_round_of_newcomers_is_where_they_are_there_for_the_first_time(tmp_path):
     """All who are there take part: 3 of 6 in rounds 1 and 2, 6 in round 3."""
     config = worlds.config_of(CATALOGUE["fedavg"](), newcomers=Newcomers(share=0.5, joins=3), rounds=4)
-    bench = worlds.bench_of(config, worlds.Tiny(), Single())
-    assert len(bench.late) == 3
-    assert bench.late == newcomers(0.5, 6, key(config.seed.system))
-    sampler = Sampler(6, bench.num_sampled, key(0), bench.late, config.newcomers.joins)
+    context = worlds.context_of(config, worlds.Tiny())
+    assert len(context.decisions.absent) == 3
+    assert context.decisions.absent == newcomers(0.5, 6, key(config.seed.system))
+    decisions = context.decisions
+    sampler = Sampler(6, decisions.num_sampled, key(0), decisions.absent, config.newcomers.joins)
     assert [len(sampler(step)) for step in (1, 2, 3, 4)] == [3, 3, 6, 6]
 
 
 def test_newcomers_may_be_the_clients_of_a_group():
     config = worlds.config_of(CATALOGUE["fedavg"](), newcomers=Newcomers(groups=(1,)))
-    assert worlds.bench_of(config, worlds.Tiny(), Single()).late == (3, 4, 5)
+    assert worlds.context_of(config, worlds.Tiny()).decisions.absent == (3, 4, 5)

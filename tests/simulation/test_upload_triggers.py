@@ -143,9 +143,8 @@ def test_links_and_absences_delay_uploads(tmp_path):
     )
     away = Availability(on_s=1.5, off_s=4.0)
     done = deciding(tmp_path / "c", 3, WhenDone(), delay=delay, availability=away)
-    presence = worlds.driver.pace_of(
-        worlds.bench_of(worlds.config_of(FEDASYNC, availability=away), worlds.Tiny(), worlds.Single())
-    ).presence
+    context = worlds.context_of(worlds.config_of(FEDASYNC, availability=away), worlds.Tiny())
+    presence = context.duration.presence
     end, start = [], presence.back(0, 0.0)
     for _ in range(3):
         end.append(presence.end(0, start, 2.0))
@@ -193,7 +192,7 @@ def test_clients_upload_at_rates_of_their_own(tmp_path):
 def pace_of(federation, delay=None):
     """Return the duration of a bare run."""
     config = worlds.config_of(FEDASYNC, delay=delay or Constant(0.0))
-    return worlds.driver.pace_of(worlds.bench_of(config, federation, worlds.Single()))
+    return worlds.context_of(config, federation).duration
 
 
 def test_rates_may_come_from_a_file(tmp_path):

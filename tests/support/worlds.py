@@ -21,23 +21,24 @@ from torch.testing import assert_close
 import mpifl
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Single, Transport
+from mpifl.comm.mpi_startup import MAIN
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client, Peer
 from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
-from mpifl.core.types import Notes, ProblemInfo, Server
-from mpifl.experiment import build as experiment
-from mpifl.experiment import engines as driver
+from mpifl.core.types import Notes, Server
+from mpifl.experiment import build
+from mpifl.experiment.context import RunContext
 from mpifl.experiment.schema import Config, EvaluationConfig, Seeds
 from mpifl.models import MODELS
 from mpifl.runtime.asynchronous import Events
 from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.synchronous import Record, Rounds
-from mpifl.simulation.policies import EveryArrival
+from mpifl.simulation.policies import EveryArrival, Synchronous
 from mpifl.simulation.sampling import Sampler
-from mpifl.training import Learner, LocalConfig
+from mpifl.training import LocalConfig
 
 CLASSES, SHAPE = 3, (1, 4, 4)
 PYTHONPATH = {"PYTHONPATH": str(Path(mpifl.__file__).parents[1])}  # for programs started elsewhere
@@ -172,20 +173,13 @@ def device_of(config: Config) -> str:
     return "cuda" if config.system.device == "cuda" else "cpu"
 
 
-def bench_of(config: Config, federation: Federation, transport: Transport) -> experiment.RunContext:
-    """Return what `experiment.prepare` would, for a federation that is already there."""
-    driver.begin(config, federation)
-    init = experiment.initial_vectors(config, federation.shape, federation.num_classes)
-    model = config.model.build(federation.shape, federation.num_classes)
-    groups = federation.groups if config.algorithm.needs.groups else None
-    sizes = federation.sizes[:, 0].astype(np.int64)
-    world = ProblemInfo(federation.num_clients, federation.num_classes, sizes, Layout.of(model), init, groups)
-    sampled = experiment.check(config, federation, world)
-    device = device_of(config)
-    auxiliary = experiment.auxiliary_learner(config, federation, device)
-    learner = Learner(model, device, init=init(0), auxiliary=auxiliary)
-    world = experiment.with_public(config, federation, world, learner)
-    return experiment.RunContext(config, transport, federation, world, learner, sampled)
+def context_of(config: Config, federation: Federation, transport: Transport | None = None) -> RunContext:
+    """Return what `build` would, for a federation that is already there."""
+    if not isinstance(config.policy, Synchronous):
+        config.policy.begin(federation)
+    transport, device = transport or Single(), device_of(config)
+    parts = build.build_model(config, federation, build.public_sets(config, federation, True), device)
+    return RunContext(config, transport, parts, build.check(config, parts, MAIN, transport.size))
 
 
 def start(
@@ -196,9 +190,10 @@ def start(
     **changes: Any,
 ) -> tuple[ServerStep, Sampler]:
     """Return what takes steps of a method on a federation, and what draws the cohorts."""
-    bench = bench_of(config_of(algorithm, **changes), federation, transport or Single())
-    sampler = Sampler(bench.problem.num_clients, bench.num_sampled, key(bench.config.seed.system))
-    return experiment.build_server_step(bench, ClientStore("test", str(folder))), sampler
+    context = context_of(config_of(algorithm, **changes), federation, transport)
+    n, m = federation.num_clients, context.decisions.num_sampled
+    sampler = Sampler(n, m, context.system_key)
+    return build.build_server_step(context, ClientStore("test", str(folder))), sampler
 
 
 def run(
@@ -252,15 +247,12 @@ def events(
         "policy": EveryArrival(),
         "evaluation": EvaluationConfig(every=0, at_start=True),
     }
-    bench = bench_of(config_of(algorithm, **(asked | changes)), federation, Single())
-    server_step = experiment.build_server_step(bench, ClientStore("test", str(folder)))
+    context = context_of(config_of(algorithm, **(asked | changes)), federation)
+    server_step = build.build_server_step(context, ClientStore("test", str(folder)))
     out = Run(server_step)
     server_step.algorithm = server_step.worker.algorithm = Watched(algorithm, out.hear_all)
-    engine = driver.engine(bench, server_step, None, driver.check(bench))
-    out.engine = engine
-    if isinstance(engine, Events):
-        engine.on_events = out.arrivals.extend
-    engine.run(out.observe)
+    out.engine = build.build_engine(context, server_step, out.arrivals.extend)
+    out.engine.run(out.observe)
     return out
 
 

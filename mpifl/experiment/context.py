@@ -1,0 +1,148 @@
+"""A run, built and checked, as one rank sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpifl.comm import Transport
+from mpifl.core.federation import Federation
+from mpifl.core.rng import Key, key
+from mpifl.core.types import ProblemInfo
+from mpifl.results.identity import identity
+from mpifl.simulation.clock import Clock
+from mpifl.simulation.durations import VisitDuration, visit_duration
+from mpifl.simulation.policies import Synchronous
+from mpifl.simulation.sampling import Sampler
+from mpifl.training import Learner
+
+from .placement import CPU, Place, workers_of
+from .schema import Config
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a rank opens and builds for itself.
+
+    Attributes:
+        federation: the clients' data.
+        problem: what the method may know.
+        learner: the model on this rank's device.
+    """
+
+    federation: Federation
+    problem: ProblemInfo
+    learner: Learner
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What rank 0 finds when it checks a run; the same on every rank.
+
+    Attributes:
+        num_sampled: m, clients of a round, or visits under way at a time.
+        absent: clients that take part from round `newcomers.joins` on, ascending.
+        mpi_memory: what MPI is given of sums made on a GPU, `main` or `device`.
+        stack: clients that are trained together.
+        clock: what orders the arrivals; None where the policy is synchronous.
+    """
+
+    num_sampled: int
+    absent: tuple[int, ...]
+    mpi_memory: str
+    stack: int
+    clock: Clock | None
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a configuration becomes on this rank; complete, and never changed.
+
+    Attributes:
+        config: the configuration.
+        transport: connects this rank with the others.
+        parts: what this rank opened and built.
+        decisions: what rank 0 decided for all.
+        places: host, cores, device and threads of all ranks, on rank 0; empty elsewhere.
+    """
+
+    config: Config
+    transport: Transport
+    parts: Parts
+    decisions: Decisions
+    places: Sequence[Place] = ()
+
+    @property
+    def federation(self) -> Federation:
+        """The clients' data."""
+        return self.parts.federation
+
+    @property
+    def problem(self) -> ProblemInfo:
+        """What the method may know."""
+        return self.parts.problem
+
+    @property
+    def learner(self) -> Learner:
+        """The model on this rank's device."""
+        return self.parts.learner
+
+    @property
+    def system_key(self) -> Key:
+        """The address of the draws of cohorts, delays and absences."""
+        return key(self.config.seed.system)
+
+    @property
+    def sampler(self) -> Sampler:
+        """Draws the cohorts."""
+        n, m = self.problem.num_clients, self.decisions.num_sampled
+        return Sampler(n, m, self.system_key, self.decisions.absent, self.config.newcomers.joins)
+
+    @property
+    def duration(self) -> VisitDuration:
+        """How long visits take on devices and links."""
+        return visit_duration_of(self.config, self.problem)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the run takes rounds, one after the other."""
+        return isinstance(self.config.policy, Synchronous)
+
+    @property
+    def evaluated_clients(self) -> np.ndarray:
+        """The clients that are evaluated, int64 ascending: all, or some evenly spaced."""
+        num_clients = self.problem.num_clients
+        count = min(self.config.evaluation.clients or num_clients, num_clients)
+        return np.unique(np.linspace(0, num_clients - 1, count).astype(np.int64))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the last bits of the run's numbers, on rank 0; empty elsewhere."""
+        if not self.places:
+            return {}
+        system, on_cpu = self.config.system, self.learner.device.type == CPU
+        options: dict[str, Any] = {"sums": system.sums}
+        if on_cpu:
+            options["compiled"] = system.kernels
+        else:
+            options |= {"graphs": system.cuda_graphs, "deterministic": system.deterministic}
+        if system.sums != "exact":
+            options |= {"ranks": self.transport.size, "collective": system.collective}
+        options |= {"stack": self.decisions.stack, "threads": torch.get_num_threads()}
+        return identity(options, [place["machine"] for place in workers_of(self.places)])
+
+
+def visit_duration_of(config: Config, problem: ProblemInfo) -> VisitDuration:
+    """Return how long visits take on devices and links."""
+    return visit_duration(
+        config.delay,
+        config.network,
+        config.availability,
+        key(config.seed.system),
+        problem.num_clients,
+        4 * problem.layout.size,
+    )

@@ -1,0 +1,302 @@
+"""A run from its configuration to its complete run folder."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import fields
+from functools import cache, partial
+from operator import attrgetter
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.comm import RankLost, Transport, on_server
+from mpifl.comm.mpi_startup import cuda_aware
+from mpifl.core.types import Server
+from mpifl.kernels import bindings
+from mpifl.results import run_folder as folders
+from mpifl.results.identity import line
+from mpifl.results.logging import RankLog
+from mpifl.results.metrics import mixture_kl
+from mpifl.results.recorder import Recorder, digest
+from mpifl.results.supervision import Progress, Signals, Watchdog
+from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.recovery import regroup
+from mpifl.runtime.server_step import ServerStep
+from mpifl.runtime.synchronous import Record
+from mpifl.simulation.clock import Replay
+from mpifl.traffic.ledger import Moved
+
+from . import loader
+from .build import Say, build, build_engine, build_server_step
+from .checkpoints import Checkpoints, aloud
+from .context import RunContext
+from .placement import Place, place, table
+from .schema import Config
+from .traffic_forecast import settled
+
+MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
+
+warn_once = cache(aloud)
+
+
+def run(
+    config: Config,
+    transport: Transport,
+    quiet: bool = False,
+    resumed: Path | None = None,
+    bind_report: bool = False,
+    from_start: bool = True,
+) -> Path | None:
+    """Run a configuration over all ranks; return the run folder on rank 0, None elsewhere.
+
+    Args:
+        config: what to run.
+        transport: connects the ranks; every one of them calls.
+        quiet: print no progress.
+        resumed: the folder of a run that goes on; None begins a new one.
+        bind_report: print where every rank is.
+        from_start: whether a resumed run that has written no checkpoint begins again.
+
+    Raises:
+        UserError: on every rank, before anything is trained.
+        Stopped: a signal ended the run after a step.
+    """
+    start = perf_counter()
+    bar = Progress(config.rounds, config.name, quiet or not transport.is_server, bar=transport.size == 1)
+    transport.watch(config.system.stopped_timeout_s)
+    with bar as progress, Signals() as signals:
+        context = build(config, transport, progress.say)
+        announce(context, progress.say, bind_report)
+        folder = on_server(transport, lambda: resumed or new_folder(config))
+        checkpoints = Checkpoints(folder, config, context.identity, signals, progress.say)
+        begin = partial(checkpoints.find, from_start) if resumed else checkpoints.create
+        saved = on_server(transport, begin, everywhere=False)
+        token = on_server(transport, lambda: f"{checkpoints.identity}-{secrets.token_hex(4)}")
+        store = ClientStore(token, config.system.scratch, checkpoints.clients)
+        log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
+        watchdog = Watchdog(config.system.watchdog_s, lambda: transport.alive, log)
+        recorder = None
+        with closing(checkpoints), closing(store), RankLog(log, transport.is_server):
+            server_step = build_server_step(context, store)
+            if transport.is_server:
+                recorder = checkpoints.recorder = Recorder(folder, context.federation)
+                if saved is not None:
+                    checkpoints.restore(recorder)
+            arrived = recorder.arrived if recorder else ignore
+            engine = build_engine(context, server_step, arrived, checkpoints)
+            with watchdog:
+                server = engine.run(observer(context, server_step, recorder, progress), saved)
+            more = engine.summary() if isinstance(engine, Events) and transport.is_server else {}
+            finish(context, server_step, recorder, server, start, more)
+        if recorder is None:
+            return None
+        checkpoints.done()
+        progress.say(f"results: {folder}")
+        return Path(folder)
+
+
+def announce(context: RunContext, say: Say, bind_report: bool) -> None:
+    """Say what there is to know before the first step; rank 0 has it."""
+    if not context.places:
+        return
+    config = context.config
+    if bind_report:
+        print(table(context.places), flush=True)
+    if isinstance(config.clock, Replay):
+        say(f"times are those of {config.clock.trace}, not of delay, network and availability")
+    say(line(context.identity))
+    if bindings.PROBLEM and config.system.kernels and config.system.device != "cuda":
+        warn_once(
+            f"{bindings.PROBLEM}; PyTorch trains instead: slower, with other last bits and another digest"
+        )
+
+
+def new_folder(config: Config) -> Path:
+    """Create the run folder, with the configuration in it; on rank 0."""
+    folder = folders.create(config.output.folder, config.name, config.output.id)
+    (folder / "config.yaml").write_text(loader.dump(config))
+    return folder
+
+
+def ignore(rows: Sequence[dict[str, Any]]) -> None:
+    """Write nothing: rank 0 alone has a run folder."""
+
+
+# -- after each step -----------------------------------------------------------------------------------------
+
+
+def observer(
+    context: RunContext, server_step: ServerStep, recorder: Recorder | None, progress: Progress
+) -> Callable[[Record], None]:
+    """Return what is called after each step on rank 0: it writes the scores and shows the progress."""
+
+    def observe(record: Record) -> None:
+        note = ""
+        if recorder is not None and record.scores is not None:
+            ledger, algorithm = server_step.ledger, context.config.algorithm
+            row = recorder.record_evaluation(
+                record.step,
+                record.seconds,
+                record.scores,
+                record.evaluated_clients,
+                algorithm.labels(record.server),
+                {**record.train, **figures(context, record, server_step.visits)},
+                {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")},
+                record.timing,
+                record.virtual_seconds,
+                algorithm.placed(record.server, server_step.visits > 0),
+            )
+            note = f"accuracy {row['accuracy_mean']:.4f}  worst {row['accuracy_worst']:.4f}"
+            if context.federation.groups is not None:
+                note += f"  ARI {row['ari']:.2f}"
+                note += f" without {row['num_unplaced']} unplaced clients" if row["num_unplaced"] else ""
+            note += f"  clusters {row['num_clusters']}"
+        progress.step(record.step, note)
+
+    return observe
+
+
+def figures(context: RunContext, record: Record, visits: np.ndarray) -> dict[str, float]:
+    """Return the figures that only some methods have; on rank 0.
+
+    `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of their last visit.
+    `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods whose
+    rows belong to the sets that the server owns.
+
+    Args:
+        context: of the run.
+        record: of a step with scores.
+        visits: of each client so far [N].
+    """
+    out = {}
+    u = context.config.algorithm.mixtures(record.server)  # [N, K]
+    last = [(k, max(int(visits[k]) - 1, 0)) for k in record.evaluated_clients.tolist()]
+    truth = [] if u is None else [context.federation.mixture(k, visit) for k, visit in last]
+    known = [t for t in truth if t is not None]
+    if u is not None and len(known) == len(last) and known[0].shape == u[0].shape:
+        out["mixture_kl"] = mixture_kl(np.stack(known), u[record.evaluated_clients])
+    group_test_sets = context.federation.group_test_sets() if context.config.algorithm.needs.inspect else ()
+    if group_test_sets:
+        rows = record.server.tables["model"]
+        evaluate = context.problem.public[0].evaluate
+        out["accuracy_cluster"] = float(
+            np.mean([evaluate(w, split)["accuracy"] for w, split in zip(rows, group_test_sets, strict=True)])
+        )
+    return out
+
+
+# -- at the end ----------------------------------------------------------------------------------------------
+
+
+def finish(
+    context: RunContext,
+    server_step: ServerStep,
+    recorder: Recorder | None,
+    server: Server | None,
+    start: float,
+    asynchronous: Mapping[str, Any],
+) -> None:
+    """Collect what is spread over ranks and write the end of the run folder; every rank calls.
+
+    Args:
+        context: of the run.
+        server_step: has taken the steps.
+        recorder: of the run folder, on rank 0.
+        server: after the last step, on rank 0.
+        start: of the run, by `perf_counter`.
+        asynchronous: further figures of an asynchronous run.
+    """
+    config, transport = context.config, context.transport
+    tables, places, wire = collect(context, server_step, server)
+    if recorder is None or server is None or places is None or wire is None:
+        return
+    whole = {name: table.contiguous() for name, table in tables.items() if table is not None}
+    folders.write_json(
+        recorder.folder / "environment.json", folders.environment(_layout(context, server_step, places))
+    )
+    summary = _summary(
+        context, server_step, recorder.last, digest(whole, server.assign, server.algorithm_state)
+    )
+    summary["federation_bytes_expected"] = settled(context, server_step.ledger)
+    summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
+    summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
+    summary["wall_seconds"] = round(perf_counter() - start, 3)
+    if server_step.dropped:
+        summary["visits_dropped"] = len(server_step.dropped)
+        folders.write_csv(recorder.folder / "dropped.csv", map(vars, server_step.dropped))
+    if transport.lost:
+        summary["ranks_lost"] = transport.lost
+    if asynchronous:
+        summary["asynchronous"] = asynchronous
+    files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
+    ledger = server_step.ledger.rows()
+    folders.write_csv(recorder.folder / "client_traffic.csv", server_step.ledger.per_client())
+    folders.write_csv(recorder.folder / "visits.csv", _rows(server_step.ledger.moved), MOVED)
+    rows = files if config.output.model else None
+    recorder.close(rows, ledger, wire, context.federation.sizes, server.algorithm_state, summary)
+
+
+def collect(context: RunContext, server_step: ServerStep, server: Server | None) -> tuple[Any, ...]:
+    """Return the tables, the places of all ranks and what they sent, on rank 0; again if a rank is lost."""
+    transport = context.transport
+    while True:
+        try:
+            names = transport.bcast(sorted(server.tables) if server is not None else None, "end")
+            tables = {name: server_step.tables.whole(name) for name in names}
+            places = transport.gather(place(transport, str(context.learner.device)), "end")
+            wire = transport.gather_traffic()
+            transport.barrier()
+            transport.traffic.clear()  # of several runs in a process, each counts its own
+            return tables, places, wire
+        except RankLost:
+            regroup(server_step)
+
+
+def _rows(moved: Sequence[Moved]) -> Iterator[dict[str, Any]]:
+    read = attrgetter(*MOVED)
+    return (dict(zip(MOVED, read(m), strict=True)) for m in moved)
+
+
+def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place]) -> dict[str, Any]:
+    """Return what `environment.json` holds about the ranks."""
+    transport, costs = context.transport, server_step.mixer.costs
+    return {
+        "ranks": transport.size,
+        "threads_per_rank": torch.get_num_threads(),
+        "mpi": getattr(transport, "library", None),
+        "mpi_cuda_aware": cuda_aware() if transport.size > 1 else None,
+        "mpi_memory": context.decisions.mpi_memory,
+        "mpi_costs": None if costs is None else costs.tree(),
+        "processes": places,
+    }
+
+
+def _summary(
+    context: RunContext, server_step: ServerStep, last: Mapping[str, float | int], sha: str
+) -> dict[str, Any]:
+    """Return the final figures of a run."""
+    tree = loader.to_tree(context.config)
+    figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters", "num_unplaced")
+    return {
+        "format": folders.FORMAT,
+        "name": context.config.name,
+        "algorithm": tree["algorithm"]["name"],
+        "rounds": context.config.rounds,
+        "seed": tree["seed"],
+        "ranks": context.transport.size,
+        "clients": context.problem.num_clients,
+        "model_parameters": context.problem.layout.size,
+        "digest": sha,
+        "identity": context.identity,
+        **{name: last[name] for name in figures},
+        "federation_bytes_up": server_step.ledger.total("up"),
+        "federation_bytes_down": server_step.ledger.total("down"),
+    }
