@@ -1,38 +1,31 @@
-"""Weighted sums of float32 vectors that are exact in any order.
+"""Weighted sums of float32 vectors whose bits depend neither on the order nor on the split of the terms.
 
-Each weighted upload is rounded once to a grid with one spacing per row, and whole multiples of the grid are
-added as int64: the sum does not depend on the order or on how uploads were split over ranks. Adding the
-constant 1.5 * 2^52 * g to a float64 rounds it to a multiple of g and leaves that multiple in the low bits, so
-the integer is read off with one subtraction (Demmel and Nguyen, "Fast Reproducible Floating-Point Summation",
-2013, for the rounding).
+Each weighted upload is rounded once to a grid with one spacing per row, and multiples of the spacing are
+added as int64, which is exact in any order. Adding the constant 1.5 * 2^52 * spacing to a float64 rounds it
+to a multiple of the spacing and leaves that multiple in the low bits, from which the bits of the constant are
+subtracted (the rounding is that of Demmel and Nguyen, "Fast Reproducible Floating-Point Summation", 2013).
 
-A mixing applied by one rank that holds all its uploads.
-
-`mix_exact` gives the same bits as a mixing over many ranks: weighted uploads are rounded to the row's grid
-as everywhere else (`exact`); the multiples are carried in float64, whose sums below 2^53 of them are exact.
-It works in blocks that stay in a core's cache. `mix_float32` takes float32 as it is, six times faster: for
-steps of a single upload, which no other engine takes.
+A sum is made in three steps: `spacings` chooses the grid from the largest absolute values, `exact_sum` adds
+the uploads of a rank, and `finish` turns the sums of all ranks into float32 rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from mpifl.core.devices import CPU
-from mpifl.core.mixing import Mixing
-from mpifl.core.parameters import take
+from mpifl.core.devices import CPU, staged
 from mpifl.kernels import bindings
 
 MAGIC = 1.5 * 2.0**52
-SCRATCH = 1 << 14  # float64 numbers of scratch: 128 kB stay within a core's second cache
-SCRATCH_THERE = 1 << 22  # the same on a device: 32 MB
+NUMPY_SCRATCH = 1 << 14  # float64 numbers: 128 kB fit in the L2 cache
+TORCH_SCRATCH = 1 << 22  # float64 numbers on a GPU: 32 MB
 
 
-def peak(upload: torch.Tensor) -> float:
-    """Return the largest absolute value of an upload [b]; a NaN where there is one."""
+def max_abs(upload: torch.Tensor) -> float:
+    """Return the largest absolute value of an upload [b]; NaN if it contains NaN."""
     if bindings.AVAILABLE and upload.device.type == "cpu" and upload.dtype == torch.float32:
         return bindings.max_abs(upload.contiguous())
     low, high = torch.aminmax(upload)
@@ -40,106 +33,112 @@ def peak(upload: torch.Tensor) -> float:
 
 
 def spacings(weights: np.ndarray, max_abs: np.ndarray) -> np.ndarray:
-    """Return the grid spacing g [K] of each row: a power of two with sum_j |w_kj| max|x_j| <= 2^50 g.
+    """Return the grid spacing g of each row [K]: a power of two with sum_j |w_kj| max|x_j| <= 2^50 g.
 
     Args:
         weights: float64 [K, m].
         max_abs: largest absolute value of each upload [m].
     """
     bound = np.abs(weights) @ max_abs
-    half, exponent = np.frexp(bound)  # not log2, which rounds: bound = half * 2^exponent, half in [0.5, 1)
-    exponent = np.where(bound > 0, exponent + 1 - (half == 0.5), 0)
+    mantissa, exponent = np.frexp(bound)  # exact, unlike log2; mantissa in [0.5, 1)
+    exponent = np.where(bound > 0, exponent + 1 - (mantissa == 0.5), 0)
     exponent = np.where(np.isinf(bound), 900, exponent)
     return np.asarray(np.exp2(np.clip(exponent, -900, 900) - 51.0))
 
 
-def partial_sums(
-    uploads: Sequence[torch.Tensor], weights: np.ndarray, grid: np.ndarray, out: torch.Tensor
+def exact_sum(
+    uploads: Sequence[torch.Tensor], weights: np.ndarray, spacing: np.ndarray, width: int
 ) -> torch.Tensor:
-    """Write sum_j round(w_kj x_j / g_k) of these uploads into `out` int64 [K, b] and return it.
+    """Return sum_j round(w_kj x_j / g_k), int64 [K, b].
+
+    The sum is made where the uploads are and stays there if they share a device; otherwise it is in main
+    memory.
 
     Args:
-        uploads: float32 [b] each, on the device of `out`.
-        weights: float64 [K, len(uploads)].
-        grid: spacing of each row [K].
+        uploads: m tensors, float32 [b].
+        weights: float64 [K, m].
+        spacing: g of each row, float64 [K].
+        width: b.
     """
-    out.zero_()
-    if out.device != CPU:
-        _add_there(out, uploads, weights, MAGIC * grid)
-    elif bindings.AVAILABLE:
-        bindings.exact_sum_add(out, uploads, weights, MAGIC * grid)
-    else:
-        _add(out.numpy(), [u.numpy() for u in uploads], weights, MAGIC * grid)
-    return out
+    total: torch.Tensor | None = None
+    for device in {u.device for u in uploads} or {CPU}:
+        chosen = [j for j, u in enumerate(uploads) if u.device == device]
+        sums = torch.zeros(len(spacing), width, dtype=torch.int64, device=device)
+        _backend(device)(sums, [uploads[j] for j in chosen], weights[:, chosen], MAGIC * spacing)
+        total = sums if total is None else staged(total).add_(staged(sums))
+    assert total is not None
+    return total
 
 
-def _add(sums: np.ndarray, vectors: Sequence[np.ndarray], weights: np.ndarray, magics: np.ndarray) -> None:
-    """Do what `bindings.exact_sum_add` does."""
-    width = sums.shape[1]
-    scratch = np.empty(min(SCRATCH, width))
-    for lo in range(0, width, SCRATCH):
-        columns = slice(lo, min(lo + SCRATCH, width))
+def _backend(
+    device: torch.device,
+) -> Callable[[torch.Tensor, list[torch.Tensor], np.ndarray, np.ndarray], None]:
+    """Return what adds uploads on a device; all backends return the same bits."""
+    if device != CPU:
+        return _add_torch
+    return bindings.exact_sum_add if bindings.AVAILABLE else _add_numpy
+
+
+def _add_numpy(
+    sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magic: np.ndarray
+) -> None:
+    """Do what `bindings.exact_sum_add` does, without a compiler; twice as fast as with PyTorch on a CPU."""
+    vectors, width = [u.numpy() for u in uploads], sums.shape[1]
+    scratch = np.empty(min(NUMPY_SCRATCH, width))
+    for lo in range(0, width, NUMPY_SCRATCH):
+        columns = slice(lo, min(lo + NUMPY_SCRATCH, width))
         terms = scratch[: columns.stop - lo]
         bits = terms.view(np.int64)
         for k, row in enumerate(weights):
-            chosen, row_sum, magic = np.flatnonzero(row), sums[k, columns], float(magics[k])
+            chosen, row_sum = np.flatnonzero(row), sums.numpy()[k, columns]
             for j in chosen.tolist():
                 np.multiply(vectors[j][columns], row[j], out=terms, dtype=np.float64)
-                np.add(terms, magic, out=terms)
-                np.add(row_sum, bits, out=row_sum)  # wraps around; so does what is taken off
-            if len(chosen):
-                row_sum -= _bits(magic, len(chosen))
+                np.add(terms, magic[k], out=terms)
+                np.add(row_sum, bits, out=row_sum)  # wraps around; so does the next line
+            row_sum -= _bits(magic[k], len(chosen))
 
 
-def _add_there(
-    sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magics: np.ndarray
+def _add_torch(
+    sums: torch.Tensor, uploads: Sequence[torch.Tensor], weights: np.ndarray, magic: np.ndarray
 ) -> None:
     """Do what `bindings.exact_sum_add` does, on any device, as many uploads at a time as scratch allows."""
-    some, start = max(1, SCRATCH_THERE // max(1, sums.shape[1])), 0
+    several, first = max(1, TORCH_SCRATCH // max(1, sums.shape[1])), 0
     scales = torch.from_numpy(weights[weights != 0]).to(sums.device)[:, None]  # row by row
-    for row_sum, row, magic in zip(sums.unbind(), weights, magics.tolist(), strict=True):
+    for k, row in enumerate(weights):
         chosen = np.flatnonzero(row).tolist()
-        for lo in range(0, len(chosen), some):
-            block = torch.stack([uploads[j] for j in chosen[lo : lo + some]])
-            terms = block * scales[start : start + len(block)]  # float64; rounded before the next line adds
-            row_sum += terms.add_(magic).view(torch.int64).sum(0)
-            start += len(block)
-        row_sum -= int(_bits(magic, len(chosen)))
+        for lo in range(0, len(chosen), several):
+            block = torch.stack([uploads[j] for j in chosen[lo : lo + several]])
+            terms = block * scales[first : first + len(block)]  # float64; rounded before the next line adds
+            sums[k] += terms.add_(float(magic[k])).view(torch.int64).sum(0)
+            first += len(block)
+        sums[k] -= int(_bits(magic[k], len(chosen)))
 
 
-def _bits(magic: float, times: int) -> np.int64:
+def _bits(value: np.float64, times: int) -> np.int64:
     """Return `times` times the bits of a float64, modulo 2^64."""
-    bits = int(np.float64(magic).view(np.int64)) * times
+    bits = int(value.view(np.int64)) * times
     return np.uint64(bits & (1 << 64) - 1).view(np.int64)
 
 
-def sums_by_device(
-    uploads: Sequence[torch.Tensor], weights: np.ndarray, grid: np.ndarray, width: int
-) -> list[torch.Tensor]:
-    """Return the grid sums int64 [K, width] of the uploads on each device, made there; in main memory, where
-    there are none. Arguments as for `partial_sums`.
+def finish(sums: torch.Tensor, spacing: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
+    """Return sums * spacing + kept, computed in float64, as float32 [K, b].
+
+    Args:
+        sums: as returned by `exact_sum`, added over all ranks, int64 [K, b] in main memory.
+        spacing: g of each row, float64 [K].
+        kept: as returned by `kept_rows`.
     """
-    out = []
-    for device in {u.device for u in uploads} or {CPU}:
-        here = [j for j, u in enumerate(uploads) if u.device == device]
-        block = torch.empty(len(grid), width, dtype=torch.int64, device=device)
-        out.append(partial_sums([uploads[j] for j in here], weights[:, here], grid, block))
-    return out
-
-
-def finish(sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
-    """Return new rows float32 [K, b] from the grid sums int64 [K, b] and what was kept float64 [K, b]."""
     if bindings.AVAILABLE and sums.is_contiguous() and (kept is None or kept.is_contiguous()):
-        return bindings.exact_sum_finish(sums, grid, kept)
-    values = sums.double() * torch.from_numpy(grid)[:, None]
+        return bindings.exact_sum_finish(sums, spacing, kept)
+    values = sums.double() * torch.from_numpy(spacing)[:, None]
     return (values if kept is None else values.add_(kept)).float()
 
 
 def kept_rows(keep: np.ndarray | None, old: torch.Tensor) -> torch.Tensor | None:
-    """Return keep @ old in float64 [K, b], summed row by row in ascending order; None where nothing is kept.
+    """Return keep @ old, float64 [K, b], added in ascending order of the old rows; None if nothing is kept.
 
     Args:
-        keep: None, [K] or [K, K0].
+        keep: None, [K] (each row keeps a part of itself) or [K, K0].
         old: float32 [K0, b].
     """
     if keep is None:
@@ -153,94 +152,16 @@ def kept_rows(keep: np.ndarray | None, old: torch.Tensor) -> torch.Tensor | None
     return out
 
 
-def fast_sums(uploads: Sequence[torch.Tensor], weights: np.ndarray, out: torch.Tensor) -> torch.Tensor:
-    """Write weights @ uploads in float32 into `out` [K, b]: half the bytes, last bits depend on the split."""
-    out.zero_()
+def float32_sum(uploads: Sequence[torch.Tensor], weights: np.ndarray, width: int) -> torch.Tensor:
+    """Return weights @ uploads, float32 [K, b]; the last bits depend on the order.
+
+    Args:
+        uploads: m tensors, float32 [b], in main memory.
+        weights: float64 [K, m].
+        width: b.
+    """
+    out = torch.zeros(len(weights), width)
     for k, row in enumerate(weights):
         for j in np.flatnonzero(row).tolist():
             out[k].add_(uploads[j], alpha=float(row[j]))
     return out
-
-
-BLOCK = 1 << 15  # numbers; three float64 buffers of them
-
-
-def mix_exact(
-    mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor], max_abs: np.ndarray
-) -> torch.Tensor:
-    """Return the new table float32 [K, w].
-
-    Args:
-        old: [K0, w].
-        uploads: float32, in the order of the weights; max_abs: largest absolute value of each.
-    """
-    mine = [u if mixing.part is None else take(u, mixing.part) for u in uploads]
-    grid, width = spacings(mixing.weights, max_abs), old.shape[1]
-    out = torch.empty(mixing.num_rows, width)
-    scratch = torch.empty(3, min(BLOCK, width), dtype=torch.float64)
-    for lo in range(0, width, BLOCK):
-        columns = slice(lo, min(lo + BLOCK, width))
-        total, kept, term = scratch[:, : columns.stop - lo]
-        for k, weights in enumerate(mixing.weights):
-            _sum(total, term, mine, weights, MAGIC * float(grid[k]), columns)
-            if mixing.keep is not None:
-                whole = mixing.keep if mixing.keep.ndim == 2 else None
-                row = {k: float(mixing.keep[k])} if whole is None else _nonzero(whole[k])
-                total.add_(_kept(kept, term, old, row, columns))
-            out[k, columns] = total
-    return out
-
-
-def mix_float32(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the new table float32 [K, w], summed in float32."""
-    out = torch.empty(mixing.num_rows, old.shape[1])
-    for k, row in enumerate(out.unbind()):
-        terms = [
-            (uploads[j] if mixing.part is None else take(uploads[j], mixing.part), w)
-            for j, w in _nonzero(mixing.weights[k]).items()
-        ]
-        if mixing.keep is not None:
-            full = mixing.keep.ndim == 2
-            stays = _nonzero(mixing.keep[k]) if full else {k: float(mixing.keep[k])}
-            terms += [(old[j], c) for j, c in stays.items()]
-        if not terms:
-            row.zero_()
-        for i, (x, c) in enumerate(terms):
-            row.add_(x, alpha=c) if i else torch.mul(x, c, out=row)
-    return out
-
-
-def _nonzero(row: np.ndarray) -> dict[int, float]:
-    return {j: value for j, value in enumerate(row.tolist()) if value}
-
-
-def _sum(
-    total: torch.Tensor,
-    term: torch.Tensor,
-    uploads: Sequence[torch.Tensor],
-    weights: np.ndarray,
-    magic: float,
-    columns: slice,
-) -> None:
-    """Write the sum of the weighted uploads, each rounded to the grid, into `total`."""
-    target = total
-    for j, w in _nonzero(weights).items():
-        target.copy_(uploads[j][columns]).mul_(w).add_(magic).sub_(magic)
-        if target is term:
-            total.add_(term)
-        target = term
-    if target is total:
-        total.zero_()
-
-
-def _kept(
-    kept: torch.Tensor, term: torch.Tensor, old: torch.Tensor, row: dict[int, float], columns: slice
-) -> torch.Tensor:
-    """Return what stays of the old rows, summed in ascending order of rows."""
-    target = kept
-    for j, c in row.items():
-        target.copy_(old[j, columns]).mul_(c)
-        if target is term:
-            kept.add_(term)
-        target = term
-    return kept.zero_() if target is kept else kept

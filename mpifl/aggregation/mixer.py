@@ -1,6 +1,7 @@
-"""The mixing step over ranks: rank 0 decides, every rank adds its uploads, rows end up where they are read.
+"""Mixing of uploads into table rows, over ranks or on one rank, and pairwise products of uploads.
 
-Works in column blocks, so that no rank needs more than a few blocks of scratch and no message meets MPI's
+Over ranks, rank 0 plans, every rank adds its own uploads, and the rows end up where they are read. All work
+is done in column blocks, so that no rank needs more than a few blocks of scratch and no message exceeds MPI's
 count limit.
 """
 
@@ -18,34 +19,30 @@ from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import Part, take
 
 from .collective_choice import BLOCK, GATHER, REDUCE, SCATTER, Costs, choose, far_ranks
-from .exact_sum import fast_sums, finish, kept_rows, spacings, sums_by_device
+from .exact_sum import exact_sum, finish, float32_sum, kept_rows, spacings
 from .tables import Tables
 
-GRAM_BLOCK = 8192  # columns per block of a Gram matrix; fixed, since it shapes the sums
-GRAM_ROWS = 2048  # of it at a time; fixed for the same reason
-
-
-def _stacked(block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-    """Return the vectors as one contiguous [n, width], in main memory where not all are on one device."""
-    if len({u.device for u in block}) > 1:
-        block = [staged(u) for u in block]
-    return torch.stack(list(block)) if len(block) else torch.empty(0, width)
-
-
-def in_rank_order(owners: np.ndarray) -> np.ndarray:
-    """Return the numbers of the uploads [m] in the order in which a gather delivers them."""
-    return np.argsort(owners, kind="stable")
+GRAM_BLOCK = 8192  # columns per block of a Gram matrix; fixed, because the bits depend on it
+GRAM_ROWS = 2048  # rows of it at a time; fixed for the same reason
+LOCAL_BLOCK = 1 << 16  # numbers of a block that one rank mixes alone: its int64 sums fit in the L2 cache
 
 
 @dataclass(frozen=True)
 class RankMixPlan:
-    """What one rank must know of one mixing.
+    """One mixing as one rank sees it. Active rows are the Ka rows that change.
 
     Attributes:
-        rows: numbers [Ka] of the rows that receive anything, in the order they travel.
-        weights: float64 [Ka, uploads of this rank]; grid: [Ka].
-        counts: uploads on each rank; owned: travelling rows on each rank (scatter only).
-        keep: what stays of each travelling row [Ka] (scatter only).
+        collective: `REDUCE`, `GATHER` or `SCATTER`.
+        into: name of the table.
+        of: name of the uploads.
+        part: slices of an upload that are mixed; None for all.
+        width: columns of the table.
+        rows: indices of the active rows [Ka], in the order in which they travel.
+        weights: float64 [Ka, uploads that this rank adds].
+        spacing: grid spacing of each active row [Ka].
+        counts: number of uploads on each rank.
+        owned: number of active rows on each rank; for `SCATTER` only.
+        keep: what remains of each active row [Ka]; for `SCATTER` only.
     """
 
     collective: str
@@ -55,19 +52,25 @@ class RankMixPlan:
     width: int
     rows: np.ndarray
     weights: np.ndarray
-    grid: np.ndarray
+    spacing: np.ndarray
     counts: tuple[int, ...]
     owned: tuple[int, ...] = ()
     keep: np.ndarray | None = None
 
 
 class Mixer:
-    """Carries mixings and pairwise products over a transport.
+    """Carries out mixings and pairwise products over a transport.
 
     Args:
-        exact: int64 sums, equal for any number of ranks; otherwise float32 sums.
-        collective: forces one collective; None chooses, by `costs` where there are any, otherwise by size.
-        direct: MPI is given the memory of a device; otherwise what is made there is staged in main memory.
+        transport: the ranks.
+        tables: the rows that are mixed into.
+        exact: whether to add in int64, with the same bits for any number of ranks; otherwise in float32.
+        collective: the collective to use; None chooses by `costs`, or by bytes if there are none.
+        costs: seconds of each collective.
+        direct: whether MPI reads GPU memory; otherwise GPU tensors are copied to main memory first.
+
+    Attributes:
+        last_collectives: the collective of each mixing of the last call of `mix`; on rank 0.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class Mixer:
     ) -> None:
         self.transport, self.tables, self.exact, self.collective = transport, tables, exact, collective
         self.costs, self.direct = costs, direct
-        self.last: list[str] = []
+        self.last_collectives: list[str] = []
 
     def mix(
         self,
@@ -89,55 +92,60 @@ class Mixer:
         upload_info: Callable[[str], tuple[np.ndarray, np.ndarray]] | None,
         uploads: Mapping[str, Sequence[torch.Tensor]],
     ) -> dict[str, torch.Tensor]:
-        """Apply mixings in order; return the new central tables on rank 0.
+        """Apply mixings in order; return the new central tables by name on rank 0. Collective.
 
         Args:
-            mixings: on rank 0.
-            upload_info: name of an upload -> (largest absolute value, rank) of each [m], on rank 0.
-            uploads: name -> this rank's uploads [w], in ascending order of their number.
+            mixings: on rank 0; None elsewhere.
+            upload_info: returns largest absolute value and rank of each upload [m] of a name; on rank 0.
+            uploads: this rank's uploads [w] by name, in ascending order of their number.
         """
-        task_batches = None
+        rank_plans = None
         if self.transport.is_server:
             assert mixings is not None
             assert upload_info is not None
             none = (np.zeros(0), np.zeros(0, np.int64))
             plans = [self._plan(m, *(upload_info(m.of) if m.of else none)) for m in mixings]
-            task_batches = [[p[r] for p in plans] for r in range(self.transport.size)]
-            self.last = [p[0].collective for p in plans]
+            rank_plans = [[p[r] for p in plans] for r in range(self.transport.size)]
+            self.last_collectives = [p[0].collective for p in plans]
         changed: dict[str, torch.Tensor] = {}
-        for i, rank_plan in enumerate(self.transport.scatter(task_batches, "plan")):
-            mine = uploads.get(rank_plan.of, [])
-            mine = [u if rank_plan.part is None else take(u, rank_plan.part) for u in mine]
-            if rank_plan.collective == SCATTER:
-                self._scatter(rank_plan, mine)
+        for i, plan in enumerate(self.transport.scatter(rank_plans, "plan")):
+            mine = _parts(uploads.get(plan.of, []), plan.part)
+            if plan.collective == SCATTER:
+                self._scatter(plan, mine)
             else:
                 mixing = mixings[i] if mixings is not None else None
-                new = self._to_server(rank_plan, mine, mixing, changed)
+                new = self._to_server(plan, mine, mixing, changed)
                 if new is not None:
-                    changed[rank_plan.into] = new
+                    changed[plan.into] = new
         return changed
 
     def _plan(self, mixing: Mixing, max_abs: np.ndarray, owners: np.ndarray) -> list[RankMixPlan]:
-        """Return what each rank must know of `mixing`."""
-        size, spread = self.transport.size, self.tables.sharded.get(mixing.into)
+        """Return the plan of each rank for `mixing`.
+
+        Args:
+            mixing: as decided on rank 0.
+            max_abs: largest absolute value of each upload [m].
+            owners: rank of each upload [m].
+        """
+        size, sharded = self.transport.size, self.tables.sharded.get(mixing.into)
         rows = np.flatnonzero(np.abs(mixing.weights).sum(1))
-        collective = choose(len(rows), len(owners), self.exact, spread is not None)
-        if self.costs is not None and spread is None:
+        collective = choose(len(rows), len(owners), self.exact, sharded is not None)
+        if self.costs is not None and sharded is None:
             width = self.tables.width(mixing.into)
             far = int(np.isin(owners, far_ranks(self.transport.nodes)).sum())
             collective = self.costs.choose(len(rows), len(owners), width, size, self.exact, far)
-        if self.collective in (REDUCE, GATHER) and spread is None:
+        if self.collective in (REDUCE, GATHER) and sharded is None:
             collective = self.collective
         owned: tuple[int, ...] = ()
-        if spread is not None:
+        if sharded is not None:
             stays = np.zeros(mixing.num_rows, bool) if mixing.keep is None else mixing.keep == 1
             moving = np.flatnonzero(mixing.weights.any(1) | ~stays)
-            rows = moving[np.lexsort((moving, spread.owner[moving]))]
-            owned = tuple(np.bincount(spread.owner[rows], minlength=size))
+            rows = moving[np.lexsort((moving, sharded.owner[moving]))]
+            owned = tuple(np.bincount(sharded.owner[rows], minlength=size))
         weights = mixing.weights[rows]
-        everyone = in_rank_order(owners)
-        grid = spacings(weights, max_abs)
-        keep = None if mixing.keep is None or spread is None else mixing.keep[rows]
+        everyone = _gather_order(owners)
+        spacing = spacings(weights, max_abs)
+        keep = None if mixing.keep is None or sharded is None else mixing.keep[rows]
         counts = tuple(int(c) for c in np.bincount(owners, minlength=size))
         return [
             RankMixPlan(
@@ -148,7 +156,7 @@ class Mixer:
                 width=self.tables.width(mixing.into),
                 rows=rows,
                 weights=weights[:, everyone] if collective == GATHER and r == 0 else weights[:, owners == r],
-                grid=grid,
+                spacing=spacing,
                 counts=counts,
                 owned=tuple(int(o) for o in owned),
                 keep=keep,
@@ -158,7 +166,7 @@ class Mixer:
 
     def _to_server(
         self,
-        s: RankMixPlan,
+        plan: RankMixPlan,
         mine: Sequence[torch.Tensor],
         mixing: Mixing | None,
         changed: Mapping[str, torch.Tensor],
@@ -166,103 +174,169 @@ class Mixer:
         """Reduce or gather; return the new table [K, w] on rank 0."""
         old = new = None
         if mixing is not None:
-            old = changed.get(s.into, self.tables.central[s.into])
-            new = torch.empty(mixing.num_rows, s.width)
+            old = changed.get(plan.into, self.tables.central[plan.into])
+            new = torch.empty(mixing.num_rows, plan.width)
         self.transport.barrier()
-        for columns in self._blocks(s, sum(s.counts) if s.collective == GATHER else len(s.rows)):
+        for columns in _blocks(plan.width, sum(plan.counts) if plan.collective == GATHER else len(plan.rows)):
             block = [u[columns] for u in mine]
-            carry = self._gathered if s.collective == GATHER else self._reduced
-            sums = carry(s, block, columns.stop - columns.start)
+            add = self._gather if plan.collective == GATHER else self._reduce
+            sums = add(plan, block, columns.stop - columns.start)
             if mixing is not None and new is not None and old is not None and sums is not None:
-                new[:, columns] = self._placed(s, mixing, sums, old[:, columns])
+                new[:, columns] = self._placed(plan, mixing, sums, old[:, columns])
         return new
 
-    def _placed(self, s: RankMixPlan, mixing: Mixing, sums: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-        """Return the new rows [K, b]: the travelling rows' sums plus what each row keeps."""
-        kept = kept_rows(mixing.keep, old)
-        if len(s.rows) == mixing.num_rows:
-            return self._finish(sums, s.grid, kept)
-        full = torch.zeros(mixing.num_rows, sums.shape[1], dtype=sums.dtype)
-        full[torch.from_numpy(s.rows)] = sums
-        grid = np.ones(mixing.num_rows)
-        grid[s.rows] = s.grid
-        return self._finish(full, grid, kept)
-
-    def _finish(self, sums: torch.Tensor, grid: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
-        if self.exact:
-            return finish(sums, grid, kept)
-        return sums if kept is None else kept.add_(sums).float()
-
-    def _sums(self, s: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-        """Return this rank's share of the travelling rows [Ka, b], made where its uploads are."""
-        if not self.exact:
-            return fast_sums(block, s.weights, torch.empty(len(s.rows), width))
-        total, *others = sums_by_device(block, s.weights, s.grid, width)
-        for sums in others:
-            total = staged(total).add_(staged(sums))
-        return total
-
-    def _lent(self, block: torch.Tensor) -> torch.Tensor:
-        """Return a block in memory that MPI takes; what rank 0 has is added to in main memory."""
-        return block if self.direct and not self.transport.is_server else staged(block)
-
-    def _reduced(self, s: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
-        sums = self._lent(self._sums(s, block, width))
-        self.transport.Reduce(sums, f"mix:{s.into}")
+    def _reduce(self, plan: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+        """Return the sums of all ranks on rank 0."""
+        sums = self._for_mpi(self._sums(plan, block, width))
+        self.transport.Reduce(sums, f"mix:{plan.into}")
         return sums
 
-    def _gathered(self, s: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor | None:
-        mine = self._lent(_stacked(block, width))
-        everything = self.transport.Gatherv(mine, s.counts, f"mix:{s.into}")
-        return None if everything is None else self._sums(s, list(everything), width)
+    def _gather(self, plan: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor | None:
+        """Gather the uploads; return their sums on rank 0."""
+        mine = self._for_mpi(_stacked(block, width))
+        everything = self.transport.Gatherv(mine, plan.counts, f"mix:{plan.into}")
+        return None if everything is None else self._sums(plan, list(everything), width)
 
-    def _scatter(self, s: RankMixPlan, mine: Sequence[torch.Tensor]) -> None:
-        """Leave each travelling row, mixed, with the worker that owns it."""
-        spread = self.tables.sharded[s.into]
-        start = sum(s.owned[: self.transport.rank])
-        here = slice(start, start + s.owned[self.transport.rank])
-        rows = s.rows[here]
+    def _placed(
+        self, plan: RankMixPlan, mixing: Mixing, sums: torch.Tensor, old: torch.Tensor
+    ) -> torch.Tensor:
+        """Return all new rows [K, b] from the sums of the active rows [Ka, b] and the old rows [K0, b]."""
+        kept = kept_rows(mixing.keep, old)
+        if len(plan.rows) == mixing.num_rows:
+            return self._finish(sums, plan.spacing, kept)
+        full = torch.zeros(mixing.num_rows, sums.shape[1], dtype=sums.dtype)
+        full[torch.from_numpy(plan.rows)] = sums
+        spacing = np.ones(mixing.num_rows)
+        spacing[plan.rows] = plan.spacing
+        return self._finish(full, spacing, kept)
+
+    def _scatter(self, plan: RankMixPlan, mine: Sequence[torch.Tensor]) -> None:
+        """Mix the active rows of a sharded table; each ends at the worker that owns it."""
+        table = self.tables.sharded[plan.into]
+        start = sum(plan.owned[: self.transport.rank])
+        own = slice(start, start + plan.owned[self.transport.rank])
+        rows = plan.rows[own]
         self.transport.barrier()
-        moving = len(s.rows) if self.transport.is_worker else 0
-        for columns in self._blocks(s, moving) if moving else ():
+        active = len(plan.rows) if self.transport.is_worker else 0
+        for columns in _blocks(plan.width, active) if active else ():
             block = [u[columns] for u in mine]
-            sums = staged(self._sums(s, block, columns.stop - columns.start))  # as are the rows it ends in
-            sums = self.transport.Reduce_scatter(sums, s.owned, f"mix:{s.into}")
-            keep = None if s.keep is None else s.keep[here]
-            kept = None if keep is None else kept_rows(keep, spread.read(rows, columns))
-            spread.write(rows, columns, self._finish(sums, s.grid[here], kept))
+            sums = staged(self._sums(plan, block, columns.stop - columns.start))
+            sums = self.transport.Reduce_scatter(sums, plan.owned, f"mix:{plan.into}")
+            keep = None if plan.keep is None else plan.keep[own]
+            kept = None if keep is None else kept_rows(keep, table.read(rows, columns))
+            table.write(rows, columns, self._finish(sums, plan.spacing[own], kept))
         self.transport.barrier()
-        spread.commit(s.rows)
+        table.commit(plan.rows)
 
-    def _blocks(self, s: RankMixPlan, height: int) -> Iterator[slice]:
-        step = max(1024, BLOCK // max(height, 1))
-        for lo in range(0, s.width, step):
-            yield slice(lo, min(lo + step, s.width))
+    def _sums(self, plan: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+        """Return the weighted sums of uploads for the active rows [Ka, b]."""
+        if self.exact:
+            return exact_sum(block, plan.weights, plan.spacing, width)
+        return float32_sum(block, plan.weights, width)
+
+    def _finish(self, sums: torch.Tensor, spacing: np.ndarray, kept: torch.Tensor | None) -> torch.Tensor:
+        """Return float32 rows from sums and what is kept of the old rows."""
+        if self.exact:
+            return finish(sums, spacing, kept)
+        return sums if kept is None else kept.add_(sums).float()
+
+    def _for_mpi(self, block: torch.Tensor) -> torch.Tensor:
+        """Return a block in memory that MPI reads; rank 0 works in main memory."""
+        return block if self.direct and not self.transport.is_server else staged(block)
 
     def gram(
         self, vectors: Sequence[torch.Tensor], counts: Sequence[int], owners: np.ndarray | None, width: int
     ) -> np.ndarray | None:
-        """Return all pairwise products [m, m] of the vectors of all ranks on rank 0, in float64.
+        """Return the inner products of all pairs of vectors of all ranks, float64 [m, m], on rank 0.
 
-        Column blocks of fixed width go to rank 0 and are multiplied in the order of the reports: the sums do
-            not depend
-        on how the vectors were split.
+        Column blocks of fixed width are gathered and multiplied on rank 0 in the order of the reports, so
+        that the bits do not depend on where the vectors were.
 
         Args:
-            vectors: this rank's [width] each; counts: how many each rank has.
-            owners: rank of each report [m]; on rank 0.
+            vectors: this rank's vectors, float32 [width].
+            counts: number of vectors on each rank.
+            owners: rank of each report [m], on rank 0; None elsewhere.
+            width: length of a vector.
         """
         out = order = None
         if owners is not None:
-            order = torch.from_numpy(np.argsort(in_rank_order(owners)))
+            order = torch.from_numpy(np.argsort(_gather_order(owners)))
             out = torch.zeros(len(order), len(order), dtype=torch.float64)
         self.transport.barrier()
         for lo in range(0, width, GRAM_BLOCK):
             columns = slice(lo, min(lo + GRAM_BLOCK, width))
-            block = self._lent(_stacked([v[columns] for v in vectors], columns.stop - lo))
+            block = self._for_mpi(_stacked([v[columns] for v in vectors], columns.stop - lo))
             everything = self.transport.Gatherv(block, counts, "gram")
             if out is not None and everything is not None:
                 x = everything[order].double()
-                for top in range(0, len(out), GRAM_ROWS):  # no second matrix of all pairs
+                for top in range(0, len(out), GRAM_ROWS):  # in parts: a second matrix [m, m] is never needed
                     out[top : top + GRAM_ROWS] += x[top : top + GRAM_ROWS] @ x.T
         return None if out is None else out.numpy()
+
+
+def mix_exact(
+    mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor], max_abs: np.ndarray
+) -> torch.Tensor:
+    """Mix on one rank that has all uploads, with the bits of a mixing over ranks; return float32 [K, w].
+
+    Args:
+        mixing: what to mix.
+        old: the table, float32 [K0, w].
+        uploads: m tensors, float32, in the order of the weights.
+        max_abs: largest absolute value of each upload [m].
+    """
+    parts, width, blocks = _parts(uploads, mixing.part), old.shape[1], []
+    spacing = spacings(mixing.weights, max_abs)
+    for columns in _blocks(width, mixing.num_rows, LOCAL_BLOCK):
+        block = [u[columns] for u in parts]
+        sums = staged(exact_sum(block, mixing.weights, spacing, columns.stop - columns.start))
+        blocks.append(finish(sums, spacing, kept_rows(mixing.keep, old[:, columns])))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+
+
+def mix_float32(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Mix on one rank in float32; return float32 [K, w].
+
+    Faster than `mix_exact` for a single upload, where the order of additions is no question.
+
+    Args:
+        mixing: what to mix.
+        old: the table, float32 [K0, w].
+        uploads: m tensors, float32, in the order of the weights.
+    """
+    parts, out = _parts(uploads, mixing.part), torch.empty(mixing.num_rows, old.shape[1])
+    for k, row in enumerate(out.unbind()):
+        terms = [(parts[j], w) for j, w in enumerate(mixing.weights[k].tolist()) if w]
+        if mixing.keep is not None and mixing.keep.ndim == 1:
+            terms.append((old[k], float(mixing.keep[k])))
+        elif mixing.keep is not None:
+            terms += [(old[j], c) for j, c in enumerate(mixing.keep[k].tolist()) if c]
+        if not terms:
+            row.zero_()
+        for i, (x, c) in enumerate(terms):
+            row.add_(x, alpha=c) if i else torch.mul(x, c, out=row)
+    return out
+
+
+def _blocks(width: int, height: int, size: int | None = None) -> Iterator[slice]:
+    """Yield column blocks of a matrix [height, width], each of about `size` numbers (default: a message)."""
+    step = max(1024, (BLOCK if size is None else size) // max(height, 1))
+    for lo in range(0, width, step):
+        yield slice(lo, min(lo + step, width))
+
+
+def _parts(uploads: Sequence[torch.Tensor], part: Part | None) -> Sequence[torch.Tensor]:
+    """Return the slices of uploads that are mixed."""
+    return uploads if part is None else [take(u, part) for u in uploads]
+
+
+def _stacked(block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    """Return vectors as one contiguous [n, width], in main memory if they are on different devices."""
+    if len({u.device for u in block}) > 1:
+        block = [staged(u) for u in block]
+    return torch.stack(list(block)) if len(block) else torch.empty(0, width)
+
+
+def _gather_order(owners: np.ndarray) -> np.ndarray:
+    """Return the numbers of the uploads [m] in the order in which a gather delivers them."""
+    return np.argsort(owners, kind="stable")

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from mpifl.aggregation.exact_sum import mix_exact, mix_float32
-from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.mixer import Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.comm import Single
 from mpifl.core.algorithm import apply_plan

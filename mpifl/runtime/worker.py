@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.aggregation.exact_sum import peak
+from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client, Peer
@@ -208,12 +208,12 @@ class Worker:
     ) -> ReportHeader:
         """Return a report of a hook without its vectors, which are found finite on the way."""
 
-        def max_abs(v: Vector) -> list[float]:
-            return [peak(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
+        def of_rows(v: Vector) -> list[float]:
+            return [max_abs(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
 
         where, place = hook_name(self.algorithm, hook), _place(order)
         report = checked_light(where, place, report, order.client)
-        largest = {name: max_abs(v) for name, v in report.vectors.items()}
+        largest = {name: of_rows(v) for name, v in report.vectors.items()}
         check_peaks(where, place, largest)
         return ReportHeader(
             number=order.number,

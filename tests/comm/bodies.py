@@ -133,7 +133,7 @@ def reduce_and_gather_agree_with_one_process_bit_for_bit(t: Mpi, folder: Path) -
         case = Case(t, rows=rows, components=components, keep=keep, part=part)
         found, mixer = case.together(t, collective=collective)
         if found is not None:
-            assert mixer.last == [collective]
+            assert mixer.last_collectives == [collective]
             assert torch.equal(found, case.alone()), (collective, keep, components, part, rows)
 
 
@@ -163,7 +163,7 @@ def rows_spread_over_their_readers_agree_with_one_process_bit_for_bit(t: Mpi, fo
             found = tables.whole("model")
             assert changed == {}, "no row goes to rank 0"
             if found is not None:
-                assert mixer.last == ["scatter"]
+                assert mixer.last_collectives == ["scatter"]
                 assert torch.equal(found, case.alone()), (keep, components, part, rows)
                 case.old = found
             case.old = torch.from_numpy(t.bcast(case.old.numpy(), "test"))

@@ -100,7 +100,7 @@ def test_the_sources_compile_without_a_warning(name, compiler, tmp_path):
     command = [*COMPILERS[compiler], *flags, bindings.FOLDER / f"{name}.c", "-lm", "-o", tmp_path / "out.so"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    fast = subprocess.run([*command, "-ffast-math", "-fsyntax-only"], capture_output=True, text=True)
+    fast = subprocess.run([*command, "-ffast-math"], capture_output=True, text=True)
     assert "fast-math" in fast.stderr, "sums would be others"
 
 

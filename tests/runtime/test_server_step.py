@@ -229,7 +229,7 @@ def test_the_collective_does_not_change_the_bits(name, collective, tmp_path):
     forced = worlds.run(
         CATALOGUE[name](**options), worlds.Tiny(), tmp_path / "forced", evaluate=False, system=system
     )
-    assert forced.server_step.mixer.last == [collective]
+    assert forced.server_step.mixer.last_collectives == [collective]
     worlds.same(worlds.state_of(chosen.server), worlds.state_of(forced.server))
 
 

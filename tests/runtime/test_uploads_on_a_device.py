@@ -89,13 +89,13 @@ def test_arrivals_over_links_come_at_the_times_and_with_the_bits_of_a_run_on_a_c
 def test_nothing_of_a_round_stays_on_the_device(monkeypatch, tmp_path):
     """Its uploads are there when they are mixed, and are gone once the step is over."""
     seen: list[weakref.ref[torch.Tensor]] = []
-    carry = mix.sums_by_device
+    carry = mix.exact_sum
 
     def watched(uploads, *rest):
         seen.extend(weakref.ref(u) for u in uploads)
         return carry(uploads, *rest)
 
-    monkeypatch.setattr(mix, "sums_by_device", watched)
+    monkeypatch.setattr(mix, "exact_sum", watched)
     with pretended.gpu():
         server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
         server_step.step(server_step.begin(), sampler(1))

@@ -1,4 +1,4 @@
-"""A mixing applied where all uploads are: the same bits as the mixer's."""
+"""Mixing on one rank has the bits of a mixing over a transport."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
-from mpifl.aggregation.exact_sum import BLOCK, mix_exact, mix_float32
-from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.mixer import LOCAL_BLOCK, Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables
 from mpifl.comm import Single
 from mpifl.core.mixing import Mixing
@@ -17,9 +16,10 @@ from mpifl.core.mixing import Mixing
 
 @pytest.mark.parametrize("keep", [None, "diagonal", "full", "more"])
 @pytest.mark.parametrize(
-    ("rows", "m", "width"), [(1, 1, 7), (1, 1, 3 * BLOCK + 5), (3, 4, BLOCK), (2, 9, BLOCK + 1)]
+    ("rows", "m", "width"),
+    [(1, 1, 7), (1, 1, 2 * LOCAL_BLOCK + 5), (3, 4, LOCAL_BLOCK // 3), (2, 9, LOCAL_BLOCK // 2 + 1)],
 )
-def test_here_and_over_a_transport_give_the_same_bits(keep, rows, m, width):
+def test_mixing_on_one_rank_has_the_bits_of_a_mixing_over_a_transport(keep, rows, m, width):
     rng = np.random.default_rng(0)
     old = torch.from_numpy(rng.normal(size=(rows, width)).astype(np.float32))
     uploads = [
