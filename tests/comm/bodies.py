@@ -198,7 +198,7 @@ def equal_rows_are_sent_once_where_they_are_spread(t: Mpi, folder: Path) -> None
     before = t.traffic.counts["bcast", "rows:model"].bytes
     folder.mkdir(parents=True, exist_ok=True)
     owner = np.resize(t.workers, 7).astype(np.int64)
-    tables.shard("model", owner, (7, 30), folder, alike=True)
+    tables.shard("model", owner, (7, 30), folder, identical=True)
     found = tables.whole("model")
     if found is not None:
         assert t.traffic.counts["bcast", "rows:model"].bytes - before == 30 * 4 * (t.size - 1)
