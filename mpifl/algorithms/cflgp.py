@@ -61,6 +61,9 @@ class CFLGP(Algorithm):
 
     paper = "kim2024clustered"
     needs = Needs(state=True, gram="profile", rounds=True)
+    traffic_depends_on = (
+        "who is in cluster 0, whose model the others download as well when clusters are formed"
+    )
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")

@@ -24,7 +24,7 @@ import torch
 from mpifl.clustering.distances import emd
 from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Look, Needs, Notes, Peer, Server, Vector
+from mpifl.core.method import Algorithm, Client, Key, Look, Needs, Notes, Peer, PlannedRun, Server, Vector
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import put, take
 
@@ -113,6 +113,28 @@ class EMDCFL(Algorithm):
             )
         linked = server.algorithm_state["linked"][np.ix_(notes.client, notes.client)].astype(bool)
         return neighbourhood_plan(server, notes, linked)
+
+    def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
+        """Count the second look of those seen so far, or that of round 1 where that is everyone.
+
+        Each ordered pair sends an extractor up and down, and the projected embeddings of both up; each who
+        takes part sends tau.
+        """
+        body = sum(s.stop - s.start for s in run.problem.layout.part("body"))
+        width = run.client.embed(run.client.init, run.client.data.train.x[:1]).shape[1]
+        p, down, up = max(1, int(self.projection * width)), 0, 0
+        images = [np.minimum(run.sizes[:, i], self.sample_cap) for i in (0, int(self.against == "val"))]
+        seen = np.zeros(0, np.int64)
+        for round_, cohort in enumerate(run.cohorts(), 1):
+            if round_ > 1 and len(seen) == run.problem.num_clients == run.num_sampled:
+                break
+            seen = np.union1d(seen, cohort)
+            pairs = len(seen) * (len(seen) - 1)
+            numbers = (len(seen) - 1) * p * int(sum(counts[seen].sum() for counts in images))
+            down += run.message_bytes(pairs * body, pairs)
+            up += run.message_bytes(pairs * body + numbers, 3 * pairs)
+            up += run.message_bytes(len(cohort), len(cohort), note=True)
+        return down, up
 
     def labels(self, server: Server) -> np.ndarray:
         """Name the neighbourhoods."""

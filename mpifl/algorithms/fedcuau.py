@@ -64,6 +64,9 @@ class FedCUAU(Algorithm):
 
     paper = "fedcuau"
     needs = Needs(fingerprint=True, fingerprint_gram="last_layer", state=True)
+    traffic_depends_on = (
+        "who is in which cluster: cluster i of C moves the trunk and the blocks of copies i to C"
+    )
 
     def __post_init__(self) -> None:
         require(self.over in OVER, "over", self.over, f"take one of {', '.join(OVER)}")

@@ -26,6 +26,7 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    PlannedRun,
     ProblemInfo,
     Report,
     Server,
@@ -108,6 +109,12 @@ class FedFomo(Algorithm):
         chosen = choose(P, self.num_models, epsilon, address)
         mixing = own_rows(np.eye(len(notes)), notes, len(server.assign))
         return Plan([mixing], algorithm_state={**server.algorithm_state, "affinity": P, "chosen": chosen})
+
+    def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
+        """Count M models down and M gains up from round 2 on."""
+        visits, M = (run.num_rounds - 1) * run.num_sampled, self.num_models
+        models, gains = M * run.problem.layout.size, M
+        return visits * run.message_bytes(models, M), visits * run.message_bytes(gains, note=True)
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the client's own model."""

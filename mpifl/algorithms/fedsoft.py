@@ -26,6 +26,7 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    PlannedRun,
     ProblemInfo,
     Report,
     Server,
@@ -135,6 +136,14 @@ class FedSoft(Algorithm):
             )
         algorithm_state = {**server.algorithm_state, "counts": counts}
         return Plan([rows(v)], assign=counts.argmax(1).astype(np.int64), algorithm_state=algorithm_state)
+
+    def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
+        """Take off the counts where they are not due: between two periods, for clients seen before."""
+        seen, left_out = set[int](), 0
+        for t, cohort in enumerate(run.cohorts()):
+            left_out += len(seen & set(cohort.tolist())) if t % self.period else 0
+            seen |= set(cohort.tolist())
+        return 0, -left_out * run.message_bytes(self.num_clusters, note=True)
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the client's own model."""

@@ -55,6 +55,7 @@ class PACFL(Algorithm):
 
     paper = "vahidian2023efficient"
     needs = Needs(fingerprint=True, newcomers=True)
+    fingerprints_vary = True
 
     def __post_init__(self) -> None:
         require(self.threshold >= 0, "threshold", self.threshold, "take degrees, 0 or more")

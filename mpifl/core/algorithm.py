@@ -8,7 +8,7 @@ dataclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -88,16 +88,48 @@ class Look:
     findings: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of rounds before it begins, for methods that forecast their traffic (`Algorithm.extra_bytes`).
+
+    Attributes:
+        problem: as `setup` meets it.
+        num_rounds: T.
+        num_sampled: m, clients of a round.
+        cohort: round, from 1 -> its clients, int64 [m] ascending.
+        sizes: samples for training, validation and test of each client, int64 [N, 3].
+        message_bytes: (numbers, messages=1, note=False) -> bytes of messages that hold so many numbers.
+        client: a client that takes no step when it trains.
+    """
+
+    problem: ProblemInfo
+    num_rounds: int
+    num_sampled: int
+    cohort: Callable[[int], np.ndarray]
+    sizes: np.ndarray
+    message_bytes: Callable[..., int]
+    client: Client
+
+    def cohorts(self) -> Iterator[np.ndarray]:
+        """Yield the clients of each round."""
+        return map(self.cohort, range(1, self.num_rounds + 1))
+
+
 class Algorithm(ABC):
     """A federated method. Subclasses are frozen dataclasses, abstract or final, never overridden again.
 
     Attributes:
         paper: where it comes from, a key of `algorithms/papers.bib` or a BibTeX entry; empty: nowhere.
         needs: what it asks of the engine.
+        traffic_depends_on: what decides its traffic and only training can tell; empty where the traffic is
+            known before.
+        fingerprints_vary: whether the size of one-shot statistics depends on the client's data.
     """
 
     paper: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
+    traffic_depends_on: ClassVar[str] = ""
+    fingerprints_vary: ClassVar[bool] = False
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` when this method cannot run in this problem. Default: when K is larger than N."""
@@ -212,6 +244,14 @@ class Algorithm(ABC):
         Default: those in `visited` and, where the method has newcomers, in `algorithm_state["known"]`.
         """
         return visited | server.algorithm_state["known"].astype(bool) if self.needs.newcomers else visited
+
+    def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
+        """Return what a run sends beside the reads and reports of equal rounds: bytes (down, up), by unicast.
+
+        The forecast multiplies round 1 by the number of rounds. A method whose rounds differ, or that has a
+        second look, adds here what is missing; what is sent less is negative. Default: nothing.
+        """
+        return 0, 0
 
     def mixtures(self, server: Server) -> np.ndarray | None:
         """Return the estimated share [N, K] of each group in each client's data (none by default)."""

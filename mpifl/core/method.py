@@ -1,6 +1,6 @@
 """The words of a method: everything its hooks take and return, from one place."""
 
-from .algorithm import Algorithm, Look, Needs
+from .algorithm import Algorithm, Look, Needs, PlannedRun
 from .client import Client, Peer, Trained
 from .rng import Key
 from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
@@ -14,6 +14,7 @@ __all__ = [
     "Needs",
     "Notes",
     "Peer",
+    "PlannedRun",
     "ProblemInfo",
     "Reads",
     "Report",

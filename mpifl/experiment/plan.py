@@ -29,7 +29,7 @@ from .build import build
 from .context import RunContext
 from .memory_forecast import Base, Held, footprint
 from .schema import Config
-from .traffic_forecast import Expected, empty_report, expect, first_server, without_training
+from .traffic_forecast import TrafficForecast, forecast, without_training
 
 NUMBER_BYTES = 4  # float32
 
@@ -45,8 +45,8 @@ def describe(config: Config, transport: Transport) -> str:
     if base is None:
         return ""
     context = without_training(context)
-    server, fingerprint_bytes = first_server(context)
-    report = empty_report(context, server, 0)
+    traffic = forecast(context)
+    server, report = traffic.server, traffic.report
     plan = context.config.algorithm.aggregate(server, notes_of(context, server, report))
     tree = loader.to_tree(config)
     n, m, d = context.problem.num_clients, context.decisions.num_sampled, context.problem.layout.size
@@ -66,20 +66,23 @@ def describe(config: Config, transport: Transport) -> str:
     lines += [
         *_crossover_lines(d, context, costs),
         "",
-        *_traffic_lines(expect(context, server, fingerprint_bytes, report)),
-        *_memory_lines(base, _held(context, server, report, plan, fingerprint_bytes[1]), context),
+        *_traffic_lines(traffic),
+        *_memory_lines(base, _held(context, server, report, plan, traffic.fingerprints[1]), context),
     ]
     return "\n".join(lines)
 
 
-def _traffic_lines(e: Expected) -> list[str]:
+def _traffic_lines(traffic: TrafficForecast) -> list[str]:
     """Return what the federation sends, per round and in all."""
-    once = f"; once before training {_size(e.once[0])} down, {_size(e.once[1])} up" if any(e.once) else ""
-    total = f"not known before: it depends on {e.why}"
-    if e.total is not None:
-        total = f"{_size(e.total[0])} down, {_size(e.total[1])} up ({e.total[0]} and {e.total[1]} bytes)"
+    (once_down, once_up), once = traffic.fingerprints, ""
+    if once_down or once_up:
+        once = f"; once before training {_size(once_down)} down, {_size(once_up)} up"
+    total = f"not known before: it depends on {traffic.why}"
+    if traffic.total is not None:
+        down, up = traffic.total
+        total = f"{_size(down)} down, {_size(up)} up ({down} and {up} bytes)"
     return [
-        f"federation per round    {_size(e.per_round[0])} down, {_size(e.per_round[1])} up{once}",
+        f"federation per round    {_size(traffic.per_round[0])} down, {_size(traffic.per_round[1])} up{once}",
         f"federation in all       {total}",
     ]
 

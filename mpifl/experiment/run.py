@@ -40,7 +40,7 @@ from .checkpoints import Checkpoints, aloud
 from .context import RunContext
 from .placement import Place, place, table
 from .schema import Config
-from .traffic_forecast import settled
+from .traffic_forecast import compared
 
 MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
@@ -225,7 +225,7 @@ def finish(
     summary = _summary(
         context, server_step, recorder.last, digest(whole, server.assign, server.algorithm_state)
     )
-    summary["federation_bytes_expected"] = settled(context, server_step.ledger)
+    summary["federation_bytes_expected"] = compared(context, server_step.ledger)
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
     summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
     summary["wall_seconds"] = round(perf_counter() - start, 3)
