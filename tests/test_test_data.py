@@ -29,7 +29,7 @@ from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Notes, Report, Server, State, Vector
 from mpifl.experiment.schema import EvaluationConfig
-from mpifl.runtime.client_errors import ClientError
+from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.worker import Worker
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, check
 from mpifl.training import Learner, LocalClient

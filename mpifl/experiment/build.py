@@ -27,9 +27,10 @@ from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, PoolFederation, open_federation, open_public
 from mpifl.models import AUTOENCODERS
 from mpifl.runtime.asynchronous import Events
-from mpifl.runtime.client_errors import DROP
+from mpifl.runtime.hook_errors import DROP
 from mpifl.runtime.run_state import Checkpointer, Never
-from mpifl.runtime.server_step import ServerStep, StepConfig
+from mpifl.runtime.server_step import ServerStep
+from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import Rounds
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.policies import Synchronous, open_clock
@@ -371,6 +372,7 @@ def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
             stack=decisions.stack,
             drops=config.on_client_error == DROP,
             direct=decisions.mpi_memory == DEVICE,
+            synchronous=isinstance(config.policy, Synchronous),
         )
     )
 

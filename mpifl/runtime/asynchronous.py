@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mpifl.aggregation.tables import read_rows
 from mpifl.comm import Lasting, RankLost, Task, open_pool, serve
 from mpifl.core.devices import message_on
 from mpifl.core.errors import require
@@ -39,8 +40,8 @@ from mpifl.simulation.visits import AsyncStats, DispatchState, Visit
 from mpifl.traffic.codec import download_bytes, upload_bytes
 from mpifl.training import LocalClient
 
-from .client_errors import Dropped
-from .local_aggregator import LocalAggregator, largest_weight, rows_read
+from .aggregators import LocalAggregator
+from .hook_errors import Dropped
 from .protocol import ClientTask, ReportHeader
 from .recovery import LAST, regroup
 from .run_state import SAVE, STOP, Checkpointer, Never, Saved, needs_workers, save, take_stepper
@@ -96,7 +97,7 @@ class Events:
         self.upload_bytes = 0
         self.stats, self.rows = AsyncStats(), list[Row]()
         self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
-        self.aggregator = LocalAggregator(server_step, policy)
+        self.aggregator = LocalAggregator(server_step.problem.layout.num_parameters, not policy.singly)
         self.start, self.judging = now(), np.zeros(2)
         self.served = np.zeros((server_step.transport.size, 2))  # idle and all seconds of each rank
         self.last_word: dict[str, float] = {}
@@ -110,7 +111,6 @@ class Events:
             saved: a state to go on from, on rank 0.
         """
         server_step = self.server_step
-        server_step.may_shard = server_step.admits_new_clients = False
         if not server_step.transport.is_server:
             self._serve()
             return None
@@ -127,12 +127,12 @@ class Events:
 
     def _begin(self, pool: Lasting, saved: Saved | None) -> Server:
         if saved is None:
-            server: Server | None = self._together(pool, "begin", self.server_step.begin)
+            server: Server | None = self._together(pool, "begin", self.server_step.initialize)
             assert server is not None
             self.servers = {server.version: server}
             return server
         restored = take_events(saved, self)
-        self._together(pool, "restore", lambda: self.server_step.settle(restored))
+        self._together(pool, "restore", lambda: self.server_step.distribute(restored))
         return restored
 
     def _together(self, pool: Lasting, word: str, act: Callable[[], Any]) -> Any:
@@ -160,8 +160,8 @@ class Events:
     def _serve(self) -> None:
         server_step, word = self.server_step, ""
         acts: dict[str, Callable[[], Any]] = {
-            "begin": server_step.begin,
-            "restore": lambda: server_step.settle(None),
+            "begin": server_step.initialize,
+            "restore": lambda: server_step.distribute(None),
             "evaluate": lambda: self._evaluate(None),
             SAVE: lambda: save(server_step, None, self.checkpointer, None, alone=False),
         }
@@ -215,13 +215,13 @@ class Events:
 
     def _upload_bytes(self, server: Server) -> int:
         """Return the bytes of an upload: those of client 0 after training for no epoch."""
-        worker = self.server_step.worker
-        reads = worker.algorithm.reads(server, 0)
+        c = self.server_step.config
+        reads = c.algorithm.reads(server, 0)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
-        client = LocalClient(0, worker.federation, worker.learner, replace(worker.local, epochs=0))
-        message = message_on(Message(vectors, reads), worker.learner.device)
-        report, _ = worker.algorithm.local_update(message, {}, client, worker.key.of("size"))
-        return upload_bytes(worker.coder.payload, report, message)
+        client = LocalClient(0, c.federation, c.learner, replace(c.local, epochs=0))
+        message = message_on(Message(vectors, reads), c.learner.device)
+        report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
+        return upload_bytes(c.payload, report, message)
 
     def _save(self, server: Server, pool: Lasting) -> None:
         """Write the state if that is due, and end if it was asked for."""
@@ -265,7 +265,7 @@ class Events:
         require(version in self.servers, "clock.trace", f"client {k}", remedy)
         server_step, server, v = self.server_step, self.servers[version], int(self.server_step.visits[k])
         step = max(self.servers) + 1
-        reads = server_step.read_by("reads", server, np.array([k]))[k]
+        reads = server_step.hooks.reads("reads", server, np.array([k]))[k]
         widths = {name: table.shape[1] for name, table in server.tables.items()}
         server_step.ledger.add_reads(step, {k: reads}, widths)
         due = self.clock.due(
@@ -314,7 +314,7 @@ class Events:
 
     def _step(self, server: Server, arrivals: list[Arrival]) -> Server:
         """Return the server after the uploads at hand, taken in the order of (client, visit)."""
-        algorithm = self.server_step.algorithm
+        step, damps = self.server_step, not self.server_step.algorithm.needs.asynchronous
         arrivals = sorted(arrivals, key=lambda a: (a.visit.client, a.visit.visit))
         headers = [replace(a.light, number=j) if j else a.light for j, a in enumerate(arrivals)]
         lag = np.array([a.row["staleness"] for a in arrivals])
@@ -322,21 +322,18 @@ class Events:
         for a in arrivals:
             for name, rows in a.vectors.items():
                 uploads.setdefault(name, []).extend(rows.unbind())
-        with self.server_step.watch("cluster"):
-            notes = self.aggregator.compared(
-                server, self.server_step.columns(server.version + 1, headers, lag), uploads
-            )
-            plan = self.server_step.planned("aggregate", server, notes, algorithm.aggregate)
-        if not algorithm.needs.asynchronous:
-            plan = damped(plan, self.policy.rates(lag))
+        reports = step.reports_of(headers, np.zeros(len(headers), np.int64), lag)
+        adjust = (lambda plan: damped(plan, self.policy.rates(lag))) if damps else None
+        result = step.advance(server, reports, uploads, self.aggregator, adjust)
+        assert result is not None
+        plan, new = result.plan, result.server
         for j, a in enumerate(arrivals):
             a.row["weight"] = largest_weight(plan, j, len(arrivals))
             a.row["accepted"] = int(bool(plan.mixings) or not a.vectors)
             self.stats.add(a.row["staleness"], bool(a.row["accepted"]))
         self.on_events(self.rows)
         self.rows = []
-        self.server_step.ledger.commit()
-        new = self.aggregator.mixed(server, plan, uploads)
+        step.ledger.commit()
         self.servers[new.version] = new
         self.servers.pop(new.version - self.policy.versions, None)
         return new
@@ -458,6 +455,22 @@ def _reads(saved: Saved, about: Mapping[str, Any]) -> Reads:
     return {
         name: saved.arrays[which] if isinstance(which, str) else tuple(which) for name, which in about.items()
     }
+
+
+def largest_weight(plan: Plan, j: int, m: int) -> float:
+    """Return the largest weight of report j in any row of the first mixing; 0 where it takes no uploads."""
+    if not plan.mixings or not plan.mixings[0].of:
+        return 0.0
+    weights = plan.mixings[0].weights
+    return float(np.abs(weights.reshape(len(weights), m, -1)[:, j]).max())
+
+
+def rows_read(server: Server, name: str, which: tuple[int, ...] | np.ndarray) -> torch.Tensor:
+    """Return what is downloaded of a table; a single row is no copy, since tables are never written to."""
+    table = server.tables[name]
+    if not isinstance(which, np.ndarray) and len(which) == 1:
+        return table[which[0] : which[0] + 1]
+    return read_rows(lambda _, rows: table[rows], name, which)
 
 
 def damped(plan: Plan, rates: np.ndarray) -> Plan:

@@ -1,27 +1,31 @@
-"""A method's hooks as the engine calls them: what they return is checked before it is believed, and what they
-raise names class and hook.
+"""A method's hooks as the engine calls them: what they return is checked before it is used.
+
+`ServerHooks` calls those that run on rank 0, `ClientHooks` those that run at a client.
 """
 
 from __future__ import annotations
 
 import math
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from mpifl.core.algorithm import Algorithm, Look
+from mpifl.core.client import Client, Peer
 from mpifl.core.devices import CPU
-from mpifl.core.errors import CodeFailed, MethodError, Missing, NotFinite, UserError
+from mpifl.core.errors import MethodError, NotFinite
+from mpifl.core.federation import Split
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import width
-from mpifl.core.types import ASKED_FOR, Report, Server, State
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
-ENGINE = str(Path(__file__).parent)
+from .hook_errors import ClientCall, HookCall, ServerCall, hook_name, unwrapped
+from .protocol import ClientTask, GatheredReports
+
 LARGEST = float(np.finfo(np.float32).max)
 UNCALLED = {  # hooks that the engine calls only where they are declared -> the needs, one of which does
     "fingerprint": ("fingerprint",),
@@ -36,83 +40,12 @@ UNCALLED = {  # hooks that the engine calls only where they are declared -> the 
 Shapes = Mapping[str, tuple[int, int]]  # name -> (rows, width)
 
 
-def hook_name(algorithm: Algorithm, hook: str) -> str:
-    """Return what a hook is called in messages."""
-    return f"{type(unwrapped(algorithm)).__name__}.{hook}"
-
-
-def unwrapped(algorithm: Any) -> Any:
-    """Return the method itself, where somebody (a test) looks over its shoulder."""
-    while not isinstance(algorithm, Algorithm) and hasattr(algorithm, "inner"):
-        algorithm = algorithm.inner
-    return algorithm
-
-
-@contextmanager
-def calling(algorithm: Algorithm, hook: str, place: str = "") -> Iterator[str]:
-    """Within it a hook runs at a client; yields its name. Exceptions of the method's own pass.
-
-    Args:
-        place: where, as `client 3, visit 0`.
-
-    Raises:
-        MethodError: what the hook asked for is not there, or it tried to end the process.
-        CodeFailed: it was interrupted.
-    """
-    where = hook_name(algorithm, hook)
-    at = f"{place}: " if place else ""
-    try:
-        yield where
-    except MethodError:
-        raise
-    except UserError as error:
-        raise MethodError(where, f"{at}{error.key} = {error.value!r}", error.remedy) from error
-    except Missing as error:
-        raise MethodError(where, f"{at}{error.what}", error.remedy) from error
-    except KeyError as error:
-        if error.args and error.args[0] in ASKED_FOR:
-            raise MethodError(where, f"{at}no {error.args[0]!r}", ASKED_FOR[error.args[0]]) from error
-        error.hook = where  # type: ignore[attr-defined]
-        raise
-    except Exception as error:
-        error.hook = where  # type: ignore[attr-defined]  # for who says where it was raised
-        raise
-    except SystemExit as end:
-        raise MethodError(where, f"{at}sys.exit({end.code!r}) was called", "raise an exception") from end
-    except KeyboardInterrupt as end:
-        raise CodeFailed(f"{where}: {at}interrupted (KeyboardInterrupt)", code=130) from end
-
-
-@contextmanager
-def deciding(algorithm: Algorithm, hook: str, place: str = "") -> Iterator[str]:
-    """As `calling`, for a hook that runs on rank 0.
-
-    Raises:
-        CodeFailed: the hook raised an exception of its own.
-    """
-    try:
-        with calling(algorithm, hook, place) as where:
-            yield where
-    except (MethodError, CodeFailed):
-        raise
-    except Exception as error:
-        at = f"{place}: " if place else ""
-        text = f"{hook_name(algorithm, hook)}: {at}{type(error).__name__}: {error}"
-        raise CodeFailed(text, trace_of(error)) from error
-
-
-def trace_of(error: BaseException) -> str:
-    """Return the traceback of an exception from the method's own code on."""
-    shown = traceback.TracebackException.from_exception(error)
-    frames = list(shown.stack)
-    while frames and (frames[0].filename.startswith(ENGINE) or "contextlib" in frames[0].filename):
-        frames.pop(0)
-    shown.stack = traceback.StackSummary.from_list(frames or list(shown.stack))
-    return "".join(shown.format(chain=False))
-
-
 def check_needs(algorithm: Algorithm) -> None:
-    """Raise `MethodError` where a method has hooks that would never be called."""
+    """Refuse a method with hooks that would never be called.
+
+    Raises:
+        MethodError: a hook is written and not declared.
+    """
     inner = unwrapped(algorithm)
     if "needs" in vars(inner):
         return  # they follow from its options
@@ -123,59 +56,258 @@ def check_needs(algorithm: Algorithm) -> None:
             raise MethodError(hook_name(algorithm, hook), "would never be called", remedy)
 
 
-# -- at a client ---------------------------------------------------------------------------------------------
+class ServerHooks:
+    """The hooks that run on rank 0. An exception of their own ends the run as `CodeFailed`.
+
+    Args:
+        algorithm: the method.
+        problem: what it may know.
+        seed: the training seed's key.
+
+    Raises:
+        MethodError: from every method, where a hook returns what cannot be.
+    """
+
+    def __init__(self, algorithm: Algorithm, problem: ProblemInfo, seed: Key) -> None:
+        check_needs(algorithm)
+        self.algorithm, self.problem, self.seed = algorithm, problem, seed
+        self._reads_own_row = type(unwrapped(algorithm)).reads is Algorithm.reads
+
+    def _call(self, hook: str, **place: int) -> ServerCall:
+        return ServerCall(self.algorithm, hook, **place)
+
+    def _check_server(self, call: HookCall, server: Any, known: Server | None = None) -> None:
+        check_server(call, server, self.problem.num_clients, self._reads_own_row, known)
+
+    def shows(self) -> Mapping[str, torch.Tensor]:
+        """Return what all clients download for their one-shot statistics: name -> rows [r, width]."""
+        with self._call("shows") as call:
+            shown = self.algorithm.shows(self.problem, self.seed.of("shows"))
+            check_tables(call, shown)
+        return shown
+
+    def initial_clients(self, present: np.ndarray) -> np.ndarray:
+        """Return which of the clients `present` give one-shot statistics before training."""
+        with self._call("initial_clients") as call:
+            chosen = self.algorithm.initial_clients(self.problem, present, self.seed.of("founders"))
+            check_clients(call, chosen, present)
+        return chosen
+
+    def new_clients(self, server: Server, cohort: np.ndarray) -> np.ndarray:
+        """Return which clients of a cohort give one-shot statistics before they first train."""
+        with self._call("new_clients", step=server.version + 1) as call:
+            chosen = self.algorithm.new_clients(server, cohort)
+            check_clients(call, chosen, cohort)
+        return chosen
+
+    def setup(self, fingerprints: Notes | None) -> Server:
+        """Return the first server."""
+        with self._call("setup") as call:
+            server = self.algorithm.setup(self.problem, fingerprints, self.seed.of("setup"))
+            self._check_server(call, server)
+        return server
+
+    def appraise(self, old: Server | None, new: Server) -> Server:
+        """Return `new` with what the server knows of its own rows."""
+        if not self.algorithm.needs.inspect:
+            return new
+        with self._call("appraise") as call:
+            done = self.algorithm.appraise(old, new, self.problem.public)
+            self._check_server(call, done, new)
+        return done
+
+    def reads(self, hook: str, server: Server, clients: np.ndarray) -> dict[int, Reads]:
+        """Return what clients download.
+
+        Args:
+            hook: `reads`, `serves` or `serves_unseen`.
+            server: whose rows they download.
+            clients: their numbers.
+        """
+        tables: Shapes = {name: (len(rows), rows.shape[1]) for name, rows in server.tables.items()}
+        out = {}
+        with self._call(hook) as call:
+            ask = getattr(self.algorithm, hook)
+            for k in clients.tolist():
+                out[k] = ask(server, k)
+                check_reads(call, k, out[k], tables)
+        return out
+
+    def probes(self, server: Server, step: int) -> bool:
+        """Return whether clients look at each other in a step."""
+        with self._call("probes"):
+            return self.algorithm.needs.probe and self.algorithm.probes(server, step)
+
+    def compares(self, server: Server) -> bool:
+        """Return whether `aggregate` reads products of uploads after this step."""
+        with self._call("compares"):
+            return self.algorithm.compares(server)
+
+    def compared_table(self, server: Server, name: str | None) -> tuple[str, int] | None:
+        """Return the table that uploads of its name are measured against, and its number of rows."""
+        if name is None:
+            return None
+        if name not in server.tables:
+            remedy = f"name an upload and the table of its name; the server has {', '.join(server.tables)}"
+            raise self._call("needs").error(f"there is no table {name!r}", remedy)
+        return name, len(server.tables[name])
+
+    def plan(self, hook: str, server: Server, reports: GatheredReports, sharded: Sequence[str] = ()) -> Plan:
+        """Return how rows are mixed.
+
+        Args:
+            hook: `aggregate`, `initial_plan` or `assign_new_clients`.
+            server: before the step.
+            reports: what is decided from.
+            sharded: tables whose rows live with their readers.
+        """
+        uploads = {name: (m.size, reports.widths[name]) for name, m in reports.max_abs.items()}
+        max_abs = {name: m.reshape(-1) for name, m in reports.max_abs.items()}
+        with self._call(hook, step=server.version + 1) as call:
+            plan: Plan = getattr(self.algorithm, hook)(server, reports.notes)
+            check_plan(call, plan, server, uploads, max_abs, sharded, self._reads_own_row)
+        return plan
+
+    def server_update(self, old: Server, mixed: Server) -> Server:
+        """Return the server after `server_update`; rows change only where that is declared."""
+        with self._call("server_update", step=mixed.version) as call:
+            new = self.algorithm.server_update(old, mixed)
+            if new is mixed:
+                return new
+            self._check_server(call, new, mixed)
+            others = [name for name, rows in new.tables.items() if rows is not mixed.tables.get(name)]
+            if others and not self.algorithm.needs.polish:
+                raise call.error(f"changed table {others[0]!r}", "declare needs = Needs(polish=True)")
+        return replace(new, version=mixed.version)
+
+
+class ClientHooks:
+    """The hooks that run at a client. An exception of their own passes as `HookFailed`.
+
+    Args:
+        algorithm: the method.
+        device: of the client's model.
+
+    Raises:
+        MethodError: from every method, where a hook returns what cannot be.
+    """
+
+    def __init__(self, algorithm: Algorithm, device: torch.device) -> None:
+        self.algorithm, self.device = algorithm, device
+        always = type(unwrapped(algorithm)).compares is Algorithm.compares
+        needs = algorithm.needs
+        self._uploads = {
+            "gram": needs.gram if always else None,  # or in the steps that the method names
+            "memory": needs.memory,
+            "row_distance": needs.row_distance,
+        }
+        self._statistics = {
+            "fingerprint_gram": needs.fingerprint_gram,
+            "fingerprint_distance": needs.fingerprint_distance,
+        }
+
+    def call(self, hook: str, task: ClientTask) -> ClientCall:
+        """Return the context of a hook at a visit."""
+        return ClientCall(self.algorithm, hook, client=task.client, visit=task.visit)
+
+    def local_update(
+        self, task: ClientTask, message: Message, state: State, client: Client, key: Key
+    ) -> tuple[Report, State]:
+        """Return the client's report, its uploads contiguous, and its next state."""
+        with self.call("local_update", task) as call:
+            made = self.algorithm.local_update(message, state, client, key)
+            return checked_visit(call, made, self._uploads, self.algorithm.needs.state, self.device)
+
+    def fingerprint(self, task: ClientTask, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
+        """Return the client's one-shot statistics."""
+        with self.call("fingerprint", task) as call:
+            made = self.algorithm.fingerprint(client, shown, key)
+            return checked_report(call, made, self._statistics, self.device)
+
+    def probe(
+        self, task: ClientTask, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key
+    ) -> Look:
+        """Return what a client finds in the data of its peers."""
+        with self.call("probe", task) as call:
+            look = self.algorithm.probe(client, own, peers, key)
+            check_look(call, look)
+        return look
+
+    def inspect(
+        self, task: ClientTask, vectors: Mapping[str, Vector], public: Sequence[Client]
+    ) -> Mapping[str, Any]:
+        """Return what the server finds when it evaluates an upload on its own data."""
+        with self.call("inspect", task) as call:
+            found = self.algorithm.inspect(vectors, public)
+            return {name: checked_note(call, name, value) for name, value in found.items()}
+
+    def evaluate(self, message: Message, state: State, client: Client, split: Split) -> Mapping[str, float]:
+        """Return what a client scores on a set: `accuracy`, `loss`, and what the method adds."""
+        with ClientCall(self.algorithm, "evaluate", client=client.id) as call:
+            scores = self.algorithm.evaluate(message, state, client, split)
+            check_scores(call, scores)
+        return scores
+
+    def model_of(self, message: Message, state: State, client: Client, size: int) -> Vector:
+        """Return the vector [size] by which a client is evaluated."""
+        with ClientCall(self.algorithm, "model_of", client=client.id) as call:
+            w = self.algorithm.model_of(message, state, client)
+            check_vector(call, w, size)
+        return w
+
+
+# -- what is returned at a client ----------------------------------------------------------------------------
 
 
 def checked_visit(
-    where: str, place: str, made: Any, algorithm: Algorithm, device: torch.device
+    call: HookCall, made: Any, asked: Mapping[str, str | None], keeps_state: bool, device: torch.device
 ) -> tuple[Report, State]:
     """Return what `local_update` returned, its uploads contiguous.
 
     Args:
+        call: the hook.
+        made: what it returned.
+        asked: need -> the upload that it names.
+        keeps_state: whether the method declares that clients keep a state.
         device: of the client's model; uploads lie there, or in main memory.
     """
     if not isinstance(made, tuple) or len(made) != 2:
-        what = f"{place}: returned {_kind(made)}"
-        raise MethodError(where, what, "return (client.report(...), state), state {} where nothing is kept")
+        what = f"returned {_kind(made)}"
+        raise call.error(what, "return (client.report(...), state), state {} where nothing is kept")
     report, state = made
-    needs = algorithm.needs
-    always = (
-        type(unwrapped(algorithm)).compares is Algorithm.compares
-    )  # or in the steps that the method names
-    gram = needs.gram if always else None
-    asked = {"gram": gram, "memory": needs.memory, "row_distance": needs.row_distance}
-    report = checked_report(where, place, report, asked, device)
+    report = checked_report(call, report, asked, device)
     if not isinstance(state, Mapping) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        what = f"{place}: the state it returned is no mapping from names to tensors"
-        raise MethodError(where, what, "return (report, {'name': tensor, ...}), or {} to keep nothing")
-    if state and not needs.state:
-        what = f"{place}: returned state ({', '.join(map(str, state))}), which would be thrown away"
-        raise MethodError(where, what, "declare needs = Needs(state=True), or return {}")
+        what = "the state it returned is no mapping from names to tensors"
+        raise call.error(what, "return (report, {'name': tensor, ...}), or {} to keep nothing")
+    if state and not keeps_state:
+        what = f"returned state ({', '.join(map(str, state))}), which would be thrown away"
+        raise call.error(what, "declare needs = Needs(state=True), or return {}")
     return report, state
 
 
 def checked_report(
-    where: str, place: str, report: Any, asked: Mapping[str, str | None], device: torch.device
+    call: HookCall, report: Any, asked: Mapping[str, str | None], device: torch.device
 ) -> Report:
     """Return a report with its uploads contiguous: float32 [d] or [C, d]; what they hold is checked later.
 
     Args:
+        call: the hook.
+        report: what it returned.
         asked: need -> the upload that it names.
+        device: of the client's model.
     """
     if not isinstance(report, Report):
-        raise MethodError(
-            where, f"{place}: returned {_kind(report)} for a report", "return client.report(...)"
-        )
+        raise call.error(f"returned {_kind(report)} for a report", "return client.report(...)")
     vectors = {}
     for name, x in report.vectors.items():
         wrong = _problem(x, device)
         if wrong:
-            raise MethodError(where, f"{place}: upload {name!r} {wrong[0]}", wrong[1])
+            raise call.error(f"upload {name!r} {wrong[0]}", wrong[1])
         vectors[name] = x.detach().contiguous()
     for need, upload in asked.items():
         if upload is not None and upload not in vectors:
-            what = f"{place}: no upload {upload!r}, which Needs({need}={upload!r}) names"
-            raise MethodError(where, what, f"uploads are {', '.join(vectors) or 'none'}: name one of them")
+            what = f"no upload {upload!r}, which Needs({need}={upload!r}) names"
+            raise call.error(what, f"uploads are {', '.join(vectors) or 'none'}: name one of them")
     return _with(report, vectors)
 
 
@@ -201,73 +333,71 @@ def _problem(x: Any, device: torch.device) -> tuple[str, str] | None:
     return None
 
 
-def check_peaks(where: str, place: str, max_abs: Mapping[str, Sequence[float]]) -> None:
+def check_finite(call: HookCall, max_abs: Mapping[str, Sequence[float]]) -> None:
     """Raise `NotFinite` where the largest absolute value of an upload is none."""
     for name, values in max_abs.items():
         if not all(map(math.isfinite, values)):
             remedy = "train with a smaller local.lr, or leave such clients out: on_client_error drop"
-            raise NotFinite(where, f"{place}: upload {name!r} is not finite", remedy)
+            raise call.error(f"upload {name!r} is not finite", remedy, NotFinite)
 
 
-def checked_light(where: str, place: str, report: Report, client: int) -> Report:
+def checked_header(call: HookCall, report: Report, client: int) -> Report:
     """Return a report whose notes are arrays of numbers and whose metrics are numbers."""
     if report.client != client:
-        what = f"{place}: the report is of client {report.client!r}"
-        raise MethodError(where, what, "return client.report(...)")
-    notes = {name: checked_note(where, place, name, value) for name, value in report.notes.items()}
+        what = f"the report is of client {report.client!r}"
+        raise call.error(what, "return client.report(...)")
+    notes = {name: checked_note(call, name, value) for name, value in report.notes.items()}
     metrics = {}
     for name, value in report.metrics.items():
         try:
             metrics[name] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            what = f"{place}: metric {name!r} is {_kind(value)}"
-            raise MethodError(where, what, "metrics are single numbers: float(...)") from error
+            what = f"metric {name!r} is {_kind(value)}"
+            raise call.error(what, "metrics are single numbers: float(...)") from error
     return Report(report.client, report.num_samples, report.vectors, notes, metrics, report.unsent)
 
 
-def checked_note(where: str, place: str, name: str, value: Any) -> Any:
+def checked_note(call: HookCall, name: str, value: Any) -> Any:
     """Return a note, as it is, if it is a number or an array of numbers."""
     try:
         kind = np.asarray(value).dtype.kind
     except (TypeError, ValueError, RuntimeError):
         kind = "O"
     if kind not in "biuf":
-        what = f"{place}: note {name!r} is {_kind(value)}"
-        raise MethodError(where, what, "notes are numbers or arrays of numbers, of one shape for all clients")
+        what = f"note {name!r} is {_kind(value)}"
+        raise call.error(what, "notes are numbers or arrays of numbers, of one shape for all clients")
     return value
 
 
-def check_look(where: str, place: str, look: Any) -> None:
+def check_look(call: HookCall, look: Any) -> None:
     """Raise `MethodError` for what is no outcome of a probe."""
     if not isinstance(look, Look):
-        raise MethodError(
-            where, f"{place}: returned {_kind(look)}", "return Look(notes={...}, findings={...})"
-        )
+        raise call.error(f"returned {_kind(look)}", "return Look(notes={...}, findings={...})")
 
 
-def check_scores(where: str, place: str, scores: Any) -> None:
+def check_scores(call: HookCall, scores: Any) -> None:
     """Raise `MethodError` for scores without accuracy and loss, or that are no numbers."""
     numbers = isinstance(scores, Mapping) and all(
         isinstance(v, (int, float, np.number)) for v in scores.values()
     )
     if not numbers or not {"accuracy", "loss"} <= set(scores):
-        what = f"{place}: returned {sorted(scores) if numbers else _kind(scores)}"
-        raise MethodError(
-            where, what, "return a mapping with the numbers `accuracy` and `loss`: client.evaluate(w, split)"
+        what = f"returned {sorted(scores) if numbers else _kind(scores)}"
+        raise call.error(
+            what, "return a mapping with the numbers `accuracy` and `loss`: client.evaluate(w, split)"
         )
 
 
-def check_vector(where: str, place: str, w: Any, size: int) -> None:
+def check_vector(call: HookCall, w: Any, size: int) -> None:
     """Raise `MethodError` for what is no model [d]."""
     if not isinstance(w, torch.Tensor) or tuple(w.shape) != (size,):
         shape = tuple(w.shape) if isinstance(w, torch.Tensor) else _kind(w)
-        raise MethodError(where, f"{place}: returned {shape}", f"return a model: one vector [{size}]")
+        raise call.error(f"returned {shape}", f"return a model: one vector [{size}]")
 
 
-# -- on rank 0 -----------------------------------------------------------------------------------------------
+# -- what is returned on rank 0 ------------------------------------------------------------------------------
 
 
-def check_reads(where: str, k: int, reads: Any, tables: Shapes) -> None:
+def check_reads(call: HookCall, k: int, reads: Any, tables: Shapes) -> None:
     """Raise `MethodError` where a client would read what is not there.
 
     Args:
@@ -275,7 +405,7 @@ def check_reads(where: str, k: int, reads: Any, tables: Shapes) -> None:
     """
 
     def wrong(what: str, remedy: str) -> NoReturn:
-        raise MethodError(where, f"client {k}: {what}", remedy)
+        raise call.error(f"client {k}: {what}", remedy)
 
     if not isinstance(reads, Mapping):
         wrong(f"returned {_kind(reads)}", "return a mapping from tables to rows: {'model': (0,)}")
@@ -295,39 +425,35 @@ def check_reads(where: str, k: int, reads: Any, tables: Shapes) -> None:
             )
 
 
-def check_clients(where: str, chosen: Any, known: np.ndarray) -> None:
+def check_clients(call: HookCall, chosen: Any, known: np.ndarray) -> None:
     """Raise `MethodError` unless `chosen` are clients out of `known`, each once."""
     good = isinstance(chosen, np.ndarray) and chosen.ndim == 1 and chosen.dtype.kind in "iu"
     if not good or len(np.unique(chosen)) != len(chosen) or not np.isin(chosen, known).all():
         what = f"returned {chosen.tolist() if good else _kind(chosen)}"
-        raise MethodError(where, what, f"return an integer array of clients out of {known.tolist()[:20]}")
+        raise call.error(what, f"return an integer array of clients out of {known.tolist()[:20]}")
 
 
-def check_tables(where: str, tables: Any, known: Mapping[str, torch.Tensor] | None = None) -> None:
+def check_tables(call: HookCall, tables: Any, known: Mapping[str, torch.Tensor] | None = None) -> None:
     """Raise `MethodError` unless tables hold finite rows float32 [K, width].
 
     Args:
         known: tables that were checked.
     """
     if not isinstance(tables, Mapping):
-        raise MethodError(
-            where, f"returned {_kind(tables)} for tables", "tables map names to rows [K, width]"
-        )
+        raise call.error(f"returned {_kind(tables)} for tables", "tables map names to rows [K, width]")
     for name, rows in tables.items():
         if known is not None and rows is known.get(name):
             continue
         good = isinstance(rows, torch.Tensor) and rows.dtype == torch.float32 and rows.ndim == 2 and len(rows)
         if not good or rows.device != CPU:
             remedy = "a table is float32 [K, width] in main memory, K >= 1"
-            raise MethodError(where, f"table {name!r} is {_kind(rows)}", remedy)
+            raise call.error(f"table {name!r} is {_kind(rows)}", remedy)
         if not bool(torch.isfinite(rows[:1] if rows.stride(0) == 0 else rows).all()):
-            raise MethodError(
-                where, f"table {name!r} is not finite", "something is divided by zero, or diverges"
-            )
+            raise call.error(f"table {name!r} is not finite", "something is divided by zero, or diverges")
 
 
 def check_server(
-    where: str, server: Any, num_clients: int, default_reads: bool, known: Server | None = None
+    call: HookCall, server: Any, num_clients: int, default_reads: bool, known: Server | None = None
 ) -> None:
     """Raise `MethodError` for a server that no step can start from.
 
@@ -336,18 +462,16 @@ def check_server(
         known: the server before; rows that it has too were checked.
     """
     if not isinstance(server, Server):
-        raise MethodError(
-            where, f"returned {_kind(server)}", "return Server(tables, assign, algorithm_state)"
-        )
-    check_tables(where, server.tables, None if known is None else known.tables)
+        raise call.error(f"returned {_kind(server)}", "return Server(tables, assign, algorithm_state)")
+    check_tables(call, server.tables, None if known is None else known.tables)
     if known is not None and set(known.tables) - set(server.tables):
         gone = ", ".join(set(known.tables) - set(server.tables))
-        raise MethodError(where, f"table {gone!r} is gone", "return all tables: {**server.tables, ...}")
+        raise call.error(f"table {gone!r} is gone", "return all tables: {**server.tables, ...}")
     num_rows = len(server.tables["model"]) if default_reads and "model" in server.tables else None
-    check_assign(where, server.assign, num_clients, num_rows)
+    check_assign(call, server.assign, num_clients, num_rows)
 
 
-def check_assign(where: str, assign: Any, num_clients: int, num_rows: int | None) -> None:
+def check_assign(call: HookCall, assign: Any, num_clients: int, num_rows: int | None) -> None:
     """Raise `MethodError` unless `assign` holds a row of `model` for each client.
 
     Args:
@@ -356,24 +480,22 @@ def check_assign(where: str, assign: Any, num_clients: int, num_rows: int | None
     good = isinstance(assign, np.ndarray) and assign.shape == (num_clients,) and assign.dtype.kind in "iu"
     if not good:
         what = f"{assign.dtype} {assign.shape}" if isinstance(assign, np.ndarray) else _kind(assign)
-        raise MethodError(
-            where, f"assign is {what}", f"it holds an integer for each of the {num_clients} clients"
-        )
+        raise call.error(f"assign is {what}", f"it holds an integer for each of the {num_clients} clients")
     least, most = int(assign.min()), int(assign.max())
     if least < 0 or (num_rows is not None and most >= num_rows):
         client = int(assign.argmin() if least < 0 else assign.argmax())
         what = f"assign gives client {client} row {int(assign[client])}"
         rows = f"{num_rows} rows" if num_rows is not None else "rows"
-        raise MethodError(where, what, f"table 'model' has {rows}, counted from 0")
+        raise call.error(what, f"table 'model' has {rows}, counted from 0")
 
 
 def check_plan(
-    where: str,
+    call: HookCall,
     plan: Any,
     server: Server,
     uploads: Shapes,
     max_abs: Mapping[str, np.ndarray],
-    spread: Sequence[str],
+    sharded: Sequence[str],
     default_reads: bool,
 ) -> None:
     """Raise `MethodError` for a plan that cannot be carried out, or whose rows would not be finite.
@@ -381,31 +503,28 @@ def check_plan(
     Args:
         uploads: name -> (components of all uploads, width).
         max_abs: name -> largest absolute value of each component [uploads].
-        spread: tables whose rows live with their readers.
+        sharded: tables whose rows live with their readers.
     """
     if not isinstance(plan, Plan) or isinstance(plan.mixings, Mixing):
         given = plan.mixings if isinstance(plan, Plan) else plan
-        raise MethodError(where, f"returned {_kind(given)}", "return Plan([mixing, ...])")
+        raise call.error(f"returned {_kind(given)}", "return Plan([mixing, ...])")
     tables = {name: (len(rows), rows.shape[1]) for name, rows in server.tables.items()}
     for number, mixing in enumerate(plan.mixings):
         if not isinstance(mixing, Mixing):
-            raise MethodError(where, f"mixing {number} is {_kind(mixing)}", "return Plan([mixing, ...])")
-        wrong = _mixing_problem(mixing, tables, uploads, max_abs, mixing.into in spread)
+            raise call.error(f"mixing {number} is {_kind(mixing)}", "return Plan([mixing, ...])")
+        wrong = _mixing_problem(mixing, tables, uploads, max_abs, mixing.into in sharded)
         if wrong:
-            raise MethodError(where, f"mixing {number} into {mixing.into!r}: {wrong[0]}", wrong[1])
+            raise call.error(f"mixing {number} into {mixing.into!r}: {wrong[0]}", wrong[1])
         tables[mixing.into] = (mixing.num_rows, tables[mixing.into][1])
     if plan.algorithm_state is not None and not isinstance(plan.algorithm_state, Mapping):
-        raise MethodError(
-            where,
-            f"algorithm_state is {_kind(plan.algorithm_state)}",
-            "a algorithm_state is a mapping from names to arrays",
-        )
+        what = f"algorithm_state is {_kind(plan.algorithm_state)}"
+        raise call.error(what, "it is a mapping from names to arrays")
     num_rows = tables["model"][0] if default_reads and "model" in tables else None
-    check_assign(where, server.assign if plan.assign is None else plan.assign, len(server.assign), num_rows)
+    check_assign(call, server.assign if plan.assign is None else plan.assign, len(server.assign), num_rows)
 
 
 def _mixing_problem(
-    m: Mixing, tables: Shapes, uploads: Shapes, max_abs: Mapping[str, np.ndarray], spread: bool
+    m: Mixing, tables: Shapes, uploads: Shapes, max_abs: Mapping[str, np.ndarray], sharded: bool
 ) -> tuple[str, str] | None:
     """Return what is wrong with a mixing, and the remedy."""
     if m.into not in tables:
@@ -430,7 +549,7 @@ def _mixing_problem(
         if m.keep.shape not in ((m.num_rows, num), (m.num_rows,)) or (m.keep.ndim == 1 and m.num_rows != num):
             fits = f"[{m.num_rows}, {num}]" + (f" or [{num}]" if m.num_rows == num else "")
             return f"keep has shape {m.keep.shape}", f"{num} rows become {m.num_rows}: keep is {fits}"
-    if spread and (m.num_rows != num or (m.keep is not None and m.keep.ndim == 2)):
+    if sharded and (m.num_rows != num or (m.keep is not None and m.keep.ndim == 2)):
         return "rows that live with their readers become others", "set system.collective to gather"
     if m.of and (np.abs(m.weights) @ max_abs[m.of] > LARGEST).any():
         return "rows would overflow", "the weights are too large"

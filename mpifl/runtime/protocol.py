@@ -1,18 +1,19 @@
 """What travels between rank 0 and the workers: tasks on the way out, report headers on the way back.
 
 Vectors do not travel with these: uploads stay with the worker that made them until a mixing moves them.
+`GatheredReports` is what rank 0 makes of all headers of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from mpifl.core.errors import MethodError
-from mpifl.core.types import Reads
+from mpifl.core.types import Notes, Reads
 
 Exchanges = Mapping[tuple[str, str, int], tuple[int, int]]
 
@@ -90,6 +91,76 @@ class ReportHeader:
     bytes: Mapping[str, int] = field(default_factory=dict)
     exchanges: Exchanges = field(default_factory=dict)
     unsent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GatheredReports:
+    """All reports of one step on rank 0, in the order of their numbers.
+
+    Attributes:
+        headers: of the m reports.
+        owners: rank that holds the uploads of each, int64 [m].
+        notes: what the method decides from.
+        max_abs: upload -> largest absolute value of each component [m, C].
+    """
+
+    headers: Sequence[ReportHeader]
+    owners: np.ndarray
+    notes: Notes
+    max_abs: Mapping[str, np.ndarray]
+
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """Upload -> numbers in each component."""
+        return self.headers[0].widths
+
+    def having(self, **columns: np.ndarray) -> GatheredReports:
+        """Return these reports with more columns among their notes."""
+        return replace(self, notes=self.notes.having(**columns))
+
+    def upload_info(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return largest absolute value and rank of all components [m * C] of an upload."""
+        max_abs = self.max_abs[name]
+        return max_abs.reshape(-1), np.repeat(self.owners, max_abs.shape[1])
+
+
+def gathered_reports(
+    headers: Sequence[ReportHeader], owners: np.ndarray, staleness: np.ndarray, hook: str
+) -> GatheredReports:
+    """Return all reports of a step as one value.
+
+    Args:
+        headers: of the m reports, in the order of their numbers.
+        owners: rank that holds the uploads of each [m].
+        staleness: server steps since each read the server [m].
+        hook: class and hook that made the reports, for the errors.
+
+    Raises:
+        MethodError: clients upload or note other names or shapes.
+    """
+    first = headers[0]
+    for header in headers:
+        if header.widths != first.widths or any(
+            len(header.max_abs[name]) != len(max_abs) for name, max_abs in first.max_abs.items()
+        ):
+            (a, b), (k, other) = map(_uploads, (first, header)), (first.client, header.client)
+            what = f"client {k} uploads {a}, client {other} {b}"
+            raise MethodError(hook, what, "all uploads of a step have the same names and shapes")
+    notes = Notes(
+        client=np.array([header.client for header in headers]),
+        num_samples=np.array([header.num_samples for header in headers]),
+        staleness=staleness,
+        fresh=np.array([header.fresh for header in headers]),
+        columns=stacked_notes(headers, hook),
+    )
+    max_abs = {name: np.array([header.max_abs[name] for header in headers]) for name in first.max_abs}
+    return GatheredReports(headers, owners, notes, max_abs)
+
+
+def _uploads(header: ReportHeader) -> str:
+    """Return the names and shapes of a report's uploads, in words."""
+    shapes = [f"{name!r} [{len(header.max_abs[name])}, {width}]" for name, width in header.widths.items()]
+    return ", ".join(shapes) or "nothing"
 
 
 def stacked_notes(headers: Sequence[ReportHeader], hook: str = "notes") -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.errors import require
 from mpifl.core.types import Server
 
-from .client_errors import Dropped
+from .hook_errors import Dropped
 from .server_step import ServerStep
 
 

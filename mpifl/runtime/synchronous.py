@@ -103,7 +103,7 @@ class Rounds:
         """Do what rank 0 says; every rank calls."""
         server_step, server = self.server_step, self.server
         if word == "begin":
-            self.server = server_step.begin()
+            self.server = server_step.initialize()
             self.virtual = self._end(0, self._cohort, server_step.visits)
         elif word == "restore":
             self._restore()
@@ -138,7 +138,7 @@ class Rounds:
             self.server = self._saved.take_server("server")
             self.virtual = self._saved.values["virtual"]
             self._start = perf_counter() - self._saved.values["seconds"]
-        self.server_step.settle(self.server)
+        self.server_step.distribute(self.server)
 
     def _end(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> float:
         """Return when a step is over, in virtual seconds; on rank 0.

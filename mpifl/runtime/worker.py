@@ -1,225 +1,224 @@
-"""The worker's side of a step: run visits, look at peers, evaluate models; keep what is heavy, hand on
-what is
-light.
-
-Rows for the uploads of a round, allocated once and used again in the next.
-
-Large tensors that are kept between others that come and go keep the C library from joining what was freed: a
-worker's memory grew by half as much again as its uploads, and new memory costs more than the copy.
-
-Clients that another one looks at in a probe.
-"""
+"""The worker's side of a step: visits, probes and evaluations of clients on this rank."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
-from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client, Peer
 from mpifl.core.devices import CPU, message_on, report_home, room, staged, state_on, tensors_on
-from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.codec import Coder
 from mpifl.traffic.ledger import count_numbers
 from mpifl.traffic.payload import Payload
-from mpifl.training import Learner, LocalClient, LocalConfig, public_clients
+from mpifl.training import LocalClient, public_clients
 
-from .client_errors import Dropped, attempt
-from .hooks import (
-    calling,
-    check_look,
-    check_peaks,
-    check_scores,
-    check_vector,
-    checked_light,
-    checked_note,
-    checked_report,
-    checked_visit,
-    hook_name,
-)
-from .protocol import ClientTask, ReportHeader, TaskBatch
+from .hook_errors import Dropped, VisitPlace, attempt
+from .hooks import ClientHooks, check_finite, checked_header
+from .protocol import ClientTask, Exchanges, ReportHeader, TaskBatch
+from .step_config import StepConfig
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
+_Exchanges = dict[tuple[str, str, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class VisitResults:
+    """What the visits of one rank brought in one step.
+
+    Attributes:
+        headers: of the reports, for rank 0.
+        uploads: name -> vectors [w], all components of all uploads; valid until the next step.
+        dropped: visits that failed and are left out.
+        seconds: that all visits took.
+    """
+
+    headers: list[ReportHeader]
+    uploads: Mapping[str, list[torch.Tensor]]
+    dropped: list[Dropped]
+    seconds: float
 
 
 class Worker:
-    """Runs visits on this rank."""
+    """Runs the visits of this rank.
 
-    def __init__(
-        self,
-        rank: int,
-        algorithm: Algorithm,
-        federation: Federation,
-        learner: Learner,
-        local: LocalConfig,
-        tables: Tables,
-        store: ClientStore,
-        key: Key,
-        watch: Stopwatch,
-        finetune_epochs: int = 0,
-        payload: Payload | None = None,
-        stack: int = 1,
-        drops: bool = False,
-        exact: bool = True,
-    ) -> None:
-        self.drops = drops  # clients that fail
-        needs, payload = algorithm.needs, payload or Payload()
-        kept = needs.memory is not None or needs.probe or payload.compresses
-        self.sums_only = exact and not kept
-        self.stack, self.together = stack, learner.lockstep
-        self.coder = Coder(payload, store)
-        self.rank, self.algorithm, self.federation, self.learner = rank, algorithm, federation, learner
-        self.local, self.tables, self.store, self.key, self.watch = local, tables, store, key, watch
-        self.finetune_epochs = finetune_epochs  # before a client is evaluated a second time
-        self.shelf = UploadBuffer()
-        self.seconds = 0.0  # of the last run
-        self.dropped: list[Dropped] = []  # in the last run
-        self._block = -1  # the block that was last trained together
+    Args:
+        config: what server steps are made of.
+        tables: the server's rows, as far as this rank has them.
+        watch: counts the seconds of each phase.
+    """
+
+    def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch) -> None:
+        self.config, self.tables, self.watch = config, tables, watch
+        self.hooks = ClientHooks(config.algorithm, config.learner.device)
+        self.coder = Coder(config.payload, config.store)
+        needs = config.algorithm.needs
+        kept = needs.memory is not None or needs.probe or config.payload.compresses
+        self._sums_only = config.exact and not kept
+        self._buffer = UploadBuffer()
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
 
     def client(self, k: int, visit: int, step: int) -> LocalClient:
         """Return client `k` at its visit."""
-        return LocalClient(k, self.federation, self.learner, self.local, visit, step)
+        c = self.config
+        return LocalClient(k, c.federation, c.learner, c.local, visit, step)
 
-    def message(self, order: ClientTask, step: int, version: int) -> Message:
+    def message(self, task: ClientTask, step: int, version: int) -> Message:
         """Return what the client downloads."""
         with self.watch("load"):
-            vectors = {name: read_rows(self.tables.rows, name, which) for name, which in order.reads.items()}
-        return self.coder.down(Message(vectors, order.reads, version, step))
+            vectors = {name: read_rows(self.tables.rows, name, which) for name, which in task.reads.items()}
+        return self.coder.down(Message(vectors, task.reads, version, step))
 
-    def run(
-        self, tasks: TaskBatch, fingerprint: bool = False
-    ) -> tuple[list[ReportHeader], dict[str, list[torch.Tensor]]]:
-        """Run all visits; return the light reports and the uploads by name, components flattened, which last
-        until the next run.
+    def _key(self, hook: str, *address: int) -> Key:
+        return self.config.seed.of(hook, *address)
+
+    def _place(self, step: int, client: int, visit: int) -> VisitPlace:
+        return VisitPlace(self.config.transport.rank, step, client, visit)
+
+    # -- a step ----------------------------------------------------------------------------------------------
+
+    def run(self, batch: TaskBatch, fingerprint: bool = False) -> VisitResults:
+        """Run all visits of a step.
+
+        Args:
+            batch: this rank's tasks.
+            fingerprint: whether clients give their one-shot statistics instead of training.
         """
-        headers: list[ReportHeader] = []
+        start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
         uploads: dict[str, list[torch.Tensor]] = {}
-        start, self.dropped, self._block = perf_counter(), [], -1
-        peers, stacked = self._peers(tasks), dict[int, Coded]()
-        self.shelf.clear(self._room())
-        for order in tasks.visits:
-            visit = Dropped(tasks.step, order.client, order.visit, "")
-            work = partial(self._report, order, tasks, peers, None if fingerprint else stacked)
-            made = attempt(work, self.rank, visit, self.drops and not fingerprint)
+        peers = [self.client(k, visit, batch.step) for k, visit in batch.peers]
+        visits = _Blocks(self, batch)
+        self._buffer.clear(self._room())
+        for task in batch.visits:
+            work = partial(self._report, task, batch, peers, None if fingerprint else visits)
+            place = self._place(batch.step, task.client, task.visit)
+            made = attempt(work, place, self.config.drops and not fingerprint)
             if isinstance(made, Dropped):
-                self.dropped.append(made)
+                dropped.append(made)
                 continue
-            light, vectors = made
-            headers.append(light)
+            header, vectors = made
+            headers.append(header)
             for name, vector in vectors.items():
-                uploads.setdefault(name, []).extend(self.shelf.put(vector, len(tasks.visits)))
-        self.seconds = perf_counter() - start
-        return headers, uploads
-
-    def _report(
-        self, order: ClientTask, tasks: TaskBatch, peers: list[LocalClient], stacked: dict[int, Coded] | None
-    ) -> tuple[ReportHeader, Mapping[str, Vector]]:
-        """Return what a client reports; its statistics where `stacked` is None."""
-        if stacked is None:
-            report, sizes = self._print(order, tasks)
-        else:
-            block = order.number // self.stack
-            if self.stack > 1 and block != self._block:  # where one of them fails, all train by themselves
-                self._block = block
-                stacked |= self._stacked(block, tasks)
-            done = stacked.pop(order.number, None)
-            report, sizes = done or self._visit(order, tasks)
-        hook = "fingerprint" if stacked is None else "local_update"
-        notes, findings, traffic = self._look(report, order, peers, tasks.step)
-        findings = {**findings, **self._distances(report, tasks.compared)}
-        return self._light(hook, order, report, sizes, notes, findings, traffic), report.vectors
-
-    def _print(self, order: ClientTask, tasks: TaskBatch) -> Coded:
-        with self.watch("train"):
-            client = self.client(order.client, order.visit, tasks.step)
-            shown = message_on(self.message(order, tasks.step, 0), self.learner.device).vectors
-            key = self.key.of("fingerprint", order.client)
-            needs, place = self.algorithm.needs, _place(order)
-            asked = {"fingerprint_gram": needs.fingerprint_gram}
-            asked["fingerprint_distance"] = needs.fingerprint_distance
-            with calling(self.algorithm, "fingerprint", place) as where:
-                made = self.algorithm.fingerprint(client, shown, key)
-                report = checked_report(where, place, made, asked, self.learner.device)
-        return self.coder.up(self._home(report), None, order.visit, key)
-
-    def _visit(self, order: ClientTask, tasks: TaskBatch) -> Coded:
-        if not order.fresh:
-            with self.watch("load"):
-                remembered = self.store.load("upload", order.client, order.visit)
-            num_samples = self.federation.num_samples(order.client, order.visit - 1)  # those it was made from
-            return Report(order.client, num_samples, remembered), {}
-        client = self.client(order.client, order.visit, tasks.step)
-        return self._train(client, order, self.message(order, tasks.step, tasks.version))
-
-    def serve(
-        self, order: ClientTask, message: Message
-    ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
-        """Run one visit with a message that came with its order; return the light report and the uploads [C,
-        d].
-        """
-        client = self.client(order.client, order.visit, message.step)
-
-        def work() -> tuple[ReportHeader, Report]:
-            report, sizes = self._train(client, order, self.coder.down(message))
-            report = report_home(report, self.learner.device)
-            findings = self.inspect(order, report)
-            return self._light("local_update", order, report, sizes, {}, findings, {}), report
-
-        visit = Dropped(message.step, order.client, order.visit, "")
-        made = attempt(work, self.rank, visit, self.drops)
-        if isinstance(made, Dropped):
-            return made, {}
-        light, report = made
-        return light, {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
-
-    def _home(self, report: Report) -> Report:
-        """Return a report whose notes are in main memory; its vectors too, unless only sums are made of
-        them.
-        """
-        return report_home(report, self.learner.device, vectors=not self.sums_only)
+                uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
+        return VisitResults(headers, uploads, dropped, perf_counter() - start)
 
     def _room(self) -> int:
-        """Return the bytes of a run's uploads that may stay on the device."""
-        t = self.tables.transport
+        """Return the bytes of a step's uploads that may stay on the device."""
+        t = self.config.transport
         ranks = sum(t.nodes[r] == t.nodes[t.rank] for r in t.workers)
-        return room(self.learner.device, ranks)
+        return room(self.config.learner.device, ranks)
 
-    def _light(
+    def _report(
+        self, task: ClientTask, batch: TaskBatch, peers: list[LocalClient], visits: _Blocks | None
+    ) -> tuple[ReportHeader, Mapping[str, Vector]]:
+        """Return what a client reports; its one-shot statistics where `visits` is None."""
+        hook = "fingerprint" if visits is None else "local_update"
+        report, sizes = self._fingerprint(task, batch) if visits is None else visits.report(task)
+        notes, findings, exchanges = self._probe(report, task, peers, batch.step)
+        findings = {**findings, **self._row_distances(report, batch.compared)}
+        return self._header(hook, task, report, sizes, notes, findings, exchanges), report.vectors
+
+    def _fingerprint(self, task: ClientTask, batch: TaskBatch) -> Coded:
+        with self.watch("train"):
+            client = self.client(task.client, task.visit, batch.step)
+            shown = message_on(self.message(task, batch.step, 0), self.config.learner.device).vectors
+            key = self._key("fingerprint", task.client)
+            report = self.hooks.fingerprint(task, client, shown, key)
+        return self.coder.up(self._home(report), None, task.visit, key)
+
+    def visit(self, task: ClientTask, batch: TaskBatch) -> Coded:
+        """Return what one client reports: trained now, or remembered."""
+        if not task.fresh:
+            with self.watch("load"):
+                remembered = self.config.store.load("upload", task.client, task.visit)
+            # those it was made from
+            num_samples = self.config.federation.num_samples(task.client, task.visit - 1)
+            return Report(task.client, num_samples, remembered), {}
+        client = self.client(task.client, task.visit, batch.step)
+        return self._train(client, task, self.message(task, batch.step, batch.version))
+
+    def train_block(self, tasks: Sequence[ClientTask], batch: TaskBatch) -> dict[int, Coded]:
+        """Train some clients together; return what they report, by the number of the report."""
+        works, messages = [], []
+        for task in tasks:
+            client = self.client(task.client, task.visit, batch.step)
+            messages.append(self.message(task, batch.step, batch.version))
+            works.append(partial(self.hooks.local_update, task, *self._before(client, task, messages[-1])))
+        with self.watch("train"):
+            made = self.config.learner.lockstep.run(works)
+        return {
+            task.number: self._after(task, message, *done)
+            for task, message, done in zip(tasks, messages, made, strict=True)
+        }
+
+    def _train(self, client: LocalClient, task: ClientTask, message: Message) -> Coded:
+        """Train one client and commit its state."""
+        arguments = self._before(client, task, message)
+        with self.watch("train"):
+            made = self.hooks.local_update(task, *arguments)
+        return self._after(task, message, *made)
+
+    def _before(
+        self, client: LocalClient, task: ClientTask, message: Message
+    ) -> tuple[Message, State, LocalClient, Key]:
+        """Return what a visit starts from: message, state, client with its data loaded, key."""
+        with self.watch("load"):
+            keeps = self.config.algorithm.needs.state
+            state = self.config.store.load("state", task.client, task.visit) if keeps else {}
+            _ = client.data
+        device = self.config.learner.device
+        key = self._key("visit", task.client, task.visit)
+        return message_on(message, device), state_on(state, device), client, key
+
+    def _after(self, task: ClientTask, message: Message, report: Report, after: State) -> Coded:
+        """Encode a visit's report and commit the client's state."""
+        key, store = self._key("visit", task.client, task.visit), self.config.store
+        with self.watch("load"):
+            report, sizes = self.coder.up(self._home(report), message, task.visit, key)
+            if self.config.algorithm.needs.state:
+                store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))
+            if name := self.config.algorithm.needs.memory:
+                store.save("upload", task.client, task.visit + 1, {name: report.vectors[name]})
+        return report, sizes
+
+    def _home(self, report: Report) -> Report:
+        """Return a report whose notes are in main memory; its vectors too, unless they are only summed."""
+        return report_home(report, self.config.learner.device, vectors=not self._sums_only)
+
+    def _header(
         self,
         hook: str,
-        order: ClientTask,
+        task: ClientTask,
         report: Report,
         sizes: Mapping[str, int],
         notes: Mapping[str, Any],
         findings: Mapping[str, Any],
-        traffic: Mapping[tuple[str, str, int], tuple[int, int]],
+        exchanges: Exchanges,
     ) -> ReportHeader:
-        """Return a report of a hook without its vectors, which are found finite on the way."""
+        """Return the header of a hook's report, whose vectors are found finite on the way."""
 
         def of_rows(v: Vector) -> list[float]:
             return [max_abs(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
 
-        where, place = hook_name(self.algorithm, hook), _place(order)
-        report = checked_light(where, place, report, order.client)
+        call = self.hooks.call(hook, task)
+        report = checked_header(call, report, task.client)
         largest = {name: of_rows(v) for name, v in report.vectors.items()}
-        check_peaks(where, place, largest)
+        check_finite(call, largest)
         return ReportHeader(
-            number=order.number,
+            number=task.number,
             client=report.client,
             num_samples=report.num_samples,
-            fresh=order.fresh,
+            fresh=task.fresh,
             notes={**report.notes, **notes},
             findings=findings,
             metrics=report.metrics,
@@ -227,188 +226,163 @@ class Worker:
             sizes={name: count_numbers(v) for name, v in report.vectors.items()},
             widths={name: v.shape[-1] for name, v in report.vectors.items()},
             bytes=sizes,
-            exchanges=traffic,
+            exchanges=exchanges,
             unsent=report.unsent,
         )
 
-    def inspect(self, order: ClientTask, report: Report) -> Mapping[str, Any]:
-        """Judge an upload on the server's own data, here where it is."""
-        if not self.algorithm.needs.inspect:
-            return {}
-        with self.watch("evaluate"):
-            if not self._public:
-                self._public = public_clients(self.federation, self.learner, self.local)
-            place = _place(order)
-            with calling(self.algorithm, "inspect", place) as where:
-                found = self.algorithm.inspect(report.vectors, self._public)
-                return {name: checked_note(where, place, name, value) for name, value in found.items()}
-
-    def _stacked(self, block: int, tasks: TaskBatch) -> dict[int, Coded]:
-        """Train the clients of one block together; return what they made, by the number of their report.
-
-        A block is the same clients for any number of ranks, so it may bear on the last bits of the result.
-        """
-        mine = [o for o in tasks.visits if o.fresh and o.number // self.stack == block]
-        if len(mine) < 2:
-            return {}
-        works, messages = [], []
-        for order in mine:
-            client = self.client(order.client, order.visit, tasks.step)
-            messages.append(self.message(order, tasks.step, tasks.version))
-            works.append(partial(self._local_update, order, *self._before(client, order, messages[-1])))
-        try:
-            with self.watch("train"):
-                made = self.together.run(works)
-        except Exception as error:
-            error.order = mine[getattr(error, "place", 0)]  # type: ignore[attr-defined]
-            raise
-        return {
-            order.number: self._after(order, message, *done)
-            for order, message, done in zip(mine, messages, made, strict=True)
-        }
-
-    def _train(self, client: LocalClient, order: ClientTask, message: Message) -> Coded:
-        """Train and commit the client's state."""
-        arguments = self._before(client, order, message)
-        with self.watch("train"):
-            made = self._local_update(order, *arguments)
-        return self._after(order, message, *made)
-
-    def _local_update(
-        self, order: ClientTask, message: Message, state: State, client: LocalClient, key: Key
-    ) -> tuple[Report, State]:
-        """Return what the method's own returns, checked."""
-        place = _place(order)
-        with calling(self.algorithm, "local_update", place) as where:
-            made = self.algorithm.local_update(message, state, client, key)
-            return checked_visit(where, place, made, self.algorithm, self.learner.device)
-
-    def _before(
-        self, client: LocalClient, order: ClientTask, message: Message
-    ) -> tuple[Message, State, LocalClient, Key]:
-        """Return what a visit starts from: message, state, client with its data at hand, key."""
-        with self.watch("load"):
-            state = self.store.load("state", order.client, order.visit) if self.algorithm.needs.state else {}
-            _ = client.data
-        device = self.learner.device
-        key = self.key.of("visit", order.client, order.visit)
-        return message_on(message, device), state_on(state, device), client, key
-
-    def _after(self, order: ClientTask, message: Message, report: Report, after: State) -> Coded:
-        """Encode a visit's report and commit the client's state."""
-        key = self.key.of("visit", order.client, order.visit)
-        with self.watch("load"):
-            report, sizes = self.coder.up(self._home(report), message, order.visit, key)
-            if self.algorithm.needs.state:
-                self.store.save("state", order.client, order.visit + 1, tensors_on(after, CPU))
-            if name := self.algorithm.needs.memory:
-                self.store.save("upload", order.client, order.visit + 1, {name: report.vectors[name]})
-        return report, sizes
-
-    def _distances(self, report: Report, compared: tuple[str, int] | None) -> Mapping[str, Any]:
-        """Return how far an upload is from all rows [K] of the table of its name, here where it is."""
+    def _row_distances(self, report: Report, compared: tuple[str, int] | None) -> Mapping[str, Any]:
+        """Return the distances [K] of an upload to all rows of the table of its name."""
         if compared is None:
             return {}
         name, num_rows = compared
         with self.watch("cluster"):
             u, rows = staged(report.vectors[name]), self.tables.rows(name, list(range(num_rows)))
-            return {"row_distance": row_distances(u, rows, self.learner.layout.num_parameters)}
+            return {"row_distance": row_distances(u, rows, self.config.learner.layout.num_parameters)}
 
-    def _peers(self, tasks: TaskBatch) -> list[LocalClient]:
-        return [self.client(k, visit, tasks.step) for k, visit in tasks.peers]
-
-    def _look(
-        self, report: Report, order: ClientTask, peers: list[LocalClient], step: int
-    ) -> tuple[Any, ...]:
-        traffic: dict[tuple[str, str, int], tuple[int, int]] = {}
+    def _probe(
+        self, report: Report, task: ClientTask, peers: list[LocalClient], step: int
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any], Exchanges]:
+        """Return notes, findings and exchanges of a look at the peers."""
+        exchanges: _Exchanges = {}
         if not peers:
-            return {}, {}, traffic
+            return {}, {}, exchanges
         with self.watch("cluster"):
-            me = self.client(order.client, order.visit, step)
-            others = [CountedPeer(me.id, p, traffic, self.coder.payload) for p in peers]
-            key = self.key.of("probe", order.client, step)
-            with calling(self.algorithm, "probe", _place(order)) as where:
-                look = self.algorithm.probe(me, report.vectors, others, key)
-                check_look(where, _place(order), look)
-        return look.notes, look.findings, traffic
+            me = self.client(task.client, task.visit, step)
+            others = [CountedPeer(me.id, p, exchanges, self.config.payload) for p in peers]
+            key = self._key("probe", task.client, step)
+            look = self.hooks.probe(task, me, report.vectors, others, key)
+        return look.notes, look.findings, exchanges
 
-    def evaluate(self, tasks: TaskBatch) -> dict[int, dict[str, float]]:
-        """Return what each client scores: `accuracy`, `loss`, `accuracy_NAME` of its further test sets, and
-        `accuracy_finetuned` if asked for.
+    # -- a single visit --------------------------------------------------------------------------------------
+
+    def serve(
+        self, task: ClientTask, message: Message
+    ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
+        """Run one visit whose rows came with its task.
+
+        Returns:
+            The header of the report and its uploads, name -> [C, d]; or who is left out, and nothing.
+        """
+        client = self.client(task.client, task.visit, message.step)
+
+        def work() -> tuple[ReportHeader, Report]:
+            report, sizes = self._train(client, task, self.coder.down(message))
+            report = report_home(report, self.config.learner.device)
+            findings = self._inspect(task, report)
+            return self._header("local_update", task, report, sizes, {}, findings, {}), report
+
+        made = attempt(work, self._place(message.step, task.client, task.visit), self.config.drops)
+        if isinstance(made, Dropped):
+            return made, {}
+        header, report = made
+        return header, {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
+
+    def _inspect(self, task: ClientTask, report: Report) -> Mapping[str, Any]:
+        """Return what the server finds when it evaluates an upload on its own data."""
+        c = self.config
+        if not c.algorithm.needs.inspect:
+            return {}
+        with self.watch("evaluate"):
+            if not self._public:
+                self._public = public_clients(c.federation, c.learner, c.local)
+            return self.hooks.inspect(task, report.vectors, self._public)
+
+    # -- evaluation ------------------------------------------------------------------------------------------
+
+    def evaluate(self, batch: TaskBatch) -> dict[int, dict[str, float]]:
+        """Evaluate clients on their test sets.
+
+        Returns:
+            Client -> scores: `accuracy`, `loss`, those of further test sets as `accuracy_NAME`, and after
+            some more training as `accuracy_finetuned`.
         """
         out: dict[int, dict[str, float]] = {}
+        device = self.config.learner.device
         with self.watch("evaluate"):
-            for order in tasks.visits:
-                last = max(
-                    order.visit - 1, 0
-                )  # where data change, a model is evaluated by those it was made for
-                client = self.client(order.client, last, tasks.step)
-                message = message_on(self.message(order, tasks.step, tasks.version), self.learner.device)
-                state = state_on(self.store.load("state", order.client, order.visit), self.learner.device)
-                visit = Dropped(tasks.step, order.client, last, "")
+            for task in batch.visits:
+                # where data change, a model is evaluated by those it was made for
+                last = max(task.visit - 1, 0)
+                client = self.client(task.client, last, batch.step)
+                message = message_on(self.message(task, batch.step, batch.version), device)
+                state = state_on(self.config.store.load("state", task.client, task.visit), device)
                 work = partial(self._scores, message, state, client)
-                scores = attempt(work, self.rank, visit, drops=False)
+                scores = attempt(work, self._place(batch.step, task.client, last), drops=False)
                 assert not isinstance(scores, Dropped)
-                out[order.client] = scores
+                out[task.client] = scores
         return out
 
     def _scores(self, message: Message, state: State, client: LocalClient) -> dict[str, float]:
-        place = f"client {client.id}"
-        with calling(self.algorithm, "evaluate", place) as where:
-            scores = self.algorithm.evaluate(message, state, client, client.data.test)
-            check_scores(where, place, scores)
-            scores = dict(scores)
-            for name, split in client.data.extra.items():
-                extra = self.algorithm.evaluate(message, state, client, split)
-                check_scores(where, place, extra)
-                scores |= {f"{what}_{name}": value for what, value in extra.items()}
-        if self.finetune_epochs:
-            with calling(self.algorithm, "model_of", place) as where:
-                start = self.algorithm.model_of(message, state, client)
-                check_vector(where, place, start, client.layout.size)
+        scores = dict(self.hooks.evaluate(message, state, client, client.data.test))
+        for name, split in client.data.extra.items():
+            extra = self.hooks.evaluate(message, state, client, split)
+            scores |= {f"{what}_{name}": value for what, value in extra.items()}
+        if self.config.finetune_epochs:
+            start = self.hooks.model_of(message, state, client, client.layout.size)
             scores |= self._finetuned(client, start)
         return scores
 
     def _finetuned(self, client: LocalClient, start: Vector) -> dict[str, float]:
-        """Return what the model a client is evaluated by scores after some more epochs on its training
-        data.
-        """
-        key = self.key.of("finetune", client.id, client.visit)
-        tuned = client.sgd(start, key, epochs=self.finetune_epochs).vector
+        """Return what a model scores after some more epochs on the client's training data."""
+        key = self._key("finetune", client.id, client.visit)
+        tuned = client.sgd(start, key, epochs=self.config.finetune_epochs).vector
         return {f"{what}_finetuned": value for what, value in client.evaluate(tuned).items()}
 
 
-def _place(order: ClientTask) -> str:
-    """Return whose visit it is, in words."""
-    return f"client {order.client}, visit {order.visit}"
+class _Blocks:
+    """The visits of a step, block by block: clients of one block are trained together.
+
+    A block is the same clients for any number of ranks, so it may bear on the last bits of the result. Where
+    one client of a block fails, each of them trains by itself.
+    """
+
+    def __init__(self, worker: Worker, batch: TaskBatch) -> None:
+        self.worker, self.batch, self.stack = worker, batch, worker.config.stack
+        self._trained: dict[int, Coded] = {}  # number of the report -> not yet asked for
+        self._started: set[int] = set()
+
+    def report(self, task: ClientTask) -> Coded:
+        """Return what one client reports."""
+        block = task.number // self.stack
+        if self.stack > 1 and block not in self._started:
+            self._started.add(block)
+            tasks = [t for t in self.batch.visits if t.fresh and t.number // self.stack == block]
+            if len(tasks) > 1:
+                self._trained |= self.worker.train_block(tasks, self.batch)
+        return self._trained.pop(task.number, None) or self.worker.visit(task, self.batch)
 
 
-LEAST = 1 << 20  # bytes of a round's uploads from which on a copy is worth it
+LEAST = 1 << 20  # bytes of a step's uploads from which on a copy pays
 CHUNK = 1 << 22  # numbers that are allocated at a time
 
 
 class UploadBuffer:
-    """Holds uploads from one run of visits to the next."""
+    """Rows for the uploads of a step, allocated once and used again in the next.
+
+    Large tensors that are kept between others that come and go keep the C library from joining what was
+    freed: without this buffer a worker's memory grows by half of its uploads, and new memory costs more than
+    the copy.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[int, list[torch.Tensor]] = {}  # width -> rows
-        self._taken: Counter[int] = Counter()
+        self._used: Counter[int] = Counter()
         self._room = 0  # bytes that may still stay on a device
 
     def clear(self, room: int = 0) -> None:
-        """Make room: nobody reads the last run's uploads any more.
+        """Make all rows available again; nobody may read the last step's uploads any more.
 
         Args:
             room: bytes of uploads that may stay on their device; the others come to main memory.
         """
-        self._taken.clear()
+        self._used.clear()
         self._room = room
 
     def put(self, vector: torch.Tensor, visits: int) -> list[torch.Tensor]:
-        """Return a client's upload [d] or [C, d] as rows in this rank's memory that last until `clear`.
+        """Return an upload as rows in this rank's memory that last until `clear`.
 
         Args:
-            visits: of the run; the others bring as much.
+            vector: the upload, [d] or [C, d].
+            visits: number of this rank's visits in the step; the others bring as much.
         """
         rows = vector.reshape(-1, vector.shape[-1])
         size = rows.numel() * rows.element_size()
@@ -421,28 +395,29 @@ class UploadBuffer:
         return [self._next(rows.shape[1]).copy_(row) for row in rows]
 
     def _next(self, width: int) -> torch.Tensor:
-        rows, number = self._rows.setdefault(width, []), self._taken[width]
+        rows, number = self._rows.setdefault(width, []), self._used[width]
         if number == len(rows):
             rows += torch.empty(max(1, CHUNK // width), width).unbind()
-        self._taken[width] += 1
+        self._used[width] += 1
         return rows[number]
 
 
 class CountedPeer(Peer):
-    """A peer whose data are at hand; counts what a real exchange through the server would send."""
+    """A peer whose data are on this rank; counts what an exchange through the server would send.
 
-    def __init__(
-        self,
-        me: int,
-        them: LocalClient,
-        traffic: dict[tuple[str, str, int], tuple[int, int]],
-        payload: Payload,
-    ) -> None:
-        self.id, self._me, self._them, self._traffic, self._payload = them.id, me, them, traffic, payload
+    Args:
+        me: number of the client that looks.
+        them: the client that is looked at.
+        exchanges: (kind, direction, client) -> (numbers, messages); what is exchanged is added.
+        payload: how numbers are encoded on the way.
+    """
+
+    def __init__(self, me: int, them: LocalClient, exchanges: _Exchanges, payload: Payload) -> None:
+        self.id, self._me, self._them, self._exchanges, self._payload = them.id, me, them, exchanges, payload
 
     def _count(self, kind: str, direction: str, client: int, tensor: torch.Tensor) -> None:
-        numbers, messages = self._traffic.get((kind, direction, client), (0, 0))
-        self._traffic[kind, direction, client] = (numbers + tensor.numel(), messages + 1)
+        numbers, messages = self._exchanges.get((kind, direction, client), (0, 0))
+        self._exchanges[kind, direction, client] = (numbers + tensor.numel(), messages + 1)
 
     def send(self, payload: torch.Tensor) -> None:
         """Count an upload of the asking client."""

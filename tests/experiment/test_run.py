@@ -71,4 +71,4 @@ def test_a_model_whose_clients_cannot_share_a_step_is_not_stacked(model, tmp_pat
     with pytest.raises(UserError, match=r"system\.stack = 2"):
         worlds.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=2))
     alone, _ = worlds.start(fedavg, world, tmp_path, Single(), model=model, system=SystemConfig(stack=0))
-    assert alone.worker.stack == 1
+    assert alone.config.stack == 1

@@ -18,7 +18,9 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, Plan, average
 from mpifl.core.rng import key
-from mpifl.runtime.local_aggregator import largest_weight, rows_read
+from mpifl.core.types import Notes
+from mpifl.runtime.asynchronous import largest_weight, rows_read
+from mpifl.runtime.protocol import GatheredReports
 from mpifl.simulation.clock import DrawnClock, VirtualClock
 from mpifl.simulation.delays import Constant, Uniform
 from mpifl.simulation.durations import Availability, visit_duration
@@ -69,11 +71,12 @@ def test_the_largest_weight_of_an_upload_of_two_components():
     assert largest_weight(Plan([]), 0, 1) == 0.0
 
 
-def test_largest_values_and_ranks_of_components_go_together(tmp_path):
+def test_largest_values_and_ranks_of_components_go_together():
     """Upload 0, on rank 1, has components with max_abs 1 and 2; upload 1, on rank 2, with 3 and 4."""
-    server_step, _ = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
-    server_step._max_abs, server_step._owner = {"model": np.array([[1.0, 2.0], [3.0, 4.0]])}, np.array([1, 2])
-    max_abs, owners = server_step.upload_info("model")
+    two, ones = np.zeros(2, np.int64), np.ones(2, bool)
+    notes = Notes(np.arange(2), two, two, ones)
+    reports = GatheredReports((), np.array([1, 2]), notes, {"model": np.array([[1.0, 2.0], [3.0, 4.0]])})
+    max_abs, owners = reports.upload_info("model")
     assert_array_equal(max_abs, [1, 2, 3, 4])
     assert_array_equal(owners, [1, 1, 2, 2])
 

@@ -18,7 +18,7 @@ from mpifl.core.errors import NotFinite
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
 from mpifl.experiment.schema import SystemConfig
-from mpifl.runtime.client_errors import ClientError
+from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.synchronous import Rounds
 from mpifl.training import LocalClient
 
@@ -60,7 +60,7 @@ def test_a_step_of_fedavg_is_the_mean_of_what_the_clients_train(tmp_path):
     """Step 1 by hand: sum_k n_k w_k / sum n, each w_k trained with the key of its first visit."""
     federation = worlds.Tiny()
     done = worlds.run(CATALOGUE["fedavg"](), federation, tmp_path, steps=1)
-    learner = done.server_step.worker.learner
+    learner = done.server_step.config.learner
     start = done.servers[0].tables["model"][0]
     trained = [
         LocalClient(k, federation, learner, worlds.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
@@ -181,7 +181,7 @@ def test_the_server_polishes_after_mixing(tmp_path):
 
 def test_only_the_chosen_clients_are_judged(tmp_path):
     server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
-    server, _ = server_step.step(server_step.begin(), sampler(1))
+    server, _ = server_step.step(server_step.initialize(), sampler(1))
     whole = server_step.evaluate(server, np.arange(6))
     some = server_step.evaluate(server, np.array([1, 4]))
     for name, values in some.items():

@@ -54,4 +54,4 @@ def test_what_cannot_be_stacked_is_refused_or_left_alone(tmp_path):
     with pytest.raises(UserError, match="policy rounds"):
         worlds.start(fedavg, worlds.Tiny(), tmp_path, Single(), **dropout)
     measured, _ = worlds.start(fedavg, worlds.Tiny(), tmp_path, Single(), system=SystemConfig(stack=0))
-    assert measured.worker.stack in (1, 4, 6)
+    assert measured.config.stack in (1, 4, 6)

@@ -98,7 +98,7 @@ def test_nothing_of_a_round_stays_on_the_device(monkeypatch, tmp_path):
     monkeypatch.setattr(mix, "exact_sum", watched)
     with pretended.gpu():
         server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
-        server_step.step(server_step.begin(), sampler(1))
+        server_step.step(server_step.initialize(), sampler(1))
     gc.collect()
     assert len(seen) == 6
     assert all(upload() is None for upload in seen)

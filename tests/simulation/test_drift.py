@@ -94,7 +94,7 @@ def test_a_client_trains_on_the_data_of_its_visit_and_is_judged_by_those_of_its_
     """
     federation = Drifting()
     server_step, sampler = worlds.start(Numbered(), federation, tmp_path, participation=0.5)
-    server, visits = server_step.begin(), np.zeros(6, np.int64)
+    server, visits = server_step.initialize(), np.zeros(6, np.int64)
     for number in range(1, 5):
         federation.read.clear()
         cohort = sampler(number)

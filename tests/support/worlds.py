@@ -40,6 +40,7 @@ from mpifl.simulation.policies import EveryArrival, Synchronous
 from mpifl.simulation.sampling import Sampler
 from mpifl.training import LocalConfig
 
+Told = Callable[[str, tuple[Any, ...], Any], None]  # hook, arguments, result
 CLASSES, SHAPE = 3, (1, 4, 4)
 PYTHONPATH = {"PYTHONPATH": str(Path(mpifl.__file__).parents[1])}  # for programs started elsewhere
 LOCAL = LocalConfig(epochs=1, batch_size=5, lr=0.05)
@@ -116,7 +117,7 @@ class Run:
         engine, arrivals, times: of an asynchronous run: what drove it, its events, the time of each step.
     """
 
-    server_step: ServerStep
+    server_step: ServerStep = field(init=False)
     servers: list[Server] = field(default_factory=list)
     notes: list[Notes] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
@@ -187,12 +188,17 @@ def start(
     federation: Federation,
     folder: Path,
     transport: Transport | None = None,
+    told: Told | None = None,
     **changes: Any,
 ) -> tuple[ServerStep, Sampler]:
-    """Return what takes steps of a method on a federation, and what draws the cohorts."""
+    """Return what takes steps of a method on a federation, and what draws the cohorts.
+
+    `told` hears of every call of a hook.
+    """
     context = context_of(config_of(algorithm, **changes), federation, transport)
     n, m = federation.num_clients, context.decisions.num_sampled
     sampler = Sampler(n, m, context.system_key)
+    context = context if told is None else watched(context, told)
     return build.build_server_step(context, ClientStore("test", str(folder))), sampler
 
 
@@ -207,10 +213,10 @@ def run(
     """Take some steps alone in this process; `changes` are fields of the loader."""
     if algorithm.needs.one_by_one:
         return events(algorithm, federation, folder, steps, **changes)
-    server_step, sampler = start(algorithm, federation, folder, **changes)
-    out = Run(server_step)
-    server_step.algorithm = server_step.worker.algorithm = Watched(algorithm, out.hear)
-    out.servers.append(server_step.begin())
+    out = Run()
+    server_step, sampler = start(algorithm, federation, folder, told=out.hear, **changes)
+    out.server_step = server_step
+    out.servers.append(server_step.initialize())
     for step in range(1, steps + 1):
         server, notes = server_step.step(out.server, sampler(step))
         out.servers.append(server)
@@ -222,10 +228,10 @@ def run(
 
 def walk(algorithm: Algorithm, federation: Federation, folder: Path, **changes: Any) -> Iterator[Run]:
     """Take one step after the other, and yield the run so far with all clients evaluated."""
-    server_step, sampler = start(algorithm, federation, folder, **changes)
-    out = Run(server_step)
-    server_step.algorithm = server_step.worker.algorithm = Watched(algorithm, out.hear)
-    out.servers.append(server_step.begin())
+    out = Run()
+    server_step, sampler = start(algorithm, federation, folder, told=out.hear, **changes)
+    out.server_step = server_step
+    out.servers.append(server_step.initialize())
     for step in count(1):
         server, notes = server_step.step(out.server, sampler(step))
         out.servers.append(server)
@@ -248,9 +254,9 @@ def events(
         "evaluation": EvaluationConfig(every=0, at_start=True),
     }
     context = context_of(config_of(algorithm, **(asked | changes)), federation)
-    server_step = build.build_server_step(context, ClientStore("test", str(folder)))
-    out = Run(server_step)
-    server_step.algorithm = server_step.worker.algorithm = Watched(algorithm, out.hear_all)
+    out = Run()
+    observed = watched(context, out.hear_all)
+    server_step = out.server_step = build.build_server_step(observed, ClientStore("test", str(folder)))
     out.engine = build.build_engine(context, server_step, out.arrivals.extend)
     out.engine.run(out.observe)
     return out
@@ -265,10 +271,16 @@ def plane(points: np.ndarray, new: np.ndarray | None = None, dims: int = 2, seed
 # -- looking over the shoulder ----------------------------------------
 
 
+def watched(context: RunContext, told: Told) -> RunContext:
+    """Return a context whose method is watched."""
+    algorithm: Any = Watched(context.config.algorithm, told)
+    return dataclasses.replace(context, config=dataclasses.replace(context.config, algorithm=algorithm))
+
+
 class Watched:
     """A method whose hooks are checked to leave their arguments as they were; `told` hears of every call."""
 
-    def __init__(self, inner: Algorithm, told: Callable[[str, tuple[Any, ...], Any], None]) -> None:
+    def __init__(self, inner: Algorithm, told: Told) -> None:
         self.inner, self.told = inner, told
 
     def __getattr__(self, name: str) -> Any:

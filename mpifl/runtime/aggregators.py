@@ -1,0 +1,164 @@
+"""How the uploads of a server step are compared and mixed: over MPI, on rank 0 alone, or not at all.
+
+`ServerStep` decides; an aggregator carries out. The synchronous engine leaves uploads with the workers and
+aggregates over MPI; the asynchronous engine has them on rank 0; a forecast has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from mpifl.aggregation.mixer import Mixer, mix_exact, mix_float32
+from mpifl.aggregation.tables import Tables, row_distances
+from mpifl.comm import Single, Transport
+from mpifl.core.mixing import Plan
+from mpifl.core.types import Server
+
+from .protocol import GatheredReports
+
+Uploads = Mapping[str, Sequence[torch.Tensor]]  # name -> vectors [w], all components of all uploads
+
+
+class Aggregator(Protocol):
+    """Compares the uploads of a step and mixes them into tables.
+
+    Every rank that holds uploads calls each method, in the same order; ranks other than 0 pass None for what
+    only rank 0 knows, and what is returned counts on rank 0.
+    """
+
+    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
+        """Return the pairwise products float64 [m, m] of an upload.
+
+        Args:
+            reports: whose uploads they are; None on rank 0 too where they are not wanted.
+            uploads: of this rank.
+            name: of the upload.
+        """
+
+    def row_distances(
+        self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
+    ) -> np.ndarray | None:
+        """Return the distances [m, K] of an upload to the rows of the table of its name; on rank 0.
+
+        Returns:
+            None where the workers measured them at the visits.
+        """
+
+    def mix(
+        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the tables that a plan changes.
+
+        Args:
+            server: before the step.
+            plan: what is mixed.
+            reports: whose uploads they are.
+            uploads: of this rank.
+        """
+
+
+class MpiAggregator:
+    """Uploads lie with the workers; sums and products are made by collectives.
+
+    Args:
+        transport: the ranks.
+        mixer: carries out the mixings.
+    """
+
+    def __init__(self, transport: Transport, mixer: Mixer) -> None:
+        self.transport, self.mixer = transport, mixer
+
+    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
+        """Return the pairwise products float64 [m, m] of an upload; every rank calls."""
+        wanted = None
+        if reports is not None:
+            counts = np.bincount(reports.owners, minlength=self.transport.size)
+            width = reports.max_abs[name].shape[1] * reports.widths[name]
+            wanted = tuple(int(c) for c in counts), width
+        wanted = self.transport.bcast(wanted, "plan")
+        if wanted is None:
+            return None
+        owners = reports.owners if reports is not None else None
+        return self.mixer.gram(uploads.get(name, []), wanted[0], owners, wanted[1])
+
+    def row_distances(self, server: Server, reports: GatheredReports, uploads: Uploads, name: str) -> None:
+        """Return nothing: the workers measure distances at the visits, where the uploads are."""
+
+    def mix(
+        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the central tables that a plan changes on rank 0; rows of sharded ones stay with their
+        owners.
+        """
+        info = reports.upload_info if reports is not None else None
+        return self.mixer.mix(plan.mixings if plan is not None else None, info, uploads)
+
+
+class LocalAggregator:
+    """All uploads lie on rank 0, which is the only one to call.
+
+    Args:
+        num_parameters: numbers of a row that count in distances; those behind are buffers.
+        exact: the sums that `MpiAggregator` makes; otherwise float32 sums.
+    """
+
+    def __init__(self, num_parameters: int, exact: bool = True) -> None:
+        self.num_parameters, self.exact = num_parameters, exact
+        self._mixer = Mixer(Single(), Tables(Single()))
+
+    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
+        """Return the pairwise products float64 [m, m] of an upload."""
+        if reports is None:
+            return None
+        x = uploads[name]
+        return self._mixer.gram(x, (len(x),), np.zeros(len(x), np.int64), len(x[0]))
+
+    def row_distances(
+        self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
+    ) -> np.ndarray:
+        """Return the distances [m, K] of an upload to the rows of the table of its name."""
+        rows = server.tables[name]
+        return np.stack([row_distances(u, rows, self.num_parameters) for u in uploads[name]])
+
+    def mix(
+        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the tables that a plan changes."""
+        assert server is not None
+        assert plan is not None
+        assert reports is not None
+        changed: dict[str, torch.Tensor] = {}
+        for m in plan.mixings:
+            old, of = changed.get(m.into, server.tables[m.into]), uploads.get(m.of, [])
+            if self.exact:
+                max_abs = reports.upload_info(m.of)[0] if m.of else np.zeros(0)
+                changed[m.into] = mix_exact(m, old, of, max_abs)
+            else:
+                changed[m.into] = mix_float32(m, old, of)
+        return changed
+
+
+class DryAggregator:
+    """No uploads at all: sizes as in a real step, no numbers."""
+
+    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
+        """Return products [m, m] of uploads that are orthogonal."""
+        return None if reports is None else np.eye(len(reports.headers))
+
+    def row_distances(
+        self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
+    ) -> np.ndarray:
+        """Return distances [m, K] of 1."""
+        return np.ones((len(reports.headers), len(server.tables[name])))
+
+    def mix(
+        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
+    ) -> Mapping[str, torch.Tensor]:
+        """Return tables of zeros with the rows that a plan leaves."""
+        assert server is not None
+        assert plan is not None
+        return {m.into: torch.zeros(m.num_rows, server.tables[m.into].shape[1]) for m in plan.mixings}

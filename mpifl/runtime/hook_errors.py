@@ -1,0 +1,220 @@
+"""Errors in a method's own code: what the engine makes of them, and which clients are left out.
+
+A method's hooks are called inside a `HookCall`, which adds class, hook, client and visit to what they raise.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.errors import CodeFailed, MethodError, Missing, NotFinite, UserError
+from mpifl.core.types import ASKED_FOR
+
+DROP, ABORT = "drop", "abort"
+ENGINE = str(Path(__file__).parent)
+LOG = logging.getLogger("mpifl.clients")
+Made = TypeVar("Made")
+
+
+class ClientError(CodeFailed):
+    """An exception in a client's code, with its place."""
+
+
+class HookCall(ABC):
+    """A context in which one hook of a method runs. Words are put together only when an error needs them.
+
+    Args:
+        algorithm: the method.
+        hook: name of the hook.
+        place: where it runs, as `client=3, visit=0`.
+    """
+
+    def __init__(self, algorithm: Algorithm, hook: str, **place: int) -> None:
+        self.algorithm, self.hook, self.place = algorithm, hook, place
+
+    @property
+    def where(self) -> str:
+        """The place as a prefix of a message; empty where there is none."""
+        return ", ".join(f"{what} {number}" for what, number in self.place.items()) + ": " * bool(self.place)
+
+    def error(self, what: str, remedy: str, kind: type[MethodError] = MethodError) -> MethodError:
+        """Return the error for something wrong with the hook.
+
+        Args:
+            what: what is wrong.
+            remedy: what to do about it.
+            kind: class of the error.
+        """
+        return kind(hook_name(self.algorithm, self.hook), f"{self.where}{what}", remedy)
+
+    @abstractmethod
+    def failure(self, error: Exception) -> Exception:
+        """Return what an exception of the method's own becomes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise what an exception inside the context becomes.
+
+        Raises:
+            MethodError: what the hook asked for is not there, or it tried to end the process.
+            CodeFailed: it was interrupted.
+        """
+        if error is None or isinstance(error, (MethodError, CodeFailed)):
+            return
+        if isinstance(error, UserError):
+            raise self.error(f"{error.key} = {error.value!r}", error.remedy) from error
+        if isinstance(error, Missing):
+            raise self.error(error.what, error.remedy) from error
+        if isinstance(error, KeyError) and error.args and error.args[0] in ASKED_FOR:
+            raise self.error(f"no {error.args[0]!r}", ASKED_FOR[error.args[0]]) from error
+        if isinstance(error, SystemExit):
+            raise self.error(f"sys.exit({error.code!r}) was called", "raise an exception") from error
+        if isinstance(error, KeyboardInterrupt):
+            text = f"{hook_name(self.algorithm, self.hook)}: {self.where}interrupted (KeyboardInterrupt)"
+            raise CodeFailed(text, code=130) from error
+        if isinstance(error, Exception):
+            raise self.failure(error) from error
+
+
+class ServerCall(HookCall):
+    """A hook on rank 0: an exception of its own ends the run."""
+
+    def failure(self, error: Exception) -> CodeFailed:
+        """Return the error that ends the run, with the traceback from the method's code on."""
+        name = hook_name(self.algorithm, self.hook)
+        return CodeFailed(f"{name}: {self.where}{type(error).__name__}: {error}", trace_of(error))
+
+
+class ClientCall(HookCall):
+    """A hook at a client: `attempt` decides what an exception of its own means."""
+
+    def failure(self, error: Exception) -> HookFailed:
+        """Return the exception with the call it was raised in."""
+        return HookFailed(self, error)
+
+
+class HookFailed(Exception):
+    """An exception of a method's own, raised in a hook at a client.
+
+    Args:
+        call: the hook and its client.
+        error: the exception.
+    """
+
+    def __init__(self, call: ClientCall, error: Exception) -> None:
+        self.call, self.error = call, error
+        super().__init__(str(error))
+
+
+def hook_name(algorithm: Algorithm, hook: str) -> str:
+    """Return class and hook, as messages name them."""
+    return f"{type(unwrapped(algorithm)).__name__}.{hook}"
+
+
+def unwrapped(algorithm: Any) -> Any:
+    """Return the method itself where a test has wrapped it to observe its hooks."""
+    while not isinstance(algorithm, Algorithm) and hasattr(algorithm, "inner"):
+        algorithm = algorithm.inner
+    return algorithm
+
+
+def trace_of(error: BaseException) -> str:
+    """Return the traceback of an exception from the method's own code on."""
+    shown = traceback.TracebackException.from_exception(error)
+    frames = list(shown.stack)
+    while frames and frames[0].filename.startswith(ENGINE):
+        frames.pop(0)
+    shown.stack = traceback.StackSummary.from_list(frames or list(shown.stack))
+    return "".join(shown.format(chain=False))
+
+
+# -- clients that fail ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VisitPlace:
+    """Where a visit takes place.
+
+    Attributes:
+        rank: that runs it.
+        step: server step that it is for.
+        client: whose visit it is.
+        visit: number of the client's visits before.
+    """
+
+    rank: int
+    step: int
+    client: int
+    visit: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, client {self.client}, round {self.step}, visit {self.visit}"
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A visit that failed twice and is left out.
+
+    Attributes:
+        step: server step that it was for.
+        client: whose visit it was.
+        visit: number of the client's visits before.
+        reason: the exception, in words.
+    """
+
+    step: int
+    client: int
+    visit: int
+    reason: str
+
+
+def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool) -> Made | Dropped:
+    """Return what a visit makes, at the second attempt if the first fails.
+
+    Args:
+        work: the visit.
+        place: where it takes place.
+        drops: True leaves out a client that fails twice; False raises at the first failure.
+
+    Returns:
+        What `work` returns, or who is left out and why.
+
+    Raises:
+        ClientError: the visit failed, and nobody is left out.
+        MethodError: the method is wrong, whoever the client is.
+        CodeFailed: the method was interrupted.
+    """
+    for number in (1, 2):
+        try:
+            return work()
+        except Exception as raised:
+            error, hook, where = raised, "", place
+            if isinstance(raised, HookFailed):
+                error, call = raised.error, raised.call
+                hook, where = f"{hook_name(call.algorithm, call.hook)}: ", replace(place, **call.place)
+            if isinstance(error, (UserError, CodeFailed)) and not (drops and isinstance(error, NotFinite)):
+                raise error from error.__cause__
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, NotFinite):
+                reason = error.value.partition(": ")[2]
+            if not drops:
+                raise ClientError(f"{hook}{where}: {reason}", trace_of(error)) from error
+            outcome = "failed, is tried again" if number == 1 else "failed again, is left out"
+            LOG.warning("%s %s", where, outcome, exc_info=error)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return Dropped(place.step, place.client, place.visit, reason)

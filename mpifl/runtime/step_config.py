@@ -1,0 +1,64 @@
+"""What server steps are made of: the objects and settings that every rank builds before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.aggregation.collective_choice import Costs
+from mpifl.comm import Transport
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.federation import Federation
+from mpifl.core.rng import Key
+from mpifl.core.types import ProblemInfo
+from mpifl.traffic.payload import Payload
+from mpifl.training import Learner, LocalConfig
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """What server steps are made of, the same on every rank.
+
+    Attributes:
+        transport: the ranks.
+        algorithm: the method.
+        federation: the clients' data.
+        learner: trains and evaluates on this rank's device.
+        local: how clients train.
+        problem: what the method may know.
+        store: what clients keep between visits.
+        seed: the training seed's key.
+        exact: int64 sums, equal for any number of ranks; otherwise float32 sums.
+        collective: the collective that every mixing takes; None chooses.
+        shuffle: a key that places tasks at random; None balances them.
+        absent: clients that are not there before training.
+        finetune_epochs: epochs of training before a client is evaluated a second time; 0 for none.
+        payload: how numbers are encoded on the way.
+        costs: measured or given costs that choose the collective; None chooses by bytes.
+        stack: clients that are trained together.
+        drops: whether a client that fails twice is left out; otherwise it ends the run.
+        direct: whether MPI is given the memory of GPUs.
+        synchronous: False where uploads reach rank 0 one by one: all tables stay there, and nobody joins
+            after the first step.
+    """
+
+    transport: Transport
+    algorithm: Algorithm
+    federation: Federation
+    learner: Learner
+    local: LocalConfig
+    problem: ProblemInfo
+    store: ClientStore
+    seed: Key
+    exact: bool = True
+    collective: str | None = None
+    shuffle: Key | None = None
+    absent: Sequence[int] = ()
+    finetune_epochs: int = 0
+    payload: Payload = field(default_factory=Payload)
+    costs: Costs | None = None
+    stack: int = 1
+    drops: bool = False
+    direct: bool = False
+    synchronous: bool = True
