@@ -1,4 +1,4 @@
-"""What the ranks of this job really need: a ping-pong, and each collective over a few sizes."""
+"""Measurement of the costs of collectives on the ranks of a job."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from .collective_choice import BCAST, BLOCK, GATHER, REDUCE, Costs, Given, Line,
 from .exact_sum import exact_sum
 
 SMALL, LARGE = 1 << 10, 1 << 17  # int64 numbers of a block: 8 kB and 1 MB
-SHAPES = ((1, SMALL), (8, SMALL), (1, LARGE), (6, LARGE))  # (calls in a row, numbers in each)
-REPEATS = 5  # the least counts: other programs only ever add
+SHAPES = ((1, SMALL), (8, SMALL), (1, LARGE), (6, LARGE))  # (calls in a row, numbers per call)
+REPEATS = 5  # the minimum counts: other programs can only add time
 PURPOSE = "sweep"
 
 
 def costs_of(kind: object, transport: Transport) -> Costs | None:
-    """Return, on every rank, the costs that a configuration asks for; None counts bytes instead."""
+    """Return the cost model that `system.cost` asks for; None to compare bytes. Collective.
+
+    Args:
+        kind: a `ByBytes`, `Given` or `Measured`.
+        transport: the ranks.
+    """
     if transport.size == 1:
         return None
     if isinstance(kind, Given):
@@ -30,49 +35,49 @@ def costs_of(kind: object, transport: Transport) -> Costs | None:
 
 
 def measure(transport: Transport) -> Costs:
-    """Return the costs of this job's ranks; every rank calls."""
+    """Measure the costs of the collectives of this job, about a second on a fast network. Collective."""
     latency, rate = ping_pong(transport)
     lines = {name: _line(transport, name) for name in (REDUCE, GATHER, BCAST)}
     far = len(far_ranks(transport.nodes)) / (transport.size - 1)
     costs = Costs(latency, rate, lines[REDUCE], lines[GATHER], lines[BCAST], _term(), far)
-    told: Costs = transport.bcast(costs if transport.is_server else None, PURPOSE)
-    return told
+    measured: Costs = transport.bcast(costs if transport.is_server else None, PURPOSE)
+    return measured
 
 
 def ping_pong(transport: Transport) -> tuple[float, float]:
-    """Return the latency and the rate, on rank 0, between it and the worker that answers last."""
+    """Return latency [s] and rate [bytes/s] between rank 0 and its slowest worker, on rank 0. Collective."""
     times: dict[int, list[float]] = {}
     for size in (1, 1 << 20):
         for rank in transport.workers:
-            turns = []
+            seconds = []
             for _ in range(REPEATS):
                 transport.barrier()
                 start = perf_counter()
-                task_batches = [bytes(size) if r == rank else b"" for r in range(transport.size)]
-                mine = transport.scatter(task_batches if transport.is_server else None, PURPOSE)
+                messages = [bytes(size) if r == rank else b"" for r in range(transport.size)]
+                mine = transport.scatter(messages if transport.is_server else None, PURPOSE)
                 transport.gather(mine if transport.rank == rank else b"", PURPOSE)
-                turns.append(perf_counter() - start)
-            times.setdefault(size, []).append(min(turns) / 2)
+                seconds.append(perf_counter() - start)
+            times.setdefault(size, []).append(min(seconds) / 2)
     short, long = max(times[1]), max(times[1 << 20])
     return short, (1 << 20) / max(long - short, 1e-9)
 
 
 def _line(transport: Transport, name: str) -> Line:
-    """Return the fitted costs of a collective; only rank 0's clock counts."""
+    """Return the fitted cost of a collective; only the clock of rank 0 counts."""
     rows = []
     for calls, numbers in SHAPES:
-        turns = [_timed(transport, _call(transport, name, numbers), calls) for _ in range(REPEATS)]
-        rows.append((calls, calls * numbers * 8 * _arriving(transport, name), min(turns)))
+        seconds = [_timed(transport, _call(transport, name, numbers), calls) for _ in range(REPEATS)]
+        rows.append((calls, calls * numbers * 8 * _blocks_from_far(transport, name), min(seconds)))
     return fit(rows)
 
 
-def _arriving(transport: Transport, name: str) -> int:
-    """Return how many blocks come together from far in one call."""
+def _blocks_from_far(transport: Transport, name: str) -> int:
+    """Return how many blocks arrive from far ranks in one call."""
     return len(far_ranks(transport.nodes)) if name == GATHER else 1
 
 
 def _call(transport: Transport, name: str, numbers: int) -> Callable[[], Any]:
-    """Return one call of a collective with a block of int64 numbers, as mixings make it."""
+    """Return a function that calls a collective with a block of int64 numbers, as `Mixer` does."""
     block = torch.zeros(1, numbers, dtype=torch.int64)
     if name == REDUCE:
         return lambda: transport.Reduce(block, PURPOSE)
@@ -84,7 +89,7 @@ def _call(transport: Transport, name: str, numbers: int) -> Callable[[], Any]:
 
 
 def _timed(transport: Transport, call: Callable[[], Any], times: int) -> float:
-    """Return the seconds until rank 0 knows that all ranks are through."""
+    """Return the seconds of some calls, from barrier to barrier."""
     transport.barrier()
     start = perf_counter()
     for _ in range(times):
@@ -94,10 +99,13 @@ def _timed(transport: Transport, call: Callable[[], Any], times: int) -> float:
 
 
 def fit(rows: Sequence[tuple[int, int, float]]) -> Line:
-    """Return the line through (calls, bytes, seconds) of one and several small blocks, one and several large.
+    """Fit a line to four measurements.
 
-    What one more block takes is the difference within each pair; nothing is negative. Large blocks settle the
-    time per byte, since a link may let small ones through at once.
+    The time of one more block is the difference within each pair, at least 0. The large blocks decide the
+    time per byte, because a link may pass small ones at once.
+
+    Args:
+        rows: (calls, bytes, seconds) of one and of several small blocks, of one and of several large ones.
     """
     (c0, b0, t0), (c1, b1, t1), (c2, b2, t2), (c3, b3, t3) = rows
     small, large = (t1 - t0) / (c1 - c0), (t3 - t2) / (c3 - c2)  # seconds of one more block
@@ -109,11 +117,11 @@ def fit(rows: Sequence[tuple[int, int, float]]) -> Line:
 
 
 def _term() -> float:
-    """Return the seconds in which this rank weighs and adds one number."""
+    """Return the seconds in which this rank weighs and adds one number, the best of several trials."""
     uploads = [torch.ones(BLOCK // 8) for _ in range(8)]
-    weights, turns = np.full((1, 8), 0.125), []
-    for _ in range(2 * REPEATS):  # the first touches the memory
+    weights, seconds = np.full((1, 8), 0.125), []
+    for _ in range(2 * REPEATS):  # the first one also touches the memory
         start = perf_counter()
         exact_sum(uploads, weights, np.array([1e-12]), BLOCK // 8)
-        turns.append(perf_counter() - start)
-    return min(turns) / BLOCK
+        seconds.append(perf_counter() - start)
+    return min(seconds) / BLOCK

@@ -1,8 +1,7 @@
-"""Client state in node-local memory: readable by every rank of the node, and alive after the rank that wrote
-it.
+"""Client state in node-local files, which every rank of the node reads and which survive their writer.
 
-One file per client and visit. A visit reads the state of the visit before and writes its own, so a step that
-is redone overwrites nothing that was committed.
+There is one file per client and visit. A visit reads the state of the previous visit and writes its own, so
+that a repeated step overwrites nothing that was committed.
 """
 
 from __future__ import annotations
@@ -25,14 +24,16 @@ from safetensors.torch import load_file, save_file
 from mpifl.core.errors import UserError
 from mpifl.core.files import told_as_os_error
 
-OWNER = ".owner"  # names the host; locked by every rank of the node for as long as it lives
-SCRATCH = re.compile(r"mpifl-[0-9a-f]{16}-[0-9a-f]{8}")  # run and launch
-YOUNG_S = 60.0  # nobody judges a folder that is younger: its first rank may not have locked it yet
+OWNER = ".owner"  # holds the host name; every rank of the node locks it while it runs
+SCRATCH = re.compile(r"mpifl-[0-9a-f]{16}-[0-9a-f]{8}")  # mpifl-RUN-LAUNCH
+YOUNG_S = 60.0  # a younger folder is not removed: its first rank may not have locked it yet
 
 
 def scratch_root(need_bytes: int = 1 << 30) -> Path:
-    """Return the folder for node-local scratch: shared memory where it has room, otherwise the temporary
-    folder.
+    """Return the parent folder of node-local files: shared memory, or the temporary folder if it is too full.
+
+    Args:
+        need_bytes: free space that shared memory must have.
     """
     shm = Path("/dev/shm")
     if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= need_bytes:
@@ -41,28 +42,31 @@ def scratch_root(need_bytes: int = 1 << 30) -> Path:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file that is either whole or not there, whatever happens."""
+    """Write a file atomically: it is complete or does not exist, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with half.open("wb") as file:
+        with partial.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        half.replace(path)
+        partial.replace(path)
     except OSError as error:
-        half.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk names no file
+        partial.unlink(missing_ok=True)
+        raise OSError(
+            error.errno, error.strerror, str(path)
+        ) from error  # the error of a full disk has no file name
 
 
 def remove_dead(root: Path, own: Path) -> None:
-    """Remove what jobs of this user left on this host when they were killed.
+    """Remove the folders of jobs of this user that were killed on this host.
 
-    A folder goes if it names this host, is a minute old and no process holds it; on a shared file system the
-    folders of other hosts are left alone.
+    A folder is removed if it names this host, is at least a minute old and no process holds its lock. On a
+    shared file system the folders of other hosts stay.
 
     Args:
-        root: where the folders of all jobs are. own: the one that is in use here.
+        root: parent folder of all jobs.
+        own: the folder of this job.
     """
     for folder in root.glob("mpifl-*"):
         if folder == own or not SCRATCH.fullmatch(folder.name):
@@ -71,83 +75,102 @@ def remove_dead(root: Path, own: Path) -> None:
             about = (folder / OWNER).stat()
             if about.st_uid != os.getuid() or time.time() - about.st_mtime < YOUNG_S:
                 continue
-            with (folder / OWNER).open("r+") as hold:
-                if hold.read() == socket.gethostname():
-                    fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with (folder / OWNER).open("r+") as lock:
+                if lock.read() == socket.gethostname():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
 
 
 class ClientStore:
-    """Named tensors of clients, by visit.
+    """Named tensors of clients, one file per client, kind and visit.
+
+    Args:
+        token: RUN-LAUNCH, which names the folder of this job.
+        folder: parent folder; None for `scratch_root()`.
+        kept: folder in which a resumed run finds earlier client state; None for a new run.
 
     Attributes:
-        kept: the folder in which a run that goes on finds what clients left before; None for a new run.
+        folder: the node-local folder of this job.
+        kept: as given.
+
+    Raises:
+        UserError: the folder cannot be created.
     """
 
     def __init__(self, token: str, folder: str | None = None, kept: Path | None = None) -> None:
         self.folder, self.kept = (Path(folder) if folder else scratch_root()) / f"mpifl-{token}", kept
-        self._hold = self._begin()
+        self._lock = self._create()
         remove_dead(self.folder.parent, self.folder)
         run, _, launch = token.rpartition("-")
         for old in self.folder.parent.glob(f"mpifl-{run}-*") if run else ():
-            if not old.name.endswith(launch):  # of a launch of this run that was killed
+            if not old.name.endswith(launch):  # of an earlier launch of this run, which was killed
                 shutil.rmtree(old, ignore_errors=True)
 
-    def _begin(self) -> int:
-        """Make the folder; return a descriptor whose lock tells others that this process lives."""
+    def _create(self) -> int:
+        """Create the folder; return a file descriptor whose lock shows others that this process is alive."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            hold = os.open(self.folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
-            os.pwrite(hold, socket.gethostname().encode(), 0)
+            lock = os.open(self.folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+            os.pwrite(lock, socket.gethostname().encode(), 0)
         except OSError as error:
             remedy = f"cannot be written ({error.strerror}); give another folder"
             raise UserError("system.scratch", str(self.folder.parent), remedy) from error
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(hold, fcntl.LOCK_SH)
-        return hold
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return lock
 
     @staticmethod
     def name(kind: str, k: int, visit: int) -> str:
-        """Return the name of a file."""
+        """Return the file name of client `k` after `visit` visits."""
         return f"{kind}-{k}-{visit}"
 
     def _path(self, kind: str, k: int, visit: int) -> Path:
         return self.folder / self.name(kind, k, visit)
 
     def load(self, kind: str, k: int, visit: int) -> dict[str, torch.Tensor]:
-        """Return what client `k` left after `visit` visits; empty before the first."""
+        """Return the tensors that client `k` saved in visit `visit`; empty for visit 0."""
         places = [self._path(kind, k, visit)]
         places += [self.kept / places[0].name] if self.kept else []
         found = next((path for path in places if visit and path.exists()), None)
         return load_file(found) if found else {}
 
     def save(self, kind: str, k: int, visit: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Keep what client `k` leaves after `visit` visits; what it left two visits ago goes."""
+        """Save the tensors of client `k` for visit `visit` and remove those of two visits before.
+
+        Raises:
+            UserError: the disk is full.
+        """
         path = self._path(kind, k, visit)
         if tensors:
             own = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-            half = path.with_suffix(".tmp")
+            partial = path.with_suffix(".tmp")
             try:
-                with told_as_os_error(half):
-                    save_file(own, half)  # clones: safetensors refuses tensors that share memory
+                with told_as_os_error(partial):
+                    save_file(own, partial)  # clones, because safetensors refuses tensors that share memory
             except OSError as error:
-                half.unlink(missing_ok=True)
+                partial.unlink(missing_ok=True)
                 remedy = (
                     f"client state cannot be written ({error.strerror}); give a folder that has more room"
                 )
                 raise UserError("system.scratch", str(self.folder.parent), remedy) from error
-            half.rename(path)
+            partial.rename(path)
         self._path(kind, k, visit - 2).unlink(missing_ok=True)
 
     def keep(self, names: Sequence[str], folder: Path) -> dict[str, tuple[int, str]]:
-        """Bring files to where they outlive this node; return the bytes and the SHA-256 of each that
-        exists.
+        """Copy files to a folder that outlives this node.
+
+        Args:
+            names: of files, as returned by `name`.
+            folder: where to.
+
+        Returns:
+            Size in bytes and SHA-256 of each file that exists, by name.
         """
         out = {}
         for name in names:
             path = self.folder / name
             if not path.exists() and self.kept == folder:
-                path = folder / name  # not visited since the run went on
+                path = folder / name  # not visited since the run was resumed
             if path.exists():
                 data = path.read_bytes()
                 out[name] = (len(data), hashlib.sha256(data).hexdigest())
@@ -156,8 +179,8 @@ class ClientStore:
         return out
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Remove the folder and release its lock."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
-            os.close(self._hold)
-            self._hold = -1
+            os.close(self._lock)
+            self._lock = -1

@@ -1,14 +1,12 @@
-"""What a collective costs in seconds: a start for the call, one for each message, and a time per byte.
+"""The choice of the collective that carries a mixing, by bytes or by a cost model.
 
-The alpha-beta model (Hockney 1994), with a term for the server's own work. Where the costs are measured the
-three terms of each collective are fitted to calls on the very ranks of the job, so that the library's
-algorithms and the links between nodes are in them.
+A mixing has weights [K, m]. A rank sends either K partial rows (int64 in the exact mode; `REDUCE`, or
+`SCATTER` for a sharded table) or its own uploads (float32; `GATHER`). The choice is arithmetic on sizes, with
+the same result on every rank.
 
-Which collective carries a mixing: ship the short side of W.
-
-`weights` is [K, m]. A rank can send K partial rows (int64 in the exact mode) or its own uploads (float32).
-Pure
-arithmetic on sizes: the same answer on every rank, tested by a table without MPI.
+The cost model is the alpha-beta model (Hockney 1994): seconds for a call, for each message and for each byte,
+and the time in which a rank weighs and adds a number. Its constants are given, or measured on the ranks of
+the job (`calibration`), which includes the algorithms of the MPI library and the links between nodes.
 """
 
 from __future__ import annotations
@@ -20,38 +18,83 @@ from typing import Any
 
 from mpifl.core.errors import require
 
-BLOCK = 1 << 18  # numbers per message of a mixing: 1 to 2 MB, which measures fastest
-BCAST = "bcast"
+REDUCE, GATHER, SCATTER, BCAST = "reduce", "gather", "scatter", "bcast"
+COLLECTIVES = (REDUCE, GATHER, SCATTER)
+BLOCK = 1 << 18  # numbers per message of a mixing: 1 to 2 MB, the fastest size measured
+
+
+def choose(num_rows: int, num_uploads: int, exact: bool = True, sharded: bool = False) -> str:
+    """Return the collective with the fewest bytes at the busiest rank.
+
+    Args:
+        num_rows: K, rows that receive uploads.
+        num_uploads: m.
+        exact: whether partial rows are int64 (8 bytes a number) rather than float32.
+        sharded: whether the rows of the table live at the ranks that read them.
+    """
+    if sharded:
+        return SCATTER
+    reduce_bytes = num_rows * (8 if exact else 4)
+    gather_bytes = num_uploads * 4
+    return GATHER if gather_bytes < reduce_bytes else REDUCE
+
+
+def busiest_bytes(collective: str, num_rows: int, num_uploads: int, d: int, exact: bool = True) -> int:
+    """Return the payload bytes that the busiest rank receives in one mixing of rows [num_rows, d]."""
+    per_row = d * (8 if exact else 4)
+    return num_uploads * d * 4 if collective == GATHER else num_rows * per_row
+
+
+def is_sharded(num_rows: int, most_readers: int, num_ranks: int) -> bool:
+    """Return whether to shard a table over its readers: many rows, each read by one client.
+
+    Args:
+        num_rows: K.
+        most_readers: largest number of clients that read the same row.
+        num_ranks: P.
+    """
+    return num_ranks > 2 and most_readers <= 1 and num_rows > num_ranks
+
+
+# -- cost model ----------------------------------------------------------------------------------------------
 
 
 def blocks_of(height: int, width: int) -> int:
-    """Return in how many messages [height, width] numbers travel."""
+    """Return the number of messages for a matrix [height, width]."""
     return ceil(width / max(1024, BLOCK // max(height, 1)))
 
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of a sequence of calls: once_s + block_s * calls + byte_s * bytes."""
+    """Cost of a sequence of calls in seconds: once_s + block_s * calls + byte_s * bytes.
+
+    Attributes:
+        once_s: seconds for the sequence.
+        block_s: seconds for each call.
+        byte_s: seconds for each byte.
+    """
 
     once_s: float = 0.0
     block_s: float = 0.0
     byte_s: float = 0.0
 
     def seconds(self, blocks: int, size: int) -> float:
-        """Return the time of `blocks` calls that move `size` bytes in all."""
+        """Return the seconds of `blocks` calls that move `size` bytes in total."""
         return self.once_s + self.block_s * blocks + self.byte_s * size
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What the calls of a job cost.
+    """Costs of the collectives of a job.
 
     Attributes:
-        latency_s, bytes_s: of one message between the server and the farthest worker.
-        reduce, gather, bcast: of the collectives; bytes are the block's, for a gather all that arrives from
-            far ranks.
-        term_s: seconds a rank needs to weigh and add one number.
-        far: share of the workers that are on other nodes than the server; 1 where all share its node.
+        latency_s: seconds of an empty message between the server and the farthest worker.
+        bytes_s: bytes per second between the two.
+        reduce: of a reduction; its bytes are those of the block.
+        gather: of a gather; its bytes are all that arrive from far ranks.
+        bcast: of a broadcast; its bytes are those of the block.
+        term_s: seconds in which a rank weighs and adds one number.
+        far: fraction of the workers that are on other nodes than the server; 1 if all are on its node.
     """
 
     latency_s: float
@@ -72,21 +115,27 @@ class Costs:
         exact: bool = True,
         from_far: int | None = None,
     ) -> float:
-        """Return the seconds of one mixing of [rows, width] numbers.
+        """Return the seconds of one mixing.
 
         Args:
-            uploads: m, on all ranks together. ranks: P. from_far: uploads on far ranks; None: their share.
+            collective: `REDUCE` or `GATHER`.
+            rows: K, rows that receive uploads.
+            uploads: m, on all ranks together.
+            width: columns of the table.
+            ranks: P.
+            exact: whether sums are int64.
+            from_far: uploads on far ranks; None estimates them by `far`.
         """
         if collective == GATHER:
-            distant = ceil(uploads * self.far) if from_far is None else from_far
-            size, terms = distant * width * 4, rows * uploads * width
+            far = ceil(uploads * self.far) if from_far is None else from_far
+            size, terms = far * width * 4, rows * uploads * width
             return self.gather.seconds(blocks_of(uploads, width), size) + self.term_s * terms
         size = rows * width * (8 if exact else 4)
         terms = rows * ceil(uploads / max(1, ranks - 1)) * width
         return self.reduce.seconds(blocks_of(rows, width), size) + self.term_s * terms
 
     def sharing(self, rows: int, width: int) -> float:
-        """Return the seconds in which all workers get so many rows."""
+        """Return the seconds of a broadcast of rows [rows, width] to all workers."""
         return self.bcast.seconds(rows * ceil(width / (1 << 26)), rows * width * 4)
 
     def choose(
@@ -98,25 +147,30 @@ class Costs:
         exact: bool = True,
         from_far: int | None = None,
     ) -> str:
-        """Return the faster collective of a mixing; a tie goes to the reduction."""
+        """Return the faster collective of a mixing, `REDUCE` on a tie; arguments as for `mixing`."""
         size = (rows, uploads, width, ranks, exact, from_far)
         cost = {c: self.mixing(c, *size) for c in (REDUCE, GATHER)}
         return GATHER if cost[GATHER] < cost[REDUCE] else REDUCE
 
     def tree(self) -> Mapping[str, Any]:
-        """Return all figures, for a file."""
+        """Return all constants as nested mappings, for a file."""
         return asdict(self)
 
 
 def far_ranks(nodes: Sequence[int]) -> list[int]:
-    """Return the ranks on other nodes than the server, all workers where there are none."""
+    """Return the ranks that are not on the server's node; all workers if there are none."""
     return [r for r, node in enumerate(nodes) if node != nodes[0]] or list(range(1, len(nodes)))
 
 
 def between(latency_s: float, bytes_s: float, ranks: int) -> Costs:
-    """Return the costs of `ranks` ranks whose messages take latency_s + size / bytes_s each.
+    """Return the costs of ranks whose messages take latency_s + size / bytes_s seconds each.
 
     A reduction and a broadcast are trees of ceil(log2 P) levels; a gather arrives over the server's link.
+
+    Args:
+        latency_s: seconds of an empty message.
+        bytes_s: bytes per second.
+        ranks: P.
     """
     levels = max(1, ceil(log2(max(ranks, 2))))
     tree = Line(0.0, levels * latency_s, levels / bytes_s)
@@ -124,9 +178,14 @@ def between(latency_s: float, bytes_s: float, ranks: int) -> Costs:
 
 
 def crossover(costs: Costs | None, rows: int, width: int, ranks: int, exact: bool = True) -> int | None:
-    """Return the smallest number of uploads from which on the reduction is at least as fast; None: never.
+    """Return the smallest number of uploads for which a reduction is chosen; None for more than 2^20.
 
-    Without costs the one with fewer bytes at the busiest rank counts.
+    Args:
+        costs: the cost model; None compares the bytes of the busiest rank.
+        rows: K.
+        width: columns of the table.
+        ranks: P.
+        exact: whether sums are int64.
     """
 
     def reduces(m: int) -> bool:
@@ -146,20 +205,21 @@ def crossover(costs: Costs | None, rows: int, width: int, ranks: int, exact: boo
     return high
 
 
-# -- which costs choose the collective: the section system.cost ----------------------------------------------
+# -- configuration: system.cost ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ByBytes:
-    """The fewest bytes at the busiest rank."""
+    """Choose the collective with the fewest bytes at the busiest rank."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """Messages take latency_s + size / bytes_s each.
+    """Choose by costs of messages that take latency_s + size / bytes_s seconds each.
 
     Attributes:
-        latency_s: seconds. bytes_s: bytes per second.
+        latency_s: seconds of an empty message.
+        bytes_s: bytes per second.
     """
 
     latency_s: float = 2e-5
@@ -172,38 +232,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Measured:
-    """A sweep over sizes at the start of a run, of a second on a fast network."""
+    """Choose by costs measured at the start of a run, which takes a second on a fast network."""
 
 
 COSTS: dict[str, type] = {"bytes": ByBytes, "given": Given, "measured": Measured}
-
-
-REDUCE, GATHER, SCATTER = "reduce", "gather", "scatter"
-COLLECTIVES = (REDUCE, GATHER, SCATTER)
-
-
-def choose(num_rows: int, num_uploads: int, exact: bool = True, spread: bool = False) -> str:
-    """Return the collective that puts the fewest bytes on the busiest rank.
-
-    Args:
-        num_rows: K, rows that receive anything.
-        num_uploads: m.
-        exact: partial rows are int64 (8 bytes a number) rather than float32.
-        spread: the table's rows live at the ranks that read them, so that no rank needs them all.
-    """
-    if spread:
-        return SCATTER
-    reduce_bytes = num_rows * (8 if exact else 4)
-    gather_bytes = num_uploads * 4
-    return GATHER if gather_bytes < reduce_bytes else REDUCE
-
-
-def busiest_bytes(collective: str, num_rows: int, num_uploads: int, d: int, exact: bool = True) -> int:
-    """Return the payload bytes that the busiest rank receives for one mixing."""
-    per_row = d * (8 if exact else 4)
-    return num_uploads * d * 4 if collective == GATHER else num_rows * per_row
-
-
-def is_sharded(num_rows: int, most_readers: int, num_ranks: int) -> bool:
-    """Return whether a table's rows should live with their readers: many rows, each read by one client."""
-    return num_ranks > 2 and most_readers <= 1 and num_rows > num_ranks

@@ -1,7 +1,6 @@
-"""Where the server's rows are: on rank 0, with copies at the workers, or spread over the ranks that read
-them.
+"""Tables of model rows: on rank 0 with copies at the workers, or sharded over the ranks that read them.
 
-What is read of a table, and how far an upload is from its rows.
+Also what a client downloads of a table, and the distance of an upload from its rows.
 """
 
 from __future__ import annotations
@@ -19,29 +18,41 @@ from mpifl.core.files import new_array
 
 from .exact_sum import kept_rows
 
-SHARED = 1 << 22  # numbers of a table that are shared at a time while it is spread
+SHARD_BLOCK = 1 << 22  # numbers of a table per message while it is sharded or collected
+BCAST_BLOCK = 1 << 26  # numbers of a row per broadcast, which must stay below MPI's count limit
 
 
 class ShardedTable:
-    """A table whose rows live in files that all ranks of a node map; only the owner writes a row.
+    """A table in files that all ranks of a node map into memory; only its owner writes a row.
 
-    A row has a place in each of two files: one holds what is committed, the other what is being written. Only
-    rows that are written change places, so that a step costs what its rows cost.
+    Each row has a place in two files: one holds the committed row, the other one the row being written. Only
+    rows that are written change places, so the cost of a step depends on its rows alone.
+
+    Args:
+        path: of the files, without their last letter.
+        shape: rows and columns of the table.
+        owner: rank of each row [K].
 
     Attributes:
         owner: rank of each row [K].
-        turn: which of the files holds the committed row, uint8 [K].
+        width: columns of the table.
+        committed: file (0 or 1) that holds the committed row, uint8 [K].
     """
 
     def __init__(self, path: Path, shape: tuple[int, int], owner: np.ndarray) -> None:
         self.owner, self.width = owner, shape[1]
-        self.turn = np.zeros(shape[0], np.uint8)
+        self.committed = np.zeros(shape[0], np.uint8)
         self._files = [f"{path}-{which}" for which in "ab"]
         self._maps: list[torch.Tensor] = []
 
     def make(self, rows: np.ndarray) -> UserError | None:
-        """Make the files, with room for these rows, and return what is wrong; one rank of the node, before
-        any opens them.
+        """Create the files with space for some rows; on one rank of the node, before any rank calls `open`.
+
+        Args:
+            rows: indices of the rows of this node.
+
+        Returns:
+            The error if the disk is full or cannot be written; None for success.
         """
         try:
             for name in self._files:
@@ -52,39 +63,39 @@ class ShardedTable:
             return UserError("system.scratch", str(Path(self._files[0]).parent), remedy)
 
     def open(self) -> None:
-        """Map the files; every rank of the node, once they exist."""
+        """Map the files into memory; on every rank of the node."""
         self._maps = [torch.from_numpy(np.lib.format.open_memmap(f, "r+")) for f in self._files]
 
     def read(self, rows: Sequence[int] | np.ndarray, columns: slice = slice(None)) -> torch.Tensor:
-        """Return committed rows [r, w]; a single one is no copy."""
+        """Return committed rows, float32 [r, w]; a single row is a view."""
         numbers = np.asarray(rows, np.int64)
-        turns = self.turn[numbers]
+        files = self.committed[numbers]
         if len(rows) == 1:
-            file, row = self._maps[int(turns[0])], int(numbers[0])
+            file, row = self._maps[int(files[0])], int(numbers[0])
             return file[row : row + 1, columns]
         width = len(range(*columns.indices(self.width)))
         out = torch.empty(len(numbers), width)
-        for i, (turn, row) in enumerate(zip(turns.tolist(), numbers.tolist(), strict=True)):
-            out[i].copy_(self._maps[turn][row, columns])
+        for i, (which, row) in enumerate(zip(files.tolist(), numbers.tolist(), strict=True)):
+            out[i].copy_(self._maps[which][row, columns])
         return out
 
     def write(self, rows: np.ndarray, columns: slice, values: torch.Tensor) -> None:
-        """Write rows [r, w] of this rank beside the committed ones."""
-        for turn, file in enumerate(self._maps):
-            here = np.flatnonzero(self.turn[rows] == 1 - turn)
-            for i in here.tolist():  # quicker than all at once
+        """Write new values [r, w] of rows of this rank, next to the committed ones."""
+        for which, file in enumerate(self._maps):
+            chosen = np.flatnonzero(self.committed[rows] == 1 - which)
+            for i in chosen.tolist():  # faster than all at once
                 file[int(rows[i]), columns].copy_(values[i])
 
     def commit(self, rows: np.ndarray) -> None:
-        """Take what was written for these rows, by whichever rank; every rank calls."""
-        self.turn[rows] ^= 1
+        """Commit what was written for these rows by any rank; every rank calls it."""
+        self.committed[rows] ^= 1
 
 
 def new_owner(ranks: Sequence[int], k: int) -> int:
-    """Return which of `ranks` takes over row `k`.
+    """Return which of `ranks` takes over row `k` of a rank that was lost.
 
     Raises:
-        CannotGoOn: there is none.
+        CannotGoOn: `ranks` is empty.
     """
     if not ranks:
         raise CannotGoOn("all workers of a node, which holds rows of tables, were lost")
@@ -92,26 +103,29 @@ def new_owner(ranks: Sequence[int], k: int) -> int:
 
 
 class Tables:
-    """The rows of all tables, as far as this rank has them.
+    """The rows of all tables that this rank has.
+
+    Args:
+        transport: the ranks.
 
     Attributes:
-        central: name -> rows [K, w] on rank 0, the truth.
-        spread: name -> rows that live with their readers.
+        central: tables float32 [K, w] by name; on rank 0.
+        sharded: tables whose rows are at the ranks that read them, by name; on every rank.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.central: dict[str, torch.Tensor] = {}
         self.sharded: dict[str, ShardedTable] = {}
-        self._held: dict[str, dict[int, torch.Tensor]] = {}  # at workers
-        self._fresh: dict[str, set[int]] = {}  # at rank 0: rows whose copies at the workers are current
+        self._copies: dict[str, dict[int, torch.Tensor]] = {}  # of central rows; on workers
+        self._fresh: dict[str, set[int]] = {}  # rows whose copies are up to date; on rank 0
 
     def width(self, name: str) -> int:
-        """Return the width of a table; on rank 0."""
+        """Return the columns of a table; on rank 0."""
         return self.sharded[name].width if name in self.sharded else self.central[name].shape[1]
 
     def publish(self, tables: Mapping[str, torch.Tensor]) -> None:
-        """Take new tables on rank 0; copies of rows whose bits changed are out of date."""
+        """Replace central tables on rank 0; copies of rows whose bits changed become out of date."""
         for name, new in tables.items():
             old, fresh = self.central.get(name), self._fresh.setdefault(name, set())
             if old is not new:
@@ -121,7 +135,14 @@ class Tables:
             self.central[name] = new
 
     def missing(self, needed: Mapping[str, set[int]]) -> dict[str, tuple[list[int], int]]:
-        """Return, on rank 0, the rows that must be shared before `needed` can be read, and their width."""
+        """Return the rows that must be broadcast before workers can read `needed`; on rank 0.
+
+        Args:
+            needed: indices of rows by table.
+
+        Returns:
+            Indices of rows, and the columns of the table, by table.
+        """
         out = {}
         for name, numbers in needed.items():
             if name not in self.sharded:
@@ -130,95 +151,111 @@ class Tables:
         return {name: what for name, what in out.items() if what[0]}
 
     def share(self, missing: Mapping[str, tuple[Sequence[int], int]]) -> None:
-        """Bring the missing rows to every worker; every rank calls with the same argument."""
+        """Broadcast rows to every worker. Collective, with the same argument on every rank.
+
+        Args:
+            missing: as returned by `missing`.
+        """
         if self.transport.size == 1:
             return
         for name, (numbers, width) in missing.items():
-            held = self._held.setdefault(name, {})
+            copies = self._copies.setdefault(name, {})
             for k in numbers:
                 row = self.central[name][k].contiguous() if self.transport.is_server else torch.empty(width)
-                for lo in range(0, width, 1 << 26):
-                    self.transport.Bcast(row[lo : lo + (1 << 26)], f"rows:{name}")
+                for lo in range(0, width, BCAST_BLOCK):
+                    self.transport.Bcast(row[lo : lo + BCAST_BLOCK], f"rows:{name}")
                 if not self.transport.is_server:
-                    held[k] = row
+                    copies[k] = row
             if self.transport.is_server:
                 self._fresh[name] |= set(numbers)
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
-        """Return rows [r, w] at a worker."""
+        """Return rows of a table, float32 [r, w], for a client on this rank; a single row is a view."""
         if name in self.sharded:
             return self.sharded[name].read(numbers)
         if self.transport.size == 1:
             table = self.central[name]
             return table[numbers[0]][None] if len(numbers) == 1 else table[list(numbers)]
-        held = self._held[name]
-        return held[numbers[0]][None] if len(numbers) == 1 else torch.stack([held[k] for k in numbers])
+        copies = self._copies[name]
+        return copies[numbers[0]][None] if len(numbers) == 1 else torch.stack([copies[k] for k in numbers])
 
     def shard(
         self, name: str, owner: np.ndarray, shape: tuple[int, int], folder: Path, identical: bool = False
     ) -> None:
-        """Move a table from rank 0 to the ranks `owner` [K]; every rank calls with the same arguments.
+        """Move a central table to the ranks that own its rows. Collective, with equal arguments everywhere.
 
         Args:
-            identical: whether all rows are the same one.
+            name: of the table.
+            owner: rank of each row [K].
+            shape: rows and columns of the table.
+            folder: node-local folder for its files.
+            identical: whether all rows are equal; one is then broadcast instead of all.
 
         Raises:
             UserError: a node has no room for its rows; on every rank.
         """
         transport = self.transport
-        node = transport.nodes[transport.rank]  # in the file's name: nodes on one machine share a folder
-        spread, problem = ShardedTable(folder / f"table-{name}-{node}", shape, owner), None
+        node = transport.nodes[
+            transport.rank
+        ]  # in the file name, because nodes on one machine share a folder
+        table, problem = ShardedTable(folder / f"table-{name}-{node}", shape, owner), None
         if transport.nodes.index(node) == transport.rank:
-            problem = spread.make(np.flatnonzero(np.array(transport.nodes)[owner] == node))
+            problem = table.make(np.flatnonzero(np.array(transport.nodes)[owner] == node))
         problem = next(filter(None, transport.gather(problem, "layout") or ()), None)
         if (problem := transport.bcast(problem, "layout")) is not None:
             raise problem
-        spread.open()
-        mine, step = np.flatnonzero(owner == transport.rank), max(1, SHARED // shape[1])
+        table.open()
+        mine, step = np.flatnonzero(owner == transport.rank), max(1, SHARD_BLOCK // shape[1])
         for lo in range(0, 1 if identical else shape[0], step):
             hi = 1 if identical else min(lo + step, shape[0])
             rows = self.central[name][lo:hi].contiguous() if transport.is_server else None
             rows = torch.empty(hi - lo, shape[1]) if rows is None else rows
             transport.Bcast(rows, f"rows:{name}")
             chosen = mine if identical else mine[(mine >= lo) & (mine < hi)]
-            spread.write(
-                chosen, slice(None), rows.expand(len(chosen), -1) if identical else rows[chosen - lo]
-            )
-        spread.commit(np.arange(shape[0]))
+            table.write(chosen, slice(None), rows.expand(len(chosen), -1) if identical else rows[chosen - lo])
+        table.commit(np.arange(shape[0]))
         transport.barrier()
-        self.sharded[name] = spread
+        self.sharded[name] = table
         self.central.pop(name, None)
 
     def regroup(self, left: Sequence[int], nodes: Sequence[int]) -> None:
-        """Go on with fewer ranks; every one of them calls. Rows of a lost rank go to others of its node.
+        """Continue with fewer ranks: rows of a lost rank go to others of its node. Collective.
 
         Args:
-            left: old number of each rank. nodes: of the old ranks.
+            left: old rank of each remaining rank.
+            nodes: node of each old rank.
         """
-        self._held.clear()
+        self._copies.clear()
         self._fresh.clear()
-        turns = self.transport.bcast({name: s.turn for name, s in self.sharded.items()}, "layout")
+        committed = self.transport.bcast({name: s.committed for name, s in self.sharded.items()}, "layout")
         number, workers = {old: new for new, old in enumerate(left)}, self.transport.workers
-        for name, spread in self.sharded.items():
-            heirs = {node: [r for r in workers if self.transport.nodes[r] == node] for node in set(nodes)}
+        for name, table in self.sharded.items():
+            successors = {
+                node: [r for r in workers if self.transport.nodes[r] == node] for node in set(nodes)
+            }
             owner = [
-                number[r] if r in number else new_owner(heirs[nodes[r]], k)
-                for k, r in enumerate(spread.owner.tolist())
+                number[r] if r in number else new_owner(successors[nodes[r]], k)
+                for k, r in enumerate(table.owner.tolist())
             ]
-            spread.turn, spread.owner = turns[name], np.array(owner, np.int64)
+            table.committed, table.owner = committed[name], np.array(owner, np.int64)
 
     def whole(self, name: str, block_rows: int = 0) -> torch.Tensor | None:
-        """Return a table [K, w] on rank 0, wherever its rows live; every rank calls."""
+        """Return a table, central or sharded, float32 [K, w] on rank 0; None elsewhere. Collective.
+
+        Args:
+            name: of the table.
+            block_rows: rows per message; 0 for a default.
+        """
         if name not in self.sharded:
             return self.central.get(name)
-        spread, transport = self.sharded[name], self.transport
-        block_rows = block_rows or max(1, SHARED // spread.width)
-        out = torch.empty(len(spread.owner), spread.width) if transport.is_server else None
-        for lo in range(0, len(spread.owner), block_rows):
-            owner = spread.owner[lo : lo + block_rows]
+        table, transport = self.sharded[name], self.transport
+        block_rows = block_rows or max(1, SHARD_BLOCK // table.width)
+        out = torch.empty(len(table.owner), table.width) if transport.is_server else None
+        for lo in range(0, len(table.owner), block_rows):
+            owner = table.owner[lo : lo + block_rows]
             counts = [int((owner == r).sum()) for r in range(transport.size)]
             mine = lo + np.flatnonzero(owner == transport.rank)
-            rows = transport.Gatherv(spread.read(mine).contiguous(), counts, f"rows:{name}")
+            rows = transport.Gatherv(table.read(mine).contiguous(), counts, f"rows:{name}")
             if out is not None and rows is not None:
                 order = np.concatenate([lo + np.flatnonzero(owner == r) for r in range(transport.size)])
                 out[torch.from_numpy(order)] = rows
@@ -228,8 +265,12 @@ class Tables:
 def read_rows(
     rows: Callable[[str, list[int]], torch.Tensor], name: str, which: tuple[int, ...] | np.ndarray
 ) -> torch.Tensor:
-    """Return what is downloaded of a table [r, w]: rows, or one mixture, summed in ascending order of
-    rows.
+    """Return what a client downloads of a table, float32 [r, w].
+
+    Args:
+        rows: returns rows of a table by its name and their indices.
+        name: of the table.
+        which: indices of rows, or the weight of each row [K] in one mixture.
     """
     if not isinstance(which, np.ndarray):
         return rows(name, list(which))
@@ -240,10 +281,10 @@ def read_rows(
 
 
 def rows_of(which: tuple[int, ...] | np.ndarray) -> list[int]:
-    """Return the numbers of the rows a download takes part of."""
+    """Return the indices of the rows that a download reads; `which` as for `read_rows`."""
     return np.flatnonzero(which).tolist() if isinstance(which, np.ndarray) else list(which)
 
 
 def row_distances(upload: torch.Tensor, rows: torch.Tensor, p: int) -> np.ndarray:
-    """Return the distances [K] of an upload [d] to rows [K, d], over the first `p` numbers."""
+    """Return the Euclidean distances [K] of an upload [d] from rows [K, d] over the first `p` numbers."""
     return np.array([float((upload[:p] - row[:p]).double().norm()) for row in rows])

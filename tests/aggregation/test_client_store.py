@@ -92,7 +92,7 @@ def test_what_a_killed_job_left_goes_when_the_next_one_starts(tmp_path):
     dead, young, elsewhere, alive = (ClientStore(f"{c * 16}-{c * 8}", str(tmp_path)) for c in "abcd")
     dead.save("state", 0, 1, one(1.0))
     for store in (dead, young, elsewhere):
-        os.close(store._hold)  # as when the process ends
+        os.close(store._lock)  # as when the process ends
     (elsewhere.folder / OWNER).write_text("another-host")
     for store in (dead, elsewhere, alive):
         os.utime(store.folder / OWNER, (time.time() - 120.0,) * 2)

@@ -75,15 +75,15 @@ def test_a_spread_table_is_written_beside_the_committed_one(tmp_path):
     tables = Tables(Single())
     tables.publish({"model": torch.tensor([[1.0], [2.0]])})
     tables.shard("model", np.zeros(2, np.int64), (2, 1), tmp_path)
-    spread = tables.sharded["model"]
+    table = tables.sharded["model"]
     assert "model" not in tables.central
-    spread.write(np.array([0]), slice(0, 1), torch.tensor([[9.0]]))
+    table.write(np.array([0]), slice(0, 1), torch.tensor([[9.0]]))
     assert_array_equal(tables.rows("model", (0, 1)), [[1.0], [2.0]])
-    spread.commit(np.array([0]))
+    table.commit(np.array([0]))
     assert_array_equal(tables.rows("model", (1, 0)), [[2.0], [9.0]])
-    spread.write(np.array([1, 0]), slice(0, 1), torch.tensor([[8.0], [7.0]]))
+    table.write(np.array([1, 0]), slice(0, 1), torch.tensor([[8.0], [7.0]]))
     assert_array_equal(tables.rows("model", (1, 0)), [[2.0], [9.0]])
-    spread.commit(np.array([0, 1]))
+    table.commit(np.array([0, 1]))
     assert_array_equal(tables.whole("model"), [[7.0], [8.0]])
     assert tables.width("model") == 1
 
@@ -99,21 +99,21 @@ class Left(Single):
         return self.said
 
 
-def test_after_a_loss_rows_have_heirs_and_all_ranks_read_what_the_server_has_committed(tmp_path):
+def test_after_a_loss_rows_have_new_owners_and_all_ranks_read_what_the_server_has_committed(tmp_path):
     """A rank that was interrupted before it committed a step takes the server's word for which rows are."""
     tables = Tables(Single())
     tables.publish({"model": torch.tensor([[1.0], [2.0], [3.0]])})
     tables.shard("model", np.array([0, 0, 0]), (3, 1), tmp_path)
-    spread = tables.sharded["model"]
-    spread.owner = np.array([1, 2, 2])
-    spread.write(np.array([1, 2]), slice(None), torch.tensor([[20.0], [30.0]]))
-    tables.transport = Left({"model": spread.turn ^ np.array([0, 1, 0], np.uint8)})
+    table = tables.sharded["model"]
+    table.owner = np.array([1, 2, 2])
+    table.write(np.array([1, 2]), slice(None), torch.tensor([[20.0], [30.0]]))
+    tables.transport = Left({"model": table.committed ^ np.array([0, 1, 0], np.uint8)})
     tables.regroup([0, 1], (0, 0, 0))
-    assert_array_equal(spread.owner, [1, 1, 1])
+    assert_array_equal(table.owner, [1, 1, 1])
     assert_array_equal(tables.rows("model", (0, 1, 2)), [[1.0], [20.0], [3.0]])
 
 
-def test_without_room_for_spread_rows_no_file_is_left_and_the_folder_is_named(tmp_path, monkeypatch):
+def test_without_room_for_sharded_rows_no_file_is_left_and_the_folder_is_named(tmp_path, monkeypatch):
     def no_room(descriptor, start, size):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -126,16 +126,16 @@ def test_without_room_for_spread_rows_no_file_is_left_and_the_folder_is_named(tm
 
 
 def test_only_the_rows_of_a_node_take_room(tmp_path):
-    spread = ShardedTable(tmp_path / "table", (100, 1 << 16), np.arange(100) % 2)
-    assert spread.make(np.array([3, 4, 5, 90])) is None
+    table = ShardedTable(tmp_path / "table", (100, 1 << 16), np.arange(100) % 2)
+    assert table.make(np.array([3, 4, 5, 90])) is None
     for name in "ab":
         about = (tmp_path / f"table-{name}").stat()
         assert about.st_size > 100 << 18
         assert 4 << 18 <= 512 * about.st_blocks <= 6 << 18
-    spread.open()
-    spread.write(np.array([90]), slice(None), torch.ones(1, 1 << 16))
-    spread.commit(np.array([90]))
-    assert_array_equal(spread.read([90, 3])[:, 5], [1.0, 0.0])
+    table.open()
+    table.write(np.array([90]), slice(None), torch.ones(1, 1 << 16))
+    table.commit(np.array([90]))
+    assert_array_equal(table.read([90, 3])[:, 5], [1.0, 0.0])
 
 
 def test_wire_counts_calls_messages_and_bytes_by_purpose():
