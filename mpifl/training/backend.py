@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from mpifl.core.rng import Key
 from .config import LocalConfig
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One local training: the arguments of `Learner.sgd` as a value.
+
+    A tuple, because one is made for every visit, and a frozen dataclass takes three times as long.
 
     Attributes:
         start: the vector [d] to train from.

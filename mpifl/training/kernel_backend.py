@@ -40,9 +40,10 @@ class KernelBackend(Backend):
         network = self._network(split.x, request.part, asked=True)
         assert network is not None
         orders = epoch_orders(len(split), config, request.key)
-        rates = config.lr_at(request.step), config.momentum, config.weight_decay
+        lr = config.lr_at(request.step)
+        rates = lr, config.momentum, config.weight_decay
         made = network.train(request.start, split, orders, config.batch_size, rates, request.direction)
-        return request.outcome(*made)
+        return Trained(*made, lr, config.momentum)
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
         """Return the logits [n, L] or embeddings [n, e] of images `x`; None where PyTorch must make them."""

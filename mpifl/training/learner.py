@@ -103,7 +103,10 @@ class Learner:
             ValueError: `start` has another length than the model's vector.
         """
         request = Request(start, split, config, key, step, direction, loss, part)
-        return next(b for b in self.backends if b.accepts(request)).train(request)
+        for backend in self.backends:
+            if backend.accepts(request):
+                return backend.train(request)
+        raise AssertionError("the last backend accepts every request")
 
     def batches(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
         """Yield the sample numbers of each batch, int64 [b], as `sgd` takes them under the same key; none in
