@@ -1,4 +1,4 @@
-"""Commands in one process: list, show, cite, plan, run."""
+"""Commands in one process, and what the program says of itself."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mpifl
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.cli import main
+from mpifl.cli import COMMANDS, main
 from mpifl.comm import Single
+from mpifl.core.textfiles import yaml_file
 from mpifl.data import SCENARIOS, SOURCES
+from mpifl.experiment import reference
+from mpifl.experiment.loader import find, load, say_once, to_tree
 from mpifl.models import MODELS
 
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
@@ -148,3 +153,193 @@ def test_a_reader_that_leaves_early_is_no_error():
     shell = f"{sys.executable} -m mpifl show fedavg | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+# -- what there is to configure ------------------------------------------------------------------------------
+
+
+def test_every_key_is_explained():
+    """Type, meaning, and either a default or the word of its section."""
+    found = reference.keys()
+    assert len({key.path for key in found}) > 150
+    assert not [key.path for key in found if not key.meaning]
+    assert not [key.path for key in found if not key.type]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("local.lr", ["local.lr: float, default 0.01", "learning rate"]),
+        ("system.device", ["default auto", "Choices: cpu, cuda, auto"]),
+        ("delay", ["lognormal", "delay.median_s: float, in seconds, default 1.0"]),
+        ("network.server_bytes_s", ["(of links)", "(of trace)", "in bytes per second"]),
+        ("run", ["rounds: int", "cohort_size: int or null, in clients", "policy: section"]),
+        ("local", ["Every client trains alone.", "local.epochs"]),
+        ("buffer", ["Fields and defaults:", "size"]),
+    ],
+)
+def test_keys_and_sections_are_shown(name, words, said):
+    page = said("show", name)
+    assert all(word in page for word in words), page
+
+
+WORDS = """$schema title description type enum const pattern anyOf allOf if then
+properties additionalProperties required items minItems maxItems"""
+KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
+
+
+def is_of(value: object, kind: str) -> bool:
+    """Return whether a value is of a type of JSON Schema."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind in ("number", "integer"):
+        return number and (kind == "number" or isinstance(value, int))
+    return isinstance(value, KINDS[kind])
+
+
+def fits(value: object, schema: Any) -> bool:
+    """Return whether a value is valid: the part of JSON Schema that ours is made of."""
+    if schema is True:
+        return True
+    assert set(schema) <= {*WORDS.split()}, "the schema says something that is not looked at here"
+    kinds = schema.get("type", ())
+    if kinds and not any(is_of(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
+        return False
+    good = "enum" not in schema or value in schema["enum"]
+    good &= "const" not in schema or value == schema["const"]
+    good &= "pattern" not in schema or not isinstance(value, str) or bool(re.search(schema["pattern"], value))
+    good &= "anyOf" not in schema or any(fits(value, one) for one in schema["anyOf"])
+    good &= all(fits(value, one) for one in schema.get("allOf", []))
+    if "if" in schema and fits(value, schema["if"]):
+        good &= fits(value, schema["then"])
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        good &= all(fits(value[name], known[name]) for name in value if name in known)
+        good &= schema.get("additionalProperties", True) or set(value) <= set(known)
+        good &= set(schema.get("required", ())) <= set(value)
+    if isinstance(value, list):
+        good &= schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
+        good &= all(fits(one, schema.get("items", True)) for one in value)
+    return bool(good)
+
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    return json.loads(reference.json_schema())
+
+
+def test_every_shipped_configuration_fits_the_schema(schema):
+    assert len(CONFIGS) > 100
+    for path in CONFIGS:
+        assert fits(yaml_file(path, "CONFIG"), schema), path
+
+
+def test_a_resolved_configuration_fits_the_schema(schema):
+    assert fits(to_tree(load(TINY)), schema)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"round": 3},
+        {"rounds": "many"},
+        {"rounds": True},
+        {"local": {"epoch": 1}},
+        {"system": {"device": "tpu"}},
+        {"algorithm": "fedavgg"},
+        {"algorithm": {"name": "fedprox", "nu": 1}},
+        {"policy": {"name": "buffer", "size": "many"}},
+        {"data": {"scenario": {"name": "rotated", "angle": [0]}}},
+    ],
+)
+def test_what_the_loader_refuses_does_not_fit_the_schema(tree, schema):
+    assert not fits(tree, schema)
+
+
+def test_a_class_of_ones_own_fits_the_schema(schema):
+    assert fits({"algorithm": {"name": "mine.py:Mine", "strength": 2}, "seed": 3, "base": "x"}, schema)
+
+
+def completed(said, *words: str) -> set[str]:
+    """Return what bash offers at the end of a command line."""
+    script = f"""{said("completion", "bash")}
+COMP_WORDS=({" ".join(f"'{word}'" for word in words)}); COMP_CWORD={len(words) - 1}
+_mpifl; printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return {*done.stdout.split()}
+
+
+def test_bash_completes_commands_options_keys_and_choices(said):
+    assert completed(said, "mpifl", "re") == {"resume", "retime", "report"}
+    assert completed(said, "mpifl", "run", "x.yaml", "--local.m") == {
+        "--local.momentum",
+        "--local.milestones",
+    }
+    assert completed(said, "mpifl", "run", "--bi") == {"--bind-report"}
+    assert completed(said, "mpifl", "run", "x.yaml", "--system.sums", "") == {"exact", "fast"}
+    assert completed(said, "mpifl", "show", "fedav") == {"fedavg", "fedavg_ft", "fedavgm"}
+
+
+# -- the program itself --------------------------------------------------------------------------------------
+
+LIGHT = """
+import sys
+from mpifl.cli import main
+try:
+    main({!r})
+except SystemExit:
+    print('torch' in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"]])
+def test_help_and_version_import_nothing_heavy(words):
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT.format(words)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_every_command_has_a_help_that_names_its_options(capsys):
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        text = capsys.readouterr().out
+        assert f"usage: mpifl {name}" in text
+        assert ("CONFIG" not in text) or "mpifl show" in text
+
+
+def test_the_version_is_said(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"mpifl {mpifl.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [
+        (["study", TINY, "--vary", "{seed: [0]}"], "`mpifl study` is now `mpifl sweep`"),
+        (["sweep"], "`mpifl calibrate`"),
+        (["sweep", "-q"], "`mpifl calibrate`"),
+        (["doctor", "--witness"], "`mpifl doctor --check-mpi-traffic`"),
+    ],
+)
+def test_commands_under_their_old_names_work_and_say_what_to_write_now(words, new, capsys, tmp_path):
+    place = ["--output.folder", str(tmp_path)] if "study" in words else []
+    code = main([*words, *place])
+    told, *rest = capsys.readouterr().err.splitlines()
+    assert new in told
+    if "study" in words:
+        assert (code, rest) == (0, [])
+    else:
+        assert code == 2
+        assert "mpirun -n" in rest[0], "one process has nothing to measure"
+
+
+def test_the_old_folder_of_sweeps_is_found(capsys):
+    say_once.cache_clear()
+    assert find("studies/methods") == find("sweeps/methods")
+    assert capsys.readouterr().err == "mpifl: studies/methods is now sweeps/methods\n"

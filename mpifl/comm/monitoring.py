@@ -61,12 +61,12 @@ class Monitor:
 
         library = MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\0 ")
         remedy = "only Open MPI monitors itself; there is nothing to compare with"
-        require(library.startswith("Open MPI"), "--witness", library, remedy)
+        require(library.startswith("Open MPI"), "--check-mpi-traffic", library, remedy)
         self._library, index, level = ctypes.CDLL(MPI.__file__), ctypes.c_int(), ctypes.c_int()
         remedy = "its monitoring is not at hand; leave OMPI_MCA_pml unset, or take another build"
         self._call("MPI_T_init_thread", MPI.THREAD_SINGLE, ctypes.byref(level))
         missing = self._library.MPI_T_pvar_get_index(FLUSH, GENERIC, ctypes.byref(index))
-        require(not missing, "--witness", library, remedy)
+        require(not missing, "--check-mpi-traffic", library, remedy)
         self._session, self._handle, length = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
         world = ctypes.c_void_p.from_address(MPI._addressof(MPI.COMM_WORLD))
         self._call("MPI_T_pvar_session_create", ctypes.byref(self._session))

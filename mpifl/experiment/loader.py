@@ -86,10 +86,13 @@ def find(name: str) -> Path:
     Raises:
         UserError: there is none; names the nearest ones.
     """
-    for root in (Path(), SHIPPED):
-        for path in (root / name, root / f"{name}.yaml"):
-            if os.path.isfile(path):
-                return path
+    for known in dict.fromkeys((name, name.replace("studies/", "sweeps/"))):
+        for root in (Path(), SHIPPED):
+            for path in (root / known, root / f"{known}.yaml"):
+                if os.path.isfile(path):
+                    if known != name:
+                        say_once(f"{name} is now {known}")
+                    return path
     require(not os.path.exists(name), "CONFIG", name, "is no file; name a YAML file")
     shipped = sorted(path.relative_to(SHIPPED).as_posix() for path in SHIPPED.rglob("*.yaml"))
     near = get_close_matches(name, shipped, n=3, cutoff=0.5)

@@ -213,7 +213,7 @@ class Config:
         payload: the form in which numbers travel between clients and server.
         availability: when clients are present.
         clock: what orders the arrivals of an asynchronous run.
-        vary: for `mpifl study`: keys, and the values that each of them takes; null for a single run.
+        vary: for `mpifl sweep`: keys, and the values that each of them takes; null for a single run.
     """
 
     algorithm: Algorithm

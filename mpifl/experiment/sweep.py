@@ -275,3 +275,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, ["---"] * len(columns), *([str(row.get(c, "")) for c in columns] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def note_on(config: Config) -> str:
+    """Return what is said where only one of several cases is looked at; empty where there is one only."""
+    keys = ", ".join(map(str, config.vary or ()))
+    return f"\n\nvary: `mpifl sweep` gives other values to {keys}; this is without them" if keys else ""

@@ -8,10 +8,11 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import UserError, require
 
 from .figures import FIGURES
 from .identity import unlike
+from .run_folder import write_csv
 from .seed_groups import Group, default_target, gather, table
 
 FORMATS = ("svg", "png", "pdf")
@@ -166,3 +167,39 @@ def as_latex(rows: Sequence[Mapping[str, str]]) -> str:
     rules += [line([row[c] for c in rows[0]]) for row in rows]
     spec = "l" + "r" * (len(rows[0]) - 1)
     return "\n".join([f"\\begin{{tabular}}{{{spec}}}", *rules, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def accuracy(text: str | None) -> float | None:
+    """Return the accuracy that --target names, None for none.
+
+    Raises:
+        UserError: it is not in [0, 1].
+    """
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    require(0 <= value <= 1, "--target", text, "take an accuracy in [0, 1]")
+    return value
+
+
+def write_tables(rows: Sequence[Mapping[str, str]], csv: str | None, latex: str | None) -> None:
+    """Write the rows of a comparison.
+
+    Args:
+        rows: a row for each group of runs.
+        csv: CSV file to write; None for none.
+        latex: LaTeX file to write; None for none.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    try:
+        if csv:
+            write_csv(Path(csv), rows)
+        if latex:
+            Path(latex).write_text(as_latex(rows))
+    except OSError as error:
+        raise UserError("--csv, --latex", error.filename, f"cannot be written ({error.strerror})") from error

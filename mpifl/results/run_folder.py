@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import UserError, require
 from mpifl.kernels import bindings
 
 from .identity import processor, version_of
@@ -77,6 +77,27 @@ def free(parent: Path, name: str, run_id: str) -> str:
         last += 1
         taken = f"{run_id}~{last}"
     return taken
+
+
+def is_begun(folder: Path) -> bool:
+    """Return whether there is a run to go on with; remove a folder in which none was begun yet."""
+    if not (folder / "run.json").exists() and folder.exists():  # killed while it was made
+        for name in ("config.yaml", ".writable"):
+            (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # it is not empty, so it is something else
+            folder.rmdir()
+    return (folder / "run.json").exists()
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a run came to its end.
+
+    Raises:
+        UserError: it is no run folder.
+    """
+    there = all((folder / name).is_file() for name in ("run.json", "config.yaml"))
+    require(there, "RUN", str(folder), "is no run folder: it has no run.json and config.yaml")
+    return (folder / "summary.json").is_file()
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], heads: Sequence[str] = ()) -> None:

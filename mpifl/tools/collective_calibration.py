@@ -1,4 +1,4 @@
-"""`mpifl sweep`: what the ranks' messages and collectives cost, and how well that foretells a mixing."""
+"""`mpifl calibrate`: what the ranks' messages and collectives cost, and how well that foretells a mixing."""
 
 from __future__ import annotations
 

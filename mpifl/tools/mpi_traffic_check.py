@@ -1,4 +1,4 @@
-"""`mpirun -n P mpifl doctor --witness`: the bytes of `mpi_traffic.csv` beside those that Open MPI counted."""
+"""`mpifl doctor --check-mpi-traffic`: the bytes of `mpi_traffic.csv` beside those that Open MPI counted."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def measure(transport: Transport) -> list[Line]:
     Raises:
         UserError: this MPI has no monitoring.
     """
-    remedy = "one process sends nothing; start it as mpirun -n 3 mpifl doctor --witness"
-    require(transport.size > 1, "--witness", "1 rank", remedy)
+    remedy = "one process sends nothing; start it as mpirun -n 3 mpifl doctor --check-mpi-traffic"
+    require(transport.size > 1, "--check-mpi-traffic", "1 rank", remedy)
     monitor, lines = Monitor(), []
     warm(transport)
     with tempfile.TemporaryDirectory() as own:

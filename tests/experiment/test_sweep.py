@@ -164,7 +164,7 @@ def test_a_study_whose_own_keys_make_two_configurations_the_same_is_refused(tmp_
 def test_a_run_of_a_study_is_refused_and_the_command_named(tmp_path, capsys):
     place = ["--output.folder", str(tmp_path), "--output.id", "x"]
     assert main(["run", TINY, "-q", "--vary", "{seed: [0, 1]}", "--resume", *place]) == 2
-    assert f"vary = 'seed': `mpifl study {TINY}` runs all" in capsys.readouterr().err
+    assert f"vary = 'seed': `mpifl sweep {TINY}` runs all" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     assert main(["run", TINY, "-q", "--vary", "{seed: [0, 1]}", "--vary", "null", *place]) == 0
     assert (tmp_path / "tiny-x" / "summary.json").is_file()

@@ -18,6 +18,7 @@ from mpifl import cli
 from mpifl.comm import connect
 from mpifl.comm.mpi_startup import starting
 from mpifl.experiment import build as experiment
+from mpifl.runtime.exit_codes import outcome
 from mpifl.runtime.worker import Worker
 
 ELSEWHERE = {"train": (Worker, "_train"), "open_federation": (experiment, "open_federation")}
@@ -63,7 +64,7 @@ def main() -> int:
         arm(plan)
         args, rest = cli.parser().parse_known_args(words)
         args.options = rest
-        code = code or cli._outcome(transport, args)
+        code = code or outcome(transport, functools.partial(cli.COMMANDS[args.command][0], transport, args))
     transport.leave(code)
     return code
 

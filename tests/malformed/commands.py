@@ -8,7 +8,20 @@ from pathlib import Path
 
 from malformed.case import CONFIG, REFUSED, Case
 
-COMMANDS = ("run", "resume", "study", "retime", "report", "compare", "plan", "data", "list", "show", "cite")
+COMMANDS = (
+    "run",
+    "resume",
+    "study",
+    "sweep",
+    "retime",
+    "report",
+    "compare",
+    "plan",
+    "data",
+    "list",
+    "show",
+    "cite",
+)
 WORDS = (
     *(
         "",
@@ -79,6 +92,7 @@ WORDS = (
     ),
     *(
         "--bind-report",
+        "--check-mpi-traffic",
         "--witness",
         "--quiet=1",
         "--out",
@@ -125,7 +139,6 @@ def make(folder: Path, seed: int, count: int) -> Iterator[Case]:
         [],
         ["runn"],
         ["run"],
-        ["--version"],
         ["list"],
         ["show"],
         ["report"],
@@ -139,16 +152,16 @@ def make(folder: Path, seed: int, count: int) -> Iterator[Case]:
         count -= 1
     while count > 0:
         count -= 1
-        command = rng.choice((*COMMANDS, "run", "run", "bench", "sweep", "doctor", "prepare"))
+        command = rng.choice((*COMMANDS, "run", "run", "bench", "calibrate", "doctor", "prepare"))
         words = [rng.choice(WORDS) for _ in range(rng.choice((1, 1, 2, 3, 5, 8)))]
         if command == "bench":
             words = [*words, "W9"]
-        if command in ("sweep", "doctor", "prepare"):  # alone they measure or fetch
+        if command in ("calibrate", "doctor", "prepare"):  # alone they measure or fetch
             words = ["--no-such-option", *words]
-        if command in ("run", "study", "plan", "data", "cite") and rng.random() < 0.8:
+        if command in ("run", "study", "sweep", "plan", "data", "cite") and rng.random() < 0.8:
             words = [str(CONFIG), *words]
         if command == "data":
             words += ["--sheet", str(folder / "sheet.png")]
         name = " ".join([command, *words]).replace(str(CONFIG), "CONFIG")[:80]
-        asked = place if command in ("run", "study") and rng.random() < 0.9 else []
+        asked = place if command in ("run", "study", "sweep") and rng.random() < 0.9 else []
         yield Case(repr(name), [command, *words, *asked])

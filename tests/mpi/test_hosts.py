@@ -27,7 +27,7 @@ def on_hosts(hosts: int, ranks: int, *program: str) -> subprocess.CompletedProce
 @pytest.mark.nightly
 def test_between_two_hosts_every_byte_is_witnessed_too():
     """The library's own exchanges, to learn which ranks are near, are none of mpifl's."""
-    done = on_hosts(2, 4, sys.executable, "-m", "mpifl", "doctor", "--witness")
+    done = on_hosts(2, 4, sys.executable, "-m", "mpifl", "doctor", "--check-mpi-traffic")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split()[-1] == "0"
 

@@ -1,4 +1,4 @@
-"""mpifl's counts of MPI bytes beside the library's own, as `mpifl doctor --witness` shows them."""
+"""mpifl's counts of MPI bytes beside the library's own, as `mpifl doctor --check-mpi-traffic` shows them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_messages_are_compared_rank_by_rank():
 
 
 def test_one_process_has_no_witness():
-    with pytest.raises(UserError, match="mpirun -n 3 mpifl doctor --witness"):
+    with pytest.raises(UserError, match="mpirun -n 3 mpifl doctor --check-mpi-traffic"):
         measure(Single())
 
 
 def test_every_byte_of_rounds_and_of_an_asynchronous_run_is_witnessed(mpirun):
-    done = mpirun(3, "-m", "mpifl", "doctor", "--witness", env=worlds.PYTHONPATH, timeout=300)
+    done = mpirun(3, "-m", "mpifl", "doctor", "--check-mpi-traffic", env=worlds.PYTHONPATH, timeout=300)
     if done.returncode == 2:
         assert "only Open MPI monitors itself" in done.stderr
         return

@@ -1,0 +1,340 @@
+"""What there is to configure, read from the dataclasses and their docstrings: pages of `mpifl show` and
+`mpifl list`, and the JSON Schema of configuration files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from mpifl.algorithms.registry import CATALOGUE, citation
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.errors import UserError, nearest
+from mpifl.data import SCENARIOS, SOURCES
+from mpifl.models import MODELS
+
+from .loader import keys_of, to_tree
+from .schema import CHOICES, Config
+
+RUN = "run"  # what `mpifl show` calls the keys that stand in no section
+LISTED: dict[str, dict[str, Mapping[str, type]]] = {
+    "algorithms": {"algorithms": CATALOGUE},
+    "data": {"sources": SOURCES, "scenarios": SCENARIOS},
+    "models": {"models": MODELS},
+}
+UNITS = {  # by the end of a key's name
+    "_bytes_s": "bytes per second",
+    "_bytes": "bytes",
+    "_mb": "megabytes",
+    "_s": "seconds",
+    "minutes": "minutes",
+    "epochs": "epochs",
+    "rounds": "server steps",
+    "milestones": "server steps",
+    "every": "server steps",
+    "joins": "server steps",
+    "participation": "fraction of the clients",
+    "cohort_size": "clients",
+    "clients": "clients",
+    "batch_size": "samples",
+    "angles": "degrees",
+    "ranks": "ranks",
+    "threads": "threads",
+}
+FEW = 10  # as many choices are explained with their section, of more only the names
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration.
+
+    Attributes:
+        path: dotted.
+        type: in words.
+        default: as YAML; empty where there is none.
+        meaning: what the docstring of its class says.
+        choices: values that it may have; empty where these are not a list.
+        unit: of a number; empty for none.
+        of: name of the component that has the key; empty where every configuration has it.
+        is_section: whether other keys stand below it.
+    """
+
+    path: str
+    type: str
+    default: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+    of: str = ""
+    is_section: bool = False
+
+
+def keys() -> list[Key]:
+    """Return all keys: sections before their keys, components in the order of their catalogues."""
+    return [*_keys(Config, "", "")]
+
+
+def _keys(cls: type, above: str, of: str) -> Iterator[Key]:
+    """Yield the keys of a dataclass, and those of the sections below."""
+    hints, texts = get_type_hints(cls), meanings(cls)
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        path, meaning = f"{above}.{field.name}".lstrip("."), texts.get(field.name, "")
+        catalogue, section = CHOICES.get((cls, field.name)), _section_of(hints[field.name])
+        if catalogue is not None:
+            default = _default(field)
+            name = "" if default is None else {c: n for n, c in catalogue.items()}.get(type(default), "")
+            yield Key(path, "section with a name", name, meaning, tuple(catalogue), of=of, is_section=True)
+            for name, choice in catalogue.items():
+                yield from _keys(choice, path, name)
+        elif section is not None:
+            yield Key(path, "section", "", meaning, of=of, is_section=True)
+            yield from _keys(section, path, of)
+        else:
+            unit = next((UNITS[end] for end in UNITS if field.name.endswith(end)), "")
+            hint, default = hints[field.name], _default(field)
+            text = "" if default is dataclasses.MISSING else _yaml(default)
+            yield Key(path, _type_text(hint), text, meaning, _literals(hint), unit, of)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _section_of(hint: Any) -> type | None:
+    """Return the dataclass that a section holds, None where the key is none."""
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+
+
+def _literals(hint: Any) -> tuple[str, ...]:
+    return tuple(map(str, get_args(hint))) if get_origin(hint) is Literal else ()
+
+
+def _type_text(hint: Any) -> str:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if a is type(None) else _type_text(a) for a in args)
+    if origin is tuple:
+        several = args[-1] is Ellipsis
+        return f"list of {_type_text(args[0])}" if several else f"list of {len(args)} {_type_text(args[0])}"
+    if origin is Literal:
+        return "str"
+    return {dict: "mapping", Any: "any"}.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _yaml(value: Any) -> str:
+    """Return a value as it is written in one line of YAML."""
+    return json.dumps(to_tree(value)) if not isinstance(value, str) else value
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Return what the docstring of a dataclass says of each field, those of its base classes included.
+
+    Reads the block `Attributes:`, in which an entry is `name: text` or `name, name: text`; a field without an
+    entry has that of the one whose text names it.
+    """
+    names = {f.name for f in dataclasses.fields(cls)}
+    out: dict[str, str] = {}
+    for base in cls.__mro__:
+        if base is object or not base.__doc__:
+            continue
+        block = re.search(r"^Attributes:\n((?: +.*\n?|\n)*)", inspect.cleandoc(base.__doc__), re.MULTILINE)
+        entries = re.split(r"^ {4}(?=\S)", block[1], flags=re.MULTILINE) if block else []
+        found = "\n".join(" ".join(entry.split()) for entry in entries)
+        heads = [m for m in re.finditer(r"(?:^|(?<=\. ))(\w+(?:, \w+)*): ", found, re.MULTILINE)]
+        heads = [m for m in heads if names.intersection(m[1].split(", "))]
+        ends = [*(head.start() for head in heads[1:]), len(found)]
+        for head, end in zip(heads, ends, strict=False):
+            text = found[head.end() : end].split("\n")[0].strip()
+            for name in () if text.startswith("see `") else head[1].split(", "):
+                out.setdefault(name, text)
+    for name in names - set(out):  # explained with another one
+        near = next((f"see {other}: {text}" for other, text in out.items() if f"`{name}`" in text), "")
+        out.update({name: near} if near else {})
+    return {name: text for name, text in out.items() if name in names}
+
+
+# -- pages ---------------------------------------------------------------------------------------------------
+
+
+def listed(what: str) -> str:
+    """Return the page of `mpifl list`.
+
+    Args:
+        what: `algorithms`, `data` or `models`.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if what not in LISTED:
+        raise UserError("list", what, nearest(what, [*LISTED]))
+    lines = []
+    for title, catalogue in LISTED[what].items():
+        lines += [title, *(f"  {name:22} {_summary(cls)}" for name, cls in catalogue.items())]
+    return "\n".join(lines)
+
+
+def shown(name: str) -> str:
+    """Return the page of `mpifl show`.
+
+    Args:
+        name: a key, a section, `run` for the keys in no section, or the name of a component.
+
+    Raises:
+        UserError: there is none of that name; names the nearest one.
+    """
+    everything, components = keys(), _components()
+    pages = [describe(name, cls) for cls in components.get(name, [])]
+    at = [key for key in everything if key.path == name]
+    if name == RUN:
+        plain = [key for key in everything if "." not in key.path and not key.of]
+        pages.append("\n".join(line for key in plain for line in _lines(key)))
+    elif at and not at[0].is_section:
+        pages += ["\n".join(_lines(key)) for key in at]
+    elif at:
+        pages.append(_section_page(at[0], [k for k in everything if k.path.startswith(f"{name}.")]))
+    if not pages:
+        known = [RUN, *dict.fromkeys(key.path for key in everything), *components]
+        raise UserError("show", name, nearest(name, known))
+    return "\n\n".join(pages)
+
+
+def _components() -> dict[str, list[type]]:
+    """Return name -> the classes of that name, of all catalogues."""
+    out: dict[str, list[type]] = {}
+    for catalogue in (*(c for group in LISTED.values() for c in group.values()), *CHOICES.values()):
+        for name, cls in catalogue.items():
+            if cls not in out.setdefault(name, []):
+                out[name].append(cls)
+    return out
+
+
+def _section_page(section: Key, below: list[Key]) -> str:
+    """Return a section, its keys, and its components with theirs."""
+    own = [key for key in below if key.of == section.of]
+    lines = [*_lines(section), *(line for key in own for line in _lines(key))]
+    catalogue = next((c for c in CHOICES.values() if tuple(c) == section.choices), {})
+    for name, cls in catalogue.items():
+        lines += ["", f"{section.path}.name = {name}: {_summary(cls)}"]
+        if len(catalogue) <= FEW:
+            mine = [key for key in below if key.of == name and key not in own]
+            lines += [line for key in mine for line in _lines(key)]
+    if len(catalogue) > FEW:
+        lines += ["", f"`mpifl show NAME` explains one, with its keys below {section.path}"]
+    return "\n".join(lines)
+
+
+def _lines(key: Key) -> list[str]:
+    """Return the lines that explain a key."""
+    default = f", default {key.default}" if key.default else ""
+    unit = f", in {key.unit}" if key.unit else ""
+    head = f"{key.path}: {key.type}{unit}{default}" + (f" (of {key.of})" if key.of else "")
+    choices = f"Choices: {', '.join(key.choices)}." if key.choices else ""
+    text = " ".join(part for part in (key.meaning, choices) if part)
+    return [head, *(f"    {line}" for line in wrap(text, 100))]
+
+
+def _summary(cls: type) -> str:
+    """Return the first paragraph of a docstring, its first sentence where that is long."""
+    paragraph = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+    return paragraph if len(paragraph) <= 110 else paragraph.split(". ")[0].rstrip(".") + "."
+
+
+def describe(name: str, cls: type) -> str:
+    """Return the page of a component: what it is, its fields and defaults; of a method, its paper.
+
+    Args:
+        name: in its catalogue.
+        cls: its class.
+    """
+    lines = [name, "=" * len(name), ""]
+    is_method = issubclass(cls, Algorithm)
+    module = inspect.getdoc(sys.modules[cls.__module__])
+    if is_method and module:
+        lines += [module, ""]
+    lines += [inspect.getdoc(cls) or "", "", "Fields and defaults:"]
+    for f in dataclasses.fields(cls):
+        default = "required" if f.default is dataclasses.MISSING else repr(f.default)
+        lines.append(f"  {f.name}: {f.type} = {default}")
+    if is_method:
+        lines += ["", citation(cls)]
+    return "\n".join(lines)
+
+
+# -- JSON Schema ---------------------------------------------------------------------------------------------
+
+
+Schema = dict[str, Any]
+CLASS_PATH = {"type": "string", "pattern": ":"}  # file.py:Class or package.module:Class
+
+
+def json_schema() -> str:
+    """Return the JSON Schema of a configuration file: every key may be left out, since a base can hold it."""
+    tree = _object(Config)
+    tree["properties"]["base"] = {"type": "string", "description": "a file that this one is laid over"}
+    tree["properties"]["seed"] = {"anyOf": [{"type": "integer"}, tree["properties"]["seed"]]}
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "mpifl configuration"}
+    return json.dumps({**head, **tree}, indent=1)
+
+
+def _object(cls: type) -> Schema:
+    """Return the schema of a section without a name."""
+    return {"type": "object", "properties": _properties(cls), "additionalProperties": False}
+
+
+def _properties(cls: type) -> dict[str, Schema]:
+    hints, texts = get_type_hints(cls), meanings(cls)
+    out = {}
+    for name in keys_of(cls):
+        catalogue, section = CHOICES.get((cls, name)), _section_of(hints[name])
+        if catalogue is not None:
+            schema = _choice(catalogue)
+        else:
+            schema = _object(section) if section is not None else _value(hints[name])
+        out[name] = {**schema, **({"description": texts[name]} if name in texts else {})}
+    return out
+
+
+def _choice(catalogue: Mapping[str, type]) -> Schema:
+    """Return the schema of a section whose name picks a class; without a name it is laid over a base."""
+    name = {"anyOf": [{"enum": [*catalogue]}, CLASS_PATH]}
+    keys_by_name = {component: _properties(cls) for component, cls in catalogue.items()}
+    cases = [
+        {
+            "if": {"properties": {"name": {"const": component}}, "required": ["name"]},
+            "then": {"properties": {"name": True, **own}, "additionalProperties": False},
+        }
+        for component, own in keys_by_name.items()
+    ]
+    every: dict[str, Any] = {key: True for own in keys_by_name.values() for key in own}
+    section = {"type": "object", "properties": {**every, "name": name}, "allOf": cases}
+    return {"anyOf": [name, section]}
+
+
+def _value(hint: Any) -> Schema:
+    """Return the schema of a plain value."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [{"type": "null"} if a is type(None) else _value(a) for a in args]}
+    if origin is Literal:
+        return {"enum": [*args]}
+    if origin is tuple:
+        size = {} if args[-1] is Ellipsis else {"minItems": len(args), "maxItems": len(args)}
+        return {"type": "array", "items": _value(args[0]), **size}
+    if hint is float:  # YAML 1.1 reads 1e-3 as a word
+        return {"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^[-+0-9.eE]+$"}]}
+    simple = {int: "integer", bool: "boolean", dict: "object"}
+    if hint is str:
+        return {"type": ["string", "number"]}
+    return {"type": simple[hint]} if hint in simple else {}

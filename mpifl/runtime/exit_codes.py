@@ -1,0 +1,89 @@
+"""How a command ends: what went wrong, said once for all ranks, and the exit code of the process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+from mpifl.comm import CannotGoOn, RankLost, Transport
+from mpifl.core.errors import CodeFailed, Stopped, UserError
+from mpifl.core.files import is_full
+
+OK, FAILED, BAD_INPUT = 0, 1, 2
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the run can go on
+
+
+def outcome(transport: Transport, command: Callable[[], int | None]) -> int:
+    """Run a command and return the exit code of this process; every rank calls.
+
+    Args:
+        transport: of all ranks.
+        command: returns its exit code, or None for 0.
+
+    Returns:
+        0; 1 for a failure; 2 for bad input; 75 for a run that was stopped and can go on; 130 for an
+        interrupt.
+    """
+    try:
+        code = command() or OK
+        sys.stdout.flush()
+    except UserError as error:
+        return _failed(transport, error, f"mpifl: {error}", BAD_INPUT)
+    except CodeFailed as error:
+        return _failed(transport, error, f"{error.trace}mpifl: {error}", error.code)
+    except BrokenPipeError:  # the reader left: mpifl list methods | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except Stopped as end:
+        if transport.is_server:
+            print(f"mpifl: {end}", file=sys.stderr, flush=True)
+        transport.final_barrier()
+        return STOPPED
+    except (RankLost, CannotGoOn) as error:
+        return _lost(transport, error)
+    except (SystemExit, KeyboardInterrupt) as end:  # of the user's own code: mpifl itself raises neither
+        code = 130 if isinstance(end, KeyboardInterrupt) else FAILED
+        what = f"rank {transport.rank}: {type(end).__name__}({end}) outside of a method's hooks"
+        return _failed(transport, CodeFailed(what, code=code), f"mpifl: {what}", code)
+    except BaseException as error:
+        if is_full(error):
+            text = f"{error}; make room, then go on from the last checkpoint: mpifl resume RUN"
+            print(f"mpifl: rank {transport.rank}: {text}", file=sys.stderr, flush=True)
+            transport.abort(FAILED)
+            return FAILED
+        if transport.size == 1 and not isinstance(error, Exception):
+            raise
+        trace = traceback.format_exc()
+        print(f"mpifl: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)
+        transport.abort(FAILED)
+        return FAILED
+    return code
+
+
+def _failed(transport: Transport, error: Exception, text: str, code: int) -> int:
+    """End all ranks with one message and an exit code; abort only where other ranks do not hear of it."""
+    transport.fail(error)
+    if transport.is_server:
+        print(text, file=sys.stderr, flush=True)
+    if not transport.final_barrier():
+        if not transport.is_server:
+            print(f"{text} (on rank {transport.rank})", file=sys.stderr, flush=True)
+        transport.abort(code)
+    return code
+
+
+def _lost(transport: Transport, error: RankLost | CannotGoOn) -> int:
+    """End a job that has lost a rank and cannot go on without it."""
+    if not transport.is_server:
+        time.sleep(2.0)  # rank 0 speaks first, if it is left
+    gone = [name for name in (*transport.lost, *transport.missing()) if name not in str(error)]
+    names = "; ".join(gone) or f"a rank ({error})"
+    text = f"lost {names} before the first step; start the job again"
+    if isinstance(error, CannotGoOn):
+        text = f"lost {names}; {error}" if gone else str(error)
+    print(f"mpifl: {text}", file=sys.stderr, flush=True)
+    transport.abort(FAILED)
+    return FAILED
