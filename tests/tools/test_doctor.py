@@ -89,7 +89,7 @@ STANDS_STILL = """
 import os, signal, sys
 from mpifl import cli
 from mpifl.tools import doctor
-from mpifl.comm import pairs
+from mpifl.comm import link_test as pairs
 from mpifl.comm.mpi import Mpi
 doctor.LIMIT_S = 2.0
 find, link = Mpi._find_nodes, pairs._link
