@@ -84,13 +84,13 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.comm import on_server
     from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.run import run as run_experiment
-    from mpifl.experiment.sweep import STUDY, go_on
+    from mpifl.experiment.sweep import is_sweep, resume_sweep
     from mpifl.results.run_folder import is_complete
 
     folder = Path(args.RUN)
-    if on_server(transport, (folder / STUDY).is_file):
+    if on_server(transport, lambda: is_sweep(folder)):
         refuse_options(args)
-        go_on(folder, transport, args.quiet)
+        resume_sweep(folder, transport, args.quiet)
     elif on_server(transport, lambda: is_complete(folder)):
         if transport.is_server:
             print(f"{folder} is complete: {folder / 'summary.json'}")
@@ -102,7 +102,7 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
 @command(CONFIG=CONFIG)
 def sweep(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration for every combination of what its `vary` names; write a table and a figure."""
-    from mpifl.experiment.sweep import study as run_sweep
+    from mpifl.experiment.sweep import sweep as run_sweep
 
     run_sweep(args.CONFIG, args.options, transport, args.quiet)
 

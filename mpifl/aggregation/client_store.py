@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mpifl.core.errors import UserError
-from mpifl.core.files import told_as_os_error
+from mpifl.core.files import told_as_os_error, write_atomically
 
 OWNER = ".owner"  # holds the host name; every rank of the node locks it while it runs
 SCRATCH = re.compile(r"mpifl-[0-9a-f]{16}-[0-9a-f]{8}")  # mpifl-RUN-LAUNCH
@@ -39,23 +39,6 @@ def scratch_root(need_bytes: int = 1 << 30) -> Path:
     if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free >= need_bytes:
         return shm
     return Path(tempfile.gettempdir())
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file atomically: it is complete or does not exist, also after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OSError(
-            error.errno, error.strerror, str(path)
-        ) from error  # the error of a full disk has no file name
 
 
 def remove_dead(root: Path, own: Path) -> None:
@@ -175,7 +158,7 @@ class ClientStore:
                 data = path.read_bytes()
                 out[name] = (len(data), hashlib.sha256(data).hexdigest())
                 if path.parent != folder:
-                    write_durably(folder / name, data)
+                    write_atomically(folder / name, data, durable=True)
         return out
 
     def close(self) -> None:

@@ -1,5 +1,7 @@
-"""Files on a disk that may be full: those that are mapped take their room when they are made, and all writers
-fail with the same kind of error.
+"""Writes files on a disk that may be full, or under a process that may be killed.
+
+A file written here is complete or absent, an array that is mapped has its room from the start, and all
+writers raise `OSError`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,40 @@ FULL = (
 def is_full(error: BaseException) -> bool:
     """Return whether it says that a disk is full."""
     return isinstance(error, OSError) and error.errno in FULL
+
+
+def write_atomically(path: Path, content: bytes | str, durable: bool = False) -> None:
+    """Write a file that is either complete or, where that fails, as it was before.
+
+    Args:
+        path: The file; its folder is created where it is missing.
+        content: All of it; text is written in UTF-8.
+        durable: Return only when the content is on disk, so that it outlives a crash of the machine.
+
+    Raises:
+        OSError: It cannot be written; names the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk names no file
+
+
+def force_to_disk(path: Path) -> None:
+    """Return when a file, or the list of files in a folder, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def reserve(path: Path, size: int, start: int = 0) -> None:

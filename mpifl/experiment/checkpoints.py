@@ -1,4 +1,8 @@
-"""Writes and finds the checkpoints of a run: joins the engine's state, the recorder's and the run folder."""
+"""Decides when a run writes a checkpoint, writes it, and finds the one to resume from.
+
+A checkpoint joins the state of the engine (`runtime.run_state`), of the recorder and of the run folder;
+`results.checkpoint_files` knows the files.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import hashlib
 import json
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,8 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from mpifl.core.errors import Stopped, UserError, require
-from mpifl.results import checkpoint_files as disk
+from mpifl.core.files import force_to_disk
+from mpifl.results import checkpoint_files
 from mpifl.results.identity import differences
+from mpifl.results.logging import warn
 from mpifl.results.reader import renamed
 from mpifl.results.recorder import Recorder
 from mpifl.results.run_folder import write_json
@@ -26,205 +31,209 @@ from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 from . import loader
 from .schema import Config
 
-FREE = ("name", "rounds", "system", "output", "checkpoint", "vary")  # may differ when a run goes on
-
-
-def identity_of(folder: Path) -> str:
-    """Return which run a folder holds."""
-    try:
-        name: str = json.loads((folder / "run.json").read_text())["id"]
-        return name
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError("RUN", str(folder), "is no run folder: it has no readable run.json") from error
-
-
-def same_numbers(config: Config) -> str:
-    """Return a digest of all options that decide numbers, under the keys of release 0.1."""
-    whole = loader.as_of_0_1(loader.to_tree(config))
-    tree = {name: part for name, part in whole.items() if name not in FREE}
-    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def aloud(text: str) -> None:
-    """Say what must not be missed."""
-    print(f"mpifl: {text}", file=sys.stderr, flush=True)
-
-
-def locked(folder: Path) -> IO[str]:
-    """Return a hold on a run folder, so that no second process writes to it."""
-    hold = (folder / "run.json").open()
-    try:
-        fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError("RUN", str(folder), "another process is running it; wait, or end that one") from error
-    except OSError:
-        pass  # a file system without locks
-    return hold
+MAY_CHANGE = ("name", "rounds", "system", "output", "checkpoint", "vary")  # sections, when a run is resumed
 
 
 class Checkpoints(Checkpointer):
     """The checkpoints of one run.
 
     Args:
-        folder: of the run; every rank.
-        config: what is running. surroundings: the identity of its numbers; on rank 0.
-        signals, recorder, say: on rank 0.
+        folder: The run folder; known on every rank.
+        config: The configuration of the run.
+        identity: What decides the last bits of its numbers, see `results.identity`; empty on workers.
+        signals: Requests to save or stop.
+        recorder: Writes the tables of the run folder; None on workers.
+        say: Called with lines for the terminal.
+
+    Attributes:
+        written: Step of the last checkpoint; 0 for none.
+        tried: Step of the last attempt to write one.
+        since: `time.monotonic` of that attempt.
     """
 
     def __init__(
         self,
         folder: Path,
         config: Config,
-        surroundings: Mapping[str, Any],
+        identity: Mapping[str, Any],
         signals: Signals,
+        recorder: Recorder | None,
         say: Callable[[str], None],
     ) -> None:
-        self.run, self.config, self.signals, self.say = folder, config, signals, say
-        self.about: dict[str, Any] = {
-            "config": same_numbers(config),
-            "surroundings": dict(surroundings),
-        }
-        self.recorder: Recorder | None = None
-        self.hold: IO[str] | None = None
-        self.written, self.tried, self.since = 0, 0, time.monotonic()  # last steps of a checkpoint, of a try
-        self._held: dict[str, tuple[int, str]] = {}
-        self._events, self._events_size = hashlib.sha256(), 0
-        self._columns: list[str] = []
+        self.run_folder, self.config, self.signals, self.say = folder, config, signals, say
+        self.recorder = recorder
+        self.about: dict[str, Any] = {"config": _digest(config), "surroundings": dict(identity)}
+        self.written, self.tried, self.since = 0, 0, time.monotonic()
+        self._lock: IO[str] | None = None
+        self._held: FileSums = {}
+        self._events_sha, self._events_size = hashlib.sha256(), 0
+        self._events_columns: list[str] = []
 
     @property
-    def identity(self) -> str:
-        """Which run this is; where its folder can be read."""
-        return identity_of(self.run)
+    def run_id(self) -> str:
+        """The identifier of the run, from `run.json`."""
+        try:
+            name: str = json.loads((self.run_folder / "run.json").read_text())["id"]
+            return name
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            remedy = "is no run folder: it has no readable run.json"
+            raise UserError("RUN", str(self.run_folder), remedy) from error
 
     @property
     def folder(self) -> Path:
-        """Where checkpoints are."""
-        return self.run / "checkpoints"
+        """The folder of the checkpoints."""
+        return self.run_folder / "checkpoints"
 
     @property
     def clients(self) -> Path:
-        """The folder of what clients keep between visits."""
+        """The folder of the client state in checkpoints."""
         return self.folder / "clients"
 
     @property
-    def held(self) -> Mapping[str, tuple[int, str]]:
-        """The files of clients that the last checkpoint holds."""
+    def held(self) -> FileSums:
+        """The files of client state in the last checkpoint."""
         return self._held
 
+    # -- the start of a run ------------------------------------------------------------------------------
+
     def create(self) -> None:
-        """Begin a run, on rank 0."""
-        write_json(self.run / "run.json", {"id": secrets.token_hex(8), "format": disk.FORMAT})
-        self.hold = locked(self.run)
+        """Give a new run its identifier, and lock its folder; on rank 0."""
+        write_json(
+            self.run_folder / "run.json", {"id": secrets.token_hex(8), "format": checkpoint_files.FORMAT}
+        )
+        self._lock = _locked(self.run_folder)
 
     def find(self, from_start: bool) -> Saved | None:
-        """Return the newest sound state of the run, None to begin again; on rank 0.
+        """Return the state to resume from, None to start again; on rank 0.
+
+        The tables of the run folder are put back to what they were at that step.
 
         Args:
-            from_start: begin again where it has written none.
+            from_start: Start again where there is no checkpoint.
+
+        Raises:
+            UserError: There is no checkpoint, or all are damaged; the configuration is not that of the
+                checkpoint; another process holds the run.
         """
-        self.hold = locked(self.run)
-        disk.remove_halves(self.folder)
+        self._lock = _locked(self.run_folder)
+        checkpoint_files.remove_partial(self.folder)
         try:
-            content = disk.latest(self.folder, identity_of(self.run), aloud)
-        except disk.Damaged as error:
+            content = checkpoint_files.latest(self.folder, self.run_id, warn)
+        except checkpoint_files.Damaged as error:
             remedy = f"{error}: remove {self.folder} to begin again"
-            raise UserError("RUN", str(self.run), remedy) from error
+            raise UserError("RUN", str(self.run_folder), remedy) from error
         if content is None:
             remedy = "it has written no checkpoint; --from-start begins it again and drops what is there"
-            require(from_start, "RUN", str(self.run), remedy)
-            aloud("no checkpoint was written: beginning again")
+            require(from_start, "RUN", str(self.run_folder), remedy)
+            warn("no checkpoint was written: beginning again")
             shutil.rmtree(self.folder, ignore_errors=True)
             for name in ("metrics.csv", "events.csv"):
-                (self.run / name).unlink(missing_ok=True)
+                (self.run_folder / name).unlink(missing_ok=True)
             return None
         remedy = "the configuration is not the one of the checkpoint; only system and checkpoint may change"
-        require(content.about["config"] == self.about["config"], "RUN", str(self.run), remedy)
+        require(content.about["config"] == self.about["config"], "RUN", str(self.run_folder), remedy)
         remedy = f"step {content.step} is the last that the run has taken; take more rounds"
         require(self.config.rounds > content.step, "rounds", self.config.rounds, remedy)
-        self._compare(content.about["surroundings"])
-        self._content, self._held = content, dict(content.clients)
-        self.written = self.tried = content.step
-        aloud(f"going on after step {content.step}")
-        return Saved(
-            content.step, dict(content.tensors), dict(content.arrays), dict(content.values["engine"])
-        )
-
-    def _compare(self, then: Mapping[str, Any]) -> None:
-        then, now = renamed(then), self.about["surroundings"]
+        then, now = renamed(content.about["surroundings"]), self.about["surroundings"]
         for name in differences(then, now):
-            aloud(f"{name} was {then.get(name)} and is {now.get(name)}: the last bits of numbers may differ")
+            warn(f"{name} was {then.get(name)} and is {now.get(name)}: the last bits of numbers may differ")
+        self._held = dict(content.clients)
+        self.written = self.tried = content.step
+        assert self.recorder is not None
+        self.recorder.restore(content.values["recorder"], content.metrics, content.events[0])
+        warn(f"going on after step {content.step}")
+        values = dict(content.values["engine"])
+        return Saved(content.step, dict(content.tensors), dict(content.arrays), values)
 
-    def restore(self, recorder: Recorder) -> None:
-        """Put the tables of the run folder back to what they were then; on rank 0, after `find`."""
-        content = self._content
-        recorder.restore(content.values["recorder"], content.metrics, content.events[0])
+    # -- during the run ----------------------------------------------------------------------------------
 
     def due(self, step: int) -> str:
-        """By steps, by time, after the first step, or because somebody asked."""
+        """Return whether a checkpoint is due: by steps, by time, after the first step, or by a signal."""
         asked, stop = self.signals.take()
-        often, minutes = self.config.checkpoint.every, self.config.checkpoint.minutes
-        by_step = bool(often) and step > self.written and step % often == 0
+        every, minutes = self.config.checkpoint.every, self.config.checkpoint.minutes
+        by_step = bool(every) and step > self.written and step % every == 0
         by_time = minutes > 0 and time.monotonic() - self.since > 60 * minutes
-        first = self.tried == 0 < step and (often > 0 or minutes > 0)
+        first = self.tried == 0 < step and (every > 0 or minutes > 0)
         return STOP if stop else SAVE if asked or by_step or by_time or first else ""
 
     def write(self, saved: Saved, files: FileSums) -> None:
-        """Write a checkpoint; drop what is older than the last ones."""
-        start, recorder = time.monotonic(), self.recorder
-        assert recorder is not None
+        """Write a checkpoint, and remove old ones."""
+        assert self.recorder is not None
+        start = time.monotonic()
         self.tried, self.since = saved.step, start
-        values = {"engine": saved.values, "recorder": recorder.state()}
-        metrics = recorder.metrics.path
-        run = identity_of(self.run)
-        content = disk.Content(
+        recorder_state = self.recorder.state()  # writes the rows of events.csv that are still in memory
+        metrics = self.recorder.metrics.path
+        content = checkpoint_files.Content(
             step=saved.step,
-            run=run,
+            run=self.run_id,
             tensors=saved.tensors,
             arrays=saved.arrays,
-            values=values,
+            values={"engine": saved.values, "recorder": recorder_state},
             metrics=metrics.read_bytes() if metrics.exists() else b"",
-            events=self._events_so_far(recorder),
+            events=self._sum_of_events(self.recorder),
             clients=files,
             about=self.about,
         )
-        path = disk.write(self.folder, content)
+        path = checkpoint_files.write(self.folder, content)
         self._held, self.written = dict(files), saved.step
-        disk.prune(self.folder, self.config.checkpoint.keep, run)
+        checkpoint_files.prune(self.folder, self.config.checkpoint.keep, content.run)
         self.say(f"checkpoint: {path.name}, {time.monotonic() - start:.2f} s")
 
-    def _events_so_far(self, recorder: Recorder) -> disk.Sums:
-        """Return the bytes and the SHA-256 of events.csv; only what is new is read."""
+    def _sum_of_events(self, recorder: Recorder) -> checkpoint_files.FileSum:
+        """Return the bytes and the SHA-256 of events.csv; reads only what the last call did not."""
         events = recorder.events
-        if events.columns != self._columns:
-            self._events, self._events_size, self._columns = hashlib.sha256(), 0, list(events.columns)
+        if events.columns != self._events_columns:  # the file was rewritten
+            self._events_sha, self._events_size = hashlib.sha256(), 0
+            self._events_columns = list(events.columns)
         if events.path.exists():
             with events.path.open("rb") as file:
                 file.seek(self._events_size)
-                while block := file.read(disk.CHUNK):
-                    self._events.update(block)
+                while block := file.read(checkpoint_files.BLOCK_BYTES):
+                    self._events_sha.update(block)
                     self._events_size += len(block)
-            disk.settled(events.path)
-        return self._events_size, self._events.hexdigest()
+            force_to_disk(events.path)
+        return self._events_size, self._events_sha.hexdigest()
 
     def fail(self, step: int, error: OSError) -> None:
-        """Say that the state could not be written; the run goes on, and the checkpoints before stay."""
+        """Warn that a checkpoint could not be written; the run goes on, and earlier checkpoints stay."""
         self.tried, self.since = step, time.monotonic()
         with suppress(OSError):
-            disk.prune(self.folder, self.config.checkpoint.keep, identity_of(self.run))
+            checkpoint_files.prune(self.folder, self.config.checkpoint.keep, self.run_id)
         last = f"the last checkpoint is of step {self.written}" if self.written else "there is no checkpoint"
         reason = f"{error.strerror or error}: {self.folder}"
-        aloud(f"the state after step {step} could not be written ({reason}); the run goes on, {last}")
+        warn(f"the state after step {step} could not be written ({reason}); the run goes on, {last}")
 
     def stop(self, step: int) -> None:
-        """End the run; on rank 0, say which state was written last."""
+        """Raise `Stopped`; on rank 0 with the step of the last checkpoint, where that is an earlier one."""
         late = self.recorder is not None and self.written < step
-        raise Stopped(step, str(self.run), self.written if late else None)
+        raise Stopped(step, str(self.run_folder), self.written if late else None)
+
+    # -- the end of a run --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let others write to the run folder."""
-        if self.hold is not None:
-            self.hold.close()
+        """Unlock the run folder."""
+        if self._lock is not None:
+            self._lock.close()
 
-    def done(self) -> None:
-        """Remove what a complete run does not need."""
+    def remove(self) -> None:
+        """Remove all checkpoints: the run is complete."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _digest(config: Config) -> str:
+    """Return a digest of the options that decide numbers, under the keys of release 0.1."""
+    whole = loader.as_of_0_1(loader.to_tree(config))
+    tree = {name: part for name, part in whole.items() if name not in MAY_CHANGE}
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _locked(folder: Path) -> IO[str]:
+    """Return a lock on a run folder, so that no second process writes to it."""
+    lock = (folder / "run.json").open()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError("RUN", str(folder), "another process is running it; wait, or end that one") from error
+    except OSError:
+        pass  # a file system without locks
+    return lock

@@ -10,11 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -24,6 +22,7 @@ from mpifl.comm import Transport, on_server
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of
+from mpifl.results.logging import warn_once
 
 from .schema import CHOICES, Config, Seeds, check_sections
 
@@ -116,7 +115,7 @@ def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
     tree = yaml_file(path, "CONFIG") or {}
     require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
-    tree = renamed(tree, say_once)
+    tree = renamed(tree, warn_once)
     base = tree.pop("base", None)
     return merged(read(str(path.parent / str(base)), (*above, path.resolve())), tree) if base else tree
 
@@ -137,7 +136,7 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         keys = option[2:].split(".")
         require(len(keys) <= MAX_DEPTH, "option", option, f"has more than {MAX_DEPTH} parts")
         value = yaml_of(text, option, text) if text else text
-        tree = merged(tree, renamed(nested(keys, value), say_once))
+        tree = merged(tree, renamed(nested(keys, value), warn_once))
     return tree
 
 
@@ -169,12 +168,6 @@ def renamed(tree: Mapping[str, Any], say: Callable[[str], None] | None = None) -
         out["cohort_size"] = int(count)
         told(f"participation = {count} is a number of clients; write --cohort_size {int(count)}")
     return out
-
-
-@cache
-def say_once(line: str) -> None:
-    """Print a line on the standard error stream, the first time that it is said in this process."""
-    print(f"mpifl: {line}", file=sys.stderr, flush=True)
 
 
 def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
-from functools import cache, partial
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
@@ -23,7 +23,7 @@ from mpifl.core.types import Server
 from mpifl.kernels import bindings
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
-from mpifl.results.logging import RankLog
+from mpifl.results.logging import RankLog, warn_once
 from mpifl.results.metrics import mixture_kl
 from mpifl.results.recorder import Recorder, digest
 from mpifl.results.supervision import Progress, Signals, Watchdog
@@ -36,15 +36,13 @@ from mpifl.traffic.ledger import Moved
 
 from . import loader
 from .build import Say, build, build_engine, build_server_step
-from .checkpoints import Checkpoints, aloud
+from .checkpoints import Checkpoints
 from .context import RunContext
 from .placement import Place, place, table
 from .schema import Config
 from .traffic_forecast import compared
 
 MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
-
-warn_once = cache(aloud)
 
 
 def run(
@@ -76,20 +74,16 @@ def run(
         context = build(config, transport, progress.say)
         announce(context, progress.say, bind_report)
         folder = on_server(transport, lambda: resumed or new_folder(config))
-        checkpoints = Checkpoints(folder, config, context.identity, signals, progress.say)
+        recorder = Recorder(folder, context.federation) if transport.is_server else None
+        checkpoints = Checkpoints(folder, config, context.identity, signals, recorder, progress.say)
         begin = partial(checkpoints.find, from_start) if resumed else checkpoints.create
         saved = on_server(transport, begin, everywhere=False)
-        token = on_server(transport, lambda: f"{checkpoints.identity}-{secrets.token_hex(4)}")
+        token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
         store = ClientStore(token, config.system.scratch, checkpoints.clients)
         log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
         watchdog = Watchdog(config.system.watchdog_s, lambda: transport.alive, log)
-        recorder = None
         with closing(checkpoints), closing(store), RankLog(log, transport.is_server):
             server_step = build_server_step(context, store)
-            if transport.is_server:
-                recorder = checkpoints.recorder = Recorder(folder, context.federation)
-                if saved is not None:
-                    checkpoints.restore(recorder)
             arrived = recorder.arrived if recorder else ignore
             engine = build_engine(context, server_step, arrived, checkpoints)
             with watchdog:
@@ -98,7 +92,7 @@ def run(
             finish(context, server_step, recorder, server, start, more)
         if recorder is None:
             return None
-        checkpoints.done()
+        checkpoints.remove()
         progress.say(f"results: {folder}")
         return Path(folder)
 

@@ -1,8 +1,9 @@
-"""A study: one configuration run for every combination of what it varies, with a table and a figure.
+"""A sweep: one configuration run for every combination of the values that its `vary` names.
 
-`vary` in the configuration names keys and their values: a list, or a mapping from labels to values. Those of
-`vary.configuration` are whole configurations, below the study's own keys. The table gives means and standard
-deviations over `vary.seed`.
+`vary` maps keys of the configuration to values: a list, or a mapping of labels to values. The values of
+`vary.configuration` are names of whole configurations, over which the sweep's own keys are laid. The sweep's
+folder holds one run folder a case, a table over all cases (`sweep.csv`; `sweep.md` with means and standard
+deviations over `vary.seed`) and a figure (`sweep.png`).
 """
 
 from __future__ import annotations
@@ -27,36 +28,54 @@ from mpifl.core.textfiles import MAX_NAME_BYTES, yaml_file
 from mpifl.results import run_folder as folders
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import load, read_rows
-from mpifl.results.study_figure import Curve, draw
+from mpifl.results.sweep_figure import Curve, draw
 
 from . import loader
-from .retime import same_training, written
+from .retime import same_training, write_retimed
 from .run import run
 from .schema import Config, check_sections
 
-STUDY = "study.yaml"  # in the study's folder: what it was begun with
-FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
+SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
+OLD_STEM = "study"  # of the files in the folder of a sweep of mpifl 0.1
 MAX_CASES = 10_000
+FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
+TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One combination: key -> label, and the configuration."""
+    """One combination of values.
+
+    Attributes:
+        labels: Varied key -> label of its value.
+        config: The configuration.
+    """
 
     labels: Mapping[str, str]
     config: Config
 
     @property
     def slug(self) -> str:
-        """Its name as a folder."""
+        """The labels as one word; the id of the run folder."""
         return "-".join(
             "".join(c if c.isalnum() or c in "._" else "_" for c in x) for x in self.labels.values()
         )
 
 
+# -- the cases -----------------------------------------------------------------------------------------------
+
+
 def cases(tree: Mapping[str, Any]) -> list[Case]:
-    """Return all combinations, each checked."""
+    """Return all combinations that a configuration with `vary` describes.
+
+    Args:
+        tree: The configuration, as nested mappings.
+
+    Raises:
+        UserError: `vary` or one of the cases is invalid, two cases are the same run, or there are more than
+            `MAX_CASES`.
+    """
     vary = tree.get("vary") or {}
     remedy = "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
     require(isinstance(vary, dict) and bool(vary), "vary", vary, remedy)
@@ -71,7 +90,7 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
         for key, (_, value) in zip(vary, combination, strict=True):
             if key == "configuration":
                 file = loader.read(str(value))
-                _check_method(tree, file, str(value))
+                _check_algorithm(tree, file, str(value))
                 one = loader.merged(file, one)
             else:
                 one = loader.merged(one, loader.renamed(loader.nested(key.split("."), value)))
@@ -87,39 +106,8 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     return out
 
 
-def _check_method(own: Mapping[str, Any], file: Mapping[str, Any], name: str) -> None:
-    """Raise `UserError` where the study's own method takes the place of a varied configuration's: its row
-    would be labelled with a method that was never run.
-    """
-    mine, theirs = (_method(tree.get("algorithm")) for tree in (own, file))
-    remedy = (
-        f"vary.configuration {name} says {theirs}, which would never run; leave algorithm out of the study"
-    )
-    require(mine in (None, theirs), "algorithm", mine, remedy)
-
-
-def _method(section: Any) -> str | None:
-    """Return the name in the section of the method."""
-    name = section.get("name") if isinstance(section, dict) else section
-    return None if name is None else str(name)
-
-
-def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None:
-    """Raise `UserError` where two cases would be the same run."""
-    seen: dict[str, Case] = {}
-    for case in all_cases:
-        resolved = {k: v for k, v in loader.to_tree(case.config).items() if k not in ("name", "output")}
-        known = seen.setdefault(json.dumps(resolved), case)
-        if known is not case:
-            keys = [key for key, label in case.labels.items() if known.labels[key] != label]
-            own = [key for key in tree if key not in ("vary", "name", "output", "system")]
-            why = f" below the study's own {', '.join(own)}" if "configuration" in keys and own else ""
-            remedy = f"the same run as {known.slug}{why}; take other values of {', '.join(keys)}"
-            raise UserError("vary", case.slug, remedy)
-
-
 def num_cases(vary: Mapping[str, Any]) -> int:
-    """Return how many cases there are."""
+    """Return the number of combinations, without checking them."""
     return prod(len(values) if isinstance(values, (list, dict)) else 1 for values in vary.values())
 
 
@@ -133,54 +121,116 @@ def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
 
 
 def _label(value: Any) -> str:
-    """Return what a value is called: a section by its name, a file without its folder."""
+    """Return the label of a value: the name of a section, a file name without its folder."""
     name = value.get("name", value) if isinstance(value, dict) else value
     return str(name).rpartition("/")[2]
 
 
-def study(name: str, options: Sequence[str], transport: Transport, quiet: bool = False) -> Path | None:
-    """Run all cases of a configuration over all ranks; return the study's folder on rank 0."""
+def _check_algorithm(own: Mapping[str, Any], file: Mapping[str, Any], name: str) -> None:
+    """Raise `UserError` where the sweep's own algorithm overrides that of a varied configuration.
 
-    def begin() -> tuple[dict[str, Any], Path]:
+    The row would be labelled with an algorithm that was never run.
+    """
+    mine, theirs = (_algorithm(tree.get("algorithm")) for tree in (own, file))
+    remedy = (
+        f"vary.configuration {name} says {theirs}, which would never run; leave algorithm out of the sweep"
+    )
+    require(mine in (None, theirs), "algorithm", mine, remedy)
+
+
+def _algorithm(section: Any) -> str | None:
+    """Return the name in an `algorithm` section."""
+    name = section.get("name") if isinstance(section, dict) else section
+    return None if name is None else str(name)
+
+
+def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None:
+    """Raise `UserError` where two cases are the same run."""
+    seen: dict[str, Case] = {}
+    for case in all_cases:
+        resolved = {k: v for k, v in loader.to_tree(case.config).items() if k not in ("name", "output")}
+        known = seen.setdefault(json.dumps(resolved), case)
+        if known is not case:
+            keys = [key for key, label in case.labels.items() if known.labels[key] != label]
+            own = [key for key in tree if key not in ("vary", "name", "output", "system")]
+            why = f" below the sweep's own {', '.join(own)}" if "configuration" in keys and own else ""
+            remedy = f"the same run as {known.slug}{why}; take other values of {', '.join(keys)}"
+            raise UserError("vary", case.slug, remedy)
+
+
+# -- running them --------------------------------------------------------------------------------------------
+
+
+def sweep(name: str, options: Sequence[str], transport: Transport, quiet: bool = False) -> Path | None:
+    """Run all cases of a configuration, one after the other, each over all ranks.
+
+    Args:
+        name: The configuration: a file, or the name of one that comes with mpifl.
+        options: Command-line options, laid over it.
+        transport: Connects the ranks; every rank calls.
+        quiet: Print nothing.
+
+    Returns:
+        The sweep's folder on rank 0, None on the others.
+
+    Raises:
+        UserError: The configuration or one of its cases is invalid; nothing was run.
+    """
+
+    def create() -> tuple[dict[str, Any], Path]:
         tree = loader.merged(loader.read(name), loader.overrides(options))
-        first = cases(tree)[0].config  # all of them must be right before the first begins
+        first = cases(tree)[0].config
         folder = folders.create(first.output.folder, first.name, first.output.id)
-        (folder / STUDY).write_text(yaml.safe_dump(tree, sort_keys=False))
+        (folder / SWEEP_FILE).write_text(yaml.safe_dump(tree, sort_keys=False))
         return tree, folder
 
-    tree, folder = on_server(transport, begin)
+    tree, folder = on_server(transport, create)
     return _run_all(tree, folder, transport, quiet)
 
 
-def go_on(folder: Path, transport: Transport, quiet: bool = False) -> Path | None:
-    """Run what is left of a study; a case that had begun goes on from its last checkpoint."""
-    tree = on_server(transport, lambda: _begun(folder))
+def is_sweep(folder: Path) -> bool:
+    """Return whether a folder is that of a sweep."""
+    return any((folder / name).is_file() for name in (SWEEP_FILE, f"{OLD_STEM}.yaml"))
+
+
+def resume_sweep(folder: Path, transport: Transport, quiet: bool = False) -> Path | None:
+    """Run the cases of a sweep that are not complete; a case with a checkpoint continues from it.
+
+    Args:
+        folder: The sweep's folder. Files that mpifl 0.1 named `study` are renamed.
+        transport: Connects the ranks; every rank calls.
+        quiet: Print nothing.
+
+    Returns:
+        The sweep's folder on rank 0, None on the others.
+    """
+    tree = on_server(transport, lambda: _started_with(folder))
     return _run_all(tree, folder, transport, quiet)
 
 
-def _begun(folder: Path) -> dict[str, Any]:
-    """Return the tree that a study was begun with, checked."""
-    tree = yaml_file(folder / STUDY, "RUN")
-    require(isinstance(tree, dict), "RUN", str(folder), f"has a {STUDY} that holds no mapping")
+def _started_with(folder: Path) -> dict[str, Any]:
+    """Return the configuration that a sweep was started with, checked."""
+    if not (folder / SWEEP_FILE).exists():
+        for path in folder.glob(f"{OLD_STEM}.*"):
+            path.rename(path.with_stem("sweep"))
+    tree = yaml_file(folder / SWEEP_FILE, "RUN")
+    require(isinstance(tree, dict), "RUN", str(folder), f"has a {SWEEP_FILE} that holds no mapping")
+    tree = loader.renamed(tree)
     cases(tree)
-    return dict(tree)
+    return tree
 
 
 def _run_all(tree: dict[str, Any], folder: Path, transport: Transport, quiet: bool) -> Path | None:
-    """Run what is not done yet."""
+    """Run the cases that are not complete; write table and figure after each."""
     rows, curves, all_cases = [], [], cases(tree)
     quiet = quiet or not transport.is_server
     for number, case in enumerate(all_cases, 1):
         output = replace(case.config.output, folder=str(folder), id=case.slug, model=False)
         if not quiet:
-            what = ", ".join(f"{key} {label}" for key, label in case.labels.items())
-            print(f"case {number}/{len(all_cases)}: {what}", flush=True)
-        _take(
-            replace(case, config=replace(case.config, output=output)),
-            all_cases[: number - 1],
-            transport,
-            quiet,
-        )
+            labels = ", ".join(f"{key} {label}" for key, label in case.labels.items())
+            print(f"case {number}/{len(all_cases)}: {labels}", flush=True)
+        placed = replace(case, config=replace(case.config, output=output))
+        _run_case(placed, all_cases[: number - 1], transport, quiet)
         if transport.is_server:
             done = folder / f"{case.config.name}-{case.slug}"
             rows.append(_row(case, done))
@@ -189,45 +239,48 @@ def _run_all(tree: dict[str, Any], folder: Path, transport: Transport, quiet: bo
     if not transport.is_server:
         return None
     if not quiet:
-        print(f"{table(over_seeds(rows))}\nresults: {folder}: study.md, study.csv, study.png", flush=True)
+        print(f"{table(over_seeds(rows))}\nresults: {folder}: sweep.md, sweep.csv, sweep.png", flush=True)
     return folder
 
 
-def _take(case: Case, before: Sequence[Case], transport: Transport, quiet: bool) -> None:
-    """Run a case unless it is done, or re-time one that is done and differs only in network and delays."""
+def _run_case(case: Case, before: Sequence[Case], transport: Transport, quiet: bool) -> None:
+    """Run a case unless it is complete; retime an earlier one that differs only in network and delays."""
     parent, name = Path(case.config.output.folder), case.config.name
-    here = parent / f"{name}-{case.slug}"
+    folder = parent / f"{name}-{case.slug}"
     twin = next((c for c in before if same_training(c.config, case.config)), None)
-    state = on_server(transport, lambda: _state(here, twin is None))
-    if state == "done":
+    state = on_server(transport, lambda: _state(folder, twin is None))
+    if state == "complete":
         return
     if twin is None:
-        run(case.config, transport, quiet, here if state == "begun" else None)
+        run(case.config, transport, quiet, folder if state == "started" else None)
         gc.collect()  # a run leaves cycles that hold its model and samples
         return
-    on_server(transport, lambda: written(load(parent / f"{name}-{twin.slug}"), case.config))
+    on_server(transport, lambda: write_retimed(load(parent / f"{name}-{twin.slug}"), case.config))
 
 
 def _state(folder: Path, trains: bool) -> str:
-    """Return whether a case is done, begun or new; remove what cannot be gone on with."""
+    """Return whether a case is complete, started or new; remove what cannot be resumed."""
     if (folder / "summary.json").is_file():
-        return "done"
+        return "complete"
     if trains and (folder / "run.json").is_file():
-        return "begun"
-    if folder.exists():  # stopped while it was made
+        return "started"
+    if folder.exists():  # the process ended while it created the folder
         shutil.rmtree(folder)
     return "new"
 
 
+# -- table and figure ----------------------------------------------------------------------------------------
+
+
 def _write(folder: Path, rows: list[dict[str, Any]], curves: list[Curve]) -> None:
-    """Write table and figure of what is done."""
-    folders.write_csv(folder / "study.csv", rows)
-    (folder / "study.md").write_text(table(over_seeds(rows)))
-    draw(curves, folder / "study.png")
+    """Write table and figure of the complete cases."""
+    folders.write_csv(folder / "sweep.csv", rows)
+    (folder / "sweep.md").write_text(table(over_seeds(rows)))
+    draw(curves, folder / "sweep.png")
 
 
 def _row(case: Case, folder: Path) -> dict[str, Any]:
-    """Return a case's labels and final figures."""
+    """Return the labels and final figures of a case."""
     run = load(folder)
     summary, metrics = run.summary, run.rows("metrics.csv")
     last, late = metrics[-1], [float(row["accuracy_mean"]) for row in metrics[len(metrics) // 2 :]]
@@ -235,20 +288,24 @@ def _row(case: Case, folder: Path) -> dict[str, Any]:
     if "asynchronous" in summary:
         found |= {"second_half_mean": mean(late), "second_half_lowest": min(late)}
     found |= {n: v for n in ASYNCHRONOUS if (v := summary.get("asynchronous", {}).get(n)) is not None}
-    found |= {n: summary[n] for n in ("federation_bytes_up", "federation_bytes_down", "wall_seconds")}
+    found |= {n: summary[n] for n in TOTALS}
     return {**case.labels, **{n: round(v, 4) if isinstance(v, float) else v for n, v in found.items()}}
 
 
 def _curve(case: Case, folder: Path) -> Curve:
     metrics = read_rows(folder / "metrics.csv")
     axis = "virtual_seconds" if "virtual_seconds" in metrics[0] else "round"
-    lags = [int(row["staleness"]) for row in read_rows(folder / "events.csv")]
+    staleness = [int(row["staleness"]) for row in read_rows(folder / "events.csv")]
     x, y = ([float(row[name]) for row in metrics] for name in (axis, "accuracy_mean"))
-    return Curve(case.labels, axis.replace("_", " "), x, y, lags)
+    return Curve(case.labels, axis.replace("_", " "), x, y, staleness)
 
 
 def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return one row for all seeds of a case: mean and sample standard deviation of each figure."""
+    """Return one row for all seeds of a case, with mean and sample standard deviation of each figure.
+
+    Args:
+        rows: Labels (texts) and figures (numbers) of each case; `seed` is a label.
+    """
     if not any("seed" in row for row in rows):
         return list(rows)
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
@@ -262,7 +319,7 @@ def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _spread(values: Sequence[Any]) -> Any:
-    """Return what all values are, or their mean and standard deviation."""
+    """Return the common value, or mean and standard deviation as text."""
     numbers = [v for v in values if isinstance(v, (int, float))]
     if len(set(values)) == 1 or len(numbers) < 2:
         return values[0]
@@ -271,7 +328,7 @@ def _spread(values: Sequence[Any]) -> Any:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as a Markdown table."""
+    """Return rows as a Markdown table, with the columns of all rows in order of appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, ["---"] * len(columns), *([str(row.get(c, "")) for c in columns] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

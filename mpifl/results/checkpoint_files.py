@@ -1,20 +1,20 @@
-"""Checkpoints of a run on disk: whole or absent, checked to the last byte before a number is used.
+"""Reads and writes the checkpoints of a run.
 
-    RUN/run.json                      which run this is
+    RUN/run.json                      the identifier of the run
     RUN/checkpoints/step-000000040/   tensors.safetensors, arrays.npz, values.json, metrics.csv
         manifest.json                 the run, the step, bytes and SHA-256 of every file that belongs to it
         manifest.sha256               of the manifest, as `sha256sum -c` reads it
-    RUN/checkpoints/clients/          what clients keep between visits, a file each; shared by checkpoints
+    RUN/checkpoints/clients/          client state, a file each; shared by the checkpoints
 
-A checkpoint is written to a temporary folder, forced to disk and renamed. Files of clients, and the part of
-events.csv that was there, belong to a checkpoint by its manifest: they are not copied.
+A checkpoint is written to a temporary folder, forced to disk and renamed, so it is complete or absent. Files
+of clients, and the part of `events.csv` that existed, belong to a checkpoint by its manifest; they are not
+copied. A checkpoint is used only after every byte of it was checked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,17 +26,17 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from mpifl.core.files import told_as_os_error
+from mpifl.core.files import force_to_disk, told_as_os_error
 
 FORMAT = 1
-MANIFEST, SEAL = "manifest.json", "manifest.sha256"
-CHUNK = 1 << 24
+MANIFEST, CHECKSUM = "manifest.json", "manifest.sha256"
+BLOCK_BYTES = 1 << 24
 
-Sums = tuple[int, str]  # bytes, SHA-256
+FileSum = tuple[int, str]  # bytes, SHA-256
 
 
 class Damaged(Exception):
-    """A checkpoint that is not what was written."""
+    """A checkpoint differs from what was written."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,15 @@ class Content:
     """What a checkpoint holds.
 
     Attributes:
-        step: server steps taken. run: identity of the run. about: further facts of the manifest.
-        tensors, arrays, values: see `engine.saved.Saved`.
-        metrics: bytes of metrics.csv. events: the part of events.csv that belongs to it.
-        clients: files in `checkpoints/clients`.
+        step: Server steps taken.
+        run: Identifier of the run.
+        tensors: Tensors of the engine, by name; see `runtime.run_state.Saved`.
+        arrays: Its arrays, by name.
+        values: Its other values; what JSON can hold.
+        metrics: The content of `metrics.csv`.
+        events: Bytes and SHA-256 of the part of `events.csv` that belongs to the checkpoint.
+        clients: Files of `checkpoints/clients` that belong to it.
+        about: Further entries of the manifest.
     """
 
     step: int
@@ -56,28 +61,19 @@ class Content:
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     metrics: bytes = b""
-    events: Sums = (0, hashlib.sha256().hexdigest())
-    clients: Mapping[str, Sums] = field(default_factory=dict)
+    events: FileSum = (0, hashlib.sha256().hexdigest())
+    clients: Mapping[str, FileSum] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def sums_of(path: Path, size: int | None = None) -> Sums:
+def sum_of(path: Path, size: int | None = None) -> FileSum:
     """Return the length and the SHA-256 of a file, or of its first `size` bytes."""
     sha, read = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(CHUNK if size is None else min(CHUNK, size - read)):
+        while block := file.read(BLOCK_BYTES if size is None else min(BLOCK_BYTES, size - read)):
             sha.update(block)
             read += len(block)
     return read, sha.hexdigest()
-
-
-def settled(path: Path) -> None:
-    """Force a file or a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def steps(folder: Path) -> list[int]:
@@ -87,47 +83,58 @@ def steps(folder: Path) -> list[int]:
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step is."""
+    """Return the path of the checkpoint of a step."""
     return folder / f"step-{step:09d}"
 
 
+# -- writing -------------------------------------------------------------------------------------------------
+
+
 def write(folder: Path, content: Content) -> Path:
-    """Write a checkpoint into `folder`; return its own folder.
+    """Write a checkpoint.
+
+    Args:
+        folder: `RUN/checkpoints`.
+        content: What it holds.
+
+    Returns:
+        The folder of the checkpoint.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: It cannot be written; nothing is left of it.
     """
     path = path_of(folder, content.step)
-    remove_halves(folder)
-    half = path.with_name(f".{path.name}.tmp")
+    remove_partial(folder)
+    partial = path.with_name(f".{path.name}.tmp")
     try:
-        _fill(half, content)
-        if path.exists():  # damaged, or the run would not have come by here again
+        _fill(partial, content)
+        if path.exists():  # it is damaged: a resumed run takes a step again only after a damaged checkpoint
             shutil.rmtree(path)
-        half.rename(path)
-        settled(folder)
+        partial.rename(path)
+        force_to_disk(folder)
     except OSError:
-        remove_halves(folder)
+        remove_partial(folder)
         raise
     return path
 
 
-def remove_halves(folder: Path) -> None:
-    """Remove what is left of checkpoints that were never finished."""
-    for half in folder.glob(".step-*.tmp"):
-        shutil.rmtree(half, ignore_errors=True)
+def remove_partial(folder: Path) -> None:
+    """Remove checkpoints that were not finished."""
+    for partial in folder.glob(".step-*.tmp"):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _fill(half: Path, content: Content) -> None:
+def _fill(partial: Path, content: Content) -> None:
     """Write the files of a checkpoint, and force them to disk."""
-    half.mkdir(parents=True)
+    partial.mkdir(parents=True)
     tensors = {name: t.detach().cpu().contiguous().numpy() for name, t in content.tensors.items()}
-    with told_as_os_error(half / "tensors.safetensors"):
-        save_file(tensors, half / "tensors.safetensors")
-    np.savez(half / "arrays.npz", **content.arrays)  # type: ignore[arg-type]  # names are arrays' names
-    (half / "values.json").write_text(json.dumps(content.values))
-    (half / "metrics.csv").write_bytes(content.metrics)
-    files = {file.name: sums_of(file) for file in sorted(half.iterdir())}
+    with told_as_os_error(partial / "tensors.safetensors"):
+        save_file(tensors, partial / "tensors.safetensors")
+    arrays: dict[str, Any] = dict(content.arrays)
+    np.savez(partial / "arrays.npz", **arrays)
+    (partial / "values.json").write_text(json.dumps(content.values))
+    (partial / "metrics.csv").write_bytes(content.metrics)
+    files = {file.name: sum_of(file) for file in sorted(partial.iterdir())}
     manifest = {
         "format": FORMAT,
         "run": content.run,
@@ -137,25 +144,74 @@ def _fill(half: Path, content: Content) -> None:
         "events": content.events,
         "clients": content.clients,
     }
-    (half / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    (half / SEAL).write_text(_seal(half / MANIFEST))
-    for file in half.iterdir():
-        settled(file)
-    settled(half)
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    (partial / CHECKSUM).write_text(_checksum_line(partial / MANIFEST))
+    for file in partial.iterdir():
+        force_to_disk(file)
+    force_to_disk(partial)
 
 
-def _seal(manifest: Path) -> str:
-    return f"{sums_of(manifest)[1]}  {MANIFEST}\n"
+def _checksum_line(manifest: Path) -> str:
+    return f"{sum_of(manifest)[1]}  {MANIFEST}\n"
+
+
+def prune(folder: Path, keep: int, run: str) -> None:
+    """Remove old checkpoints, and the files of clients that no remaining one names.
+
+    Args:
+        folder: `RUN/checkpoints`.
+        keep: How many checkpoints stay.
+        run: Identifier of the run.
+    """
+    for step in steps(folder)[keep:]:
+        shutil.rmtree(path_of(folder, step))
+    named: set[str] = set()
+    for step in steps(folder):
+        try:
+            named |= set(_manifest(path_of(folder, step), step, run)["clients"])
+        except (Damaged, OSError, ValueError):
+            continue
+    clients = folder / "clients"
+    for path in clients.iterdir() if clients.exists() else ():
+        if path.name not in named:
+            path.unlink(missing_ok=True)
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def latest(folder: Path, run: str, say: Callable[[str], None]) -> Content | None:
+    """Return the newest undamaged checkpoint, None where there is no checkpoint.
+
+    Args:
+        folder: `RUN/checkpoints`.
+        run: Identifier of the run.
+        say: Called with a line for each damaged checkpoint.
+
+    Raises:
+        Damaged: There are checkpoints, and all are damaged.
+    """
+    found = steps(folder)
+    for step in found:
+        try:
+            return read(folder, step, run)
+        except Damaged as problem:
+            say(f"checkpoint {path_of(folder, step).name} is not used: {problem}")
+    if found:
+        raise Damaged("all checkpoints are damaged")
+    return None
 
 
 def read(folder: Path, step: int, run: str) -> Content:
-    """Return the checkpoint of a step, after every byte was checked.
+    """Return the checkpoint of a step, after checking every byte.
 
     Args:
-        folder: `RUN/checkpoints`. run: identity of the run.
+        folder: `RUN/checkpoints`.
+        step: The step.
+        run: Identifier of the run.
 
     Raises:
-        Damaged: something is missing, altered, or belongs to another run or step.
+        Damaged: A file is missing or altered, or belongs to another run or step.
     """
     path = path_of(folder, step)
     try:
@@ -184,7 +240,11 @@ def read(folder: Path, step: int, run: str) -> Content:
 
 
 def _manifest(path: Path, step: int, run: str) -> dict[str, Any]:
-    if not (path / SEAL).is_file() or (path / SEAL).read_bytes() != _seal(path / MANIFEST).encode():
+    """Return the manifest of a checkpoint, checked."""
+    if (
+        not (path / CHECKSUM).is_file()
+        or (path / CHECKSUM).read_bytes() != _checksum_line(path / MANIFEST).encode()
+    ):
         raise Damaged(f"{MANIFEST} is not the one that was written")
     manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
     if manifest["format"] != FORMAT:
@@ -197,46 +257,20 @@ def _manifest(path: Path, step: int, run: str) -> dict[str, Any]:
 
 
 def _check(path: Path, size: int, sha: str, growing: bool = False) -> None:
-    """Raise `Damaged` unless a file, or the first part of a growing one, is the one that was written."""
+    """Raise `Damaged` unless a file has the recorded content.
+
+    Args:
+        path: The file.
+        size: Its bytes.
+        sha: Their SHA-256.
+        growing: It may have grown since; only its first part is compared.
+    """
     if growing and not size and not path.exists():
         return
     if not path.is_file():
         raise Damaged(f"{path.name} is missing")
-    there = path.stat().st_size
-    if there < size or (there > size and not growing):
-        raise Damaged(f"{path.name} has {there} bytes instead of {size}")
-    if sums_of(path, size)[1] != sha:
+    found = path.stat().st_size
+    if found < size or (found > size and not growing):
+        raise Damaged(f"{path.name} has {found} bytes instead of {size}")
+    if sum_of(path, size)[1] != sha:
         raise Damaged(f"{path.name} was altered: its checksum differs")
-
-
-def latest(folder: Path, run: str, say: Callable[[str], None]) -> Content | None:
-    """Return the newest checkpoint that is sound; say which are not. None where there is none at all.
-
-    Raises:
-        Damaged: there are some, and none is sound.
-    """
-    found = steps(folder)
-    for step in found:
-        try:
-            return read(folder, step, run)
-        except Damaged as problem:
-            say(f"checkpoint {path_of(folder, step).name} is not used: {problem}")
-    if found:
-        raise Damaged("no checkpoint is sound")
-    return None
-
-
-def prune(folder: Path, keep: int, run: str) -> None:
-    """Remove all but the newest checkpoints, and the files of clients that none of those names."""
-    for step in steps(folder)[keep:]:
-        shutil.rmtree(path_of(folder, step))
-    wanted: set[str] = set()
-    for step in steps(folder):
-        try:
-            wanted |= set(_manifest(path_of(folder, step), step, run)["clients"])
-        except (Damaged, OSError, ValueError):
-            continue
-    clients = folder / "clients"
-    for path in clients.iterdir() if clients.exists() else ():
-        if path.name not in wanted:
-            path.unlink(missing_ok=True)

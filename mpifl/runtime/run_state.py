@@ -84,7 +84,6 @@ def put_stepper(saved: Saved, server_step: ServerStep) -> None:
     """Add what the server_step remembers between steps."""
     saved.put_arrays("ledger", server_step.ledger.state())
     saved.arrays["visits"] = server_step.visits
-    saved.values["train_metrics"] = dict(server_step.train_metrics)
     saved.values["dropped"] = [asdict(d) for d in server_step.dropped]
     saved.states = states_of(server_step)
 
@@ -93,7 +92,6 @@ def take_stepper(saved: Saved, server_step: ServerStep) -> None:
     """Give the server_step back what it remembered."""
     server_step.ledger.restore(saved.take_arrays("ledger"))
     server_step.visits = saved.arrays["visits"].copy()
-    server_step.train_metrics = dict(saved.values["train_metrics"])
     server_step.dropped = [Dropped(**d) for d in saved.values["dropped"]]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mpifl.aggregation.client_store import OWNER, ClientStore, scratch_root, write_durably
+from mpifl.aggregation.client_store import OWNER, ClientStore, scratch_root
 from mpifl.core.errors import UserError
 
 
@@ -118,11 +118,3 @@ def test_a_full_disk_leaves_no_half_of_a_state_and_names_the_folder(store):
     with full(4096), pytest.raises(UserError, match=r"system.scratch.*more room"):
         store.save("state", 0, 2, {"head": torch.zeros(10000)})
     assert [path.name for path in store.folder.glob("state*")] == ["state-0-1"]
-
-
-def test_a_full_disk_leaves_no_half_of_a_durable_file(tmp_path):
-    write_durably(tmp_path / "a", b"old")
-    with full(4096), pytest.raises(OSError, match=str(tmp_path / "a")):
-        write_durably(tmp_path / "a", bytes(10000))
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    assert (tmp_path / "a").read_bytes() == b"old"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpifl.comm import Single
-from mpifl.experiment import loader
-from mpifl.experiment import sweep as study
+from mpifl.experiment import loader, sweep
 from mpifl.experiment.plan import describe
 from mpifl.experiment.schema import Config
 
@@ -49,7 +48,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
 def test_configurations_load_and_say_themselves_again(folder):
     for name in (n for n in WHOLE if Path(n).parent.as_posix() == folder):
         tree = loader.read(str(FOLDER / name))
-        studied = [case.config for case in study.cases(tree)] if "vary" in tree else []
+        studied = [case.config for case in sweep.cases(tree)] if "vary" in tree else []
         for config in studied or [loader.load(str(FOLDER / name))]:
             again = loader.from_tree(Config, loader.to_tree(config))
             assert again == config, name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from mpifl.aggregation.tables import Tables
 from mpifl.comm import Single
 from mpifl.core.errors import UserError
-from mpifl.core.files import new_array, reserve
+from mpifl.core.files import new_array, reserve, write_atomically
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 
 
@@ -71,3 +72,17 @@ def test_rows_without_room_are_refused_in_one_line(tmp_path, full_disk):
     with pytest.raises(UserError, match="No space") as error:
         tables.shard("model", np.zeros(3, np.int64), (3, 2), tmp_path)
     assert error.value.key == "system.scratch"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_full_disk_leaves_a_file_as_it_was(durable, tmp_path):
+    write_atomically(tmp_path / "a", "old", durable)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match=str(tmp_path / "a")):
+            write_atomically(tmp_path / "a", bytes(10000), durable)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"

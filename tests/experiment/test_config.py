@@ -15,6 +15,7 @@ from mpifl.experiment import loader, schema
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
 from mpifl.experiment.schema import Config, Seeds
 from mpifl.models import MODELS
+from mpifl.results.logging import warn_once
 from mpifl.training import LocalConfig
 
 KEYS = json.loads((Path(__file__).parents[1] / "old_runs/0.1.0/keys.json").read_text())["whole"]
@@ -127,7 +128,7 @@ def test_a_cohort_is_a_fraction_or_a_number_and_what_is_given_last_counts(option
 
 
 def test_keys_of_an_earlier_release_are_renamed_and_said_once(capsys):
-    loader.say_once.cache_clear()
+    warn_once.cache_clear()
     for _ in range(2):
         assert load(TINY, ["--participation", "4"]).cohort_size == 4
     assert (
@@ -137,7 +138,7 @@ def test_keys_of_an_earlier_release_are_renamed_and_said_once(capsys):
 
 @pytest.mark.parametrize(("old", "new"), loader.OLD_KEYS.items())
 def test_an_old_key_is_the_new_one_in_files_options_and_below_a_base(old, new, tmp_path, capsys):
-    loader.say_once.cache_clear()
+    warn_once.cache_clear()
     given, other = (True, False) if isinstance(value_of(load(TINY), new), bool) else (7, 8)
     (tmp_path / "old.yaml").write_text(f"base: {TINY}\n{old.replace('.', ': {')}: {str(given).lower()}}}\n")
     assert value_of(load(TINY, [f"--{old}", str(given)]), new) == given

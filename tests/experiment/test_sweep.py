@@ -1,4 +1,4 @@
-"""Studies: every combination of what a configuration varies, in one folder with a table and a figure."""
+"""Sweeps: every combination of what a configuration varies, in one folder with a table and a figure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mpifl.comm import Single
 from mpifl.core.errors import Stopped, UserError
 from mpifl.experiment import run as running
 from mpifl.experiment.loader import load
-from mpifl.experiment.sweep import cases, over_seeds, study, table
-from mpifl.results.study_figure import Curve
+from mpifl.experiment.sweep import cases, over_seeds, sweep, table
+from mpifl.results.sweep_figure import Curve
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
@@ -34,15 +34,15 @@ def test_each_run_of_a_job_counts_its_own_bytes(tmp_path):
     assert counted == [5, 5]
 
 
-def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path, capsys):
+def test_a_sweep_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path, capsys):
     place = ["--output.folder", str(tmp_path), "--output.id", "x"]
-    folder = study(TINY, ["--vary", VARY, *ASYNC, *place], Single())
+    folder = sweep(TINY, ["--vary", VARY, *ASYNC, *place], Single())
     said = capsys.readouterr().out
     assert "case 1/4: algorithm.alpha 0.3, delay even\n" in said
     assert said.count("round 6/6  accuracy") == 4
-    assert said.endswith(f"results: {folder}: study.md, study.csv, study.png\n")
+    assert said.endswith(f"results: {folder}: sweep.md, sweep.csv, sweep.png\n")
     assert folder == tmp_path / "tiny-x"
-    with (folder / "study.csv").open() as lines:
+    with (folder / "sweep.csv").open() as lines:
         rows = list(csv.DictReader(lines))
     assert [(r["algorithm.alpha"], r["delay"]) for r in rows] == [
         (a, d) for a in ("0.3", "0.6") for d in ("even", "uneven")
@@ -56,12 +56,12 @@ def test_a_study_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path
         str(round(min(late), 4)),
     )
     assert all(float(r["staleness_mean"]) > 0 for r in rows)
-    assert {p.name for p in folder.iterdir()} >= {"tiny-0.3-even", "tiny-0.6-uneven", "study.md", "study.png"}
-    assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
-    assert (folder / "study.md").read_text().count("\n") == 6
+    assert {p.name for p in folder.iterdir()} >= {"tiny-0.3-even", "tiny-0.6-uneven", "sweep.md", "sweep.png"}
+    assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "sweep.md").read_text().count("\n") == 6
 
 
-def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     vary = "{seed: [0, 1, 2], network: [wired, wireless-slow]}"
     options = [
         "--vary",
@@ -73,7 +73,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, ca
         "--delay",
         "constant",
     ]
-    whole = study(TINY, [*options, "--output.id", "whole"], Single(), quiet=True)
+    whole = sweep(TINY, [*options, "--output.id", "whole"], Single(), quiet=True)
     real, calls = running.run, []
 
     def stopped(*args):
@@ -84,7 +84,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, ca
 
     monkeypatch.setattr("mpifl.experiment.sweep.run", stopped)
     with pytest.raises(Stopped):
-        study(TINY, [*options, "--output.id", "x"], Single(), quiet=True)
+        sweep(TINY, [*options, "--output.id", "x"], Single(), quiet=True)
     folder = tmp_path / "tiny-x"
     first = (folder / "tiny-0-wired" / "metrics.csv").stat().st_mtime_ns
     (folder / "tiny-1-wired").mkdir()  # killed between making the folder and its first file
@@ -96,20 +96,20 @@ def test_a_study_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, ca
     assert [c[3] for c in calls] == [None, None, None, half]
 
     def found(parent):
-        rows = list(csv.DictReader((parent / "study.csv").open()))
+        rows = list(csv.DictReader((parent / "sweep.csv").open()))
         return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in rows]
 
     assert len(found(folder)) == 6
     assert found(folder) == found(whole)
 
 
-def test_a_study_takes_no_options_when_it_goes_on(tmp_path, capsys):
-    (tmp_path / "study.yaml").write_text("vary: {seed: [0]}")
+def test_a_sweep_takes_no_options_when_it_goes_on(tmp_path, capsys):
+    (tmp_path / "sweep.yaml").write_text("vary: {seed: [0]}")
     assert main(["resume", str(tmp_path), "--rounds", "3"]) == 2
     assert "option = '--rounds'" in capsys.readouterr().err
 
 
-def test_a_study_keeps_nothing_of_the_cases_before(tmp_path, monkeypatch):
+def test_a_sweep_keeps_nothing_of_the_cases_before(tmp_path, monkeypatch):
     real, alive, held = running.build, [], []
 
     def build(*args):
@@ -120,27 +120,27 @@ def test_a_study_keeps_nothing_of_the_cases_before(tmp_path, monkeypatch):
 
     monkeypatch.setattr(running, "build", build)
     options = ["--vary", "{seed: [0, 1, 2]}", "--output.folder", str(tmp_path)]
-    study(TINY, options, Single(), quiet=True)
+    sweep(TINY, options, Single(), quiet=True)
     assert held == [0, 0, 0]
 
 
-def test_a_study_of_rounds_has_no_staleness(tmp_path):
+def test_a_sweep_of_rounds_has_no_staleness(tmp_path):
     options = ["--vary", "{seed: [0, 1]}", "--output.folder", str(tmp_path), "--output.id", "x"]
     assert main(["study", TINY, "-q", *options]) == 0
-    text = (tmp_path / "tiny-x" / "study.md").read_text()
+    text = (tmp_path / "tiny-x" / "sweep.md").read_text()
     assert "staleness" not in text
     assert text.count("\n") == 3, "one line for both seeds"
     assert " ± " in text
 
 
-def test_a_study_varies_whole_configurations_below_its_own_keys():
+def test_a_sweep_varies_whole_configurations_below_its_own_keys():
     vary = {"configuration": ["algorithms/fedavg", "algorithms/apfl"], "seed": [0, 1]}
     found = cases({"rounds": 2, "vary": vary})
     assert [c.slug for c in found] == ["fedavg-0", "fedavg-1", "apfl-0", "apfl-1"]
     assert [(c.config.rounds, c.config.local.lr) for c in found] == [(2, 0.02)] * 2 + [(2, 0.1)] * 2
 
 
-def test_a_study_whose_own_method_hides_those_it_varies_is_refused():
+def test_a_sweep_whose_own_method_hides_those_it_varies_is_refused():
     """Six rows named after six methods were all FedAvg."""
     vary = {"configuration": ["algorithms/fedavg", "algorithms/fedprox"]}
     with pytest.raises(
@@ -150,18 +150,18 @@ def test_a_study_whose_own_method_hides_those_it_varies_is_refused():
     assert len(cases({"local": {"lr": 0.5}, "vary": vary})) == 2
 
 
-def test_a_study_whose_own_keys_make_two_configurations_the_same_is_refused(tmp_path):
+def test_a_sweep_whose_own_keys_make_two_configurations_the_same_is_refused(tmp_path):
     tree = "name: {0}\nalgorithm: fedavg\nmodel: mlp\nlocal: {{lr: {1}}}\n"
     files = {name: tmp_path / f"{name}.yaml" for name in ("slow", "fast")}
     for (name, file), lr in zip(files.items(), (0.1, 0.2), strict=True):
         file.write_text(tree.format(name, lr))
     vary = {"configuration": {name: str(file) for name, file in files.items()}}
     assert [case.config.local.lr for case in cases({"rounds": 3, "vary": vary})] == [0.1, 0.2]
-    with pytest.raises(UserError, match=r"the same run as slow below the study's own rounds, local"):
+    with pytest.raises(UserError, match=r"the same run as slow below the sweep's own rounds, local"):
         cases({"rounds": 3, "local": {"lr": 0.5}, "vary": vary})
 
 
-def test_a_run_of_a_study_is_refused_and_the_command_named(tmp_path, capsys):
+def test_a_run_of_a_sweep_is_refused_and_the_command_named(tmp_path, capsys):
     place = ["--output.folder", str(tmp_path), "--output.id", "x"]
     assert main(["run", TINY, "-q", "--vary", "{seed: [0, 1]}", "--resume", *place]) == 2
     assert f"vary = 'seed': `mpifl sweep {TINY}` runs all" in capsys.readouterr().err
@@ -194,7 +194,7 @@ def test_figures_over_seeds_are_means_with_standard_deviations():
         ({2: [1]}, r"vary = \[2\]: is no key"),
     ],
 )
-def test_a_study_that_cannot_run_is_refused_before_it_begins(vary, message):
+def test_a_sweep_that_cannot_run_is_refused_before_it_begins(vary, message):
     tree = {"algorithm": "fedavg", "model": "mlp", "vary": vary}
     with pytest.raises(UserError, match=message):
         cases(tree)

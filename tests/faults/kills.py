@@ -29,7 +29,7 @@ from mpifl.runtime.worker import Worker
 
 SERVER_MOMENTS = {  # where rank 0 comes by: (owner, name) of the calls
     "data": [(cache, "save"), (cache, "_publish"), (experiment, "open_federation")],
-    "checkpoint": [(checkpoint, "settled"), (checkpoint, "prune")],
+    "checkpoint": [(checkpoint, "force_to_disk"), (checkpoint, "prune")],
     "end": [(recorder, "write_csv"), (folder, "write_json"), (running, "collect")],
 }
 HERE = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))

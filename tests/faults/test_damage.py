@@ -37,7 +37,7 @@ def written(folder: Path, seed: int) -> Path:
         run_id = halted.RUN if seed == 1 else "c3d4"
         content = checkpoint.read(disk.folder, step, halted.RUN)
         clients = {name: tuple(sums) for name, sums in about["clients"].items()}
-        events = checkpoint.sums_of(folder / "events.csv")
+        events = checkpoint.sum_of(folder / "events.csv")
         whole = checkpoint.Content(
             step, run_id, content.tensors, content.arrays, content.values, b"round\n1\n", events, clients
         )
@@ -147,7 +147,7 @@ def test_the_one_before_a_damaged_checkpoint_is_used_and_that_is_said(runs, tmp_
         "checkpoint step-000000004 is not used: tensors.safetensors was altered: its checksum differs"
     ]
     remove(random.Random(1), checkpoint.path_of(folder, 2) / "arrays.npz", Path())
-    with pytest.raises(checkpoint.Damaged, match="no checkpoint is sound"):
+    with pytest.raises(checkpoint.Damaged, match="all checkpoints are damaged"):
         checkpoint.latest(folder, halted.RUN, said.append)
 
 

@@ -202,15 +202,15 @@ def test_by_default_a_checkpoint_is_written_every_ten_minutes():
 
 def full_from(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the disk be full from the n-th file of a checkpoint on that is forced to it."""
-    real, calls = checkpoint.settled, [0]
+    real, calls = checkpoint.force_to_disk, [0]
 
-    def settled(path: Path) -> None:
+    def force(path: Path) -> None:
         calls[0] += 1
         if calls[0] >= call:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         real(path)
 
-    monkeypatch.setattr(checkpoint, "settled", settled)
+    monkeypatch.setattr(checkpoint, "force_to_disk", force)
 
 
 def test_a_full_disk_at_a_checkpoint_leaves_the_one_before_and_the_run_goes_on(
@@ -254,7 +254,7 @@ def test_a_full_disk_under_the_figures_ends_the_run_with_one_line(cache, tmp_pat
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(checkpoints.Checkpoints, "write", full)
-    monkeypatch.setattr("mpifl.results.recorder.GrowingCsv.add", full)
+    monkeypatch.setattr("mpifl.results.recorder.GrowingCsv.append", full)
     monkeypatch.setattr("mpifl.comm.transport.os._exit", lambda code: None)
     assert start(tmp_path, cache, "client state") == 1
     said = capsys.readouterr().err

@@ -10,10 +10,10 @@ from support.runs import CONFIG
 
 from mpifl import cli
 from mpifl.experiment import checkpoints
-from mpifl.experiment import run as running
 from mpifl.kernels import bindings
 from mpifl.results import identity as identities
 from mpifl.results.identity import differences, identity, machine, unlike
+from mpifl.results.logging import warn_once
 from mpifl.runtime.run_state import STOP
 
 ONE = {"processor": "fast", "kernels": "1a2b", "torch": "2"}
@@ -92,7 +92,7 @@ def test_a_run_without_the_loops_says_so_and_has_another_identity(place, capsys,
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", False)
     monkeypatch.setattr(bindings, "PROBLEM", "the loops in C were not built: install")
-    running.warn_once.cache_clear()
+    warn_once.cache_clear()
     without = run(place, "without", "--quiet")
     run(place, "twice", "--quiet")
     (line,) = capsys.readouterr().err.splitlines()

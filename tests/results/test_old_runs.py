@@ -14,8 +14,8 @@ from support.runs import columns_of
 
 from mpifl import cli
 from mpifl.experiment import loader
-from mpifl.results import reader
 from mpifl.results.identity import machine
+from mpifl.results.logging import warn_once
 from mpifl.results.reader import OLD_NAMES, load, renamed
 
 OLD = Path(__file__).parents[1] / "old_runs" / "0.1.0"
@@ -90,7 +90,7 @@ def test_finished_runs_are_compared_as_by_the_old_release(old):
 
 
 def test_old_names_are_said_once(old, capsys):
-    reader.say_old_names.cache_clear()
+    warn_once.cache_clear()
     for _ in range(2):
         load("cohorts-finished"), load("ucfl-finished")
     said = capsys.readouterr().err.splitlines()
@@ -138,9 +138,9 @@ def test_an_unfinished_folder_of_several_runs_is_resumed(old):
     """One of four cases is missing; the table comes out as it was, but for seconds."""
     folder = old / "methods-x"
     shutil.rmtree(folder / "methods-ifca-1")
-    (folder / "study.csv").unlink()
     assert cli.main(["resume", "methods-x", "--quiet"]) == 0
     (table,) = folder.glob("*.csv")
+    assert table.name == "sweep.csv"
     ours, theirs = columns_of(table), columns_of(OLD / "methods-x" / "study.csv")
     for rows in (ours, theirs):
         del rows["wall_seconds"]

@@ -23,21 +23,21 @@ def read(path) -> list[dict[str, str]]:
 
 def test_a_growing_file_is_complete_after_each_row(tmp_path):
     file = GrowingCsv(tmp_path / "a.csv")
-    file.add({"round": 1, "loss": 0.5})
+    file.append({"round": 1, "loss": 0.5})
     assert read(file.path) == [{"round": "1", "loss": "0.5"}]
-    file.add({"round": 2, "loss": 0.25}, {"round": 3, "loss": 0.125})
+    file.append({"round": 2, "loss": 0.25}, {"round": 3, "loss": 0.125})
     assert [row["loss"] for row in read(file.path)] == ["0.5", "0.25", "0.125"]
     before = file.path.read_text()
-    file.add()
+    file.append()
     assert file.path.read_text() == before
 
 
 def test_a_row_may_bring_or_lack_columns(tmp_path):
     """Before the first round nothing was trained: the first row lacks what the later ones have."""
     file = GrowingCsv(tmp_path / "a.csv")
-    file.add({"round": 0, "loss": 2.0})
-    file.add({"round": 1, "loss": 1.0, "train_loss": 3.0})
-    file.add({"round": 2})
+    file.append({"round": 0, "loss": 2.0})
+    file.append({"round": 1, "loss": 1.0, "train_loss": 3.0})
+    file.append({"round": 2})
     assert read(file.path) == [
         {"round": "0", "loss": "2.0", "train_loss": ""},
         {"round": "1", "loss": "1.0", "train_loss": "3.0"},
@@ -67,17 +67,17 @@ def test_runs_that_start_at_one_moment_have_folders_of_their_own(tmp_path):
 def test_a_row_that_finds_no_room_is_not_there_by_half(tmp_path):
     """Neither where it is appended, nor where the file is written anew for a new column."""
     file = GrowingCsv(tmp_path / "a.csv")
-    file.add({"round": 1, "text": "x"})
+    file.append({"round": 1, "text": "x"})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for row in ({"round": 2, "text": "y" * 10000}, {"round": 2, "more": "y" * 10000}):
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
         try:
             with pytest.raises(OSError, match="too large"):
-                file.add(row)
+                file.append(row)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert read(file.path) == [{"round": "1", "text": "x"}]
-    file.add({"round": 2, "more": "z"})
+    file.append({"round": 2, "more": "z"})
     assert [row["more"] for row in read(file.path)] == ["", "z"]
 
 

@@ -12,7 +12,7 @@ from support import worlds
 PROGRAM = """
 import os, signal, sys
 from mpifl.results import supervision as signals
-signals.ONE_SECONDS = float(sys.argv[1])
+signals.REPEAT_SECONDS = float(sys.argv[1])
 with signals.Signals() as asked:
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):
         os.kill(os.getpid(), number)

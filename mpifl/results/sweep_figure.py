@@ -1,0 +1,106 @@
+"""The figure of a sweep: the accuracy of each case over time, and the staleness of uploads, if any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito
+DASHES = ("-", "--", "-.", ":")
+SHARED_STYLE = {"color": "#555555", "ls": "-", "lw": 1.4}  # of a histogram that is equal for all lines
+MAX_BINS = 40
+MAX_LEGEND_COLUMNS = 4
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The accuracy of one case over its evaluations.
+
+    Attributes:
+        labels: Label of the value that each varied key has in this case.
+        axis: What `x` is: a round, or virtual seconds.
+        x: Time of each evaluation.
+        y: Mean accuracy over clients at each evaluation, in [0, 1].
+        staleness: Staleness of each upload, in server steps; empty for synchronous runs.
+    """
+
+    labels: Mapping[str, str]
+    axis: str
+    x: Sequence[float]
+    y: Sequence[float]
+    staleness: Sequence[int]
+
+    @property
+    def keys(self) -> list[str]:
+        """The varied keys but the seed: curves of different seeds look alike."""
+        return [key for key in self.labels if key != "seed"]
+
+    @property
+    def panel(self) -> str:
+        """The title of the panel that shows this curve: the value of the last key, if there are several."""
+        return f"{self.keys[-1]}: {self.labels[self.keys[-1]]}" if len(self.keys) > 1 else ""
+
+    @property
+    def line(self) -> str:
+        """The name of this curve in the legend: the values of the other keys."""
+        others = self.keys[:-1] if len(self.keys) > 1 else self.keys
+        return ", ".join(self.labels[key] for key in others)
+
+
+def draw(curves: Sequence[Curve], path: Path) -> None:
+    """Write a PNG with a column of panels for each value of the last key, and a line for each of the others.
+
+    Args:
+        curves: One curve a case.
+        path: The file.
+    """
+    from matplotlib.figure import Figure  # heavy: only when something is drawn
+
+    panels = list(dict.fromkeys(c.panel for c in curves))
+    lines = list(dict.fromkeys(c.line for c in curves))
+    rows = 2 if any(c.staleness for c in curves) else 1
+    width, legend = max(3.6 * len(panels), 6.0), 0.22 * -(-len(lines) // MAX_LEGEND_COLUMNS)
+    figure = Figure((width, 2.8 * rows + legend), dpi=130, layout="constrained")
+    axes = figure.subplots(rows, len(panels), squeeze=False, sharey="row")
+    several_seeds = len({(c.panel, c.line) for c in curves}) < len(curves)
+    width = 0.9 if several_seeds else 1.6
+    styles = {
+        line: {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[i % len(DASHES)], "lw": width}
+        for i, line in enumerate(lines)
+    }
+    drawn: dict[str, Any] = {}
+    for curve in curves:
+        axis = axes[0][panels.index(curve.panel)]
+        (drawn[curve.line],) = axis.plot(curve.x, curve.y, **styles[curve.line])
+        axis.set(title=curve.panel, xlabel=curve.axis)
+    axes[0][0].set_ylabel("mean accuracy")
+    if rows == 2:
+        axes[1][0].set_ylabel("share of arrivals")
+        for panel, axis in zip(panels, axes[1], strict=True):
+            _histograms(axis, [c for c in curves if c.panel == panel and c.staleness], styles)
+    for axis in axes.flat:
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    if any(lines):
+        looks = {"ncols": MAX_LEGEND_COLUMNS, "fontsize": 8, "frameon": False}
+        figure.legend(drawn.values(), drawn, loc="outside lower center", **looks)
+    figure.savefig(path)
+
+
+def _histograms(axis: Any, curves: Sequence[Curve], styles: Mapping[str, dict[str, Any]]) -> None:
+    """Draw the distribution of staleness of each line; only one where all lines have the same."""
+    axis.set(xlabel="staleness, server steps", yscale="log")
+    staleness: dict[str, list[int]] = {}
+    for curve in curves:
+        staleness.setdefault(curve.line, []).extend(curve.staleness)
+    same = all(values == staleness[curves[0].line] for values in staleness.values())
+    for line, values in [*staleness.items()][: 1 if same else None]:
+        width = max(1, -(-(max(values) + 1) // MAX_BINS))
+        counts = Counter(value // width for value in values)
+        bins = range(max(counts) + 1)
+        shares = [counts[b] / len(values) for b in bins]
+        style = SHARED_STYLE if same else styles[line]
+        axis.step([b * width for b in bins], shares, where="mid", **style)
