@@ -90,7 +90,7 @@ def find(name: str) -> Path:
             for path in (root / known, root / f"{known}.yaml"):
                 if os.path.isfile(path):
                     if known != name:
-                        say_once(f"{name} is now {known}")
+                        warn_once(f"{name} is now {known}")
                     return path
     require(not os.path.exists(name), "CONFIG", name, "is no file; name a YAML file")
     shipped = sorted(path.relative_to(SHIPPED).as_posix() for path in SHIPPED.rglob("*.yaml"))

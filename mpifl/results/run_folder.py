@@ -96,9 +96,7 @@ def unused_id(parent: Path, name: str, run_id: str) -> str:
 
 def is_begun(folder: Path) -> bool:
     """Return whether there is a run to resume; remove a folder in which none has started."""
-    if (
-        not (folder / "run.json").exists() and folder.exists()
-    ):  # the process ended while it created the folder
+    if not (folder / "run.json").exists() and folder.exists():  # the process ended during its creation
         for name in ("config.yaml", ".writable"):
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # not empty: it is something else
