@@ -86,9 +86,17 @@ def the_method_of_the_page(folder: Path, said: str) -> None:
     assert "round 2/2" in said
 
 
+def a_run_from_python(folder: Path, said: str) -> None:
+    """What Python printed is what the run folder says."""
+    (run,) = (folder / "runs").iterdir()
+    assert said.split()[0] == str(summary_of(run)["accuracy_mean"])
+    assert summary_of(run)["rounds"] == 1
+
+
 LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so after its commands
     "asynchrony.md": a_replay_is_its_run,
     "data.md": a_table_a_sheet_and_a_run,
+    "running.md": a_run_from_python,
     "writing-a-method.md": the_method_of_the_page,
 }
 
@@ -142,6 +150,10 @@ def test_the_methods_that_pages_show_are_those_that_run():
     assert (ROOT / "mpifl" / "algorithms" / "fedprox.py").read_text() in page
     (shown,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert shown in (ROOT / "docs" / "examples" / "fedavg_method.py").read_text()
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {mpifl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_readme_is_short():

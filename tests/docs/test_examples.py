@@ -72,12 +72,12 @@ def test_the_clustered_method_with_one_cluster_is_fedavg(tmp_path):
     assert summary(one)["digest"] == summary(fedavg)["digest"]
 
 
-def test_the_asynchronous_study_fills_its_table(tmp_path):
-    config = "docs/examples/async_study/study.yaml"
+def test_the_asynchronous_sweep_fills_its_table(tmp_path):
+    config = "docs/examples/async_study/sweep.yaml"
     words = ["-q", "--output.folder", str(tmp_path), "--rounds", "20", "--vary.seed", "[0]"]
-    assert cli.main(["study", config, *words]) == 0
+    assert cli.main(["sweep", config, *words]) == 0
     (folder,) = tmp_path.iterdir()
-    with (folder / "study.csv").open() as file:
+    with (folder / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["policy.staleness_a"] for row in rows] == ["ignored", "weighed"]
     assert all(float(row["staleness_max"]) > 0 for row in rows)
