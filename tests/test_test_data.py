@@ -31,7 +31,7 @@ from mpifl.core.types import Message, Notes, Report, Server, State, Vector
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.worker import Worker
-from mpifl.simulation.policies import Barrier, Buffer, EveryArrival, check
+from mpifl.simulation.policies import Barrier, Buffer, EveryArrival
 from mpifl.training import Learner, LocalClient
 
 MARK = 0.1234567  # the first pixel of a test image
@@ -170,7 +170,7 @@ def test_no_method_trains_or_chooses_on_test_data(case, world, tmp_path):
     assert {"accuracy", "loss", "accuracy_finetuned"} <= done.scores.keys()
     for policy in POLICIES:
         try:
-            check(method, policy)
+            policy.check(method)
         except UserError:
             continue
         done = run(method, world, tmp_path / "events", policy=policy)

@@ -21,8 +21,8 @@ from mpifl.comm import Transport, connect
 from mpifl.core.process import keep_freed, kilobytes, peak_bytes
 from mpifl.experiment.build import build, build_engine, build_server_step
 from mpifl.experiment.loader import load_everywhere
-from mpifl.runtime.recovery import obey, say
-from mpifl.runtime.synchronous import Rounds
+from mpifl.runtime.recovery import run_command, serve_commands
+from mpifl.runtime.synchronous import SynchronousEngine
 
 from .turns import Line
 
@@ -30,7 +30,7 @@ from .turns import Line
 class Turns:
     """Rounds of an engine that begin when it is this job's turn; every rank has one."""
 
-    def __init__(self, rounds: Rounds) -> None:
+    def __init__(self, rounds: SynchronousEngine) -> None:
         self.rounds, self.server_step, self.transport = (
             rounds,
             rounds.server_step,
@@ -44,11 +44,11 @@ class Turns:
             phases = self.server_step.watch.take()
             self.used = self.transport.gather((usage(), phases, self.transport.traffic.bytes), "control")
         else:
-            self.rounds._act(word)  # what a run of this engine does at that word
+            self.rounds.execute(word)  # what a run of this engine does at that word
 
     def say(self, word: str) -> None:
         """Say a word to every rank; on rank 0."""
-        say(self.server_step, word, self.act)
+        run_command(self.server_step, word, self.act)
 
     def lead(self, line: Line) -> None:
         """Take turns until there are no more; on rank 0."""
@@ -100,12 +100,12 @@ def _run(transport: Transport, path: str, name: str, options: list[str]) -> None
     try:
         server_step = build_server_step(context, store)
         rounds = build_engine(context, server_step)
-        assert isinstance(rounds, Rounds), "only synchronous rounds are measured"
+        assert isinstance(rounds, SynchronousEngine), "only synchronous rounds are measured"
         turns = Turns(rounds)
         if transport.is_server:
             turns.lead(Line.to(path))
         else:
-            obey(server_step, turns.act)
+            serve_commands(server_step, turns.act)
     finally:
         store.close()
 

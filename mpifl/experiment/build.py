@@ -26,14 +26,15 @@ from mpifl.core.rng import key
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, PoolFederation, open_federation, open_public
 from mpifl.models import AUTOENCODERS
-from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.asynchronous import AsynchronousEngine
+from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
-from mpifl.runtime.run_state import Checkpointer, Never
+from mpifl.runtime.run_state import Checkpointer
 from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig
-from mpifl.runtime.synchronous import Rounds
+from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.clock import Clock
-from mpifl.simulation.policies import Synchronous, open_clock
+from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.training import Learner, pick_stack, public_clients, stackable
 
@@ -175,8 +176,7 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
     except CacheMissing:
         federation = open_federation(data, seed)
     federation.keep(config.system.sample_cache_mb)
-    if not isinstance(config.policy, Synchronous):
-        config.policy.begin(federation)
+    config.policy.prepare(federation)
     return federation
 
 
@@ -296,7 +296,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
 def _check_absent(config: Config, federation: Federation) -> tuple[int, ...]:
     """Return the clients that are not there at first."""
     wanted = config.newcomers
-    rounds = not (wanted.share or wanted.groups) or isinstance(config.policy, Synchronous)
+    rounds = not (wanted.share or wanted.groups) or config.policy.synchronous
     require(rounds, "newcomers.share", wanted.share, "newcomers join under policy rounds only")
     if not wanted.groups:
         return newcomers(wanted.share, federation.num_clients, key(config.seed.system))
@@ -312,14 +312,9 @@ def _check_times(config: Config, parts: Parts, num_sampled: int) -> Clock | None
     n, duration = parts.problem.num_clients, visit_duration_of(config, parts.problem)
     for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
         duration.end(k, 0, 0.0)
-    if isinstance(config.policy, Synchronous):
-        return None
-    remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
-    require(not config.network.shared, "network.cast", config.network.cast, remedy)
     check_sections(config)
-    config.policy.concurrency(n, num_sampled)
-    duration = config.policy.paced(duration, parts.federation)
-    return open_clock(config.clock, config.policy, duration, n, key(config.seed.system))
+    system = key(config.seed.system)
+    return config.policy.open_clock(config.clock, duration, parts.federation, num_sampled, system)
 
 
 def _check_stack(config: Config, parts: Parts, most: int) -> int:
@@ -330,7 +325,7 @@ def _check_stack(config: Config, parts: Parts, most: int) -> int:
         parts: what rank 0 built.
         most: clients of a round at each worker.
     """
-    asked, synchronous = config.system.stack, isinstance(config.policy, Synchronous)
+    asked, synchronous = config.system.stack, config.policy.synchronous
     if asked > 1:
         require(synchronous, "system.stack", asked, "clients are stacked under policy rounds only; take 1")
         remedy = "a model with dropout, batch norm, buffers or hooks cannot be stacked; take 1"
@@ -372,47 +367,66 @@ def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
             stack=decisions.stack,
             drops=config.on_client_error == DROP,
             direct=decisions.mpi_memory == DEVICE,
-            synchronous=isinstance(config.policy, Synchronous),
+            synchronous=config.policy.synchronous,
         )
     )
+
+
+OnArrivals = Callable[[Sequence[dict[str, Any]]], None]
+
+
+@dataclass(frozen=True)
+class _Engines:
+    """Makes the engine that the policy asks for."""
+
+    context: RunContext
+    server_step: ServerStep
+    on_arrivals: OnArrivals
+    checkpointer: Checkpointer | None
+
+    @property
+    def _evaluation(self) -> EvaluationSchedule:
+        evaluation = self.context.config.evaluation
+        return EvaluationSchedule(self.context.evaluated_clients, evaluation.every, evaluation.at_start)
+
+    def synchronous(self) -> Engine:
+        return SynchronousEngine(
+            server_step=self.server_step,
+            sampler=self.context.sampler,
+            num_rounds=self.context.config.rounds,
+            evaluation=self._evaluation,
+            duration=self.context.duration,
+            checkpointer=self.checkpointer,
+        )
+
+    def asynchronous(self, policy: AsynchronousPolicy) -> Engine:
+        clock = self.context.decisions.clock
+        assert clock is not None, "the policy opened one"
+        return AsynchronousEngine(
+            server_step=self.server_step,
+            policy=policy,
+            clock=clock,
+            sampler=self.context.sampler,
+            num_steps=self.context.config.rounds,
+            evaluation=self._evaluation,
+            key=self.context.system_key,
+            on_arrivals=self.on_arrivals,
+            checkpointer=self.checkpointer,
+        )
 
 
 def build_engine(
     context: RunContext,
     server_step: ServerStep,
-    on_events: Callable[[Sequence[dict[str, Any]]], None] = lambda rows: None,
+    on_arrivals: OnArrivals = lambda rows: None,
     checkpointer: Checkpointer | None = None,
-) -> Rounds | Events:
-    """Return what drives the server steps: rounds, or events under a policy and a clock.
+) -> Engine:
+    """Return the engine that the policy makes.
 
     Args:
         context: of the run.
         server_step: as `build_server_step` returned it.
-        on_events: is given the rows of events.csv as they come, on rank 0.
+        on_arrivals: is given the rows of events.csv as they come, on rank 0.
         checkpointer: writes the state between steps; None writes nothing.
     """
-    config, clock = context.config, context.decisions.clock
-    if clock is None:
-        return Rounds(
-            server_step=server_step,
-            sampler=context.sampler,
-            num_rounds=config.rounds,
-            evaluated_clients=context.evaluated_clients,
-            judge_every=config.evaluation.every,
-            judge_first=config.evaluation.at_start,
-            duration=context.duration,
-            checkpointer=checkpointer or Never(),
-        )
-    return Events(
-        server_step=server_step,
-        policy=config.policy,
-        clock=clock,
-        sampler=context.sampler,
-        num_steps=config.rounds,
-        evaluated_clients=context.evaluated_clients,
-        judge_every=config.evaluation.every,
-        judge_first=config.evaluation.at_start,
-        key=context.system_key,
-        on_events=on_events,
-        checkpointer=checkpointer,
-    )
+    return context.config.policy.make_engine(_Engines(context, server_step, on_arrivals, checkpointer))

@@ -140,7 +140,7 @@ class Checkpoints(Checkpointer):
         self._held = dict(content.clients)
         self.written = self.tried = content.step
         assert self.recorder is not None
-        self.recorder.restore(content.values["recorder"], content.metrics, content.events[0])
+        self.recorder.load_state_dict(content.values["recorder"], content.metrics, content.events[0])
         warn(f"going on after step {content.step}")
         values = dict(content.values["engine"])
         return Saved(content.step, dict(content.tensors), dict(content.arrays), values)
@@ -161,7 +161,7 @@ class Checkpoints(Checkpointer):
         assert self.recorder is not None
         start = time.monotonic()
         self.tried, self.since = saved.step, start
-        recorder_state = self.recorder.state()  # writes the rows of events.csv that are still in memory
+        recorder_state = self.recorder.state_dict()  # writes the rows of events.csv that are still in memory
         metrics = self.recorder.metrics.path
         content = checkpoint_files.Content(
             step=saved.step,
@@ -194,7 +194,7 @@ class Checkpoints(Checkpointer):
             force_to_disk(events.path)
         return self._events_size, self._events_sha.hexdigest()
 
-    def fail(self, step: int, error: OSError) -> None:
+    def write_failed(self, step: int, error: OSError) -> None:
         """Warn that a checkpoint could not be written; the run goes on, and earlier checkpoints stay."""
         self.tried, self.since = step, time.monotonic()
         with suppress(OSError):

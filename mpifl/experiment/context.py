@@ -16,7 +16,6 @@ from mpifl.core.types import ProblemInfo
 from mpifl.results.identity import identity
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration, visit_duration
-from mpifl.simulation.policies import Synchronous
 from mpifl.simulation.sampling import Sampler
 from mpifl.training import Learner
 
@@ -106,11 +105,6 @@ class RunContext:
     def duration(self) -> VisitDuration:
         """How long visits take on devices and links."""
         return visit_duration_of(self.config, self.problem)
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether the run takes rounds, one after the other."""
-        return isinstance(self.config.policy, Synchronous)
 
     @property
     def evaluated_clients(self) -> np.ndarray:

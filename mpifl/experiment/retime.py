@@ -18,7 +18,6 @@ from mpifl.core.rng import key
 from mpifl.results import run_folder as folders
 from mpifl.results.reader import OLD_NAMES, Run, load
 from mpifl.simulation.durations import VisitDuration, visit_duration
-from mpifl.simulation.policies import Synchronous
 from mpifl.traffic.ledger import Moved
 
 from . import loader
@@ -47,7 +46,7 @@ def retime(name: str, options: Sequence[str]) -> Path:
     before = loader.renamed(run.config)
     old = loader.from_tree(Config, before)
     remedy = "which upload comes first depends on the network: run it again under the new one"
-    require(isinstance(old.policy, Synchronous), "RUN", name, remedy)
+    require(old.policy.fixed_visits, "RUN", name, remedy)
     remedy = "has no visits.csv, from which the times are computed; run it again"
     require(bool(run.rows("visits.csv")), "RUN", name, remedy)
     place = {"output": {"folder": str(run.folder.parent), "id": None}}
@@ -59,7 +58,7 @@ def retime(name: str, options: Sequence[str]) -> Path:
 def same_training(a: Config, b: Config) -> bool:
     """Return whether two runs are synchronous and differ at most in network, delays and availability."""
     rest = [replace(c, network=a.network, delay=a.delay, availability=a.availability) for c in (a, b)]
-    rounds = isinstance(a.policy, Synchronous) and isinstance(b.policy, Synchronous)
+    rounds = a.policy.fixed_visits and b.policy.fixed_visits
     return rounds and replace(rest[0], output=b.output) == rest[1]
 
 

@@ -27,11 +27,9 @@ from mpifl.results.logging import RankLog, warn_once
 from mpifl.results.metrics import mixture_kl
 from mpifl.results.recorder import Recorder, digest
 from mpifl.results.supervision import Progress, Signals, Watchdog
-from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.engine import Record
 from mpifl.runtime.recovery import regroup
 from mpifl.runtime.server_step import ServerStep
-from mpifl.runtime.synchronous import Record
-from mpifl.simulation.clock import Replay
 from mpifl.traffic.ledger import Moved
 
 from . import loader
@@ -88,7 +86,7 @@ def run(
             engine = build_engine(context, server_step, arrived, checkpoints)
             with watchdog:
                 server = engine.run(observer(context, server_step, recorder, progress), saved)
-            more = engine.summary() if isinstance(engine, Events) and transport.is_server else {}
+            more = engine.summary() if transport.is_server else {}
             finish(context, server_step, recorder, server, start, more)
         if recorder is None:
             return None
@@ -104,8 +102,8 @@ def announce(context: RunContext, say: Say, bind_report: bool) -> None:
     config = context.config
     if bind_report:
         print(table(context.places), flush=True)
-    if isinstance(config.clock, Replay):
-        say(f"times are those of {config.clock.trace}, not of delay, network and availability")
+    if config.clock.remark:
+        say(config.clock.remark)
     say(line(context.identity))
     if bindings.PROBLEM and config.system.kernels and config.system.device != "cuda":
         warn_once(

@@ -19,13 +19,12 @@ from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
 from mpifl.models import MODELS
 from mpifl.runtime.run_state import CheckpointConfig
-from mpifl.simulation.clock import CLOCKS, VirtualTime, WallTime
+from mpifl.simulation.clock import CLOCKS, ClockConfig, VirtualTime
 from mpifl.simulation.delays import DELAYS, Constant, Delay
 from mpifl.simulation.durations import Availability
 from mpifl.simulation.network import NETWORKS, Links, Network
-from mpifl.simulation.policies import POLICIES, ClientDecides, Synchronous
-from mpifl.simulation.policies import check as check_method
-from mpifl.simulation.upload_triggers import UPLOADS
+from mpifl.simulation.policies import POLICIES, ClientDecides, Policy, Synchronous
+from mpifl.simulation.upload_triggers import UPLOAD_TRIGGERS
 from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.payload import Payload
 from mpifl.training import LocalConfig
@@ -231,12 +230,12 @@ class Config:
     output: OutputConfig = OutputConfig()
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     newcomers: Newcomers = Newcomers()
-    policy: Any = field(default_factory=Synchronous)
+    policy: Policy = field(default_factory=Synchronous)
     delay: Delay = field(default_factory=Constant)
     network: Network = field(default_factory=Links)
     payload: Payload = field(default_factory=Payload)
     availability: Availability = field(default_factory=Availability)
-    clock: Any = field(default_factory=VirtualTime)
+    clock: ClockConfig = field(default_factory=VirtualTime)
     vary: dict | None = None  # any keys
 
     def __post_init__(self) -> None:
@@ -260,7 +259,7 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (Config, "delay"): DELAYS,
     (Config, "clock"): CLOCKS,
     (Config, "network"): NETWORKS,
-    (ClientDecides, "uploads"): UPLOADS,
+    (ClientDecides, "uploads"): UPLOAD_TRIGGERS,
     (Payload, "compression"): COMPRESSIONS,
     (SystemConfig, "cost"): COSTS,
     (DataConfig, "source"): SOURCES,
@@ -275,29 +274,20 @@ def check_sections(config: Config) -> None:
     Raises:
         UserError: the method cannot run under the policy, or a setting would have no effect.
     """
-    if not isinstance(config.policy, Synchronous):
-        check_method(config.algorithm, config.policy)
+    config.policy.check(config.algorithm)
     check_effects(config)
 
 
 def check_effects(config: Config) -> None:
     """Raise `UserError` where policy, clock or network leave something without effect that was given."""
     policy, clock, computing = config.policy, config.clock, config.network.computing
-    rounds = isinstance(policy, Synchronous)
-    remedy = "has no effect under policy rounds, whose virtual time follows delay and network; leave it out"
-    require(not rounds or clock == VirtualTime(), "clock", clock, remedy)
+    policy.check_clock(clock)
     remedy = "has no effect: this network brings computing times of its own; leave it out"
     require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
     away = config.availability
     remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
     require(bool(away.off_s) or away == Availability(), "availability.on_s", away.on_s, remedy)
-    why = ""
-    if isinstance(clock, WallTime) and not clock.scale:
-        why = "clock wall holds nobody back with scale 0; leave it out, or give a scale"
-    elif isinstance(clock, VirtualTime) and not rounds and not policy.in_seconds:
-        why = "the policy's virtual time is made of steps"
-        why += "; leave it out, or take policy every_arrival, or client_decides with uploads when_done"
-    if why:
+    if why := clock.ignores_delays(policy.in_seconds):
         for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
             value = getattr(config, name)
             require(value == plain, name, value, f"has no effect: {why}")

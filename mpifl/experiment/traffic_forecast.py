@@ -73,7 +73,7 @@ def forecast(context: RunContext) -> TrafficForecast:
     report, _ = algorithm.local_update(message, {}, _client(context), key(0))
     per_round = _round_bytes(context, server, upload_bytes(config.payload, report, message))
     why = algorithm.traffic_depends_on
-    if not context.is_synchronous:
+    if not context.config.policy.fixed_visits:
         why = UNDER_WAY
     elif context.decisions.absent:
         why = NEWCOMERS
@@ -96,7 +96,7 @@ def compared(context: RunContext, ledger: Ledger) -> dict[str, Any]:
         `down` and `up` in bytes, None where there is no forecast; `why` it is missing or wrong, or "".
     """
     down, up, why = None, None, UNDER_WAY
-    if context.is_synchronous:
+    if context.config.policy.fixed_visits:
         try:
             found = forecast(context)
         except Exception as error:  # a method's own; a finished run is not lost for want of a forecast
@@ -173,7 +173,7 @@ def _first_server(context: RunContext) -> tuple[Server, Bytes]:
 def _initial_clients(context: RunContext) -> np.ndarray:
     """Return the clients that give one-shot statistics before training."""
     algorithm, everyone = context.config.algorithm, np.arange(context.problem.num_clients)
-    if not (algorithm.needs.newcomers and context.is_synchronous):
+    if not (algorithm.needs.newcomers and context.config.policy.synchronous):
         return everyone
     address = key(context.config.seed.training, "founders")
     return algorithm.initial_clients(context.problem, everyone, address)

@@ -151,14 +151,14 @@ class Recorder:
         if len(self._arrivals) >= ROWS_AT_A_TIME:
             self._write_arrivals()
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what was remembered and is in no file yet; what JSON can hold."""
         self._write_arrivals()
         before = self._labels[-1].tolist() if self._labels else None
         placed = self._placed.tolist()
         return {"timing": self.timing, "last": self.last, "labels": before, "placed": placed}
 
-    def restore(self, state: Mapping[str, Any], metrics: bytes, events: int) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], metrics: bytes, events: int) -> None:
         """Go on from a state; put the tables back to what they were then.
 
         Args:

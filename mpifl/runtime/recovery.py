@@ -1,4 +1,4 @@
-"""Words that rank 0 says and every rank obeys, said again after the loss of a rank."""
+"""Commands that rank 0 gives and every rank carries out, given again after the loss of a rank."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from mpifl.comm import RankLost
 
 from .server_step import ServerStep
 
-Act = Callable[[str], None]
+Execute = Callable[[str], None]
 LOG = logging.getLogger("mpifl.failures")
-LAST = ("end",)
+END = "end"  # the last command
 
 
-def say(server_step: ServerStep, word: str, act: Act) -> None:
-    """Have every rank do something, again if a rank is lost meanwhile; on rank 0."""
+def run_command(server_step: ServerStep, command: str, execute: Execute) -> None:
+    """Have every rank execute a command, again if a rank is lost meanwhile; on rank 0.
+
+    Args:
+        server_step: of this rank.
+        command: one word.
+        execute: carries it out on this rank; what it changed is rolled back where it is repeated.
+    """
     known = len(server_step.dropped)
     while True:
         try:
-            server_step.transport.bcast(word, "control")
-            act(word)
+            server_step.transport.bcast(command, "control")
+            execute(command)
             server_step.ledger.commit()
             return
         except RankLost:
@@ -31,20 +37,20 @@ def say(server_step: ServerStep, word: str, act: Act) -> None:
             regroup(server_step)
 
 
-def obey(server_step: ServerStep, act: Act) -> None:
-    """Do what rank 0 says until it says the last word; on the other ranks."""
-    word = ""
-    while word not in LAST:
+def serve_commands(server_step: ServerStep, execute: Execute) -> None:
+    """Execute the commands of rank 0 until the last one; on the other ranks."""
+    command = ""
+    while command != END:
         try:
-            word = server_step.transport.bcast(None, "control")
-            act(word)
+            command = server_step.transport.bcast(None, "control")
+            execute(command)
         except RankLost:
-            word = ""
+            command = ""
             regroup(server_step)
 
 
 def regroup(server_step: ServerStep) -> None:
-    """Go on with the ranks that are left, and say so; every one of them calls."""
+    """Go on with the ranks that are left, and log it; every one of them calls."""
     transport, start = server_step.transport, perf_counter()
     known = len(transport.lost)
     while True:
@@ -53,8 +59,8 @@ def regroup(server_step: ServerStep) -> None:
             break
         except RankLost:
             continue
-    gone = "; ".join(transport.lost[known:])
-    text = f"lost {gone}. {transport.size} ranks go on, after {perf_counter() - start:.2f} s"
+    lost = "; ".join(transport.lost[known:])
+    text = f"lost {lost}. {transport.size} ranks go on, after {perf_counter() - start:.2f} s"
     LOG.warning(text)
     if transport.is_server:
         print(f"mpifl: {text}; what it held is done again", file=sys.stderr, flush=True)

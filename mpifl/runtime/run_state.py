@@ -1,13 +1,10 @@
-"""What a run must remember to go on as if nothing had happened, and how the parts of an engine become it.
-
-When the state of a run is written, and how its parts come together; every rank walks `save`.
-"""
+"""The state of a run between two steps, and how every rank takes part in writing it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,97 +15,24 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.errors import require
 from mpifl.core.types import Server
 
-from .hook_errors import Dropped
 from .server_step import ServerStep
 
-
-@dataclass
-class Saved:
-    """The state of a run between two steps; nothing in it depends on the number of ranks.
-
-    Attributes:
-        step: server steps taken.
-        tensors: rows of tables, and rows that visits under way have read.
-        arrays: small arrays, of numbers or short strings.
-        values: what JSON can hold.
-        states: (kind, client, visit) of what clients keep between visits; lives in files of its own.
-    """
-
-    step: int
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
-    states: tuple[tuple[str, int, int], ...] = ()
-
-    def put_arrays(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Add arrays under a prefix."""
-        self.arrays |= {f"{prefix}/{name}": np.asarray(value) for name, value in arrays.items()}
-
-    def take_arrays(self, prefix: str) -> dict[str, np.ndarray]:
-        """Return the arrays under a prefix."""
-        start = f"{prefix}/"
-        return {n.removeprefix(start): a for n, a in self.arrays.items() if n.startswith(start)}
-
-    def put_server(self, prefix: str, server: Server, tables: Mapping[str, torch.Tensor]) -> None:
-        """Add a server, its rows being `tables`."""
-        self.tensors |= {f"{prefix}/{name}": rows for name, rows in tables.items()}
-        self.put_arrays(f"{prefix}/memo", server.algorithm_state)
-        self.arrays[f"{prefix}/assign"] = np.asarray(server.assign)
-        self.values[prefix] = {
-            "version": server.version,
-            "tables": list(tables),
-            "memo": list(server.algorithm_state),
-        }
-
-    def take_server(self, prefix: str) -> Server:
-        """Return the server under a prefix."""
-        about = self.values[prefix]
-        return Server(
-            tables={name: self.tensors[f"{prefix}/{name}"] for name in about["tables"]},
-            assign=self.arrays[f"{prefix}/assign"],
-            algorithm_state={name: self.arrays[f"{prefix}/memo/{name}"] for name in about["memo"]},
-            version=about["version"],
-        )
-
-
-def states_of(server_step: ServerStep) -> tuple[tuple[str, int, int], ...]:
-    """Return (kind, client, visit) of what clients keep now; on rank 0."""
-    needs = server_step.algorithm.needs
-    kinds = ["state"] * needs.state + ["upload"] * (needs.memory is not None)
-    kinds += ["error"] * server_step.ledger.payload.error_feedback
-    met = np.flatnonzero(server_step.visits).tolist() if kinds else []
-    return tuple((kind, k, int(server_step.visits[k])) for kind in kinds for k in met)
-
-
-def put_stepper(saved: Saved, server_step: ServerStep) -> None:
-    """Add what the server_step remembers between steps."""
-    saved.put_arrays("ledger", server_step.ledger.state())
-    saved.arrays["visits"] = server_step.visits
-    saved.values["dropped"] = [asdict(d) for d in server_step.dropped]
-    saved.states = states_of(server_step)
-
-
-def take_stepper(saved: Saved, server_step: ServerStep) -> None:
-    """Give the server_step back what it remembered."""
-    server_step.ledger.restore(saved.take_arrays("ledger"))
-    server_step.visits = saved.arrays["visits"].copy()
-    server_step.dropped = [Dropped(**d) for d in saved.values["dropped"]]
-
-
-SAVE, STOP = "save", "stop"
+SAVE, STOP = "save", "stop"  # commands: write a checkpoint; write one and end the run
 FileSums = dict[str, tuple[int, str]]  # file name -> (bytes, SHA-256)
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state of a run is written so that `mpifl resume` can go on from it. Whatever is set here,
-    SIGUSR1 writes and goes on; SIGTERM, SIGINT and SIGUSR2 finish the step, write, and end with exit code 75.
-    Unless both are 0, the first one is written after the first step.
+    """When the state of a run is written, so that `mpifl resume` can go on from it.
+
+    Whatever is set here, SIGUSR1 writes and goes on; SIGTERM, SIGINT and SIGUSR2 finish the step, write, and
+    end with exit code 75. Unless `every` and `minutes` are both 0, the first checkpoint is written after the
+    first step.
 
     Attributes:
         every: server steps between checkpoints; 0 for none by steps.
         minutes: real minutes between checkpoints; 0 for none by time.
-        keep: how many are kept.
+        keep: how many checkpoints are kept.
     """
 
     every: int = 0
@@ -121,8 +45,73 @@ class CheckpointConfig:
         require(self.keep >= 2, "keep", self.keep, "take 2 or more: one may turn out damaged")
 
 
+@dataclass
+class Saved:
+    """The state of a run between two steps; nothing in it depends on the number of ranks.
+
+    Attributes:
+        step: server steps taken.
+        tensors: rows of tables, and rows that visits under way have read.
+        arrays: small arrays, of numbers or short strings.
+        values: what JSON can hold.
+    """
+
+    step: int
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def put_arrays(self, prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Add arrays under a prefix."""
+        self.arrays |= {f"{prefix}/{name}": np.asarray(value) for name, value in arrays.items()}
+
+    def arrays_under(self, prefix: str) -> dict[str, np.ndarray]:
+        """Return the arrays under a prefix."""
+        start = f"{prefix}/"
+        return {n.removeprefix(start): a for n, a in self.arrays.items() if n.startswith(start)}
+
+    def put_server(self, prefix: str, server: Server, tables: Mapping[str, torch.Tensor]) -> None:
+        """Add a server under a prefix.
+
+        Args:
+            prefix: distinguishes it from other servers.
+            server: its tables may be spread over ranks.
+            tables: all rows of its tables.
+        """
+        self.tensors |= {f"{prefix}/{name}": rows for name, rows in tables.items()}
+        self.put_arrays(f"{prefix}/memo", server.algorithm_state)
+        self.arrays[f"{prefix}/assign"] = np.asarray(server.assign)
+        self.values[prefix] = {
+            "version": server.version,
+            "tables": list(tables),
+            "memo": list(server.algorithm_state),
+        }
+
+    def server_under(self, prefix: str) -> Server:
+        """Return the server under a prefix."""
+        about = self.values[prefix]
+        return Server(
+            tables={name: self.tensors[f"{prefix}/{name}"] for name in about["tables"]},
+            assign=self.arrays[f"{prefix}/assign"],
+            algorithm_state={name: self.arrays[f"{prefix}/memo/{name}"] for name in about["memo"]},
+            version=about["version"],
+        )
+
+    def put_step_state(self, server_step: ServerStep) -> None:
+        """Add the state of the server step."""
+        state = server_step.state_dict()
+        self.put_arrays("ledger", state.pop("ledger"))
+        self.arrays["visits"] = state.pop("visits")
+        self.values |= state
+
+    def load_step_state(self, server_step: ServerStep) -> None:
+        """Restore the state of the server step."""
+        state = {"ledger": self.arrays_under("ledger"), "visits": self.arrays["visits"]}
+        server_step.load_state_dict({**state, "dropped": self.values["dropped"]})
+
+
 class Checkpointer(ABC):
-    """Decides when to write, and writes."""
+    """Decides when to write a checkpoint, and writes it."""
 
     @abstractmethod
     def due(self, step: int) -> str:
@@ -131,40 +120,45 @@ class Checkpointer(ABC):
     @property
     @abstractmethod
     def clients(self) -> Path:
-        """The folder of what clients keep between visits."""
+        """The folder for the files in which clients keep state between visits."""
 
     @property
     @abstractmethod
     def held(self) -> Mapping[str, tuple[int, str]]:
-        """The files of clients that the last checkpoint holds; on rank 0."""
+        """The clients' files that the last checkpoint holds; on rank 0."""
 
     @abstractmethod
     def write(self, saved: Saved, files: FileSums) -> None:
-        """Write a checkpoint; `files` are those of `saved.states`. On rank 0."""
+        """Write a checkpoint; on rank 0.
 
-    def fail(self, step: int, error: OSError) -> None:
-        """The state after a step could not be written, here or on another rank; on rank 0."""
+        Args:
+            saved: the state.
+            files: the clients' files that belong to it.
+        """
+
+    def write_failed(self, step: int, error: OSError) -> None:
+        """Handle an error with which the state after a step was not written on some rank; on rank 0."""
         raise error
 
     @abstractmethod
     def stop(self, step: int) -> None:
-        """Raise `Stopped`; every rank."""
+        """Raise `Stopped`; every rank calls."""
 
 
-class Never(Checkpointer):
+class NoCheckpoints(Checkpointer):
     """Writes nothing."""
 
     clients, held = Path(), {}
 
     def due(self, step: int) -> str:
-        """Never."""
+        """Return nothing."""
         return ""
 
     def write(self, saved: Saved, files: FileSums) -> None:
-        """Nothing is ever due."""
+        """Write nothing: it is never due."""
 
     def stop(self, step: int) -> None:
-        """Nobody asks."""
+        """Do nothing: it is never due."""
 
 
 def save(
@@ -174,68 +168,81 @@ def save(
     saved: Saved | None,
     alone: bool,
 ) -> None:
-    """Write a checkpoint. Every rank calls, unless rank 0 does it `alone`: where all is at hand.
+    """Write a checkpoint; every rank calls, or rank 0 `alone`.
 
     Args:
-        saved: what the engine adds, on rank 0.
+        server_step: of this rank.
+        server: on rank 0.
+        checkpointer: writes.
+        saved: the state of the engine, on rank 0; the other parts are added here.
+        alone: rank 0 can read all tables and all files of clients, and the other ranks do not call.
     """
+    files, problem = _keep_client_states(server_step, checkpointer, alone)
     tables: dict[str, torch.Tensor | None] = {}
-    files, problem = _keep_states(server_step, checkpointer, alone)
     if alone:
         assert server is not None
         tables = dict(server.tables)
     else:
-        names = server_step.transport.bcast(
-            sorted(server.tables) if server is not None else None, "checkpoint"
-        )
+        names = sorted(server.tables) if server is not None else None
+        names = server_step.transport.bcast(names, "checkpoint")
         tables = {name: server_step.tables.whole(name) for name in names}
     if server is None or saved is None:
         return
     saved.put_server("server", server, {n: t for n, t in tables.items() if t is not None})
-    put_stepper(saved, server_step)
+    saved.put_step_state(server_step)
     try:
         if problem is not None:
             raise problem
         checkpointer.write(saved, files)
     except OSError as error:
-        checkpointer.fail(saved.step, error)
+        checkpointer.write_failed(saved.step, error)
 
 
 def needs_workers(server_step: ServerStep) -> bool:
-    """Return whether other ranks hold what rank 0 cannot reach: states of clients on other nodes."""
+    """Return whether clients keep state on nodes whose files rank 0 cannot read."""
     transport = server_step.transport
     here = transport.nodes[transport.rank]
     return server_step.scheduler.pinned and any(node != here for node in transport.nodes)
 
 
-def _keep_states(
+def client_states(server_step: ServerStep) -> list[tuple[str, int, int]]:
+    """Return (kind, client, visit) of what clients keep between visits; on rank 0."""
+    needs = server_step.algorithm.needs
+    kinds = ["state"] * needs.state + ["upload"] * (needs.memory is not None)
+    kinds += ["error"] * server_step.ledger.payload.error_feedback
+    visited = np.flatnonzero(server_step.visits).tolist() if kinds else []
+    return [(kind, k, int(server_step.visits[k])) for kind in kinds for k in visited]
+
+
+def _keep_client_states(
     server_step: ServerStep, checkpointer: Checkpointer, alone: bool
 ) -> tuple[FileSums, OSError | None]:
-    """Bring what clients keep into the checkpoints' folder, each file once; return on rank 0 all files, and
-    why one could not be written.
+    """Copy each file of a client into the checkpoints' folder once.
+
+    Return, on rank 0, all files and the error with which one was not copied.
     """
     transport, store = server_step.transport, server_step.store
-    task_batches, held = None, {}
+    names_of_ranks, held = None, {}
     if transport.is_server:
-        names = {store.name(*which): which[1] for which in states_of(server_step)}
+        names = {store.name(*which): which[1] for which in client_states(server_step)}
         held = {name: checkpointer.held[name] for name in names if name in checkpointer.held}
         todo = {name: k for name, k in names.items() if name not in held}
         ranks = [0] * len(todo) if alone else server_step.scheduler.reach([*todo.values()])
-        task_batches = [
+        names_of_ranks = [
             [n for n, r in zip(todo, ranks, strict=True) if r == rank] for rank in range(transport.size)
         ]
     if alone:
-        assert task_batches is not None
-        files, problem = _kept(store, task_batches[0], checkpointer.clients)
+        assert names_of_ranks is not None
+        files, problem = _keep(store, names_of_ranks[0], checkpointer.clients)
         return held | files, problem
-    mine = transport.scatter(task_batches, "checkpoint")
-    parts = transport.gather(_kept(store, mine, checkpointer.clients), "checkpoint") or ()
+    mine = transport.scatter(names_of_ranks, "checkpoint")
+    parts = transport.gather(_keep(store, mine, checkpointer.clients), "checkpoint") or ()
     files = {name: sums for part in (held, *(files for files, _ in parts)) for name, sums in part.items()}
     return files, next((problem for _, problem in parts if problem is not None), None)
 
 
-def _kept(store: ClientStore, names: Sequence[str], folder: Path) -> tuple[FileSums, OSError | None]:
-    """Return the files that were brought to a folder, and why one could not be."""
+def _keep(store: ClientStore, names: Sequence[str], folder: Path) -> tuple[FileSums, OSError | None]:
+    """Return the files that were copied to a folder, and the error with which one was not."""
     try:
         return store.keep(names, folder), None
     except OSError as error:

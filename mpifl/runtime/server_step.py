@@ -162,17 +162,15 @@ class ServerStep:
     def state_dict(self) -> dict[str, Any]:
         """Return what is remembered between steps besides the server; on rank 0."""
         return {
-            "ledger": self.ledger.state(),
+            "ledger": self.ledger.state_dict(),
             "visits": self.visits,
-            "train_metrics": dict(self.train_metrics),
             "dropped": [asdict(d) for d in self.dropped],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; on rank 0."""
-        self.ledger.restore(state["ledger"])
+        self.ledger.load_state_dict(state["ledger"])
         self.visits = state["visits"].copy()
-        self.train_metrics = dict(state["train_metrics"])
         self.dropped = [Dropped(**d) for d in state["dropped"]]
 
     # -- one step --------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""The synchronous engine: cohorts, one after the other."""
+"""The synchronous engine: cohorts, one after the other, over collectives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -13,108 +12,84 @@ from mpifl.core.types import Server
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.sampling import Sampler
 
-from .recovery import obey, say
-from .run_state import SAVE, STOP, Checkpointer, Never, Saved, save, take_stepper
+from .engine import Engine, EvaluationSchedule, Record
+from .recovery import END, run_command, serve_commands
+from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep
 
 
-@dataclass(frozen=True)
-class Record:
-    """What rank 0 knows after a step.
+class SynchronousEngine(Engine):
+    """Runs synchronous rounds.
 
-    Attributes:
-        step: 0 before the first.
-        cohort: who took part.
-        scores: name -> value of each evaluated client; None where the step was not evaluated.
-        evaluated: the evaluated clients.
-        train: means of what the clients reported.
-        seconds: since the run began.
-        virtual_seconds: on the clock of the simulated federation, where there is one.
-        timing: rank -> phase -> seconds since the last record with scores; empty otherwise.
-    """
+    Rank 0 gives one command at a time, every rank executes it. After the loss of a rank the command is given
+    again to those that are left.
 
-    step: int
-    server: Server
-    cohort: np.ndarray
-    evaluated_clients: np.ndarray
-    scores: dict[str, np.ndarray] | None
-    train: dict[str, float]
-    seconds: float
-    timing: list[dict[str, float]]
-    virtual_seconds: float | None = None
-
-
-@dataclass
-class Rounds:
-    """Runs `num_rounds` synchronous rounds. Rank 0 says what is done next, every rank does it: a rank that
-    was lost on the way only means that the word is said again.
-
-    Attributes:
+    Args:
         server_step: takes the steps.
         sampler: draws the cohorts.
-        judge_every: rounds between evaluations; the last round is always evaluated. 0: only the last.
-        evaluated: the clients that are evaluated.
-        judge_first: whether to evaluate before the first round.
-        duration: how long visits take in virtual seconds; a round takes as long as its slowest client.
-        checkpointer: writes the state between rounds.
+        num_rounds: how many to run.
+        evaluation: which clients are evaluated, and when.
+        duration: how long visits last in virtual seconds; a round lasts as long as its slowest client. None:
+            virtual time is not recorded.
+        checkpointer: writes the state between rounds; None: nobody does.
     """
 
-    server_step: ServerStep
-    sampler: Sampler
-    num_rounds: int
-    evaluated_clients: np.ndarray
-    judge_every: int = 1
-    judge_first: bool = False
-    duration: VisitDuration | None = None
-    checkpointer: Checkpointer = field(default_factory=Never)
-    server: Server | None = field(default=None, init=False)  # on rank 0
-    virtual: float = field(default=0.0, init=False)  # seconds on the federation's clock
-    _saved: Saved | None = field(default=None, init=False)
-    _start: float = field(default=0.0, init=False)
-    _cohort: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
-    _scores: Any = field(default=None, init=False)  # of the last judging, and the timing of all ranks
+    def __init__(
+        self,
+        server_step: ServerStep,
+        sampler: Sampler,
+        num_rounds: int,
+        evaluation: EvaluationSchedule,
+        duration: VisitDuration | None = None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
+        self.server_step, self.sampler, self.num_rounds = server_step, sampler, num_rounds
+        self.evaluation, self.duration = evaluation, duration
+        self.checkpointer = checkpointer or NoCheckpoints()
+        self.server: Server | None = None  # on rank 0
+        self.virtual = 0.0  # seconds on the federation's clock, on rank 0
+        self._saved: Saved | None = None
+        self._start = 0.0
+        self._cohort = np.zeros(0, np.int64)
+        self._scores: Any = None  # of the last evaluation, and the timing of all ranks
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
-        """Run all rounds; `observe` is called on rank 0 after each. Return the last server on rank 0.
-
-        Args:
-            saved: a state to go on from, on rank 0.
-        """
+        """Run all rounds; see `Engine`."""
         self._saved, self._start = saved, perf_counter()
         if not self.server_step.transport.is_server:
-            obey(self.server_step, self._act)
+            serve_commands(self.server_step, self.execute)
             return None
-        self._say("begin" if saved is None else "restore")
+        self._command("begin" if saved is None else "restore")
         assert self.server is not None
-        if self.judge_first and saved is None:
+        if self.evaluation.first and saved is None:
             self._record(observe)
         while self.server.version < self.num_rounds:
-            if word := self.checkpointer.due(self.server.version):
-                self._say(word)
-            self._say("step")
+            if command := self.checkpointer.due(self.server.version):
+                self._command(command)
+            self._command("step")
             self._record(observe)
-        self._say("end")
+        self._command(END)
         return self.server
 
-    def _say(self, word: str) -> None:
-        say(self.server_step, word, self._act)
+    def _command(self, command: str) -> None:
+        run_command(self.server_step, command, self.execute)
 
-    def _act(self, word: str) -> None:
-        """Do what rank 0 says; every rank calls."""
+    def execute(self, command: str) -> None:
+        """Execute a command of rank 0: `begin`, `restore`, `step`, `evaluate`, `save`, `stop` or `end`."""
         server_step, server = self.server_step, self.server
-        if word == "begin":
+        if command == "begin":
             self.server = server_step.initialize()
             self.virtual = self._end(0, self._cohort, server_step.visits)
-        elif word == "restore":
+        elif command == "restore":
             self._restore()
-        elif word == "step":
+        elif command == "step":
             self._step()
-        elif word == "evaluate":
-            scores = server_step.evaluate(server, self.evaluated_clients)
+        elif command == "evaluate":
+            scores = server_step.evaluate(server, self.evaluation.clients)
             self._scores = scores, server_step.transport.gather(server_step.watch.take(), "timing")
-        elif word in (SAVE, STOP):
+        elif command in (SAVE, STOP):
             save(server_step, server, self.checkpointer, self._state(), alone=False)
-            if word == STOP:
+            if command == STOP:
                 self.checkpointer.stop(server.version if server is not None else 0)
 
     def _step(self) -> None:
@@ -127,6 +102,7 @@ class Rounds:
         self.virtual = self._end(step, self._cohort, visits)
 
     def _state(self) -> Saved | None:
+        """Return the engine's part of the state, on rank 0."""
         if self.server is None:
             return None
         values = {"virtual": self.virtual, "seconds": perf_counter() - self._start}
@@ -134,8 +110,8 @@ class Rounds:
 
     def _restore(self) -> None:
         if self._saved is not None:
-            take_stepper(self._saved, self.server_step)
-            self.server = self._saved.take_server("server")
+            self._saved.load_step_state(self.server_step)
+            self.server = self._saved.server_under("server")
             self.virtual = self._saved.values["virtual"]
             self._start = perf_counter() - self._saved.values["seconds"]
         self.server_step.distribute(self.server)
@@ -144,35 +120,33 @@ class Rounds:
         """Return when a step is over, in virtual seconds; on rank 0.
 
         Args:
+            step: 0 before the first.
+            cohort: clients that took part.
             visits: of each client before the step [N].
         """
         if self.duration is None or not self.server_step.transport.is_server:
             return self.virtual
         ledger = self.server_step.ledger
-        return self.duration.round_end(
-            self.virtual, ledger.close(step, cohort, visits), ledger.cast_bytes(step)
-        )
-
-    def _due(self, step: int) -> bool:
-        return step in (0, self.num_rounds) or bool(self.judge_every and step % self.judge_every == 0)
+        moved = ledger.close(step, cohort, visits)
+        return self.duration.round_end(self.virtual, moved, ledger.cast_bytes(step))
 
     def _record(self, observe: Callable[[Record], None]) -> None:
-        """Judge if it is due, and tell what is known; on rank 0."""
+        """Evaluate if that is due, and pass on the record of the step; on rank 0."""
         assert self.server is not None
         scores, timing = None, None
-        if self._due(self.server.version):
-            self._say("evaluate")
+        if self.evaluation.due(self.server.version, self.num_rounds):
+            self._command("evaluate")
             scores, timing = self._scores
         observe(
             Record(
-                self.server.version,
-                self.server,
-                self._cohort,
-                self.evaluated_clients,
-                scores,
-                self.server_step.train_metrics,
-                perf_counter() - self._start,
-                timing or [],
-                self.virtual if self.duration is not None else None,
+                step=self.server.version,
+                server=self.server,
+                cohort=self._cohort,
+                evaluated_clients=self.evaluation.clients,
+                scores=scores,
+                train=self.server_step.train_metrics,
+                seconds=perf_counter() - self._start,
+                timing=timing or [],
+                virtual_seconds=self.virtual if self.duration is not None else None,
             )
         )

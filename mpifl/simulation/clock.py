@@ -1,8 +1,9 @@
-"""What time it is, and whose upload comes next.
+"""Clocks of asynchronous runs: what time it is, and which upload arrives next.
 
-The virtual clock knows when a visit ends the moment it starts: the order of arrivals is fixed without
-computing anything, so visits train in parallel on all workers and the server takes them in virtual order. The
-wall clock takes what is there; slow clients are held back until they are due. A replay follows a trace.
+The virtual clock knows when a visit ends the moment it starts. The order of arrivals is fixed without any
+training, so visits train in parallel on all workers and the server takes them in virtual order. The wall
+clock takes what has arrived, and holds slow clients back until they are due. The replay clock follows a
+trace.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import heapq
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf, nextafter
-from typing import Any
+from typing import Any, Protocol
 
 from mpifl.comm import Pool
 from mpifl.comm.liveness import patiently
@@ -26,13 +27,66 @@ from .trace import Trace
 from .visits import DispatchState, Start, Visit
 
 
+class ClockMaker(Protocol):
+    """A policy, as far as clocks know it."""
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether virtual time is in seconds; if not, it counts steps."""
+
+    def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
+        """Return the clock of a run in virtual time."""
+
+    def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
+        """Return the clock of a run in real time."""
+
+
+class ClockConfig(ABC):
+    """The section `clock` of a configuration."""
+
+    @abstractmethod
+    def open(self, policy: ClockMaker, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
+        """Return the clock of a run.
+
+        Args:
+            policy: may bring a clock of its own.
+            duration: how long clients take from a download to an upload.
+            num_clients: N.
+            key: of the system's draws.
+        """
+
+    def ignores_delays(self, in_seconds: bool) -> str:
+        """Return why delay, network and availability have no effect; empty where they have one.
+
+        Args:
+            in_seconds: whether the policy's virtual time is in seconds.
+        """
+        return ""
+
+    @property
+    def remark(self) -> str:
+        """What is said at the start of a run; empty for nothing."""
+        return ""
+
+
 @dataclass(frozen=True)
-class VirtualTime:
+class VirtualTime(ClockConfig):
     """Arrivals are ordered by the delay model: the same on any number of ranks."""
 
+    def open(self, policy: ClockMaker, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
+        """Return the policy's virtual clock."""
+        return policy.virtual_clock(duration, num_clients, key)
+
+    def ignores_delays(self, in_seconds: bool) -> str:
+        """Name policies whose virtual time is in seconds."""
+        if in_seconds:
+            return ""
+        why = "the policy's virtual time is made of steps"
+        return f"{why}; leave it out, or take policy every_arrival, or client_decides with uploads when_done"
+
 
 @dataclass(frozen=True)
-class WallTime:
+class WallTime(ClockConfig):
     """Arrivals are real.
 
     Attributes:
@@ -44,9 +98,19 @@ class WallTime:
     def __post_init__(self) -> None:
         require(self.scale >= 0, "scale", self.scale, "take 0 or more")
 
+    def open(self, policy: ClockMaker, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
+        """Return the policy's wall clock."""
+        return policy.wall_clock(duration, self.scale)
+
+    def ignores_delays(self, in_seconds: bool) -> str:
+        """Ask for a scale."""
+        return (
+            "" if self.scale else "clock wall holds nobody back with scale 0; leave it out, or give a scale"
+        )
+
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(ClockConfig):
     """Starts and arrivals are those of an earlier run.
 
     Attributes:
@@ -55,285 +119,320 @@ class Replay:
 
     trace: str = ""
 
+    def open(self, policy: ClockMaker, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
+        """Return a clock that follows the trace."""
+        return ReplayClock(Trace(self.trace, num_clients), policy.in_seconds)
 
-CLOCKS: dict[str, type] = {"virtual": VirtualTime, "wall": WallTime, "replay": Replay}
+    @property
+    def remark(self) -> str:
+        """Say where times come from."""
+        return f"times are those of {self.trace}, not of delay, network and availability"
+
+
+CLOCKS: dict[str, type[ClockConfig]] = {"virtual": VirtualTime, "wall": WallTime, "replay": Replay}
 
 
 class Clock(ABC):
     """Decides which visit arrives next.
 
     Attributes:
+        in_seconds: whether time is in seconds; if not, it is the number of steps.
         now: time of the last arrival.
-        in_seconds: whether that is in seconds; if not, it is the number of steps.
     """
 
-    in_seconds = True
-
-    def __init__(self) -> None:
-        self.heap: list[Visit] = []
+    def __init__(self, in_seconds: bool = True) -> None:
+        self.in_seconds = in_seconds
         self.now = 0.0
 
-    def begin(self) -> None:
-        """The run starts."""
+    def start(self) -> None:
+        """Start at time 0; called once, before the first visit starts."""
         return
 
     @property
+    @abstractmethod
     def visits(self) -> Collection[Visit]:
         """The visits under way."""
-        return self.heap
 
-    def state(self) -> dict[str, Any]:
-        """Return what it remembers besides the visits under way; what JSON can hold."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold of the state, without the visits under way."""
         return {"now": self.now}
 
-    def restore(self, state: Mapping[str, Any], visits: Sequence[Visit]) -> None:
-        """Go on from a state, with visits under way."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; the visits under way are added afterwards."""
         self.now = state["now"]
-        for visit in visits:
-            self.add(visit)
 
     @abstractmethod
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return when a visit that starts now, and moves so many bytes, is over."""
+        """Return when a visit that starts now is over.
 
-    def add(self, visit: Visit) -> None:
-        """Take note of a visit that has started."""
-        heapq.heappush(self.heap, visit)
+        Args:
+            client: who trains.
+            visit: how many visits it made before.
+            down: bytes of its download.
+            up: bytes of its upload.
+        """
 
     @abstractmethod
-    def next(self, pool: Pool) -> Visit:
-        """Return the next visit to arrive, and set the time to its arrival."""
+    def add(self, visit: Visit) -> None:
+        """Add a visit that has started."""
 
-    def more(self) -> bool:
-        """Return whether another visit arrives at this very instant: places are filled after the last."""
-        return bool(self.heap) and self.heap[0].due == self.now
+    @abstractmethod
+    def pop(self, pool: Pool) -> Visit:
+        """Remove the next visit to arrive and return it; set the time to its arrival.
+
+        Args:
+            pool: where visits are trained.
+        """
+
+    @abstractmethod
+    def is_tied(self) -> bool:
+        """Return whether another visit arrives at this very instant; new ones start after the last."""
 
     def starts(self, dispatch: DispatchState) -> list[Start] | None:
-        """Return who starts now; None leaves it to the policy."""
+        """Return the visits that start now; None leaves it to the policy."""
         return None
 
     @property
-    def here(self) -> Callable[[int], bool] | None:
+    def available(self) -> Callable[[int], bool] | None:
         """Whether a client is there now; None: all are, always."""
         return None
 
     @property
-    def counts_bytes(self) -> bool:
-        """Whether it asks for the sizes of messages."""
+    def needs_bytes(self) -> bool:
+        """Whether the sizes of messages matter to `due`."""
         return False
 
-    def skip(self, num_clients: int) -> None:
-        """Nobody is there and nobody is under way: go on to when that changes."""
-        raise AssertionError("somebody is always there")
+    def advance(self, num_clients: int) -> None:
+        """Go on to the time when a client can start: nobody is there and no visit is under way."""
+        raise AssertionError("all clients are always there")
 
 
-class VirtualClock(Clock):
-    """Visits arrive when the delay model says so."""
+class _QueueClock(Clock):
+    """Visits arrive in the order in which they are due."""
+
+    def __init__(self, in_seconds: bool = True) -> None:
+        super().__init__(in_seconds)
+        self._queue: list[Visit] = []
+
+    @property
+    def visits(self) -> Collection[Visit]:
+        return self._queue
+
+    def add(self, visit: Visit) -> None:
+        heapq.heappush(self._queue, visit)
+
+    def pop(self, pool: Pool) -> Visit:
+        visit = heapq.heappop(self._queue)
+        self.now = visit.due
+        return visit
+
+    def is_tied(self) -> bool:
+        return bool(self._queue) and self._queue[0].due == self.now
+
+
+class VirtualClock(_QueueClock):
+    """Visits arrive when the delay model says so.
+
+    Args:
+        duration: how long clients take from a download to an upload.
+    """
 
     def __init__(self, duration: VisitDuration) -> None:
         super().__init__()
         self.duration = duration
 
     @property
-    def counts_bytes(self) -> bool:
+    def needs_bytes(self) -> bool:
         """Whether links have a rate."""
         return self.duration.network.counts_bytes
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return the end that the duration gives."""
+        """Return the end by delay, network and availability."""
         return self.duration.end(client, visit, self.now, down, up)
 
-    def next(self, pool: Pool) -> Visit:
-        """Return the earliest."""
-        visit = heapq.heappop(self.heap)
-        self.now = visit.due
-        return visit
-
     @property
-    def here(self) -> Callable[[int], bool] | None:
-        """As the model of availability has it."""
+    def available(self) -> Callable[[int], bool] | None:
+        """As the model of availability says."""
         presence = self.duration.presence
-        return (lambda k: presence.here(k, self.now)) if presence.model.off_s else None
+        return (lambda k: presence.is_available(k, self.now)) if presence.model.off_s else None
 
-    def skip(self, num_clients: int) -> None:
-        """Go on to the first return."""
-        self.now = min(self.duration.presence.back(k, self.now) for k in range(num_clients))
+    def advance(self, num_clients: int) -> None:
+        """Go on to the first return of a client."""
+        presence = self.duration.presence
+        self.now = min(presence.next_available(k, self.now) for k in range(num_clients))
 
 
-class DrawnClock(Clock):
-    """One upload a second: by a client drawn for that second, or in the order of the starts.
+class DrawnClock(_QueueClock):
+    """One upload a step: by a client drawn for that step, or in the order of the starts.
 
     Args:
-        num_clients, key: who is drawn and from where; None: visits arrive in the order they start.
+        num_clients: N.
+        key: address of the draws; None: visits arrive in the order in which they start.
     """
 
-    AHEAD = 1024  # seconds drawn at a time
+    AHEAD = 1024  # steps drawn at a time
 
     def __init__(self, num_clients: int = 0, key: Key | None = None) -> None:
-        super().__init__()
+        super().__init__(in_seconds=False)
         self.num_clients, self.key = num_clients, key
         self.drawn = self.started = 0
         self.turns: list[deque[int]] = [deque() for _ in range(num_clients)]
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return the client's next turn."""
+        """Return the next step that was drawn for the client."""
         self.started += 1
         if self.key is None:
             return float(self.started)
         while not self.turns[client]:
             order = self.key.of(self.drawn).numpy().integers(self.num_clients, size=self.AHEAD)
-            for second, k in enumerate(order.tolist(), self.drawn * self.AHEAD + 1):
-                self.turns[k].append(second)
+            for step, k in enumerate(order.tolist(), self.drawn * self.AHEAD + 1):
+                self.turns[k].append(step)
             self.drawn += 1
         return float(self.turns[client].popleft())
 
-    def next(self, pool: Pool) -> Visit:
-        """Return the earliest."""
-        visit = heapq.heappop(self.heap)
-        self.now = visit.due
-        return visit
-
-    def state(self) -> dict[str, Any]:
-        """Return also what was drawn."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the time and what was drawn."""
         drawn = {"drawn": self.drawn, "started": self.started, "turns": [[*t] for t in self.turns]}
-        return super().state() | drawn
+        return super().state_dict() | drawn
 
-    def restore(self, state: Mapping[str, Any], visits: Sequence[Visit]) -> None:
-        """Go on with what was drawn."""
-        super().restore(state, visits)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the time and what was drawn."""
+        super().load_state_dict(state)
         self.drawn, self.started = state["drawn"], state["started"]
         self.turns = [deque(turns) for turns in state["turns"]]
 
 
 class WallClock(Clock):
-    """Visits arrive when they are trained, not before they are due.
+    """Visits arrive when they are trained, and not before they are due.
 
     Args:
-        duration: of the simulated devices.
+        duration: how long simulated clients take from a download to an upload.
         scale: real seconds per simulated second; 0 holds nobody back.
     """
 
     def __init__(self, duration: VisitDuration, scale: float = 0.0) -> None:
         super().__init__()
         self.duration, self.scale = duration, scale
-        self.origin = time.perf_counter()
-        self.under_way: dict[int, Visit] = {}
+        self._origin = time.perf_counter()
+        self._visits: dict[int, Visit] = {}  # by number
 
-    def begin(self) -> None:
-        """Time counts from here."""
-        self.origin = time.perf_counter()
+    def start(self) -> None:
+        """Count time from here."""
+        self._origin = time.perf_counter()
 
     @property
     def visits(self) -> Collection[Visit]:
         """The visits under way."""
-        return self.under_way.values()
+        return self._visits.values()
 
-    def restore(self, state: Mapping[str, Any], visits: Sequence[Visit]) -> None:
-        """Go on at the time of the last arrival."""
-        super().restore(state, visits)
-        self.origin = time.perf_counter() - self.now
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the time of the last arrival, and count from there."""
+        super().load_state_dict(state)
+        self._origin = time.perf_counter() - self.now
 
     def _time(self) -> float:
-        """Return the seconds since the start: later than any before, so that a trace has no ties."""
-        return max(time.perf_counter() - self.origin, nextafter(self.now, inf))
+        """Return the seconds since the start, later than any before: a trace must have no ties."""
+        return max(time.perf_counter() - self._origin, nextafter(self.now, inf))
 
     @property
-    def counts_bytes(self) -> bool:
-        """Whether links have a rate and real time is scaled."""
+    def needs_bytes(self) -> bool:
+        """Whether links have a rate and clients are held back."""
         return self.scale > 0 and self.duration.network.counts_bytes
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
-        """Return the real time before which the visit is held back."""
+        """Return the real time until which the visit is held back."""
         if not self.scale:
             return self.now
         return self.scale * self.duration.end(client, visit, self.now / self.scale, down, up)
 
     def add(self, visit: Visit) -> None:
-        """Take note of a visit that has started."""
-        self.under_way[visit.number] = visit
+        """Add a visit that has started."""
+        self._visits[visit.number] = visit
 
-    def next(self, pool: Pool) -> Visit:
-        """Return the first that is trained and due."""
+    def pop(self, pool: Pool) -> Visit:
+        """Wait for the first visit that is trained and due."""
 
         def due() -> Visit | None:
             now = self._time()
-            return next((v for n in pool.finished() if (v := self.under_way[n]).due <= now), None)
+            return next((v for n in pool.finished() if (v := self._visits[n]).due <= now), None)
 
         def arrived() -> Visit | None:
             return due() or pool.look() or due()
 
         visit: Visit = patiently(arrived)
         self.now = self._time()
-        return self.under_way.pop(visit.number)
+        return self._visits.pop(visit.number)
 
-    def more(self) -> bool:
-        """No two arrive at the same instant."""
+    def is_tied(self) -> bool:
+        """Return False: no two visits arrive at the same instant."""
         return False
 
     @property
-    def here(self) -> Callable[[int], bool] | None:
-        """As the model of availability has it, where real time is scaled."""
+    def available(self) -> Callable[[int], bool] | None:
+        """As the model of availability says, where clients are held back."""
         if not self.scale or not self.duration.presence.model.off_s:
             return None
-        return lambda k: self.duration.presence.here(k, self.now / self.scale)
+        return lambda k: self.duration.presence.is_available(k, self.now / self.scale)
 
-    def skip(self, num_clients: int) -> None:
-        """Wait for the first return."""
-        back = min(self.duration.presence.back(k, self.now / self.scale) for k in range(num_clients))
-        patiently(lambda: self._time() >= back * self.scale)
+    def advance(self, num_clients: int) -> None:
+        """Wait for the first return of a client."""
+        presence, now = self.duration.presence, self.now / self.scale
+        first = min(presence.next_available(k, now) for k in range(num_clients))
+        patiently(lambda: self._time() >= first * self.scale)
         self.now = self._time()
 
 
 class ReplayClock(Clock):
-    """Visits start and arrive when a trace says so."""
+    """Visits start and arrive when a trace says so.
 
-    def __init__(self, trace: Trace) -> None:
-        super().__init__()
+    Args:
+        trace: of an earlier run.
+        in_seconds: whether its times are in seconds.
+    """
+
+    def __init__(self, trace: Trace, in_seconds: bool = True) -> None:
+        super().__init__(in_seconds)
         self.trace = trace
-        self.under_way: dict[tuple[int, int], Visit] = {}
+        self._visits: dict[tuple[int, int], Visit] = {}  # by client and visit
 
     @property
     def visits(self) -> Collection[Visit]:
         """The visits under way."""
-        return self.under_way.values()
+        return self._visits.values()
 
-    def state(self) -> dict[str, Any]:
-        """Return also the place in the trace."""
-        return super().state() | self.trace.state()
+    def state_dict(self) -> dict[str, Any]:
+        """Return the time and the position in the trace."""
+        return super().state_dict() | self.trace.state_dict()
 
-    def restore(self, state: Mapping[str, Any], visits: Sequence[Visit]) -> None:
-        """Go on from a place in the trace."""
-        super().restore(state, visits)
-        self.trace.restore(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the time and the position in the trace."""
+        super().load_state_dict(state)
+        self.trace.load_state_dict(state)
 
     def due(self, client: int, visit: int, down: int, up: int) -> float:
         """Return the time in the trace."""
         return self.trace.arrival(client, visit)
 
     def add(self, visit: Visit) -> None:
-        """Take note of a visit that has started."""
-        self.under_way[visit.client, visit.visit] = visit
+        """Add a visit that has started."""
+        self._visits[visit.client, visit.visit] = visit
 
-    def next(self, pool: Pool) -> Visit:
-        """Return the next in the trace."""
+    def pop(self, pool: Pool) -> Visit:
+        """Return the next visit in the trace."""
         row = self.trace.pop()
-        require(
-            (row.client, row.visit) in self.under_way,
-            "clock.trace",
-            row.place,
-            f"client {row.client} uploads a visit that it has not begun: this is no trace of such a run",
-        )
+        remedy = f"client {row.client} uploads a visit that it has not begun: this is no trace of such a run"
+        require((row.client, row.visit) in self._visits, "clock.trace", row.place, remedy)
         self.now = row.time
-        return self.under_way.pop((row.client, row.visit))
+        return self._visits.pop((row.client, row.visit))
 
-    def more(self) -> bool:
-        """As the trace has it."""
-        return bool(self.under_way) and self.trace.next_time() == self.now
+    def is_tied(self) -> bool:
+        """Return whether the trace has another arrival at this instant."""
+        return bool(self._visits) and self.trace.next_time() == self.now
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Return those that start at this instant in the trace."""
+        """Return the visits that start at this instant in the trace."""
         return self.trace.starting(self.now)
 
-    def skip(self, num_clients: int) -> None:
-        """Go on to the next start."""
+    def advance(self, num_clients: int) -> None:
+        """Go on to the next start in the trace."""
         self.now = self.trace.next_start()

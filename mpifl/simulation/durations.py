@@ -15,7 +15,7 @@ from mpifl.core.rng import Key
 from mpifl.traffic.ledger import Moved
 
 from .delays import Delay
-from .network import Network, Rates
+from .network import LinkRates, Network
 
 LEAST_S, MOST_S = 1e-3, 1e9  # mean seconds of a phase
 MOST_PHASES = 10_000  # during a visit, in the mean
@@ -61,11 +61,11 @@ class Presence:
         number = bisect_right(ends, time)
         return there == (number % 2 == 0), ends[number]
 
-    def here(self, client: int, time: float) -> bool:
+    def is_available(self, client: int, time: float) -> bool:
         """Return whether a client is there."""
         return not self.model.off_s or self._phase(client, time)[0]
 
-    def back(self, client: int, time: float) -> float:
+    def next_available(self, client: int, time: float) -> float:
         """Return when a client is next there: now, or at its return."""
         here, until = (True, time) if not self.model.off_s else self._phase(client, time)
         return time if here else until
@@ -108,7 +108,7 @@ class VisitDuration:
         work = self.delay.seconds(client, visit, self.key) + 2 * rates.latency_s
         return self.presence.end(client, start, work + (down / rates.down + up / rates.up))
 
-    def rates(self, client: int, visit: int) -> Rates:
+    def rates(self, client: int, visit: int) -> LinkRates:
         """Return a client's link at a visit."""
         return self.network.rates(client, visit, self.links, self.model_bytes)
 

@@ -18,7 +18,7 @@ MEGABIT = 125_000  # bytes
 
 
 @dataclass(frozen=True)
-class Rates:
+class LinkRates:
     """A client's link: bytes per second, infinite without a limit; seconds until a first byte is there."""
 
     down: float = inf
@@ -41,7 +41,7 @@ class Network(ABC):
     server_bytes_s: float | None = None
 
     @abstractmethod
-    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
         """Return a client's link at a visit.
 
         Args:
@@ -113,7 +113,7 @@ class Links(Network):
         rates = (self.uplink_bytes_s, self.downlink_bytes_s, self.server_bytes_s)
         return any(rate is not None for rate in rates)
 
-    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
         """The same for all, but for the spread."""
         down = inf if self.downlink_bytes_s is None else self.downlink_bytes_s
         up = inf if self.uplink_bytes_s is None else self.uplink_bytes_s
@@ -121,7 +121,7 @@ class Links(Network):
         if self.spread:
             factor = float(key.of("link", client).numpy().lognormal(0.0, self.spread))
             down, up = down * factor, up * factor
-        return Rates(down, up, self.latency_s)
+        return LinkRates(down, up, self.latency_s)
 
 
 class System(Network):
@@ -150,10 +150,10 @@ class System(Network):
         """T_min + Exp(mu)."""
         return ShiftedExponential(self.min_s, self.mean_s)
 
-    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
         """One model in T_dl seconds down, in rho T_dl up."""
         down = model_bytes / self.download_s
-        return Rates(down, down / self.rho)
+        return LinkRates(down, down / self.rho)
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,10 @@ class Wired(System):
     mean_s: float = 0.0
 
 
-TIERS: dict[str, Rates] = {  # round figures of everyday links, not measurements
-    "lte": Rates(20 * MEGABIT, 5 * MEGABIT, 0.05),
-    "wifi": Rates(100 * MEGABIT, 40 * MEGABIT, 0.01),
-    "wan": Rates(1000 * MEGABIT, 1000 * MEGABIT, 0.03),
+TIERS: dict[str, LinkRates] = {  # round figures of everyday links, not measurements
+    "lte": LinkRates(20 * MEGABIT, 5 * MEGABIT, 0.05),
+    "wifi": LinkRates(100 * MEGABIT, 40 * MEGABIT, 0.01),
+    "wan": LinkRates(1000 * MEGABIT, 1000 * MEGABIT, 0.03),
 }
 
 
@@ -218,7 +218,7 @@ class NetworkTiers(Network):
         require(fits, "shares", list(self.shares), "take one share per tier; they sum to 1")
         _check_shared(self)
 
-    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
         """Those of the client's tier."""
         tier = int(key.of("tier", client).numpy().choice(len(self.tiers), p=self.shares))
         return TIERS[self.tiers[tier]]
@@ -245,22 +245,22 @@ class NetworkTrace(Network):
         """Every client must have a row, and no other may."""
         check_per_client(_links(self.file), num_clients, self.file, "network.file")
 
-    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> Rates:
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
         """Look up."""
         rows = _links(self.file)[client]
         return rows[visit % len(rows)]
 
 
 @lru_cache(maxsize=4)
-def _links(file: str) -> dict[int, list[Rates]]:
+def _links(file: str) -> dict[int, list[LinkRates]]:
     """Return client -> its links, in the order of the file."""
 
-    def parse(row: Mapping[str, str], place: str) -> Rates:
+    def parse(row: Mapping[str, str], place: str) -> LinkRates:
         down, up = float(row["downlink_bytes_s"]), float(row["uplink_bytes_s"])
         latency = float(row.get("latency_s") or 0.0)
         require(down > 0 and up > 0, place, [down, up], "take positive rates")
         require(0 <= latency < inf, place, latency, "take 0 or more seconds")
-        return Rates(down, up, latency)
+        return LinkRates(down, up, latency)
 
     needs = "a client, downlink_bytes_s and uplink_bytes_s"
     return read_per_client(file, "network.file", "links", needs, parse)

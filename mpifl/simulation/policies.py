@@ -1,12 +1,14 @@
-"""When the server steps, and who visits next: one object per kind of federation.
+"""Policies: when the server steps and which clients train, one class per kind of federation.
 
-Which methods can run without rounds, and under which policies.
+A policy is the section `policy` of a configuration. It checks that a method can run under it, prepares the
+clients' data, opens the clock, and makes the engine that runs it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,22 +17,123 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 
-from .clock import Clock, DrawnClock, Replay, ReplayClock, VirtualClock, WallClock, WallTime
+from .clock import Clock, ClockConfig, DrawnClock, VirtualClock, VirtualTime, WallClock
 from .durations import VisitDuration
-from .trace import Trace
-from .upload_triggers import OneEachStep, Uploads
+from .staleness import step_sizes
+from .upload_triggers import OneEachStep, UploadTrigger
 from .visits import DispatchState, Start
 
-RATE = "take a rate in (0, 1]; 1 takes a step in full"
+E_co = TypeVar("E_co", covariant=True)
+
+
+class EngineFactory(Protocol[E_co]):
+    """Makes the two engines; the experiment gives one to `Policy.make_engine`."""
+
+    def synchronous(self) -> E_co:
+        """Return the engine of synchronous rounds."""
+
+    def asynchronous(self, policy: AsynchronousPolicy) -> E_co:
+        """Return the engine that takes uploads one by one, under a policy."""
 
 
 class Policy(ABC):
     """What drives a federation.
 
     Attributes:
+        synchronous: whether a cohort trains and is mixed at once, by collectives over all ranks: then tables
+            may be sharded, clients may be trained together in one batch, and may join after the first step.
+        fixed_visits: whether it is known before the run which clients train in which step, whatever their
+            visits last: then traffic can be forecast, and a finished run can be re-timed.
+    """
+
+    synchronous: ClassVar[bool] = False
+    fixed_visits: ClassVar[bool] = False
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether virtual time is in seconds, which delays and links decide; if not, it counts steps."""
+        return True
+
+    @abstractmethod
+    def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
+        """Return the engine that runs the policy."""
+
+    @abstractmethod
+    def check(self, algorithm: Algorithm) -> None:
+        """Raise `UserError` for a method that cannot run under the policy."""
+
+    @abstractmethod
+    def check_clock(self, clock: ClockConfig) -> None:
+        """Raise `UserError` for a clock that has no effect under the policy."""
+
+    @abstractmethod
+    def prepare(self, federation: Federation) -> None:
+        """Prepare the clients' data; every rank calls."""
+
+    @abstractmethod
+    def open_clock(
+        self,
+        clock: ClockConfig,
+        duration: VisitDuration,
+        federation: Federation,
+        num_sampled: int,
+        key: Key,
+    ) -> Clock | None:
+        """Return the clock of a run; None: rounds need none, they last as long as their slowest client.
+
+        Args:
+            clock: the section `clock`.
+            duration: how long visits take on the clients' devices and links.
+            federation: the clients.
+            num_sampled: clients of a cohort, by `participation`.
+            key: of the system's draws.
+
+        Raises:
+            UserError: clock, network and population do not fit.
+        """
+
+
+@dataclass(frozen=True)
+class Synchronous(Policy):
+    """Synchronous rounds by the engine that reduces over ranks; every method runs under it."""
+
+    synchronous = True
+    fixed_visits = True
+
+    def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
+        """Return the engine of rounds."""
+        return engines.synchronous()
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Accept every method."""
+
+    def check_clock(self, clock: ClockConfig) -> None:
+        """Accept the default alone."""
+        remedy = "has no effect under policy rounds, whose virtual time follows delay and network"
+        require(clock == VirtualTime(), "clock", clock, f"{remedy}; leave it out")
+
+    def prepare(self, federation: Federation) -> None:
+        """Leave the data as they are."""
+
+    def open_clock(
+        self,
+        clock: ClockConfig,
+        duration: VisitDuration,
+        federation: Federation,
+        num_sampled: int,
+        key: Key,
+    ) -> None:
+        """Return None."""
+
+
+class AsynchronousPolicy(Policy):
+    """A policy under which uploads arrive one by one.
+
+    Attributes:
         max_staleness: uploads that lag more server steps than this are refused; None refuses none.
-        rate, staleness_a: for methods that have no rule of their own for stale or single uploads: a step goes
-            `rate * (1 + lag)^-staleness_a` of the way from the old rows to what the method wants.
+        rate: step size of an upload without lag, for methods that have no rule of their own for stale or
+            single uploads (see `staleness`).
+        staleness_a: exponent by which lag makes the step smaller.
     """
 
     max_staleness: int | None
@@ -40,7 +143,7 @@ class Policy(ABC):
     def __post_init__(self) -> None:
         late = self.max_staleness
         require(late is None or late >= 0, "max_staleness", late, "take 0 or more steps, or null for any")
-        require(0 < self.rate <= 1, "rate", self.rate, RATE)
+        require(0 < self.rate <= 1, "rate", self.rate, "take a rate in (0, 1]; 1 takes a step in full")
         require(self.staleness_a >= 0, "staleness_a", self.staleness_a, "take 0 (ignore lag) or more")
 
     @abstractmethod
@@ -49,55 +152,73 @@ class Policy(ABC):
 
     @abstractmethod
     def ready(self, waiting: int, in_flight: int) -> bool:
-        """Return whether the server steps now, with `waiting` uploads at hand and `in_flight` visits under
-        way.
+        """Return whether the server steps now.
+
+        Args:
+            waiting: uploads that have arrived since the last step.
+            in_flight: visits under way.
         """
 
     @property
-    def singly(self) -> bool:
+    def single_upload(self) -> bool:
         """Whether each step takes one upload."""
         return False
 
     @property
-    def fresh(self) -> bool:
-        """Whether every upload was trained on the rows that it meets."""
+    def fresh_uploads(self) -> bool:
+        """Whether every upload was trained on the rows that it is mixed into."""
         return False
 
     @property
-    def versions(self) -> int:
+    def num_versions(self) -> int:
         """How many versions of the rows the server keeps."""
         return 1
 
-    @property
-    def in_seconds(self) -> bool:
-        """Whether virtual time is made of seconds, and visits last as long as delays and links say; if not,
-        it is the number of steps.
+    def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
+        """Return the asynchronous engine."""
+        return engines.asynchronous(self)
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Raise `UserError` for a method that needs rounds, or several uploads a step, or a single one."""
+        needs, name = algorithm.needs, type(algorithm).__name__
+        remedy = f"{name} takes one upload at a time; take policy every_arrival or client_decides"
+        require(not needs.one_by_one or self.single_upload, "policy.name", "buffer or barrier", remedy)
+        remedy = f"{name} looks at all clients of a round at once; it runs under policy rounds only"
+        require(not (needs.probe or needs.memory or needs.rounds), "policy.name", "asynchronous", remedy)
+        remedy = f"{name} needs fresh uploads; take rounds or barrier"
+        require(self.fresh_uploads or not needs.together, "policy.name", "stale uploads", remedy)
+        remedy = f"{name} compares the uploads of a step; take policy rounds, barrier or buffer"
+        several = needs.several or needs.gram is not None
+        require(not (several and self.single_upload), "policy.name", "one upload at a time", remedy)
+
+    def check_clock(self, clock: ClockConfig) -> None:
+        """Accept every clock."""
+
+    def prepare(self, federation: Federation) -> None:
+        """Leave the data as they are, unless a subclass changes them."""
+
+    def open_clock(
+        self,
+        clock: ClockConfig,
+        duration: VisitDuration,
+        federation: Federation,
+        num_sampled: int,
+        key: Key,
+    ) -> Clock:
+        """Return the clock that the configuration names; see `Policy`."""
+        remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
+        require(not duration.network.shared, "network.cast", duration.network.cast, remedy)
+        self.concurrency(federation.num_clients, num_sampled)  # checks its numbers
+        duration = self.upload_interval(duration, federation)
+        return clock.open(self, duration, federation.num_clients, key)
+
+    def upload_interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Return how long a client takes from a download to its upload.
+
+        Args:
+            duration: of computing and transfers, on the clients' devices and links.
+            federation: the clients.
         """
-        return True
-
-    def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Return who starts now. Default: the cohort of the first step at first, then anyone idle."""
-        chosen: list[int] = []
-        if not dispatch.number:
-            chosen = [k for k in self.first(dispatch) if dispatch.here is None or dispatch.here(k)]
-        while len(dispatch.busy) + len(chosen) < dispatch.places:
-            client = dispatch.draw(chosen, dispatch.number + len(chosen))
-            if client is None:
-                break
-            chosen.append(client)
-        return [(k, dispatch.version) for k in chosen]
-
-    def first(self, dispatch: DispatchState) -> list[int]:
-        """Return who starts first."""
-        cohort: list[int] = dispatch.sampler(1).tolist()
-        return cohort
-
-    def begin(self, federation: Federation) -> None:
-        """Prepare the clients' data; every rank calls."""
-        return
-
-    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
-        """Return the duration of visits, `duration` being that of devices and links."""
         return duration
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
@@ -108,16 +229,33 @@ class Policy(ABC):
         """Return the clock of a run in real time."""
         return WallClock(duration, scale)
 
-    def rates(self, lag: np.ndarray) -> np.ndarray:
-        """Return how far a step goes for uploads that lag so many steps [m]."""
-        return np.asarray(self.rate * (1.0 + lag) ** -self.staleness_a)
+    def starts(self, dispatch: DispatchState) -> list[Start]:
+        """Return the visits that start now. Default: the cohort of step 1, later any idle clients."""
+        chosen: list[int] = []
+        if not dispatch.num_started:
+            chosen = [k for k in self.first_clients(dispatch) if dispatch.is_available(k)]
+        while len(dispatch.busy) + len(chosen) < dispatch.concurrency:
+            client = dispatch.draw(chosen, dispatch.num_started + len(chosen))
+            if client is None:
+                break
+            chosen.append(client)
+        return [(k, dispatch.version) for k in chosen]
+
+    def first_clients(self, dispatch: DispatchState) -> list[int]:
+        """Return the clients that start when the run begins."""
+        cohort: list[int] = dispatch.sampler(1).tolist()
+        return cohort
+
+    def step_sizes(self, lag: np.ndarray) -> np.ndarray:
+        """Return how far a step goes for uploads that lag so many steps [m]; see `staleness`."""
+        return step_sizes(lag, self.rate, self.staleness_a)
 
 
-class OneByOne(Policy):
+class OneUploadPolicy(AsynchronousPolicy):
     """The server steps at every upload."""
 
     @property
-    def singly(self) -> bool:
+    def single_upload(self) -> bool:
         """One upload a step."""
         return True
 
@@ -127,14 +265,10 @@ class OneByOne(Policy):
 
 
 @dataclass(frozen=True)
-class Synchronous:
-    """Synchronous rounds by the engine that reduces over ranks; every method runs under it."""
+class Barrier(AsynchronousPolicy):
+    """Synchronous rounds, message by message: a cohort starts together, the server waits for all of it.
 
-
-@dataclass(frozen=True)
-class Barrier(Policy):
-    """Synchronous rounds, message by message: a cohort starts together, the server waits for all of it. The
-    cohort is `participation` or `cohort_size`.
+    The cohort is `participation` or `cohort_size`.
     """
 
     max_staleness: int | None = None
@@ -146,27 +280,29 @@ class Barrier(Policy):
         return num_sampled
 
     def ready(self, waiting: int, in_flight: int) -> bool:
-        """Step when everybody is back."""
+        """Step when the whole cohort has arrived."""
         return in_flight == 0
 
     @property
-    def fresh(self) -> bool:
-        """Nobody steps while others train."""
+    def fresh_uploads(self) -> bool:
+        """The server does not step while clients train."""
         return True
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Start the next cohort when nobody is under way."""
+        """Start the next cohort when no visit is under way."""
         if dispatch.busy:
             return []
         return [(k, dispatch.version) for k in dispatch.sampler(dispatch.version + 1).tolist()]
 
 
 @dataclass(frozen=True)
-class EveryArrival(OneByOne):
-    """Fully asynchronous: the server steps at every arrival, a cohort of visits is under way.
+class EveryArrival(OneUploadPolicy):
+    """Fully asynchronous: the server steps at every arrival; a cohort of visits is under way.
 
     Attributes:
-        max_staleness, rate, staleness_a: see `Policy`; the rates are FedAsync's.
+        max_staleness: see `AsynchronousPolicy`.
+        rate: see `AsynchronousPolicy`; the default is FedAsync's.
+        staleness_a: see `AsynchronousPolicy`; the default is FedAsync's.
     """
 
     max_staleness: int | None = None
@@ -179,11 +315,14 @@ class EveryArrival(OneByOne):
 
 
 @dataclass(frozen=True)
-class Buffer(Policy):
-    """Semi-asynchronous (FedBuff): the server steps when `size` uploads are at hand.
+class Buffer(AsynchronousPolicy):
+    """Semi-asynchronous (FedBuff): the server steps when `size` uploads have arrived.
 
     Attributes:
-        size: B. max_staleness, rate, staleness_a: see `Policy`.
+        size: uploads of a step, B in the paper.
+        max_staleness: see `AsynchronousPolicy`.
+        rate: see `AsynchronousPolicy`.
+        staleness_a: see `AsynchronousPolicy`.
     """
 
     size: int = 10
@@ -208,57 +347,62 @@ class Buffer(Policy):
 
 
 @dataclass(frozen=True)
-class ClientDecides(OneByOne):
-    """Client-centred (CCFL): all clients are under way all the time and each uploads when it chooses.
+class ClientDecides(OneUploadPolicy):
+    """Client-centred (CCFL): all clients are under way all the time, and each decides when it uploads.
 
     Attributes:
         uploads: when a client uploads: one drawn for each step, when its visit is over, at a rate of its own,
             or when its data drift.
-        max_staleness, rate, staleness_a: see `Policy`.
+        max_staleness: see `AsynchronousPolicy`.
+        rate: see `AsynchronousPolicy`.
+        staleness_a: see `AsynchronousPolicy`.
     """
 
-    uploads: Uploads = field(default_factory=OneEachStep)
+    uploads: UploadTrigger = field(default_factory=OneEachStep)
     max_staleness: int | None = None
     rate: float = 0.6
     staleness_a: float = 0.5
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
-        """All clients are always under way."""
+        """Return the number of clients."""
         return num_clients
 
-    def first(self, dispatch: DispatchState) -> list[int]:
-        """Start everyone."""
+    def first_clients(self, dispatch: DispatchState) -> list[int]:
+        """Return all clients."""
         return list(range(dispatch.sampler.num_clients))
 
     @property
     def in_seconds(self) -> bool:
-        """As the reason for uploads has it."""
+        """Whether the trigger's virtual time is in seconds."""
         return self.uploads.in_seconds
 
-    def begin(self, federation: Federation) -> None:
-        """As the reason for uploads has it."""
-        self.uploads.begin(federation)
+    def prepare(self, federation: Federation) -> None:
+        """Prepare the data as the trigger needs them."""
+        self.uploads.prepare(federation)
 
-    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
-        """As the reason for uploads has it."""
-        return self.uploads.paced(duration, federation)
+    def upload_interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Return the trigger's interval."""
+        return self.uploads.interval(duration, federation)
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-        """As the reason for uploads has it."""
+        """Return the trigger's clock."""
         return self.uploads.virtual_clock(duration, num_clients, key)
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
-        """As the reason for uploads has it."""
+        """Return the trigger's clock."""
         return self.uploads.wall_clock(duration, scale)
 
 
 @dataclass(frozen=True)
-class DrawnStaleness(OneByOne):
-    """Staleness by decree, as the original FedAsync simulates it: the upload of each step was trained on rows
-    that are s steps old, s drawn uniformly from 0..most; virtual time is the number of steps.
+class DrawnStaleness(OneUploadPolicy):
+    """Staleness drawn at random, as the FedAsync paper simulates it; virtual time is the number of steps.
+
+    The upload of each step was trained on rows that are s steps old, s uniform on 0..most.
 
     Attributes:
-        most: largest staleness drawn. rate, staleness_a: see `Policy`.
+        most: largest staleness that is drawn.
+        rate: see `AsynchronousPolicy`.
+        staleness_a: see `AsynchronousPolicy`.
     """
 
     most: int = 4
@@ -272,33 +416,33 @@ class DrawnStaleness(OneByOne):
 
     @property
     def in_seconds(self) -> bool:
-        """Steps take no time."""
+        """Return False: steps take no time."""
         return False
 
     @property
-    def versions(self) -> int:
-        """As many as may be asked for."""
+    def num_versions(self) -> int:
+        """One for each staleness that may be drawn."""
         return self.most + 1
 
     def concurrency(self, num_clients: int, num_sampled: int) -> int:
-        """Visits that may be under way before the oldest one arrives; needs as many clients."""
+        """Return the visits that may be under way before the oldest arrives; each needs a client."""
         remedy = f"up to {self.most + 1} visits are under way, and there are {num_clients} clients"
         require(self.most < num_clients, "policy.most", self.most, remedy)
         return self.most + 1
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-        """Visits arrive in the order they start."""
+        """Return a clock by which visits arrive in the order in which they start."""
         return DrawnClock()
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
-        """Real arrivals would not have the staleness that was drawn."""
+        """Raise `UserError`: real arrivals would not have the staleness that was drawn."""
         raise UserError("clock.name", "wall", "policy drawn_staleness fixes the order; take clock virtual")
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Start every next visit whose rows are there already."""
+        """Start every next visit whose rows exist already."""
         out: list[Start] = []
         while len(out) <= self.most:
-            number = dispatch.number + len(out)
+            number = dispatch.num_started + len(out)
             version = max(0, number - dispatch.key.of("staleness", number).below(self.most + 1))
             client = None if version > dispatch.version else dispatch.draw([k for k, _ in out], number)
             if client is None:
@@ -307,20 +451,7 @@ class DrawnStaleness(OneByOne):
         return out
 
 
-def open_clock(kind: object, policy: Policy, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-    """Return the clock of a run; `kind` is one of `CLOCKS`."""
-    if isinstance(kind, WallTime):
-        return policy.wall_clock(duration, kind.scale)
-    clock: Clock
-    if isinstance(kind, Replay):
-        clock = ReplayClock(Trace(kind.trace, num_clients))
-    else:
-        clock = policy.virtual_clock(duration, num_clients, key)
-    clock.in_seconds = policy.in_seconds
-    return clock
-
-
-POLICIES: dict[str, type] = {
+POLICIES: dict[str, type[Policy]] = {
     "rounds": Synchronous,
     "barrier": Barrier,
     "every_arrival": EveryArrival,
@@ -328,17 +459,3 @@ POLICIES: dict[str, type] = {
     "client_decides": ClientDecides,
     "drawn_staleness": DrawnStaleness,
 }
-
-
-def check(algorithm: Algorithm, policy: Policy) -> None:
-    """Raise `UserError` for a method that cannot run without rounds."""
-    needs, name = algorithm.needs, type(algorithm).__name__
-    remedy = f"{name} takes one upload at a time; take policy every_arrival or client_decides"
-    require(not needs.one_by_one or policy.singly, "policy.name", "buffer or barrier", remedy)
-    remedy = f"{name} looks at all clients of a round at once; it runs under policy rounds only"
-    require(not (needs.probe or needs.memory or needs.rounds), "policy.name", "asynchronous", remedy)
-    remedy = f"{name} compares the uploads of a step; take policy rounds, barrier or buffer"
-    fresh = policy.fresh or not needs.together
-    require(fresh, "policy.name", "stale uploads", f"{name} needs fresh uploads; take rounds or barrier")
-    several = needs.several or needs.gram is not None
-    require(not (several and policy.singly), "policy.name", "one upload at a time", remedy)

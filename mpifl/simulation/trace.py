@@ -81,11 +81,11 @@ class Trace:
         """Return who starts at an instant, and which version each reads; each is told once."""
         return self._starts.pop(now, [])
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the place: rows read, and the instants at which somebody is yet to start."""
         return {"at": self.at, "left": sorted(self._starts)}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a place."""
         self.at = state["at"]
         self._starts = defaultdict(list, {t: self._starts[t] for t in state["left"]})

@@ -1,8 +1,8 @@
-"""When the clients of policy `client_decides` upload: one a step, when visits are over, at rates of their
-own, or after drift.
+"""Upload triggers: when the clients of policy `client_decides` upload.
 
-The last two say how long a client lets pass between two uploads, as a model of delays: in virtual time the
-order of uploads is known before anything is trained, and the same on any number of ranks.
+One a step, when their visits are over, at rates of their own, or after drift. Each is a model of the delay
+between two uploads of a client: in virtual time the order of uploads is known before any training, and is the
+same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -24,73 +24,91 @@ from .clock import Clock, DrawnClock, VirtualClock, WallClock
 from .delays import MOST_SIGMA, Delay
 from .durations import VisitDuration
 
-Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data it meets then
+Cycle = Callable[[int, int], int]  # (client, visit) -> number of the data that the visit trains on
 
 
-class Uploads(ABC):
-    """Why a client uploads."""
+class UploadTrigger(ABC):
+    """Decides when a client uploads."""
 
     @property
     def in_seconds(self) -> bool:
-        """Whether virtual time is made of seconds, and visits last as long as delays and links say."""
+        """Whether virtual time is in seconds, which delays and links decide; if not, it counts steps."""
         return True
 
-    def begin(self, federation: Federation) -> None:
+    def prepare(self, federation: Federation) -> None:
         """Prepare the clients' data; every rank calls."""
         return
 
     @abstractmethod
-    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
-        """Return the duration at which clients upload, `duration` being that of their devices and links."""
+    def interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Return how long a client takes from a download to its upload.
+
+        Args:
+            duration: of computing and transfers, on the clients' devices and links.
+            federation: the clients.
+        """
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-        """Return the clock of a run in virtual time."""
+        """Return the clock of a run in virtual time.
+
+        Args:
+            duration: as `interval` returned it.
+            num_clients: N.
+            key: of the system's draws.
+        """
         return VirtualClock(duration)
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
-        """Return the clock of a run in real time."""
+        """Return the clock of a run in real time.
+
+        Args:
+            duration: as `interval` returned it.
+            scale: real seconds per simulated second.
+        """
         return WallClock(duration, scale)
 
 
 @dataclass(frozen=True)
-class OneEachStep(Uploads):
+class OneEachStep(UploadTrigger):
     """In every server step one client, drawn uniformly, uploads; virtual time is the number of steps."""
 
     @property
     def in_seconds(self) -> bool:
-        """Steps take no time."""
+        """Return False: steps take no time."""
         return False
 
-    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
-        """Devices and links make no difference."""
+    def interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Return `duration`, which has no effect."""
         return duration
 
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
-        """Draw a client for each step."""
+        """Return a clock that draws a client for each step."""
         return DrawnClock(num_clients, key.of("uploads"))
 
 
 @dataclass(frozen=True)
-class WhenDone(Uploads):
-    """A client uploads as soon as its visit is over, and the next one begins at once: computing takes as long
-    as the delay model says, transfers as long as the links do, and both wait while the client is away.
+class WhenDone(UploadTrigger):
+    """A client uploads as soon as its visit is over, and begins the next at once.
+
+    Computing takes as long as the delay model says, transfers as long as the links do, and both pause while
+    the client is away.
     """
 
-    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
-        """Take the duration of devices and links as it is."""
+    def interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Return `duration`."""
         return duration
 
 
 @dataclass(frozen=True)
-class Rates(Uploads):
-    """Every client uploads at random times, at a rate of its own: a Poisson process for each.
+class PoissonRates(UploadTrigger):
+    """Every client uploads by a Poisson process with a rate of its own.
 
-    A visit lasts until its client's next time, and at least as long as the delay model says.
+    A visit lasts until the client's next event, and at least as long as the delay model says.
 
     Attributes:
-        mean_s: seconds between two uploads of a client in the mean; the median over clients.
-        sigma: of the logarithm of the clients' means; 0: all upload at one rate.
-        file: a CSV file with the columns `client` and `mean_s`, one row for each client, instead of drawing.
+        mean_s: mean seconds between two uploads of a client; the median over clients.
+        sigma: standard deviation of the logarithm of the clients' means; 0: all have the same rate.
+        file: a CSV file with the columns `client` and `mean_s`, one row for each client, in place of draws.
     """
 
     mean_s: float = 10.0
@@ -108,14 +126,14 @@ class Rates(Uploads):
             return _means(self.file)[client][0]
         return self.mean_s * float(np.exp(self.sigma * key.of("rate", client).numpy().standard_normal()))
 
-    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
-        """Let every visit wait for its client's next time."""
+    def interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Return a duration that lasts until the client's next event."""
         if self.file:
             check_per_client(_means(self.file), federation.num_clients, self.file, "policy.uploads.file")
         return replace(duration, delay=_AtRates(self, duration.delay))
 
     def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
-        """Rates are per simulated second."""
+        """Return the clock; a scale of 0 is refused, because rates are per simulated second."""
         remedy = "rates need simulated seconds; take a scale above 0, or clock virtual"
         require(scale > 0, "clock.scale", scale, remedy)
         return super().wall_clock(duration, scale)
@@ -134,28 +152,26 @@ def _means(file: str) -> dict[int, list[float]]:
 
 @dataclass(frozen=True)
 class _AtRates(Delay):
-    rates: Rates
+    rates: PoissonRates
     work: Delay
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Return the longer of the time to the client's next upload and that of its work."""
         mean = self.rates.mean(client, key)
         gap = float(key.of("gap", client, visit).numpy().exponential(mean))
         return max(gap, self.work.seconds(client, visit, key))
 
 
 @dataclass(frozen=True)
-class Drift(Uploads):
+class Drift(UploadTrigger):
     """A client trains and uploads when its data have drifted since its last upload.
 
     It gets new data in cycles that last as long as the delay model says. Where they differ by less than
-    `threshold` from those of its last upload it keeps the model that it has, and nothing is sent. Local
-    detection of drift in place of a schedule: FedConD (Chen et al., IEEE Big Data 2021) goes by losses,
-    Fielding (arXiv:2411.01580) by label distributions; here by the true shares of the groups, which stand for
-    a detector that does not err.
+    `threshold` from those of its last upload, it keeps its model and sends nothing. FedConD (Chen et al.,
+    IEEE Big Data 2021) detects drift locally from losses, Fielding (arXiv:2411.01580) from label
+    distributions; here the true shares of the groups stand for a detector without errors.
 
     Attributes:
-        threshold: total variation distance in [0, 1] between the shares of the groups in the data; with 0 a
+        threshold: total variation distance in [0, 1] between the shares of the groups in the data; 0: a
             client uploads in every cycle.
         longest: cycles after which a client uploads in any case.
     """
@@ -167,12 +183,12 @@ class Drift(Uploads):
         require(0 <= self.threshold <= 1, "threshold", self.threshold, "take a distance of shares in [0, 1]")
         require(self.longest >= 1, "longest", self.longest, "take 1 (every cycle) or more cycles")
 
-    def begin(self, federation: Federation) -> None:
-        """Visits meet drifted data only."""
+    def prepare(self, federation: Federation) -> None:
+        """Skip the cycles in which a client does not train."""
         federation.await_drift(self.threshold, self.longest)
 
-    def paced(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
-        """Let every visit wait for its data."""
+    def interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
+        """Return a duration that lasts until the client's data have drifted."""
         return replace(duration, delay=_AfterDrift(federation.cycle, duration.delay))
 
 
@@ -188,9 +204,9 @@ class _AfterDrift(Delay):
         return sum(self.work.seconds(client, c, key) for c in cycles)
 
 
-UPLOADS: dict[str, type[Uploads]] = {
+UPLOAD_TRIGGERS: dict[str, type[UploadTrigger]] = {
     "one_each_step": OneEachStep,
     "when_done": WhenDone,
-    "rates": Rates,
+    "rates": PoissonRates,
     "drift": Drift,
 }

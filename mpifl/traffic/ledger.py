@@ -250,7 +250,7 @@ class Ledger:
         heads = ("direction", "kind", "name", "cast")
         return [{**dict(zip(heads, at, strict=True)), **found[at]} for at in sorted(found)]
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """Return everything counted, as arrays."""
         entries = self.entries.values()
         out = {f.name: np.array([getattr(e, f.name) for e in entries]) for f in fields(Entry)}
@@ -267,8 +267,8 @@ class Ledger:
             "casts": np.array([*self._casts.items()], np.int64).reshape(-1, 2),
         }
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take back what `state` returned."""
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Restore what `state_dict` returned."""
         columns = [state[f.name].tolist() for f in fields(Entry)]
         self.entries, self._totals = {}, Counter()
         for row, is_row in zip(zip(*columns, strict=True), state["is_row"].tolist(), strict=True):

@@ -15,7 +15,7 @@ from mpifl.core.federation import Federation
 from mpifl.experiment.build import build_engine, build_server_step
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results import checkpoint_files as checkpoint
-from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 from mpifl.simulation.policies import EveryArrival, Synchronous
 
@@ -92,7 +92,7 @@ def compare(one: worlds.Run, first: worlds.Run, then: worlds.Run) -> None:
     assert one.server_step.ledger.rows() == then.server_step.ledger.rows()
     assert one.server_step.ledger.moved == then.server_step.ledger.moved
     assert (one.server_step.visits == then.server_step.visits).all()
-    if isinstance(one.engine, Events) and isinstance(then.engine, Events):
+    if isinstance(one.engine, AsynchronousEngine) and isinstance(then.engine, AsynchronousEngine):
         mine, theirs = (e.summary() for e in (one.engine, then.engine))
         exact = ("arrivals", "refused", "staleness_mean", "concurrency", "clock_seconds")
         assert {name: mine[name] for name in exact} == {name: theirs[name] for name in exact}

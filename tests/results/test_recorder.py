@@ -100,14 +100,14 @@ def test_a_recorder_goes_on_where_it_was(tmp_path):
     recorder = Recorder(tmp_path, worlds.Tiny())
     judged(recorder, 1, [0.25, 0.75], [1, 4], [0, 0, 0, 1, 1, 1])
     recorder.arrived([{"time": 1.0, "client": 3}])
-    state = json.loads(json.dumps(recorder.state()))
+    state = json.loads(json.dumps(recorder.state_dict()))
     metrics, events = (tmp_path / "metrics.csv").read_bytes(), (tmp_path / "events.csv").read_bytes()
     for step in (2, 3):
         judged(recorder, step, [1.0, 1.0], [1, 4], [5, 4, 3, 2, 1, 0])
         recorder.arrived([{"time": 1.0 + step, "client": step}])
-    recorder.state()
+    recorder.state_dict()
     again = Recorder(tmp_path, worlds.Tiny())
-    again.restore(state, metrics, len(events))
+    again.load_state_dict(state, metrics, len(events))
     assert (tmp_path / "metrics.csv").read_bytes() == metrics
     assert (tmp_path / "events.csv").read_bytes() == events
     assert again.last == recorder.last | state["last"]
@@ -116,7 +116,7 @@ def test_a_recorder_goes_on_where_it_was(tmp_path):
     assert [row["round"] for row in table(tmp_path / "metrics.csv")] == ["1", "2"]
     assert [row["round"] for row in again.timing] == [1, 1, 2, 2]
     again.arrived([{"time": 9.0, "client": 0}])
-    again.state()
+    again.state_dict()
     assert [row["time"] for row in table(tmp_path / "events.csv")] == ["1.0", "9.0"]
 
 

@@ -20,10 +20,8 @@ from torch.testing import assert_close
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import UserError
-from mpifl.core.mixing import Mixing, Plan, add, average, blend
+from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.rng import key
-from mpifl.core.types import Notes
-from mpifl.runtime.asynchronous import Events, damped
 from mpifl.simulation.clock import Replay, WallTime
 from mpifl.simulation.delays import Constant, Exponential, Tiers, Uniform
 from mpifl.simulation.durations import Availability
@@ -242,7 +240,7 @@ def test_an_idle_client_is_drawn_uniformly_without_a_list_of_all():
     counts = Counter(drawn)
     assert set(counts) == {1, 4, 6, 8}
     assert min(counts.values()) > 420
-    everywhere = DispatchState(busy, 0, 0, 6, Sampler(9, 6, key(0)), key(0), here=lambda k: True)
+    everywhere = DispatchState(busy, 0, 0, 6, Sampler(9, 6, key(0)), key(0), available=lambda k: True)
     assert drawn == [everywhere.draw([3], number) for number in range(2000)]
     assert DispatchState(set(range(9)), 0, 0, 9, Sampler(9, 9, key(0)), key(0)).draw([], 0) is None
 
@@ -252,9 +250,9 @@ def test_nobody_starts_who_is_not_there(tmp_path):
     away = Availability(on_s=0.1, off_s=9.0)
     done = counting(tmp_path, 10, 2, policy=EveryArrival(), delay=Constant(0.3), availability=away)
     presence = done.engine.clock.duration.presence
-    assert done.arrivals[0]["start"] == min(presence.back(k, 0.0) for k in range(2)) > 0
+    assert done.arrivals[0]["start"] == min(presence.next_available(k, 0.0) for k in range(2)) > 0
     for row in done.arrivals:
-        assert presence.here(row["client"], row["start"])
+        assert presence.is_available(row["client"], row["start"])
         assert row["time"] >= row["start"] + 0.3
     assert max(row["time"] - row["start"] for row in done.arrivals) > 1
 
@@ -374,7 +372,7 @@ def test_what_is_no_trace_is_refused(tmp_path):
 )
 def test_a_method_that_a_policy_cannot_run_says_so(name, policy, message):
     with pytest.raises(UserError, match=message):
-        Events.check(CATALOGUE[name](), policy)
+        policy.check(CATALOGUE[name]())
 
 
 @pytest.mark.parametrize(
@@ -417,64 +415,6 @@ def test_bad_settings_are_refused(make, message):
 def test_what_does_not_fit_together_is_refused_at_the_start(changes, message, tmp_path):
     with pytest.raises(UserError, match=message):
         events("fedasync", tmp_path, **changes)
-
-
-# -- damping ----------------------------------------
-
-
-def notes_of(lag, num_samples=None) -> Notes:
-    """Return notes of so many uploads."""
-    m = len(lag)
-    n = np.ones(m, int) if num_samples is None else np.array(num_samples)
-    return Notes(np.arange(m), n, np.array(lag), np.ones(m, bool))
-
-
-def test_damping_keeps_a_part_of_the_old_rows_by_hand():
-    """Weights 1/4 and 3/4, rates 0.8 and 0.4: 0.2 and 0.3 of the uploads, 1 - 0.5 of the old row."""
-    plan = Plan([average(notes_of([0, 0], [1, 3]))])
-    (mixing,) = damped(plan, np.array([0.8, 0.4])).mixings
-    assert_allclose(mixing.weights, [[0.2, 0.3]])
-    assert_allclose(mixing.keep, [0.5])
-
-
-def test_damping_leaves_rows_alone_that_no_upload_enters():
-    """Row 0 takes upload 0, row 1 stays; row 2 is a copy of row 0, which no upload has a say in."""
-    weights = np.array([[1.0], [0.0], [0.0]])
-    keep = np.array([[0, 0, 0], [0, 1, 0], [1, 0, 0]], float)
-    (mixing,) = damped(Plan([Mixing(weights, keep=keep)]), np.array([0.25])).mixings
-    assert_allclose(mixing.weights, [[0.25], [0], [0]])
-    assert_allclose(mixing.keep, [[0.75, 0, 0], [0, 1, 0], [1, 0, 0]])
-
-
-def test_damping_scales_what_is_added_to_models_and_leaves_control_variates_whole():
-    plan = Plan([add(np.array([[0.5]])), add(np.array([[0.5]]), into="control")])
-    model, control = damped(plan, np.array([0.5])).mixings
-    assert_allclose([model.weights[0, 0], model.keep[0]], [0.25, 1.0])
-    assert_allclose([control.weights[0, 0], control.keep[0]], [0.5, 1.0])
-
-
-def test_damping_damps_all_components_of_an_upload():
-    """Two uploads of two components each: their rates are 1 and 0.5."""
-    weights = np.array([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])
-    (mixing,) = damped(Plan([Mixing(weights)]), np.array([1.0, 0.5])).mixings
-    assert_allclose(mixing.weights, [[0.5, 0, 0.25, 0], [0, 0.5, 0, 0.25]])
-    assert_allclose(mixing.row_sums(), 1.0)
-    assert_allclose(mixing.keep, [0.25, 0.25])
-
-
-def test_a_step_that_changes_the_number_of_rows_is_not_damped():
-    split = Mixing(np.zeros((2, 1)), keep=np.ones((2, 1)))
-    assert damped(Plan([split]), np.array([0.5])).mixings == [split]
-
-
-def test_nothing_is_damped_at_rate_one():
-    plan = Plan([blend(np.array([[0.3]]))])
-    assert damped(plan, np.ones(1)) is plan
-
-
-def test_policies_rate_uploads_by_their_lag():
-    assert_allclose(EveryArrival(rate=0.6, staleness_a=0.5).rates(np.array([0, 3])), [0.6, 0.3])
-    assert_allclose(Barrier().rates(np.array([0, 0])), [1, 1])
 
 
 # -- the link ----------------------------------------

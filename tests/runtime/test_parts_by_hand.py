@@ -19,7 +19,7 @@ from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, Plan, average
 from mpifl.core.rng import key
 from mpifl.core.types import Notes
-from mpifl.runtime.asynchronous import largest_weight, rows_read
+from mpifl.runtime.asynchronous import AsyncStats, largest_weight, rows_read
 from mpifl.runtime.protocol import GatheredReports
 from mpifl.simulation.clock import DrawnClock, VirtualClock
 from mpifl.simulation.delays import Constant, Uniform
@@ -27,7 +27,7 @@ from mpifl.simulation.durations import Availability, visit_duration
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival
 from mpifl.simulation.trace import Trace
-from mpifl.simulation.visits import AsyncStats, Visit
+from mpifl.simulation.visits import Visit
 
 TABLE = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
 
@@ -231,8 +231,8 @@ def test_places_are_filled_after_the_last_arrival_of_an_instant():
         clock.add(visit(due, number))
     seen = []
     for _ in range(3):
-        arrived = clock.next(None)
-        seen.append((arrived.client, clock.now, clock.more()))
+        arrived = clock.pop(None)
+        seen.append((arrived.client, clock.now, clock.is_tied()))
     assert seen == [(1, 1.0, False), (0, 2.0, True), (2, 2.0, False)]
 
 
@@ -248,15 +248,15 @@ def test_a_drawn_clock_has_one_upload_a_second_from_the_first_on():
     half = DrawnClock(3, key(5))
     first = [half.due(0, v, 0, 0) for v in range(10)]
     again = DrawnClock(3, key(5))
-    again.restore(half.state(), [])
+    again.load_state_dict(half.state_dict())
     assert first + [again.due(0, v, 0, 0) for v in range(10, 400)] == dues[0]
 
 
 def test_a_tally_by_hand():
     """Two visits for 2 s, then three for 1 s: 7 visit-seconds in 3 s. Lags 0, 2, 2, one of them refused."""
     stats = AsyncStats()
-    stats.passed(2.0, 2)
-    stats.passed(3.0, 3)
+    stats.advance(2.0, 2)
+    stats.advance(3.0, 3)
     for lag, accepted in ((0, True), (2, False), (2, True)):
         stats.add(lag, accepted)
     said = stats.summary(steps=2, virtual=3.0, real=6.0, idle=[0.25], server=0.5)
@@ -286,7 +286,7 @@ def test_a_trace_tells_each_start_once_and_goes_on_from_its_place(tmp_path):
     assert trace.starting(0.0) == []
     assert (trace.next_time(), trace.pop().client, trace.next_start()) == (1.5, 0, 1.5)
     again = Trace(str(file), 2)
-    again.restore(trace.state())
+    again.load_state_dict(trace.state_dict())
     assert again.starting(0.0) == []
     assert (again.next_time(), again.starting(1.5)) == (2.0, [(0, 1)])
     assert again.arrival(0, 1) == 3.0

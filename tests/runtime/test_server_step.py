@@ -18,8 +18,9 @@ from mpifl.core.errors import NotFinite
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
 from mpifl.experiment.schema import SystemConfig
+from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.hook_errors import ClientError
-from mpifl.runtime.synchronous import Rounds
+from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.training import LocalClient
 
 
@@ -202,7 +203,8 @@ def test_only_the_chosen_clients_are_judged(tmp_path):
 def test_rounds_judge_when_due_and_always_at_the_end(every, first, expected, tmp_path):
     server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, participation=0.5)
     records = []
-    rounds = Rounds(server_step, sampler, 5, np.arange(6), judge_every=every, judge_first=first)
+    evaluation = EvaluationSchedule(np.arange(6), every, first)
+    rounds = SynchronousEngine(server_step, sampler, 5, evaluation)
     server = rounds.run(records.append)
     assert [r.step for r in records] == ([0] if first else []) + [1, 2, 3, 4, 5]
     assert [r.step for r in records if r.scores is not None] == expected
@@ -216,7 +218,8 @@ def test_evaluation_does_not_change_what_follows(tmp_path):
     runs = []
     for every in (0, 1):
         server_step, sampler = worlds.start(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path / str(every))
-        runs.append(Rounds(server_step, sampler, 3, np.arange(6), judge_every=every).run(lambda record: None))
+        rounds = SynchronousEngine(server_step, sampler, 3, EvaluationSchedule(np.arange(6), every))
+        runs.append(rounds.run(lambda record: None))
     worlds.same(worlds.state_of(runs[0]), worlds.state_of(runs[1]))
 
 

@@ -145,7 +145,7 @@ def test_every_delay_can_be_named_in_a_configuration():
 def test_presence_has_the_share_and_lengths_of_its_model():
     """on 3 s, off 1 s: there three quarters of the time. 200 clients looked at 50 times, 8 s apart."""
     presence = Presence(Availability(3.0, 1.0), key(0))
-    here = np.array([[presence.here(k, 8.0 * i) for i in range(50)] for k in range(200)])
+    here = np.array([[presence.is_available(k, 8.0 * i) for i in range(50)] for k in range(200)])
     assert_allclose(here.mean(), 0.75, atol=4 * np.sqrt(0.75 * 0.25 / here.size) * 1.5)
     assert_allclose(here[:, 0].mean(), 0.75, atol=4 * np.sqrt(0.75 * 0.25 / 200))
 
@@ -157,9 +157,10 @@ def test_work_waits_while_a_client_is_away():
         start, work = 0.37 * k, 1.3
         end = presence.end(k, start, work)
         ticks = np.arange(start, end, 1e-3)
-        assert_allclose(sum(presence.here(k, t) for t in ticks) * 1e-3, work, atol=0.02)
-        back = presence.back(k, end)
-        assert presence.here(k, back)
+        assert_allclose(sum(presence.is_available(k, t) for t in ticks) * 1e-3, work, atol=0.02)
+        back = presence.next_available(k, end)
+        assert presence.is_available(k, back)
         assert back >= end
     always = Presence(Availability(), key(0))
-    assert (always.end(0, 2.0, 1.5), always.back(0, 2.0), always.here(0, 5.0)) == (3.5, 2.0, True)
+    assert (always.end(0, 2.0, 1.5), always.next_available(0, 2.0)) == (3.5, 2.0)
+    assert always.is_available(0, 5.0)

@@ -15,10 +15,10 @@ from mpifl.simulation.durations import Availability, visit_duration
 from mpifl.simulation.network import (
     NETWORKS,
     TIERS,
+    LinkRates,
     Links,
     NetworkTiers,
     NetworkTrace,
-    Rates,
     Wired,
     WirelessFast,
     WirelessSlow,
@@ -48,7 +48,7 @@ def test_a_round_over_own_links_lasts_as_long_as_its_slowest_client():
 
 
 def test_rho_is_the_uplink_time_over_the_downlink_time():
-    assert Links(downlink_bytes_s=100, rho=4).rates(0, 0, key(0), MODEL) == Rates(100, 25)
+    assert Links(downlink_bytes_s=100, rho=4).rates(0, 0, key(0), MODEL) == LinkRates(100, 25)
 
 
 def test_group_broadcasts_are_sent_one_after_the_other():
@@ -151,11 +151,11 @@ def test_a_trace_gives_each_visit_its_link(tmp_path):
     network = NetworkTrace(str(file))
     network.check(2)
     assert [network.rates(0, v, key(0), MODEL) for v in range(3)] == [
-        Rates(100, 10, 0.5),
-        Rates(200, 40, 0.0),
-        Rates(100, 10, 0.5),
+        LinkRates(100, 10, 0.5),
+        LinkRates(200, 40, 0.0),
+        LinkRates(100, 10, 0.5),
     ]
-    assert network.rates(1, 0, key(0), MODEL) == Rates(inf, 20, 0.0)
+    assert network.rates(1, 0, key(0), MODEL) == LinkRates(inf, 20, 0.0)
 
 
 HEAD = "client,downlink_bytes_s,uplink_bytes_s\n"

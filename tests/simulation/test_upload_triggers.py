@@ -20,7 +20,7 @@ from mpifl.simulation.delays import Constant, Exponential, Measured
 from mpifl.simulation.durations import Availability
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import ClientDecides, EveryArrival
-from mpifl.simulation.upload_triggers import Drift, OneEachStep, Rates, WhenDone
+from mpifl.simulation.upload_triggers import Drift, OneEachStep, PoissonRates, WhenDone
 
 FEDASYNC = CATALOGUE["fedasync"]()
 
@@ -145,10 +145,10 @@ def test_links_and_absences_delay_uploads(tmp_path):
     done = deciding(tmp_path / "c", 3, WhenDone(), delay=delay, availability=away)
     context = worlds.context_of(worlds.config_of(FEDASYNC, availability=away), worlds.Tiny())
     presence = context.duration.presence
-    end, start = [], presence.back(0, 0.0)
+    end, start = [], presence.next_available(0, 0.0)
     for _ in range(3):
         end.append(presence.end(0, start, 2.0))
-        start = presence.back(0, end[-1])
+        start = presence.next_available(0, end[-1])
     assert end[-1] > 8
     assert_allclose([t for t, _ in visits_of(done)], end)
 
@@ -172,8 +172,8 @@ def test_clients_upload_at_rates_of_their_own(tmp_path):
     """Gaps of one client are exponential: 400 of them have the mean of its rate within 15 %, and a variance
     of its square within 40 %.
     """
-    rates = Rates(mean_s=3.0, sigma=1.0)
-    duration = ClientDecides(uploads=rates).paced(pace_of(worlds.Tiny()), worlds.Tiny())
+    rates = PoissonRates(mean_s=3.0, sigma=1.0)
+    duration = ClientDecides(uploads=rates).upload_interval(pace_of(worlds.Tiny()), worlds.Tiny())
     means = [rates.mean(k, duration.key) for k in range(400)]
     assert 0.85 < np.log(np.array(means) / 3.0).std() < 1.15
     for k in range(2):
@@ -183,7 +183,9 @@ def test_clients_upload_at_rates_of_their_own(tmp_path):
     done = deciding(tmp_path, 30, rates, delay=Constant(0.5))
     for k in range(6):
         times = [0.0, *(row["time"] for row in done.arrivals if row["client"] == k)]
-        own = ClientDecides(uploads=rates).paced(pace_of(worlds.Tiny(), Constant(0.5)), worlds.Tiny())
+        own = ClientDecides(uploads=rates).upload_interval(
+            pace_of(worlds.Tiny(), Constant(0.5)), worlds.Tiny()
+        )
         expected = [own.delay.seconds(k, v, own.key) for v in range(len(times) - 1)]
         assert_allclose([b - a for a, b in pairwise(times)], expected)
         assert min(expected, default=0.5) >= 0.5
@@ -198,13 +200,13 @@ def pace_of(federation, delay=None):
 def test_rates_may_come_from_a_file(tmp_path):
     file = tmp_path / "rates.csv"
     file.write_text("client,mean_s\n" + "".join(f"{k},{k + 1}\n" for k in range(6)))
-    rates = Rates(file=str(file))
+    rates = PoissonRates(file=str(file))
     assert_array_equal([rates.mean(k, key(0)) for k in range(6)], np.arange(1.0, 7.0))
     assert len(deciding(tmp_path / "run", 12, rates).arrivals) == 12
 
 
 @pytest.mark.parametrize(
-    ("uploads", "federation"), [(Rates(mean_s=3.0), worlds.Tiny), (Drift(threshold=0.25), Moving)]
+    ("uploads", "federation"), [(PoissonRates(mean_s=3.0), worlds.Tiny), (Drift(threshold=0.25), Moving)]
 )
 def test_runs_go_on_from_a_saved_state(uploads, federation, tmp_path):
     common = {"algorithm": FEDASYNC, "steps": 12, "policy": ClientDecides(uploads=uploads)}
@@ -221,8 +223,8 @@ def test_runs_go_on_from_a_saved_state(uploads, federation, tmp_path):
         (lambda: Drift(threshold=1.5), r"threshold = 1.5: take a distance of shares in \[0, 1\]"),
         (lambda: Drift(threshold=-0.1), "threshold = -0.1"),
         (lambda: Drift(longest=0), "longest = 0: take 1"),
-        (lambda: Rates(mean_s=0.0), "mean_s = 0.0: take a positive number"),
-        (lambda: Rates(sigma=-1.0), "sigma = -1.0: take 0"),
+        (lambda: PoissonRates(mean_s=0.0), "mean_s = 0.0: take a positive number"),
+        (lambda: PoissonRates(sigma=-1.0), "sigma = -1.0: take 0"),
     ],
 )
 def test_bad_settings_are_refused(make, message):
@@ -242,11 +244,11 @@ def test_bad_settings_are_refused(make, message):
 def test_files_that_do_not_fit_are_refused(rows, message, tmp_path):
     (tmp_path / "rates.csv").write_text("client,mean_s\n" + rows)
     with pytest.raises(UserError, match=message):
-        deciding(tmp_path, 2, Rates(file=str(tmp_path / "rates.csv")))
+        deciding(tmp_path, 2, PoissonRates(file=str(tmp_path / "rates.csv")))
 
 
 def test_what_does_not_fit_together_is_refused_at_the_start(tmp_path):
     with pytest.raises(UserError, match="do not change from visit to visit"):
         deciding(tmp_path, 2, Drift())
     with pytest.raises(UserError, match="rates need simulated seconds"):
-        deciding(tmp_path, 2, Rates(), clock=WallTime())
+        deciding(tmp_path, 2, PoissonRates(), clock=WallTime())

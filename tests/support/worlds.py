@@ -33,10 +33,9 @@ from mpifl.experiment import build
 from mpifl.experiment.context import RunContext
 from mpifl.experiment.schema import Config, EvaluationConfig, Seeds
 from mpifl.models import MODELS
-from mpifl.runtime.asynchronous import Events
+from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.server_step import ServerStep
-from mpifl.runtime.synchronous import Record, Rounds
-from mpifl.simulation.policies import EveryArrival, Synchronous
+from mpifl.simulation.policies import EveryArrival
 from mpifl.simulation.sampling import Sampler
 from mpifl.training import LocalConfig
 
@@ -124,7 +123,7 @@ class Run:
     scores: Mapping[str, np.ndarray] = field(default_factory=dict)
     scored: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     served: dict[int, tuple[Any, Any, Client]] = field(default_factory=dict)
-    engine: Events | Rounds | None = None
+    engine: Engine | None = None
     arrivals: list[dict[str, Any]] = field(default_factory=list)
     times: list[float | None] = field(default_factory=list)
 
@@ -176,8 +175,7 @@ def device_of(config: Config) -> str:
 
 def context_of(config: Config, federation: Federation, transport: Transport | None = None) -> RunContext:
     """Return what `build` would, for a federation that is already there."""
-    if not isinstance(config.policy, Synchronous):
-        config.policy.begin(federation)
+    config.policy.prepare(federation)
     transport, device = transport or Single(), device_of(config)
     parts = build.build_model(config, federation, build.public_sets(config, federation, True), device)
     return RunContext(config, transport, parts, build.check(config, parts, MAIN, transport.size))

@@ -45,7 +45,7 @@ def test_entries_by_hand():
 
 def counted(ledger: Ledger) -> dict:
     """Return all that a ledger holds, as plain values."""
-    return {name: value.tolist() for name, value in ledger.state().items()}
+    return {name: value.tolist() for name, value in ledger.state_dict().items()}
 
 
 def enter(ledger: Ledger, step: int) -> None:
@@ -106,7 +106,7 @@ def test_a_ledger_goes_on_from_its_state_as_if_nothing_had_happened():
         ledger.close(1, np.array([0, 1]), np.zeros(3, int))
         ledger.add_reads(2, {0: {"model": (1,)}, 1: {"model": (1,)}}, {"model": 5})
     resumed = Ledger(3, Payload(header_bytes=1))
-    resumed.restore(broken.state())
+    resumed.load_state_dict(broken.state_dict())
     for ledger in (whole, resumed):
         ledger.add_up(2, "model", 0, 5)
         ledger.add_up(2, "model", 1, 5)

@@ -1,0 +1,56 @@
+"""The step size of stale uploads: how far a server step goes from the old rows to what the method wants.
+
+Methods such as FedAvg replace rows by what has just arrived. Under a policy that steps at every arrival their
+average is an average of one, and the last upload would be the model. Damped by a, a step M becomes
+(1 - a) old + a M: FedAvg becomes FedAsync (Xie, Koyejo and Gupta, OPT 2020), clustered averaging its
+asynchronous form. Tables that add up beside the models (SCAFFOLD's control variates) are not damped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mpifl.core.mixing import Mixing, Plan
+
+
+def step_sizes(lag: np.ndarray, rate: float, staleness_a: float) -> np.ndarray:
+    """Return `rate * (1 + lag)^-staleness_a` [m], FedAsync's polynomial weight.
+
+    Args:
+        lag: server steps between download and arrival of each upload [m].
+        rate: step size of an upload without lag, in (0, 1].
+        staleness_a: exponent a; 0 ignores the lag.
+    """
+    return np.asarray(rate * (1.0 + lag) ** -staleness_a)
+
+
+def damp(plan: Plan, sizes: np.ndarray) -> Plan:
+    """Return a plan whose mixings go only part of the way from the old rows.
+
+    Args:
+        plan: what the method decided.
+        sizes: step size a_j of upload j [m]. In each row, uploads share its weight in proportion to a_j, and
+            the row goes a = sum_j w_j a_j / sum_j w_j of the way.
+    """
+    if (sizes == 1).all():
+        return plan
+    return replace(plan, mixings=[_damped(m, sizes) for m in plan.mixings])
+
+
+def _damped(mixing: Mixing, sizes: np.ndarray) -> Mixing:
+    if mixing.into != "model" and mixing.keep is not None and (mixing.keep == 1).all():
+        return mixing
+    each = np.repeat(sizes, mixing.weights.shape[1] // len(sizes))  # of all components of an upload
+    size = np.abs(mixing.weights)
+    total = size.sum(1)
+    # [K]; a row that takes nothing from uploads, only from other rows, goes all the way
+    a = np.where(total > 0, size @ each / np.where(total > 0, total, 1.0), 1.0)
+    if mixing.keep is not None and mixing.keep.ndim == 2:
+        if mixing.keep.shape[0] != mixing.keep.shape[1]:
+            return mixing  # the number of rows changes: there is no old row to stay near
+        keep = a[:, None] * mixing.keep + np.diag(1 - a)
+    else:
+        keep = 1 - a + a * (0.0 if mixing.keep is None else mixing.keep)
+    return replace(mixing, weights=mixing.weights * each, keep=keep)
