@@ -220,14 +220,14 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before_and_the_run_goes_on(
     capsys.readouterr()
     full_from(12, monkeypatch)  # in the second checkpoint
     seen = []
-    real = checkpoints.Checkpoints.fail
+    real = checkpoints.Checkpoints.write_failed
 
     def fail(self: checkpoints.Checkpoints, step: int, error: OSError) -> None:
         real(self, step, error)
         clients = {path.name.rsplit("-", 1)[1] for path in self.clients.iterdir()}
         seen.append((step, sorted(path.name for path in self.folder.iterdir()), clients))
 
-    monkeypatch.setattr(checkpoints.Checkpoints, "fail", fail)
+    monkeypatch.setattr(checkpoints.Checkpoints, "write_failed", fail)
     assert start(tmp_path / "two", cache, "client state", "--checkpoint.every", "1") == 0
     assert seen == [(step, ["clients", "step-000000001"], {"1"}) for step in (2, 3, 4)]
     said = capsys.readouterr().err.splitlines()
