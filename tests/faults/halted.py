@@ -74,7 +74,8 @@ def run(
     disk = Disk(folder, at)
     token = "again" if saved else "first"
     server_step = build_server_step(context, ClientStore(token, str(folder), disk.clients))
-    out = worlds.Run(server_step)
+    out = worlds.Run()
+    out.server_step = server_step
     out.engine = engine = build_engine(context, server_step, out.arrivals.extend, disk)
     try:
         engine.run(out.observe, saved)
