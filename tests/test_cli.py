@@ -19,8 +19,9 @@ from mpifl.comm import Single
 from mpifl.core.textfiles import yaml_file
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.experiment import reference
-from mpifl.experiment.loader import find, load, say_once, to_tree
+from mpifl.experiment.loader import find, load, to_tree
 from mpifl.models import MODELS
+from mpifl.results.logging import warn_once
 
 TINY = str(Path(__file__).parent / "configs" / "tiny.yaml")
 
@@ -340,6 +341,6 @@ def test_commands_under_their_old_names_work_and_say_what_to_write_now(words, ne
 
 
 def test_the_old_folder_of_sweeps_is_found(capsys):
-    say_once.cache_clear()
+    warn_once.cache_clear()
     assert find("studies/methods") == find("sweeps/methods")
     assert capsys.readouterr().err == "mpifl: studies/methods is now sweeps/methods\n"

@@ -13,6 +13,7 @@ import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -237,6 +238,10 @@ def keys_of(cls: type) -> list[str]:
     return [f.name for f in dataclasses.fields(cls) if f.init]
 
 
+types_of = cache(get_type_hints)
+"""Class -> the types of its fields."""
+
+
 def _below(path: str, name: object) -> str:
     return f"{path}.{name}".lstrip(".")
 
@@ -245,7 +250,7 @@ def _value(cls: type, name: str, value: Any, path: str) -> Any:
     """Return `value` as field `name` of `cls` wants it."""
     if (cls, name) in CHOICES:
         return chosen(CHOICES[cls, name], {"name": value} if isinstance(value, str) else value, path)
-    hint = get_type_hints(cls)[name]
+    hint = types_of(cls)[name]
     if hint is Seeds and not isinstance(value, Mapping):
         seed = converted(int, value, path)
         return Seeds(seed, seed, seed, seed)

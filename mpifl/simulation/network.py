@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from typing import Literal
 
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
@@ -37,7 +38,7 @@ class Network(ABC):
             other; None is without limit.
     """
 
-    cast: str = "unicast"
+    cast: Literal["unicast", "group"] = "unicast"
     server_bytes_s: float | None = None
 
     @abstractmethod
@@ -91,7 +92,7 @@ class Links(Network):
     rho: float | None = None
     latency_s: float = 0.0
     spread: float = 0.0
-    cast: str = "unicast"
+    cast: Literal["unicast", "group"] = "unicast"
     server_bytes_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -207,7 +208,7 @@ class NetworkTiers(Network):
 
     tiers: tuple[str, ...] = ("lte", "wifi", "wan")
     shares: tuple[float, ...] = (0.4, 0.4, 0.2)
-    cast: str = "unicast"
+    cast: Literal["unicast", "group"] = "unicast"
     server_bytes_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -235,7 +236,7 @@ class NetworkTrace(Network):
     """
 
     file: str = ""
-    cast: str = "unicast"
+    cast: Literal["unicast", "group"] = "unicast"
     server_bytes_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -27,7 +28,7 @@ class Payload:
             Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
-    dtype: str = "float32"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     header_bytes: int = 0
     compression: Compression = field(default_factory=Uncompressed)
     error_feedback: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mpifl.core.errors import require
 
@@ -34,11 +35,11 @@ class LocalConfig:
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
-    optimizer: str = "sgd"
+    optimizer: Literal["sgd", "adam"] = "sgd"
     lr_decay: float = 1.0
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
-    augment: str = "none"
+    augment: Literal["none", "crop_flip"] = "none"
     steps: int | None = None
 
     def __post_init__(self) -> None:
