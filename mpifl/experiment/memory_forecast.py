@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from math import exp
 
@@ -24,119 +25,142 @@ CLIENT_BYTES = 80  # a registered client's counters and indices, at every rank
 
 
 @dataclass(frozen=True)
-class Base:
-    """What Python, PyTorch, the model and its buffers take, measured in this process.
+class MeasuredMemory:
+    """Resident bytes of Python, PyTorch, the model and its buffers, measured in this process.
 
     Attributes:
-        plain: resident bytes once data and model are open. recording: what the server's figures add.
-            training: what training on one batch adds.
+        opened: once data and model are open.
+        recording: what the server's figures add.
+        training: what training on one batch adds.
     """
 
-    plain: int
+    opened: int
     recording: int
     training: int
 
     @classmethod
-    def measured(cls, context: RunContext) -> Base:
-        """Measure, before anything else needs memory: max_abs never go back."""
-        plain = peak_bytes()
+    def of(cls, context: RunContext) -> MeasuredMemory:
+        """Measure a run that is built; before anything else needs memory, because peaks never go down."""
+        opened = peak_bytes()
         load(truth=context.federation.groups is not None)
         recording = peak_bytes()
         _train_on_one_batch(context)
-        return cls(plain, recording - plain, peak_bytes() - recording)
+        return cls(opened, recording - opened, peak_bytes() - recording)
 
 
 @dataclass(frozen=True)
-class Held:
-    """What grows with the federation, in bytes.
+class StateMemory:
+    """What grows with the federation and the method, in bytes.
 
     Attributes:
-        rows: of the tables that the server holds. spread: of those that live with their readers.
-        read: what one visit downloads. upload: what it uploads. algorithm_state: of the method at the server.
-        prints: one-shot statistics of all clients. pairs: the products of all pairs of them.
+        central: rows of the tables that the server holds.
+        sharded: rows of the tables that the workers hold.
+        read: what one visit downloads.
+        upload: what one visit uploads.
+        algorithm_state: of the method, at the server.
+        fingerprints: one-shot statistics of all clients.
+        gram: products of all pairs of them.
     """
 
-    rows: int
-    spread: int
+    central: int
+    sharded: int
     read: int
-    algorithm_state: int
-    pairs: int
     upload: int
+    algorithm_state: int
     fingerprints: int
+    gram: int
 
     @classmethod
-    def by(
+    def of(
         cls,
         algorithm: Algorithm,
         server: Server,
         report: Report,
         fingerprints: int,
-        mixed: set[str],
-        spread: set[str],
-    ) -> Held:
-        """Return what a method holds.
+        mixed: Set[str],
+        sharded: Set[str],
+    ) -> StateMemory:
+        """Work out what a method holds.
 
         Args:
-            report: of one client. prints: bytes. mixed, spread: names of tables.
+            algorithm: the method.
+            server: before the first round.
+            report: of one client.
+            fingerprints: bytes of the one-shot statistics of all clients.
+            mixed: names of the tables that steps change.
+            sharded: names of the tables that the workers hold.
         """
-        tables = {name: table_bytes(t, name in mixed) for name, t in server.tables.items()}
-        algorithm_state = {id(v): np.asarray(v).nbytes for v in server.algorithm_state.values()}
+        tables = {name: table_bytes(table, name in mixed) for name, table in server.tables.items()}
+        arrays = {id(array): np.asarray(array).nbytes for array in server.algorithm_state.values()}
         return cls(
-            rows=sum(size for name, size in tables.items() if name not in spread),
-            spread=sum(size for name, size in tables.items() if name in spread),
+            central=sum(size for name, size in tables.items() if name not in sharded),
+            sharded=sum(size for name, size in tables.items() if name in sharded),
             read=sum(
-                len(which) * server.tables[name].shape[1] * FLOAT_BYTES
-                for name, which in algorithm.reads(server, 0).items()
+                len(rows) * server.tables[name].shape[1] * FLOAT_BYTES
+                for name, rows in algorithm.reads(server, 0).items()
             ),
-            algorithm_state=sum(algorithm_state.values()),
-            pairs=8 * len(server.assign) ** 2 if algorithm.needs.fingerprint_gram else 0,
             upload=sum(count_numbers(v) for v in report.vectors.values()) * FLOAT_BYTES,
+            algorithm_state=sum(arrays.values()),
             fingerprints=fingerprints,
+            gram=8 * len(server.assign) ** 2 if algorithm.needs.fingerprint_gram else 0,
         )
 
 
-def footprint(base: Base, held: Held, context: RunContext, ranks: int) -> tuple[int, int]:
-    """Return the peak resident bytes of rank 0 and of the busiest worker."""
-    workers = max(1, ranks - 1)
-    met = _share_met(context, workers)
-    uploads = max(held.upload * -(-context.decisions.num_sampled // workers), held.fingerprints // workers)
+def peak_memory(
+    measured: MeasuredMemory, state: StateMemory, context: RunContext, num_ranks: int
+) -> tuple[int, int]:
+    """Return the peak resident bytes of rank 0 and of the busiest worker.
+
+    Args:
+        measured: in this process.
+        state: of federation and method.
+        context: of the run.
+        num_ranks: that the run will have; one rank is server and worker.
+    """
+    workers = max(1, num_ranks - 1)
+    visited = _visited_share(context, workers)
+    uploads = max(state.upload * -(-context.decisions.num_sampled // workers), state.fingerprints // workers)
     # old and new rows, and at the end or when it starts the same once more
-    serving = base.recording + 4 * held.rows + held.spread + held.algorithm_state + held.pairs
-    # spread rows have two places; a message is copied when it is read and when it arrives
-    rows = held.rows + 2 * held.read + int(2 * max(met, 1 / workers) * held.spread)
-    working = base.training + rows + uploads + _samples(context, met)
-    everywhere = base.plain + CLIENT_BYTES * context.problem.num_clients
-    if ranks == 1:
+    serving = measured.recording + 4 * state.central + state.sharded + state.algorithm_state + state.gram
+    # sharded rows have two places; a message is copied when it is read and when it arrives
+    rows = state.central + 2 * state.read + int(2 * max(visited, 1 / workers) * state.sharded)
+    working = measured.training + rows + uploads + _sample_bytes(context, visited)
+    everywhere = measured.opened + CLIENT_BYTES * context.problem.num_clients
+    if num_ranks == 1:
         return everywhere + serving + working, everywhere + serving + working
     return everywhere + MPI_BYTES + serving, everywhere + MPI_BYTES + working
 
 
 def table_bytes(table: torch.Tensor, mixed: bool) -> int:
-    """Return the bytes a table takes; equal rows that are never mixed take those of one."""
+    """Return the bytes that a table takes.
+
+    Args:
+        table: rows [K, width]; those of stride 0 are one row.
+        mixed: whether steps change it: then each row takes memory of its own.
+    """
     rows = len(table) if mixed or table.stride(0) else 1
     return rows * table.shape[1] * FLOAT_BYTES
 
 
-def _share_met(context: RunContext, workers: int) -> float:
-    """Return the share of the clients that a worker has met after all rounds."""
+def _visited_share(context: RunContext, workers: int) -> float:
+    """Return the share of the clients that one worker has visited after all rounds."""
     visits = context.config.rounds * context.decisions.num_sampled / workers
     return 1 - exp(-visits / context.problem.num_clients)
 
 
-def _samples(context: RunContext, met: float) -> int:
-    """Return the bytes of clients' samples that stay at hand after all rounds, and of the mapped pixels
-    behind them.
+def _sample_bytes(context: RunContext, visited: float) -> int:
+    """Return the bytes of the samples that are cached after all rounds, and of the mapped pixels behind
+    them.
     """
     federation, limit = context.federation, context.config.system.sample_cache_mb * 10**6
     if not isinstance(federation, PoolFederation):
         return 0
     images = int(federation.pool.images.nbytes)
     pixels = min(int(federation.sizes.sum()) * int(np.prod(federation.shape)), images)
-    return pixels + min(limit, int(met * federation.finished_bytes)) * federation.keeps(limit)
+    return pixels + min(limit, int(visited * federation.finished_bytes)) * federation.keeps(limit)
 
 
 def _train_on_one_batch(context: RunContext) -> None:
-    learner = context.learner
+    learner, config = context.learner, replace(context.config.local, steps=1)
     largest = int(context.federation.sizes[:, 0].argmax())
-    split = context.federation.client(largest).train
-    learner.sgd(learner.init, split, replace(context.config.local, steps=1), key(0, "footprint"))
+    learner.sgd(learner.init, context.federation.client(largest).train, config, key(0, "footprint"))

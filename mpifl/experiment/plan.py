@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 
 from mpifl.aggregation.calibration import costs_of
+from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import (
     GATHER,
     REDUCE,
@@ -20,97 +23,104 @@ from mpifl.aggregation.collective_choice import (
     crossover,
     is_sharded,
 )
-from mpifl.comm import Transport
+from mpifl.comm import Single, Transport
 from mpifl.core.mixing import Mixing, Plan
-from mpifl.core.types import Notes, Report, Server
+from mpifl.core.types import Message, Server
+from mpifl.runtime.aggregators import DryAggregator
+from mpifl.runtime.protocol import ClientTask, ReportHeader, TaskBatch
+from mpifl.runtime.server_step import ServerStep
 
 from . import loader
-from .build import build
+from .build import build, build_server_step
 from .context import RunContext
-from .memory_forecast import Base, Held, footprint
+from .memory_forecast import MeasuredMemory, StateMemory, peak_memory
 from .schema import Config
 from .traffic_forecast import TrafficForecast, forecast, without_training
 
-NUMBER_BYTES = 4  # float32
-
 
 def describe(config: Config, transport: Transport) -> str:
-    """Return a page about a run; every rank calls, rank 0's page counts."""
-    asked = config.system.ranks
-    system = config.system
-    here = replace(system, ranks=None, mpi_memory="main", scratch=None, stack=system.stack or 1)
+    """Return a page about a run on rank 0, an empty text elsewhere.
+
+    Args:
+        config: of the run; `system.ranks` may be more or fewer than there are now.
+        transport: every rank calls.
+
+    Raises:
+        UserError: the run would not begin.
+    """
+    here = replace(config.system, ranks=None, mpi_memory="main", scratch=None, stack=config.system.stack or 1)
     context = replace(build(replace(config, system=here), transport), config=config)
-    base = Base.measured(context) if transport.is_server else None
+    measured = MeasuredMemory.of(context) if transport.is_server else None
     costs = _costs(context)
-    if base is None:
+    if measured is None:
         return ""
     context = without_training(context)
     traffic = forecast(context)
-    server, report = traffic.server, traffic.report
-    plan = context.config.algorithm.aggregate(server, notes_of(context, server, report))
-    tree = loader.to_tree(config)
-    n, m, d = context.problem.num_clients, context.decisions.num_sampled, context.problem.layout.size
-    lines = [
+    plan = first_plan(context, traffic.server)
+    return "\n".join(
+        [
+            *_size_lines(context),
+            "",
+            *(_mixing_line(mixing, traffic.server, context, costs) for mixing in plan.mixings),
+            *_crossover_lines(context, costs),
+            "",
+            *_traffic_lines(traffic),
+            *_memory_lines(measured, _state_memory(context, traffic, plan), context),
+        ]
+    )
+
+
+def first_plan(context: RunContext, server: Server) -> Plan:
+    """Return how the first server step mixes rows, where all clients report what client 0 does.
+
+    Args:
+        context: of the run; its clients train for no step.
+        server: before the step.
+    """
+    config, needs = replace(context.config, on_client_error="abort"), context.config.algorithm.needs
+    m = 1 if needs.one_by_one else context.decisions.num_sampled
+    with TemporaryDirectory() as folder, closing(ClientStore("plan", folder)) as store:
+        step = build_server_step(replace(context, config=config, transport=Single()), store)
+        step.tables.publish(server.tables)
+        header, num_samples = _first_report(step, server, m), context.problem.num_samples
+        headers = [replace(header, number=k, client=k, num_samples=int(num_samples[k])) for k in range(m)]
+        reports = step.reports_of(headers, np.zeros(m, np.int64), np.zeros(m, np.int64))
+        result = step.advance(server, reports, {}, DryAggregator())
+    assert result is not None
+    return result.plan
+
+
+def _first_report(step: ServerStep, server: Server, num_sampled: int) -> ReportHeader:
+    """Return the header of client 0's report; a second look meets a cohort of clients like itself."""
+    reads = step.hooks.reads("reads", server, np.zeros(1, np.int64))[0]
+    task, needs = ClientTask(0, 0, 0, reads), step.algorithm.needs
+    if needs.inspect:  # uploads are evaluated where they come in one by one
+        vectors = {name: step.tables.rows(name, list(rows)) for name, rows in reads.items()}
+        header, _ = step.worker.serve(task, Message(vectors, reads))
+        assert isinstance(header, ReportHeader)
+        return header
+    peers = ((0, 0),) * num_sampled if step.hooks.probes(server, 1) else ()
+    return step.worker.run(TaskBatch(1, 0, (task,), {}, peers)).headers[0]
+
+
+def planned_ranks(context: RunContext) -> int:
+    """Return the number of ranks that the page is about: `system.ranks`, or those that are here."""
+    return context.config.system.ranks or context.transport.size
+
+
+def _size_lines(context: RunContext) -> list[str]:
+    """Return name, clients, samples, model and ranks."""
+    config, tree, layout = context.config, loader.to_tree(context.config), context.problem.layout
+    n, m, size = context.problem.num_clients, context.decisions.num_sampled, planned_ranks(context)
+    return [
         f"{config.name}: {tree['algorithm']['name']} on {tree['data']['source']['name']}, "
         f"{tree['data']['scenario']['name']}, model {tree['model']['name']}",
         "",
         f"clients                 N = {n}, m = {m} per round, {config.rounds} rounds",
-        f"samples                 {_spread(context.federation.sizes[:, 0])} training per client",
-        f"model                   d = {d:,} numbers ({context.problem.layout.num_parameters:,} trainable)",
-        f"ranks                   P = {asked or transport.size} "
-        f"({max(1, ranks_of(context) - 1)} with clients)",
-        "",
+        f"samples                 {_range(context.federation.sizes[:, 0])} training per client",
+        f"model                   d = {layout.size:,} numbers ({layout.num_parameters:,} trainable)",
+        f"ranks                   P = {size} ({max(1, size - 1)} with clients)",
     ]
-    for mixing in plan.mixings:
-        lines.append(_mixing_line(mixing, server, context, costs))
-    lines += [
-        *_crossover_lines(d, context, costs),
-        "",
-        *_traffic_lines(traffic),
-        *_memory_lines(base, _held(context, server, report, plan, traffic.fingerprints[1]), context),
-    ]
-    return "\n".join(lines)
-
-
-def _traffic_lines(traffic: TrafficForecast) -> list[str]:
-    """Return what the federation sends, per round and in all."""
-    (once_down, once_up), once = traffic.fingerprints, ""
-    if once_down or once_up:
-        once = f"; once before training {_size(once_down)} down, {_size(once_up)} up"
-    total = f"not known before: it depends on {traffic.why}"
-    if traffic.total is not None:
-        down, up = traffic.total
-        total = f"{_size(down)} down, {_size(up)} up ({down} and {up} bytes)"
-    return [
-        f"federation per round    {_size(traffic.per_round[0])} down, {_size(traffic.per_round[1])} up{once}",
-        f"federation in all       {total}",
-    ]
-
-
-def ranks_of(context: RunContext) -> int:
-    """Return the number of ranks the plan is for: `system.ranks`, or those that are here."""
-    return context.config.system.ranks or context.transport.size
-
-
-def notes_of(context: RunContext, server: Server, report: Report) -> Notes:
-    """Return notes as if the whole cohort had sent `report`."""
-    algorithm, public = context.config.algorithm, context.problem.public
-    m, needs = 1 if algorithm.needs.one_by_one else context.decisions.num_sampled, algorithm.needs
-    clients = np.arange(m)
-    columns: dict[str, np.ndarray] = {name: np.stack([np.asarray(v)] * m) for name, v in report.notes.items()}
-    if needs.inspect:
-        columns |= {
-            name: np.asarray(v)[None] for name, v in algorithm.inspect(report.vectors, public).items()
-        }
-    if needs.row_distance:
-        columns["row_distance"] = np.ones((m, len(server.tables[needs.row_distance])))
-    if needs.gram:
-        columns["gram"] = np.eye(m)
-    if needs.probe:
-        columns |= {"distance": np.zeros((m, m)), "tau": np.zeros(m)}
-    return Notes(
-        clients, context.problem.num_samples[clients], np.zeros(m, np.int64), np.ones(m, bool), columns
-    )
 
 
 def _costs(context: RunContext) -> Costs | None:
@@ -118,15 +128,20 @@ def _costs(context: RunContext) -> Costs | None:
 
     Given ones are for the planned number of ranks; measured ones need that many here.
     """
-    kind, size = context.config.system.cost, ranks_of(context)
+    kind, size = context.config.system.cost, planned_ranks(context)
     if isinstance(kind, Given) and size > 1:
         return between(kind.latency_s, kind.bytes_s, size)
     return costs_of(kind, context.transport) if size == context.transport.size else None
 
 
-def _crossover_lines(d: int, context: RunContext, costs: Costs | None) -> list[str]:
-    """Return from how many uploads on a reduction is the faster, for several K, d and P."""
-    size, exact, kind = ranks_of(context), context.config.system.sums == "exact", context.config.system.cost
+def _crossover_lines(context: RunContext, costs: Costs | None) -> list[str]:
+    """Return from how many uploads on a reduction is faster, for several K, d and P."""
+    d = context.problem.layout.size
+    size, exact, kind = (
+        planned_ranks(context),
+        context.config.system.sums == "exact",
+        context.config.system.cost,
+    )
     if size == 1:
         return []
     cases = [(d, size, costs)]
@@ -145,43 +160,60 @@ def _crossover_lines(d: int, context: RunContext, costs: Costs | None) -> list[s
 def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Costs | None) -> str:
     table = server.tables[mixing.into]
     rows, uploads = mixing.num_rows, mixing.weights.shape[1]
-    exact, size = context.config.system.sums == "exact", ranks_of(context)
-    spread = _spreads(table, server, context)
-    collective, d = choose(rows, uploads, exact, spread), table.shape[1]
-    if costs is not None and not spread:
+    exact, size = context.config.system.sums == "exact", planned_ranks(context)
+    sharded = _is_sharded(table, server, context)
+    collective, d = choose(rows, uploads, exact, sharded), table.shape[1]
+    if costs is not None and not sharded:
         collective = costs.choose(rows, uploads, d, size, exact)
-    if context.config.system.collective != "auto" and not spread:
+    if context.config.system.collective != "auto" and not sharded:
         collective = context.config.system.collective
     rest = busiest_bytes(collective, rows, uploads, d, exact)
     name = {REDUCE: "Reduce", SCATTER: "Reduce_scatter"}.get(collective, "Gatherv")
     moved = "nothing moves (P = 1)" if size == 1 else f"{name}, {_size(rest)} at the busiest rank"
-    if costs is not None and not spread:
+    if costs is not None and not sharded:
         each = (costs.mixing(c, rows, uploads, d, size, exact) for c in (REDUCE, GATHER))
         moved += " (Reduce {:.3g} s, Gatherv {:.3g} s)".format(*each)
     return f"table {mixing.into:18}K = {rows} of {len(table)} rows mixed from {uploads} uploads: {moved}"
 
 
-def _spreads(table: torch.Tensor, server: Server, context: RunContext) -> bool:
+def _is_sharded(table: torch.Tensor, server: Server, context: RunContext) -> bool:
+    """Return whether the workers hold a table: each of its rows has one reader."""
     k, n = len(table), context.problem.num_clients
     alone = k == n and len(np.unique(server.assign)) == n and not context.config.algorithm.needs.polish
-    return alone and is_sharded(k, 1, ranks_of(context))
+    return alone and is_sharded(k, 1, planned_ranks(context))
 
 
-def _held(context: RunContext, server: Server, report: Report, plan: Plan, fingerprints: int) -> Held:
-    mixed = {m.into for m in plan.mixings}
-    spread = {name for name, table in server.tables.items() if _spreads(table, server, context)}
-    return Held.by(context.config.algorithm, server, report, fingerprints, mixed, spread)
+def _state_memory(context: RunContext, traffic: TrafficForecast, plan: Plan) -> StateMemory:
+    server, algorithm = traffic.server, context.config.algorithm
+    mixed = {mixing.into for mixing in plan.mixings}
+    sharded = {name for name, table in server.tables.items() if _is_sharded(table, server, context)}
+    return StateMemory.of(algorithm, server, traffic.report, traffic.fingerprints[1], mixed, sharded)
 
 
-def _memory_lines(base: Base, held: Held, context: RunContext) -> list[str]:
-    """Return the peak resident memory of server and workers."""
-    size = ranks_of(context)
-    memory = footprint(base, held, context, size)
-    if size == 1:
-        return [f"memory, alone           {_size(memory[0])} resident at its peak"]
+def _traffic_lines(traffic: TrafficForecast) -> list[str]:
+    """Return what the federation sends, per round and in all."""
+    (once_down, once_up), once = traffic.fingerprints, ""
+    if once_down or once_up:
+        once = f"; once before training {_size(once_down)} down, {_size(once_up)} up"
+    total = f"not known before: it depends on {traffic.why}"
+    if traffic.total is not None:
+        down, up = traffic.total
+        total = f"{_size(down)} down, {_size(up)} up ({down} and {up} bytes)"
     return [
-        f"memory, server          {_size(memory[0])} resident at its peak",
-        f"memory, each worker     {_size(memory[1])} resident at its peak",
+        f"federation per round    {_size(traffic.per_round[0])} down, {_size(traffic.per_round[1])} up{once}",
+        f"federation in all       {total}",
+    ]
+
+
+def _memory_lines(measured: MeasuredMemory, state: StateMemory, context: RunContext) -> list[str]:
+    """Return the peak resident memory of server and workers."""
+    size = planned_ranks(context)
+    server, worker = peak_memory(measured, state, context, size)
+    if size == 1:
+        return [f"memory, alone           {_size(server)} resident at its peak"]
+    return [
+        f"memory, server          {_size(server)} resident at its peak",
+        f"memory, each worker     {_size(worker)} resident at its peak",
     ]
 
 
@@ -193,6 +225,6 @@ def _size(count: float) -> str:
     return f"{count:.4g} TB"
 
 
-def _spread(values: np.ndarray) -> str:
+def _range(values: np.ndarray) -> str:
     low, high = int(values.min()), int(values.max())
     return f"{low}" if low == high else f"{low} to {high} (median {int(np.median(values))})"

@@ -19,7 +19,8 @@ from support import pretended, worlds
 from support.cases import CASES, named
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.algorithms.registry import CATALOGUE, flt
+from mpifl.algorithms import flt
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm import Transport, connect
 from mpifl.experiment.build import build_engine, build_server_step
 from mpifl.experiment.schema import EvaluationConfig
