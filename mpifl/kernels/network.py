@@ -63,7 +63,7 @@ class Network:
             part: the slices to train, made of whole layers; None for all.
         """
         modules, part = list(_in_order(module)), (slice(0, layout.size),) if part is None else part
-        if not (_only_weights(module, modules, layout) and untouched(module) and as_in_pytorch()):
+        if not (_only_weights(module, modules, layout) and untouched(module) and unpatched()):
             return None
         offsets = _offsets(module, layout, part)
         layers = None if offsets is None else _layers(modules, offsets, shape)
@@ -171,18 +171,20 @@ class Network:
         return self._workspace
 
 
-def takes(split: Split) -> bool:
+def can_read(split: Split) -> bool:
     """Return whether the kernels can read samples: contiguous float32 images and int64 labels on the CPU."""
     y = split.y
-    return takes_images(split.x) and y.dtype == torch.int64 and y.device.type == "cpu" and y.is_contiguous()
+    return (
+        can_read_images(split.x) and y.dtype == torch.int64 and y.device.type == "cpu" and y.is_contiguous()
+    )
 
 
-def takes_images(x: torch.Tensor) -> bool:
+def can_read_images(x: torch.Tensor) -> bool:
     """Return whether the kernels can read images: contiguous float32 on the CPU."""
     return x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
 
 
-def as_in_pytorch() -> bool:
+def unpatched() -> bool:
     """Return whether the `forward` methods of the known layer classes are the original ones."""
     return all(cls.forward is forward for cls, forward in FORWARDS)
 

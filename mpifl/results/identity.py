@@ -97,9 +97,9 @@ def _kinds(values: Iterable[tuple[str, Any]]) -> str:
 
 def line(found: Mapping[str, Any]) -> str:
     """Return an identity in one line."""
-    loops = found["kernels"]
-    loops = "no loops in C" if loops == NONE else f"loops in C {loops} ({found['compiler'].split(',')[0]})"
-    parts = [loops, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
+    build = found["kernels"]
+    kernels = "no kernels" if build == NONE else f"kernels {build} ({found['compiler'].split(',')[0]})"
+    parts = [kernels, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
     parts += [] if found["device"] == "cpu" else [found["device"]]
     parts += [f"{name} {found[name]}" for name in ("torch", "numpy", "mpifl")]
     return f"numbers {found['hash']}: {', '.join(parts)}"

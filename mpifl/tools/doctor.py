@@ -64,7 +64,7 @@ def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
     found = f"the slowest is rank {slow}: programs loaded after {stages.get('imports', 0):.1f} s, MPI after "
     found += f"{stages.get('mpi', 0):.1f} s"
     out.append(Check("start", stages.get("mpi", 0) < START_SECONDS, found, START_ADVICE))
-    out += _loops(places)
+    out += _kernels(places)
     full = crowded(places)
     advice = "fewer ranks or threads, or wider CPU masks (--bind-to, --cpus-per-task)"
     out.append(Check("cores", not full, "; ".join(full) or "enough for every worker's threads", advice))
@@ -81,14 +81,14 @@ def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
     return out
 
 
-def _loops(places: Sequence[dict[str, Any]]) -> list[Check]:
-    """Judge what decides last bits: the loops in C and the processors of the ranks that train."""
+def _kernels(places: Sequence[dict[str, Any]]) -> list[Check]:
+    """Judge what decides last bits: the builds of the kernels and the processors of the ranks that train."""
     workers = [p["machine"] for p in workers_of(places)]
-    loops = sorted({w["kernels"] for w in workers})
-    found = f"{', '.join(loops)}; compiler: {', '.join(sorted({w['compiler'] for w in workers}))}"
+    builds = sorted({w["kernels"] for w in workers})
+    found = f"{', '.join(builds)}; compiler: {', '.join(sorted({w['compiler'] for w in workers}))}"
     remedy = bindings.PROBLEM or "install the same build everywhere"
     advice = f"{remedy}; other builds, and PyTorch in their place, give other last bits"
-    out = [Check("loops in C", loops == loops[:1] != ["none"], found, advice)]
+    out = [Check("kernels", builds == builds[:1] != ["none"], found, advice)]
     kinds = sorted({f"{w['processor']} ({w['instructions']})" for w in workers})
     advice = "last bits depend on which of them trained a client: take nodes of one kind"
     return [*out, Check("processors", len(kinds) == 1, ", ".join(kinds), advice)]

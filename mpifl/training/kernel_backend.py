@@ -10,7 +10,7 @@ from mpifl.core.client import Trained
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Part, bounds
 from mpifl.kernels import bindings
-from mpifl.kernels.network import Network, as_in_pytorch, takes, takes_images
+from mpifl.kernels.network import Network, can_read, can_read_images, unpatched
 
 from .backend import Backend, Request, epoch_orders
 from .model_context import ModelContext
@@ -32,7 +32,7 @@ class KernelBackend(Backend):
         """Return whether the kernels know the model, the optimiser and the kind of data."""
         config, split = request.config, request.split
         known = request.loss is None and config.optimizer == "sgd" and config.augment == "none"
-        return known and takes(split) and self._network(split.x, request.part) is not None
+        return known and can_read(split) and self._network(split.x, request.part) is not None
 
     def train(self, request: Request) -> Trained:
         """Train in one call per epoch; in one per step where there is a direction."""
@@ -47,14 +47,14 @@ class KernelBackend(Backend):
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
         """Return the logits [n, L] or embeddings [n, e] of images `x`; None where PyTorch must make them."""
-        network = self._network(x) if takes_images(x) else None
+        network = self._network(x) if can_read_images(x) else None
         if network is None or (embedding and not network.embeds):
             return None
         return network.outputs(vector, x, embedding)
 
     def mean_gradient(self, vector: torch.Tensor, split: Split, batch_size: int) -> torch.Tensor | None:
         """Return the gradient [p] of the mean cross-entropy; None where PyTorch must take it."""
-        network = self._network(split.x) if takes(split) else None
+        network = self._network(split.x) if can_read(split) else None
         return None if network is None else network.mean_gradient(vector, split, batch_size)
 
     def _network(self, x: torch.Tensor, part: Part | None = None, asked: bool = False) -> Network | None:
@@ -65,7 +65,7 @@ class KernelBackend(Backend):
             part: what is trained.
             asked: the model was already found to be as its classes say.
         """
-        if not asked and not (bindings.TRAINING_AVAILABLE and self.context.untouched() and as_in_pytorch()):
+        if not asked and not (bindings.TRAINING_AVAILABLE and self.context.untouched() and unpatched()):
             return None
         shape = tuple(x.shape[1:])
         address = shape, bounds(part)

@@ -67,7 +67,7 @@ def run(place: Path, run_id: str, *more: str) -> dict:
     return json.loads((place / f"tiny-{run_id}" / "summary.json").read_text())
 
 
-@pytest.mark.skipif(not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "loops")
+@pytest.mark.skipif(not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "kernels")
 def test_the_identity_stands_beside_the_digest_and_at_the_start(place, capsys):
     one, two = run(place, "one"), run(place, "two")
     said = capsys.readouterr().out.splitlines()
@@ -86,12 +86,12 @@ def test_the_identity_stands_beside_the_digest_and_at_the_start(place, capsys):
     assert changed["compiled"]["digest"] != one["digest"]
 
 
-@pytest.mark.skipif(not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "loops")
-def test_a_run_without_the_loops_says_so_and_has_another_identity(place, capsys, monkeypatch):
+@pytest.mark.skipif(not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "kernels")
+def test_a_run_without_the_kernels_says_so_and_has_another_identity(place, capsys, monkeypatch):
     with_them = run(place, "with", "--quiet")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", False)
-    monkeypatch.setattr(bindings, "PROBLEM", "the loops in C were not built: install")
+    monkeypatch.setattr(bindings, "PROBLEM", "the C kernels were not built: install")
     warn_once.cache_clear()
     without = run(place, "without", "--quiet")
     run(place, "twice", "--quiet")

@@ -35,8 +35,8 @@ def test_each_fault_of_a_layout_is_found_and_no_other():
     assert bad([place(), place(threads=4)]) == {"cores"}
     assert bad([place(), place(cpus="0"), place(cpus="0", node=1), place(cpus="0", node=1)]) == {"cores"}
     assert bad([place(), place(gpus=["a"])]) == {"GPUs"}
-    assert bad([place(), place(kernels="none")]) == {"loops in C"}
-    assert bad([place(), place(), place(kernels="3c4d")]) == {"loops in C"}
+    assert bad([place(), place(kernels="none")]) == {"kernels"}
+    assert bad([place(), place(), place(kernels="3c4d")]) == {"kernels"}
     assert bad([place(), place(), place(processor="old")]) == {"processors"}
     assert bad([place(), place(), place(instructions="AVX512")]) == {"processors"}
     assert bad([place(kernels="none", processor="old"), place(), place()]) == set(), "it trains nothing"

@@ -25,7 +25,7 @@ KEY = key(3, "visit", 0, 0)
 def compiled(request, monkeypatch):
     """Test both kinds of loops, where both are there."""
     if not bindings.TRAINING_AVAILABLE and request.param:
-        pytest.skip("the loops in C were not built")
+        pytest.skip("the kernels were not built")
     monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", request.param)
 
 
