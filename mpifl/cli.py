@@ -251,7 +251,7 @@ RANKS = {"metavar": "COUNT", "help": "ranks of mpirun, the server included (defa
 @command(WORKLOADS=WORKLOADS, json=JSON, turns=TURNS, ranks=RANKS)
 def bench(transport: Transport, args: argparse.Namespace) -> None:
     """Measure workloads (default: W1 to W6) on this machine, each beside a plain PyTorch loop."""
-    from mpifl.benchmarks.compare import main as measure
+    from mpifl.benchmarks.command import bench as measure
 
     require(transport.size == 1, "bench", transport.size, "starts mpirun itself: start it without one")
     measure(args.WORKLOADS, args.options, args.ranks, args.turns, args.json)

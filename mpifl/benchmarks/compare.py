@@ -1,45 +1,67 @@
-"""`mpifl bench`: seconds per round of mpifl beside a plain PyTorch loop, measured turn by turn."""
+"""Seconds per round of mpifl beside those of a plain PyTorch loop, measured in turns."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.errors import UserError, nearest
 from mpifl.data import prepare
 from mpifl.experiment import loader
 
-from .turns import KEEP_FREED, Job, mpirun, scratch
+from .turns import KEEP_FREED, Job, mpirun, scratch_folder
 from .workloads import WORKLOADS, Workload
 
 Figures = dict[str, Any]
 
 
-def bench(names: Sequence[str], ranks: int, turns: int | None, options: Sequence[str]) -> dict[str, Figures]:
-    """Measure workloads (all by default); print a line or two for each as it is done."""
+def compare_all(
+    names: Sequence[str], ranks: int, turns: int | None, options: Sequence[str]
+) -> dict[str, Figures]:
+    """Measure workloads; print the figures of each when it is complete.
+
+    Args:
+        names: Workloads; all if there are none.
+        ranks: Number of ranks, server included.
+        turns: Number of turns of each job; None for that of the workload.
+        options: Command-line options, laid over the configurations.
+
+    Returns:
+        Workload -> its figures.
+
+    Raises:
+        UserError: There is no such workload, or a job ended early.
+    """
     for name in names:
         if name not in WORKLOADS:
             raise UserError("bench", name, nearest(name, [*WORKLOADS, "population", "scaling"]))
     out = {}
     for name in names or WORKLOADS:
-        out[name] = measure(WORKLOADS[name], ranks, turns, options)
+        out[name] = compare(WORKLOADS[name], ranks, turns, options)
         print("\n".join(lines(name, out[name])), flush=True)
     return out
 
 
-def measure(workload: Workload, ranks: int, turns: int | None, options: Sequence[str]) -> Figures:
-    """Return the figures of one workload on `ranks` ranks, beside a plain process for each worker."""
+def compare(workload: Workload, ranks: int, turns: int | None, options: Sequence[str]) -> Figures:
+    """Return the figures of one workload beside a plain loop with a process for each worker.
+
+    The loop is measured twice: as it is, and with an allocator that keeps freed memory ("tuned").
+
+    Args:
+        workload: The workload.
+        ranks: Number of ranks, server included.
+        turns: Number of turns of each job; None for that of the workload.
+        options: Command-line options, laid over its configuration.
+    """
     config = loader.load(workload.config, list(options))
     prepare(config.data, config.seed.data, download=False)
     workers = str(max(1, ranks - 1))
     loop = [sys.executable, "-m", "mpifl.benchmarks.plain_loop", "SOCKET", workers, workload.config]
-    with scratch() as place:
+    with scratch_folder() as place:
         folder = Path(place)
         mine = ["mpifl.benchmarks.job", "SOCKET", workload.config, "--system.scratch", place, *options]
         commands = {
@@ -49,9 +71,9 @@ def measure(workload: Workload, ranks: int, turns: int | None, options: Sequence
         }
         jobs: dict[str, Job] = {}
         try:
-            for name, (command, extra) in commands.items():
-                jobs[name] = Job(name, command, extra, folder)
-                jobs[name].stand_still()
+            for name, (command, variables) in commands.items():
+                jobs[name] = Job(name, command, variables, folder)
+                jobs[name].stop()
             return _figures(jobs, _take_turns(jobs, workload, turns or workload.turns))
         finally:
             for job in jobs.values():
@@ -59,21 +81,21 @@ def measure(workload: Workload, ranks: int, turns: int | None, options: Sequence
 
 
 def _take_turns(jobs: dict[str, Job], workload: Workload, turns: int) -> dict[str, list[Figures]]:
-    """Warm every job up, then let each in turn do the same rounds."""
+    """Warm the jobs up, then let each compute the same number of rounds in turn."""
     longest = max(job.turn(1)["seconds"] for job in jobs.values())
     for _ in range(3 if longest < workload.seconds else 0):
         longest = min(longest, max(job.turn(2)["seconds"] / 2 for job in jobs.values()))
     rounds = max(1, round(workload.seconds / longest))
     taken: dict[str, list[Figures]] = {name: [] for name in jobs}
     for turn in range(turns):
-        order = list(jobs)[:: 1 if turn % 2 else -1]  # who goes first may find a quieter machine
+        order = list(jobs)[:: 1 if turn % 2 else -1]  # the first one may find a quieter machine
         for name in order:
             taken[name].append(jobs[name].turn(rounds))
     return taken
 
 
 def _figures(jobs: dict[str, Job], taken: dict[str, list[Figures]]) -> Figures:
-    """Return medians, and ratios to the two loops turn by turn."""
+    """Return the medians of each job, and the ratios of mpifl to the two loops."""
     out: Figures = {"load": os.getloadavg()[0], "turns": len(taken["mpifl"])}
     for name, turns in taken.items():
         out[name] = {
@@ -87,17 +109,25 @@ def _figures(jobs: dict[str, Job], taken: dict[str, list[Figures]]) -> Figures:
     for name in ("plain", "tuned"):
         out[f"ratio_{name}"] = ratios(taken["mpifl"], taken[name], lambda t: t["seconds"])
         out[f"cpu_ratio_{name}"] = ratios(taken["mpifl"], taken[name], lambda t: sum(t["cpu"]))
-    return out | _inside(jobs["mpifl"], taken["mpifl"])
+    return out | _details(jobs["mpifl"], taken["mpifl"])
 
 
-def ratios(ours: list[Figures], theirs: list[Figures], of: Any) -> dict[str, float]:
-    """Return median, lowest and highest of the quotients of `of`, turn by turn."""
-    values = sorted(of(a) / of(b) for a, b in zip(ours, theirs, strict=True))
+def ratios(
+    ours: list[Figures], theirs: list[Figures], figure: Callable[[Figures], float]
+) -> dict[str, float]:
+    """Return median, lowest and highest of the ratios of a figure, turn by turn.
+
+    Args:
+        ours: Reports of the turns of one job.
+        theirs: Those of another one; the turns follow each other, so the machine is equally busy.
+        figure: Takes the figure from a report.
+    """
+    values = sorted(figure(a) / figure(b) for a, b in zip(ours, theirs, strict=True))
     return {"median": statistics.median(values), "low": values[0], "high": values[-1]}
 
 
-def _inside(job: Job, turns: list[Figures]) -> Figures:
-    """Return what only mpifl can say of itself: the server's processor time, bytes, time outside training."""
+def _details(job: Job, turns: list[Figures]) -> Figures:
+    """Return the figures of mpifl alone: processor time of the server, bytes, time outside training."""
     rounds = sum(t["rounds"] for t in turns)
     seconds = sum(t["seconds"] for t in turns)
     workers = [r for r in range(len(turns[0]["phases"])) if r or len(turns[0]["phases"]) == 1]
@@ -115,7 +145,7 @@ def _inside(job: Job, turns: list[Figures]) -> Figures:
 
 
 def lines(name: str, f: Figures) -> list[str]:
-    """Return what is printed of one workload."""
+    """Return the text lines of one workload."""
     wall, cpu = f["ratio_plain"], f["cpu_ratio_plain"]
     tuned, mine = f["ratio_tuned"], f["mpifl"]
     return [
@@ -134,34 +164,5 @@ def lines(name: str, f: Figures) -> list[str]:
 
 
 def spread(ratio: dict[str, float]) -> str:
-    """Return a ratio with its spread, as it is printed."""
+    """Return a ratio and its range as text."""
     return f"{ratio['median']:.3f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-
-
-def main(
-    names: Sequence[str], options: Sequence[str], ranks: str | None, turns: str | None, path: str | None
-) -> None:
-    """Measure what was named, print it, and write it as JSON if asked for."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # so that the jobs are ended, too
-        signal.signal(ending, lambda which, _: sys.exit(128 + which))
-    numbers = [number("ranks", ranks or "3"), None if turns is None else number("turns", turns)]
-    ranks_, turns_ = numbers[0] or 3, numbers[1]
-    if [*names] == ["population"]:
-        from .population import population
-
-        figures = population(ranks_, turns_, options)
-    elif "scaling" in names:
-        from .scaling import scaling
-
-        chosen = next((name for name in names if name in WORKLOADS), "W1")
-        figures = scaling(chosen, None if ranks is None else ranks_ - 1, turns_, options)
-    else:
-        figures = bench(names, ranks_, turns_, options)
-    if path is not None:
-        Path(path).write_text(json.dumps(figures, indent=1) + "\n")
-
-
-def number(key: str, text: str) -> int:
-    """Return a positive whole number that the user gave."""
-    require(text.isdigit() and int(text) > 0, key, text, "take a whole number, 1 or more")
-    return int(text)

@@ -1,88 +1,90 @@
-"""mpifl as it is measured: a run of its own engine whose rounds wait for their turn.
+"""The program that `mpifl bench` measures: the synchronous engine, whose rounds wait for their turn.
 
-Started by `mpifl bench` below mpirun: python -m mpifl.benchmarks.job SOCKET CONFIG [--key.path value ...].
-
-What a process used, as the kernel counts it: processor time and memory. Linux.
+Started below mpirun as `python -m mpifl.benchmarks.job SOCKET CONFIG [--key.path value ...]`.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import sys
 import traceback
 from dataclasses import replace
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Transport, connect
-from mpifl.core.process import keep_freed, kilobytes, peak_bytes
+from mpifl.core.process import keep_freed
 from mpifl.experiment.build import build, build_engine, build_server_step
 from mpifl.experiment.loader import load_everywhere
 from mpifl.runtime.recovery import run_command, serve_commands
 from mpifl.runtime.synchronous import SynchronousEngine
 
-from .turns import Line
+from .turns import Connection, usage
 
 
-class Turns:
-    """Rounds of an engine that begin when it is this job's turn; every rank has one."""
+class TurnRunner:
+    """Runs the rounds of an engine in turns; every rank has one.
+
+    Args:
+        rounds: The engine.
+    """
 
     def __init__(self, rounds: SynchronousEngine) -> None:
-        self.rounds, self.server_step, self.transport = (
-            rounds,
-            rounds.server_step,
-            rounds.server_step.transport,
-        )
+        self.rounds, self.server_step = rounds, rounds.server_step
+        self.transport = rounds.server_step.transport
         self.used: list[Any] | None = None
 
-    def act(self, word: str) -> None:
-        """Do what rank 0 says: the engine's own words, or tell what was used so far."""
-        if word == "usage":
+    def execute(self, command: str) -> None:
+        """Execute a command of rank 0: one of the engine, or `usage`, which reports what was used so far."""
+        if command == "usage":
             phases = self.server_step.watch.take()
             self.used = self.transport.gather((usage(), phases, self.transport.traffic.bytes), "control")
         else:
-            self.rounds.execute(word)  # what a run of this engine does at that word
+            self.rounds.execute(command)
 
-    def say(self, word: str) -> None:
-        """Say a word to every rank; on rank 0."""
-        run_command(self.server_step, word, self.act)
-
-    def lead(self, line: Line) -> None:
-        """Take turns until there are no more; on rank 0."""
-        self.say("begin")
+    def lead(self, connection: Connection) -> None:
+        """Run turns until the measuring process asks for no more; on rank 0."""
+        self._command("begin")
         report: dict[str, Any] = {"ready": True}
-        while rounds := self._next(line, report):
+        while rounds := self._next(connection, report):
             begin = perf_counter()
             for _ in range(rounds):
-                self.say("step")
+                self._command("step")
             report = {"seconds": perf_counter() - begin}
-        self.say("end")
+        self._command("end")
 
-    def _next(self, line: Line, report: dict[str, Any]) -> int:
-        """Report the turn that ended; return how many rounds the next one has."""
-        self.say("usage")
+    def _command(self, command: str) -> None:
+        run_command(self.server_step, command, self.execute)
+
+    def _next(self, connection: Connection, report: dict[str, Any]) -> int:
+        """Report the turn that ended; return the number of rounds of the next one."""
+        self._command("usage")
         assert self.used is not None
-        line.say(
+        connection.send(
             {
                 **report,
-                "pids": [u["pid"] for u, _, _ in self.used],
-                "used": [u for u, _, _ in self.used],
+                "pids": [used["pid"] for used, _, _ in self.used],
+                "used": [used for used, _, _ in self.used],
                 "phases": [phases for _, phases, _ in self.used],
                 "mpi_bytes": sum(count for _, _, count in self.used),
                 "federation_bytes": [self.server_step.ledger.total(way) for way in ("down", "up")],
             }
         )
-        return int(line.hear() or 0)
+        return int(connection.receive() or 0)
 
 
 def main(path: str, name: str, options: list[str]) -> int:
-    """Run turns until there are no more."""
+    """Run the job on this rank; return its exit code.
+
+    Args:
+        path: The socket of the measuring process.
+        name: The configuration.
+        options: Command-line options, laid over it.
+    """
     keep_freed()
     transport = connect()
-    transport.watch(0.0)  # between its turns it is stopped
+    transport.watch(0.0)  # its processes are stopped between turns
     try:
         _run(transport, path, name, options)
     except Exception:
@@ -101,29 +103,13 @@ def _run(transport: Transport, path: str, name: str, options: list[str]) -> None
         server_step = build_server_step(context, store)
         rounds = build_engine(context, server_step)
         assert isinstance(rounds, SynchronousEngine), "only synchronous rounds are measured"
-        turns = Turns(rounds)
+        runner = TurnRunner(rounds)
         if transport.is_server:
-            turns.lead(Line.to(path))
+            runner.lead(Connection.to(path))
         else:
-            serve_commands(server_step, turns.act)
+            serve_commands(server_step, runner.execute)
     finally:
         store.close()
-
-
-def usage() -> dict[str, Any]:
-    """Return what this process used so far.
-
-    `cpu`: processor seconds of all its threads. `peak`: VmHWM in bytes, the most that was resident at once;
-    unlike ru_maxrss it does not survive exec. `pss`: proportional set size now in bytes, in which a page that
-    several processes share counts in parts; 0 where the kernel does not tell.
-    """
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "cpu": process_time(),
-        "peak": peak_bytes(),
-        "pss": kilobytes("smaps_rollup", "Pss:") * 1024,
-    }
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ import sys
 from time import perf_counter
 from typing import Any
 
-from mpifl.benchmarks.job import usage
-from mpifl.benchmarks.turns import Line
+from mpifl.benchmarks.turns import Connection, usage
 
 
-def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line | None) -> None:
+def work(index: int, workers: int, name: str, shared: dict[str, Any], connection: Connection | None) -> None:
     """Train every `workers`-th client of each cohort; process 0 takes commands and reports the seconds.
 
     Args:
@@ -25,7 +24,7 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line
         workers: number of processes.
         name: the configuration.
         shared: barrier, number of rounds and resource use, shared by all processes.
-        line: the connection to `mpifl bench`; None in all processes but the first.
+        connection: to `mpifl bench`; None in all processes but the first.
     """
     import torch
 
@@ -44,7 +43,7 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], line: Line
     m = cohort_size(config.participation, config.cohort_size, federation.num_clients)
     sampler = Sampler(federation.num_clients, m, key(config.seed.system))
     step, report = 0, {"ready": True, "pids": list(shared["pids"])}
-    while rounds := _next(index, workers, shared, line, report):
+    while rounds := _next(index, workers, shared, connection, report):
         begin = perf_counter()
         for _ in range(rounds):
             step += 1
@@ -73,16 +72,18 @@ def train(model: Any, start: dict[str, Any], x: Any, y: Any, local: Any) -> None
             optimizer.step()
 
 
-def _next(index: int, workers: int, shared: dict[str, Any], line: Line | None, report: Any) -> int:
+def _next(
+    index: int, workers: int, shared: dict[str, Any], connection: Connection | None, report: Any
+) -> int:
     """Report the turn that ended and return the number of rounds of the next one; 0 ends the program."""
     fields, now = ("cpu", "peak", "pss"), usage()
     shared["used"][3 * index : 3 * index + 3] = [now[f] for f in fields]
     shared["barrier"].wait()
-    if line is not None:
+    if connection is not None:
         values = list(shared["used"])
         used = [dict(zip(fields, values[3 * i : 3 * i + 3], strict=True)) for i in range(workers)]
-        line.say({**report, "used": used})
-        shared["rounds"].value = line.hear() or 0
+        connection.send({**report, "used": used})
+        shared["rounds"].value = connection.receive() or 0
     shared["barrier"].wait()
     return int(shared["rounds"].value)
 
@@ -103,7 +104,7 @@ def main(path: str, workers: int, name: str) -> None:
     for other in others:
         other.start()
     shared["pids"][:] = [os.getpid(), *(other.pid or 0 for other in others)]  # type: ignore[index]
-    work(0, workers, name, shared, Line.to(path))
+    work(0, workers, name, shared, Connection.to(path))
     for other in others:
         other.join()
 

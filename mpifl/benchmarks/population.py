@@ -1,4 +1,4 @@
-"""`mpifl bench population`: a million registered clients beside ten thousand, in cohorts of the same size."""
+"""A round with a million registered clients beside one with ten thousand, in cohorts of the same size."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from mpifl.data import prepare
 from mpifl.experiment import loader
 
 from .compare import ratios, spread
-from .turns import Job, mpirun, scratch
+from .turns import Job, mpirun, scratch_folder
 
 MANY, FEW = 1_000_000, 10_000
 CONFIG = "bench/million"
 
 
-def population(ranks: int, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
-    """Measure both populations in turn and print what was found."""
+def compare_populations(ranks: int, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
+    """Measure both populations in turns, print the figures and return them.
+
+    Args:
+        ranks: Number of ranks, server included.
+        turns: Number of turns; None for 7.
+        options: Command-line options, laid over the configuration.
+    """
     config = loader.load(CONFIG, list(options))
     prepare(config.data, config.seed.data, download=False)
     taken: dict[int, list[dict[str, Any]]] = {MANY: [], FEW: []}
-    with scratch() as place:
+    with scratch_folder() as place:
         jobs: dict[int, Job] = {}
         try:
             for n in taken:
@@ -56,7 +62,7 @@ def _figures(job: Job, turns: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def lines(out: dict[str, Any]) -> list[str]:
-    """Return what is printed."""
+    """Return the figures as text lines."""
     page = []
     for n in (MANY, FEW):
         f = out[str(n)]

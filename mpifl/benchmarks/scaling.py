@@ -27,7 +27,7 @@ from mpifl.data import open_federation, prepare
 from mpifl.experiment import loader
 from mpifl.simulation.sampling import cohort_size
 
-from .turns import Job, mpirun, scratch
+from .turns import Job, mpirun, scratch_folder
 from .workloads import WORKLOADS
 
 MANY = (16, 64, 256, 1024)
@@ -83,7 +83,7 @@ def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
     return Model(busy[least] * least / m, once_s, rank_s, m, d)
 
 
-def scaling(name: str, most: int | None, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
+def measure_scaling(name: str, most: int | None, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
     """Measure workload `name` on 1 to `most` workers (default: the cores there are) and extrapolate."""
     config = loader.load(WORKLOADS[name].config, list(options))
     prepare(config.data, config.seed.data, download=False)
@@ -103,7 +103,7 @@ def scaling(name: str, most: int | None, turns: int | None, options: Sequence[st
 def _measure(name: str, workers: int, m: int, turns: int | None, options: Sequence[str]) -> dict[str, float]:
     """Return the medians of a round on so many workers, in seconds: all, and each phase of a worker."""
     config = WORKLOADS[name].config
-    with scratch() as place:
+    with scratch_folder() as place:
         asked = [*options, "--cohort_size", str(m), "--system.scratch", place]
         job = Job(
             name, [*mpirun(workers + 1), "mpifl.benchmarks.job", "SOCKET", config, *asked], {}, Path(place)

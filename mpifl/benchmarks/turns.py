@@ -1,6 +1,8 @@
-"""Jobs that take turns: while one computes, the others stand still.
+"""Jobs that `mpifl bench` measures in turns: while one computes, the processes of the others are stopped.
 
-How the measuring process speaks with the jobs it measures: lines of JSON over a local socket.
+The measuring process has a `Job` for each; the job has the other end of its connection, a local socket that
+carries one JSON value a line. The measuring process sends the number of rounds of the next turn, 0 for the
+end; the job answers with its seconds and with what its processes used so far.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from mpifl.core.errors import UserError
+from mpifl.core.process import kilobytes, peak_bytes
 
-KEEP_FREED = {  # glibc: do not give freed memory back to the system
+KEEP_FREED = {  # glibc: do not return freed memory to the system
     "MALLOC_TRIM_THRESHOLD_": "2000000000",
     "MALLOC_MMAP_THRESHOLD_": "33554432",
     "MALLOC_TOP_PAD_": "67108864",
 }
-ONE_MACHINE = {  # Open MPI only: more ranks than cores, not bound to any, yielding while they wait
+ONE_MACHINE = {  # Open MPI: allow more ranks than cores, bind none, yield while waiting
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -33,10 +36,73 @@ ONE_MACHINE = {  # Open MPI only: more ranks than cores, not bound to any, yield
 START_SECONDS = 600
 
 
-class Job:
-    """A started program that reports every turn over a socket."""
+class Connection:
+    """One end of the connection between the measuring process and a job."""
 
-    def __init__(self, name: str, command: Sequence[str], extra: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, connected: socket.socket) -> None:
+        self._file = connected.makefile("rw", encoding="utf-8")
+        self._socket = connected
+
+    @classmethod
+    def to(cls, path: str | Path) -> Connection:
+        """Return the job's end, connected to the socket at `path`."""
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(str(path))
+        return cls(connected)
+
+    def send(self, value: Any) -> None:
+        """Send a value that JSON can hold."""
+        self._file.write(json.dumps(value) + "\n")
+        self._file.flush()
+
+    def receive(self) -> Any:
+        """Block until the next value; None when the other end is closed."""
+        line = self._file.readline()
+        return json.loads(line) if line else None
+
+    def close(self) -> None:
+        """Close this end."""
+        self._file.close()
+        self._socket.close()
+
+
+def usage() -> dict[str, Any]:
+    """Return what this process used so far, by the kernel's counts (Linux).
+
+    Returns:
+        `pid` and `host`; `cpu`, processor seconds of all threads; `peak`, bytes of VmHWM, the most that was
+        resident at once (unlike ru_maxrss it does not survive exec); `pss`, bytes of the proportional set
+        size now, in which a page that several processes share counts in parts; 0 without such a count.
+    """
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "cpu": process_time(),
+        "peak": peak_bytes(),
+        "pss": kilobytes("smaps_rollup", "Pss:") * 1024,
+    }
+
+
+class Job:
+    """A program that computes in turns.
+
+    Args:
+        name: Names it in messages and files.
+        command: Starts it; the word `SOCKET` is replaced by the path of its socket.
+        variables: Added to its environment.
+        folder: Gets its socket and its log.
+
+    Attributes:
+        startup: Seconds from its start to its first report.
+        first: Its first report.
+        last: Its last report.
+        rounds: Rounds of all turns.
+
+    Raises:
+        UserError: It ended before its first report; holds the end of its log.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], variables: Mapping[str, str], folder: Path) -> None:
         self.name, self.log = name, folder / f"{name}.log"
         path = folder / f"{name}.socket"
         listening = socket.socket(socket.AF_UNIX)
@@ -44,55 +110,62 @@ class Job:
         listening.listen(1)
         command = [word.replace("SOCKET", str(path)) for word in command]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-        environment = {**ONE_MACHINE, **environment, "OMP_NUM_THREADS": "1", **extra}
+        environment = {**ONE_MACHINE, **environment, "OMP_NUM_THREADS": "1", **variables}
         begin = perf_counter()
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        self.line = self._connected(listening)
-        self.first = self._heard()
+        self.connection = self._accept(listening)
+        self.first = self._receive()
         self.startup = perf_counter() - begin
         self.last, self.rounds = self.first, 0
 
-    def _connected(self, listening: socket.socket) -> Line:
+    def _accept(self, listening: socket.socket) -> Connection:
         listening.settimeout(0.2)
         begin = perf_counter()
         while perf_counter() - begin < START_SECONDS:
             with suppress(TimeoutError):
                 connected, _ = listening.accept()
                 connected.settimeout(None)
-                return Line(connected)
+                return Connection(connected)
             if self.process.poll() is not None:
                 break
-        raise self._failed()
+        raise self._error()
 
-    def _failed(self) -> UserError:
+    def _error(self) -> UserError:
         text = self.log.read_text().strip().splitlines()
         return UserError("bench", self.name, "the job ended: " + " / ".join(text[-8:]))
 
-    def _heard(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         try:
-            answer = self.line.hear()
+            report = self.connection.receive()
         except OSError:
-            answer = None
-        if answer is None:
-            raise self._failed()
-        return dict(answer)
+            report = None
+        if report is None:
+            raise self._error()
+        return dict(report)
 
     def turn(self, rounds: int) -> dict[str, Any]:
-        """Run so many rounds; return what the job reports of them, with processor seconds of this turn."""
+        """Let the job compute some rounds, then stop its processes.
+
+        Returns:
+            Its report, with `rounds` and `cpu`: processor seconds of each process in this turn.
+
+        Raises:
+            UserError: It ended.
+        """
         before = self.last
         self._signal(signal.SIGCONT)
-        with suppress(OSError):  # a job that is gone does not answer either
-            self.line.say(rounds)
-        self.last = self._heard()
+        with suppress(OSError):  # where the job ended, there is no report either
+            self.connection.send(rounds)
+        self.last = self._receive()
         self._signal(signal.SIGSTOP)
         self.rounds += rounds
         cpu = [b["cpu"] - a["cpu"] for a, b in zip(before["used"], self.last["used"], strict=True)]
         return {**self.last, "rounds": rounds, "cpu": cpu}
 
-    def stand_still(self) -> None:
+    def stop(self) -> None:
         """Stop the job's processes until its next turn."""
         self._signal(signal.SIGSTOP)
 
@@ -102,21 +175,25 @@ class Job:
                 os.kill(pid, number)
 
     def end(self) -> None:
-        """Let the job end by itself, or end it."""
+        """Ask the job to end; terminate it after 20 seconds."""
         self._signal(signal.SIGCONT)
         with suppress(OSError, ValueError):
-            self.line.say(0)
+            self.connection.send(0)
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.terminate()
             self.process.wait(20)
         with suppress(OSError):
-            self.line.close()
+            self.connection.close()
 
 
 def mpirun(ranks: int) -> list[str]:
-    """Return the command that starts `ranks` ranks of this Python."""
+    """Return the beginning of a command that starts ranks of this Python; a module's name follows.
+
+    Raises:
+        UserError: There is no mpirun.
+    """
     root = ["--allow-run-as-root"] if os.geteuid() == 0 and _is_open_mpi() else []
     return ["mpirun", *root, "-n", str(ranks), sys.executable, "-m"]
 
@@ -131,36 +208,6 @@ def _is_open_mpi() -> bool:
     return "Open MPI" in text or "PRRTE" in text or "prterun" in text
 
 
-def scratch() -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder for sockets, logs and client state."""
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a new temporary folder for sockets, logs and client state."""
     return tempfile.TemporaryDirectory(prefix="mpifl-bench-")
-
-
-class Line:
-    """One end of the connection."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._file = connected.makefile("rw", encoding="utf-8")
-        self._socket = connected
-
-    @classmethod
-    def to(cls, path: str | Path) -> Line:
-        """Return the job's end, connected to the socket at `path`."""
-        connected = socket.socket(socket.AF_UNIX)
-        connected.connect(str(path))
-        return cls(connected)
-
-    def say(self, what: Any) -> None:
-        """Send one object that JSON can write."""
-        self._file.write(json.dumps(what) + "\n")
-        self._file.flush()
-
-    def hear(self) -> Any:
-        """Wait for the next object; None when the other end is gone."""
-        line = self._file.readline()
-        return json.loads(line) if line else None
-
-    def close(self) -> None:
-        """End the connection."""
-        self._file.close()
-        self._socket.close()

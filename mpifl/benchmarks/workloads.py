@@ -1,4 +1,4 @@
-"""The workloads of `mpifl bench`: committed configurations (`configs/bench/`) and how long a turn takes."""
+"""The workloads of `mpifl bench`: configurations (`configs/bench/`), number and length of their turns."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Workload:
-    """One line of the table.
+    """A measured configuration.
 
     Attributes:
-        config: name of the configuration.
-        what: in a few words.
-        turns: how many turns each job takes, unless the user says otherwise.
-        seconds: least length of a turn; it is a whole number of rounds.
+        config: Its name.
+        what: What it trains, in a few words.
+        turns: Number of turns of each job, unless the user gives one.
+        seconds: Least length of a turn; a turn is a whole number of rounds.
     """
 
     config: str

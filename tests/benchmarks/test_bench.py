@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import mpi_environment
 
-from mpifl.benchmarks import compare
+from mpifl.benchmarks import command, compare, turns
 from mpifl.benchmarks import job as one
 from mpifl.benchmarks.workloads import WORKLOADS, Workload
 from mpifl.comm import Single
@@ -37,7 +38,7 @@ def test_the_workloads_are_what_they_say(name, clients, m):
 
 def test_an_unknown_workload_is_refused_by_name():
     with pytest.raises(UserError, match="W3"):
-        compare.bench(["W33"], 3, None, [])
+        compare.compare_all(["W33"], 3, None, [])
 
 
 def test_ranks_that_take_turns_may_stand_still(monkeypatch):
@@ -56,7 +57,7 @@ def test_ranks_that_take_turns_may_stand_still(monkeypatch):
 
 def test_a_job_that_cannot_start_says_why(tmp_path):
     with pytest.raises(UserError, match="no-such-module"):
-        compare.Job("x", [compare.sys.executable, "-m", "no-such-module"], {}, tmp_path)
+        turns.Job("x", [sys.executable, "-m", "no-such-module"], {}, tmp_path)
 
 
 def test_a_small_workload_is_measured_from_beginning_to_end(monkeypatch, tmp_path, capsys):
@@ -66,7 +67,7 @@ def test_a_small_workload_is_measured_from_beginning_to_end(monkeypatch, tmp_pat
     monkeypatch.setattr(os, "environ", environment)
     if shutil.which("mpirun", path=environment["PATH"]) is None:
         pytest.skip("no mpirun beside the interpreter or on the PATH")
-    compare.main(["W9"], [], ranks="2", turns=None, path=str(tmp_path / "figures.json"))
+    command.bench(["W9"], [], ranks="2", turns=None, path=str(tmp_path / "figures.json"))
     found = json.loads((tmp_path / "figures.json").read_text())["W9"]
     assert "ratio to the plain loop" in capsys.readouterr().out
     assert found["turns"] == 2
@@ -81,13 +82,13 @@ def test_a_small_workload_is_measured_from_beginning_to_end(monkeypatch, tmp_pat
 
 def test_a_job_that_dies_between_its_turns_is_told_of_and_ends(tmp_path):
     script = (
-        "import os, sys; from mpifl.benchmarks.turns import Line; line = Line.to(sys.argv[1]); "
-        "line.say({'pids': [os.getpid()], 'used': [{'cpu': 0}]}); line.hear(); "
-        "line.say({'used': [{'cpu': 1}]}); print('out of luck'); sys.exit(3)"
+        "import os, sys; from mpifl.benchmarks.turns import Connection; line = Connection.to(sys.argv[1]); "
+        "line.send({'pids': [os.getpid()], 'used': [{'cpu': 0}]}); line.receive(); "
+        "line.send({'used': [{'cpu': 1}]}); print('out of luck'); sys.exit(3)"
     )
-    dying = compare.Job("x", [sys.executable, "-c", script, "SOCKET"], {}, tmp_path)
+    dying = turns.Job("x", [sys.executable, "-c", script, "SOCKET"], {}, tmp_path)
     assert dying.turn(1)["cpu"] == [1]
-    dying._signal(compare.signal.SIGCONT)
+    dying._signal(signal.SIGCONT)
     dying.process.wait(20)
     with pytest.raises(UserError, match="out of luck"):
         dying.turn(1)
