@@ -1,7 +1,7 @@
-"""How the uploads of a server step are compared and mixed: over MPI, on rank 0 alone, or not at all.
+"""How the uploads of a server step are compared and mixed: over MPI, or on rank 0 alone.
 
 `ServerStep` decides; an aggregator carries out. The synchronous engine leaves uploads with the workers and
-aggregates over MPI; the asynchronous engine has them on rank 0; a forecast has none.
+aggregates over MPI; the asynchronous engine has them on rank 0.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ class MpiAggregator:
     def mix(
         self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
     ) -> Mapping[str, torch.Tensor]:
-        """Return the central tables that a plan changes on rank 0; rows of sharded ones stay with their
-        owners.
+        """Return the central tables that a plan changes, on rank 0.
+
+        Rows of sharded tables stay with the ranks that own them.
         """
         info = reports.upload_info if reports is not None else None
         return self.mixer.mix(plan.mixings if plan is not None else None, info, uploads)
@@ -140,25 +141,3 @@ class LocalAggregator:
             else:
                 changed[m.into] = mix_float32(m, old, of)
         return changed
-
-
-class DryAggregator:
-    """No uploads at all: sizes as in a real step, no numbers."""
-
-    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return products [m, m] of uploads that are orthogonal."""
-        return None if reports is None else np.eye(len(reports.headers))
-
-    def row_distances(
-        self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
-    ) -> np.ndarray:
-        """Return distances [m, K] of 1."""
-        return np.ones((len(reports.headers), len(server.tables[name])))
-
-    def mix(
-        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
-    ) -> Mapping[str, torch.Tensor]:
-        """Return tables of zeros with the rows that a plan leaves."""
-        assert server is not None
-        assert plan is not None
-        return {m.into: torch.zeros(m.num_rows, server.tables[m.into].shape[1]) for m in plan.mixings}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import torch
 
@@ -122,14 +122,7 @@ class HookFailed(Exception):
 
 def hook_name(algorithm: Algorithm, hook: str) -> str:
     """Return class and hook, as messages name them."""
-    return f"{type(unwrapped(algorithm)).__name__}.{hook}"
-
-
-def unwrapped(algorithm: Any) -> Any:
-    """Return the method itself where a test has wrapped it to observe its hooks."""
-    while not isinstance(algorithm, Algorithm) and hasattr(algorithm, "inner"):
-        algorithm = algorithm.inner
-    return algorithm
+    return f"{type(algorithm).__name__}.{hook}"
 
 
 def trace_of(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from mpifl.core.parameters import width
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
-from .hook_errors import ClientCall, HookCall, ServerCall, hook_name, unwrapped
+from .hook_errors import ClientCall, HookCall, ServerCall, hook_name
 from .protocol import ClientTask, GatheredReports
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -46,12 +46,11 @@ def check_needs(algorithm: Algorithm) -> None:
     Raises:
         MethodError: a hook is written and not declared.
     """
-    inner = unwrapped(algorithm)
-    if "needs" in vars(inner):
+    if "needs" in vars(algorithm):
         return  # they follow from its options
     for hook, needs in UNCALLED.items():
         asked = any(getattr(algorithm.needs, need) for need in needs)
-        if getattr(type(inner), hook, None) is not getattr(Algorithm, hook) and not asked:
+        if getattr(type(algorithm), hook, None) is not getattr(Algorithm, hook) and not asked:
             remedy = f"declare needs = Needs({needs[0]}=...), or leave the hook out"
             raise MethodError(hook_name(algorithm, hook), "would never be called", remedy)
 
@@ -71,33 +70,42 @@ class ServerHooks:
     def __init__(self, algorithm: Algorithm, problem: ProblemInfo, seed: Key) -> None:
         check_needs(algorithm)
         self.algorithm, self.problem, self.seed = algorithm, problem, seed
-        self._reads_own_row = type(unwrapped(algorithm)).reads is Algorithm.reads
+        self._reads_own_row = type(algorithm).reads is Algorithm.reads
 
     def _call(self, hook: str, **place: int) -> ServerCall:
         return ServerCall(self.algorithm, hook, **place)
 
     def _check_server(self, call: HookCall, server: Any, known: Server | None = None) -> None:
-        check_server(call, server, self.problem.num_clients, self._reads_own_row, known)
+        """Raise `MethodError` for a server that no step can start from; tables of `known` were checked."""
+        if not isinstance(server, Server):
+            raise call.error(f"returned {_kind(server)}", "return Server(tables, assign, algorithm_state)")
+        _check_tables(call, server.tables, None if known is None else known.tables)
+        if known is not None and set(known.tables) - set(server.tables):
+            gone = ", ".join(set(known.tables) - set(server.tables))
+            raise call.error(f"table {gone!r} is gone", "return all tables: {**server.tables, ...}")
+        own_row = self._reads_own_row and "model" in server.tables
+        num_rows = len(server.tables["model"]) if own_row else None
+        _check_assign(call, server.assign, self.problem.num_clients, num_rows)
 
     def shows(self) -> Mapping[str, torch.Tensor]:
         """Return what all clients download for their one-shot statistics: name -> rows [r, width]."""
         with self._call("shows") as call:
             shown = self.algorithm.shows(self.problem, self.seed.of("shows"))
-            check_tables(call, shown)
+            _check_tables(call, shown)
         return shown
 
     def initial_clients(self, present: np.ndarray) -> np.ndarray:
         """Return which of the clients `present` give one-shot statistics before training."""
         with self._call("initial_clients") as call:
             chosen = self.algorithm.initial_clients(self.problem, present, self.seed.of("founders"))
-            check_clients(call, chosen, present)
+            _check_clients(call, chosen, present)
         return chosen
 
     def new_clients(self, server: Server, cohort: np.ndarray) -> np.ndarray:
         """Return which clients of a cohort give one-shot statistics before they first train."""
         with self._call("new_clients", step=server.version + 1) as call:
             chosen = self.algorithm.new_clients(server, cohort)
-            check_clients(call, chosen, cohort)
+            _check_clients(call, chosen, cohort)
         return chosen
 
     def setup(self, fingerprints: Notes | None) -> Server:
@@ -130,7 +138,7 @@ class ServerHooks:
             ask = getattr(self.algorithm, hook)
             for k in clients.tolist():
                 out[k] = ask(server, k)
-                check_reads(call, k, out[k], tables)
+                _check_reads(call, k, out[k], tables)
         return out
 
     def probes(self, server: Server, step: int) -> bool:
@@ -165,7 +173,7 @@ class ServerHooks:
         max_abs = {name: m.reshape(-1) for name, m in reports.max_abs.items()}
         with self._call(hook, step=server.version + 1) as call:
             plan: Plan = getattr(self.algorithm, hook)(server, reports.notes)
-            check_plan(call, plan, server, uploads, max_abs, sharded, self._reads_own_row)
+            _check_plan(call, plan, server, uploads, max_abs, sharded, self._reads_own_row)
         return plan
 
     def server_update(self, old: Server, mixed: Server) -> Server:
@@ -194,7 +202,7 @@ class ClientHooks:
 
     def __init__(self, algorithm: Algorithm, device: torch.device) -> None:
         self.algorithm, self.device = algorithm, device
-        always = type(unwrapped(algorithm)).compares is Algorithm.compares
+        always = type(algorithm).compares is Algorithm.compares
         needs = algorithm.needs
         self._uploads = {
             "gram": needs.gram if always else None,  # or in the steps that the method names
@@ -206,60 +214,75 @@ class ClientHooks:
             "fingerprint_distance": needs.fingerprint_distance,
         }
 
-    def call(self, hook: str, task: ClientTask) -> ClientCall:
-        """Return the context of a hook at a visit."""
+    def _call(self, hook: str, task: ClientTask) -> ClientCall:
         return ClientCall(self.algorithm, hook, client=task.client, visit=task.visit)
+
+    def checked_report(
+        self, hook: str, task: ClientTask, report: Report, max_abs: Mapping[str, Sequence[float]]
+    ) -> Report:
+        """Return a report whose notes and metrics are numbers and whose uploads are finite.
+
+        Args:
+            hook: that made it.
+            task: the visit.
+            report: what arrives at the server.
+            max_abs: upload -> largest absolute value of each component.
+        """
+        call = self._call(hook, task)
+        report = _checked_numbers(call, report, task.client)
+        _check_finite(call, max_abs)
+        return report
 
     def local_update(
         self, task: ClientTask, message: Message, state: State, client: Client, key: Key
     ) -> tuple[Report, State]:
         """Return the client's report, its uploads contiguous, and its next state."""
-        with self.call("local_update", task) as call:
+        with self._call("local_update", task) as call:
             made = self.algorithm.local_update(message, state, client, key)
-            return checked_visit(call, made, self._uploads, self.algorithm.needs.state, self.device)
+            return _checked_visit(call, made, self._uploads, self.algorithm.needs.state, self.device)
 
     def fingerprint(self, task: ClientTask, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return the client's one-shot statistics."""
-        with self.call("fingerprint", task) as call:
+        with self._call("fingerprint", task) as call:
             made = self.algorithm.fingerprint(client, shown, key)
-            return checked_report(call, made, self._statistics, self.device)
+            return _checked_report(call, made, self._statistics, self.device)
 
     def probe(
         self, task: ClientTask, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key
     ) -> Look:
         """Return what a client finds in the data of its peers."""
-        with self.call("probe", task) as call:
+        with self._call("probe", task) as call:
             look = self.algorithm.probe(client, own, peers, key)
-            check_look(call, look)
+            _check_look(call, look)
         return look
 
     def inspect(
         self, task: ClientTask, vectors: Mapping[str, Vector], public: Sequence[Client]
     ) -> Mapping[str, Any]:
         """Return what the server finds when it evaluates an upload on its own data."""
-        with self.call("inspect", task) as call:
+        with self._call("inspect", task) as call:
             found = self.algorithm.inspect(vectors, public)
-            return {name: checked_note(call, name, value) for name, value in found.items()}
+            return {name: _checked_note(call, name, value) for name, value in found.items()}
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> Mapping[str, float]:
         """Return what a client scores on a set: `accuracy`, `loss`, and what the method adds."""
         with ClientCall(self.algorithm, "evaluate", client=client.id) as call:
             scores = self.algorithm.evaluate(message, state, client, split)
-            check_scores(call, scores)
+            _check_scores(call, scores)
         return scores
 
     def model_of(self, message: Message, state: State, client: Client, size: int) -> Vector:
         """Return the vector [size] by which a client is evaluated."""
         with ClientCall(self.algorithm, "model_of", client=client.id) as call:
             w = self.algorithm.model_of(message, state, client)
-            check_vector(call, w, size)
+            _check_vector(call, w, size)
         return w
 
 
 # -- what is returned at a client ----------------------------------------------------------------------------
 
 
-def checked_visit(
+def _checked_visit(
     call: HookCall, made: Any, asked: Mapping[str, str | None], keeps_state: bool, device: torch.device
 ) -> tuple[Report, State]:
     """Return what `local_update` returned, its uploads contiguous.
@@ -275,7 +298,7 @@ def checked_visit(
         what = f"returned {_kind(made)}"
         raise call.error(what, "return (client.report(...), state), state {} where nothing is kept")
     report, state = made
-    report = checked_report(call, report, asked, device)
+    report = _checked_report(call, report, asked, device)
     if not isinstance(state, Mapping) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         what = "the state it returned is no mapping from names to tensors"
         raise call.error(what, "return (report, {'name': tensor, ...}), or {} to keep nothing")
@@ -285,7 +308,7 @@ def checked_visit(
     return report, state
 
 
-def checked_report(
+def _checked_report(
     call: HookCall, report: Any, asked: Mapping[str, str | None], device: torch.device
 ) -> Report:
     """Return a report with its uploads contiguous: float32 [d] or [C, d]; what they hold is checked later.
@@ -333,7 +356,7 @@ def _problem(x: Any, device: torch.device) -> tuple[str, str] | None:
     return None
 
 
-def check_finite(call: HookCall, max_abs: Mapping[str, Sequence[float]]) -> None:
+def _check_finite(call: HookCall, max_abs: Mapping[str, Sequence[float]]) -> None:
     """Raise `NotFinite` where the largest absolute value of an upload is none."""
     for name, values in max_abs.items():
         if not all(map(math.isfinite, values)):
@@ -341,12 +364,12 @@ def check_finite(call: HookCall, max_abs: Mapping[str, Sequence[float]]) -> None
             raise call.error(f"upload {name!r} is not finite", remedy, NotFinite)
 
 
-def checked_header(call: HookCall, report: Report, client: int) -> Report:
+def _checked_numbers(call: HookCall, report: Report, client: int) -> Report:
     """Return a report whose notes are arrays of numbers and whose metrics are numbers."""
     if report.client != client:
         what = f"the report is of client {report.client!r}"
         raise call.error(what, "return client.report(...)")
-    notes = {name: checked_note(call, name, value) for name, value in report.notes.items()}
+    notes = {name: _checked_note(call, name, value) for name, value in report.notes.items()}
     metrics = {}
     for name, value in report.metrics.items():
         try:
@@ -357,7 +380,7 @@ def checked_header(call: HookCall, report: Report, client: int) -> Report:
     return Report(report.client, report.num_samples, report.vectors, notes, metrics, report.unsent)
 
 
-def checked_note(call: HookCall, name: str, value: Any) -> Any:
+def _checked_note(call: HookCall, name: str, value: Any) -> Any:
     """Return a note, as it is, if it is a number or an array of numbers."""
     try:
         kind = np.asarray(value).dtype.kind
@@ -369,13 +392,13 @@ def checked_note(call: HookCall, name: str, value: Any) -> Any:
     return value
 
 
-def check_look(call: HookCall, look: Any) -> None:
+def _check_look(call: HookCall, look: Any) -> None:
     """Raise `MethodError` for what is no outcome of a probe."""
     if not isinstance(look, Look):
         raise call.error(f"returned {_kind(look)}", "return Look(notes={...}, findings={...})")
 
 
-def check_scores(call: HookCall, scores: Any) -> None:
+def _check_scores(call: HookCall, scores: Any) -> None:
     """Raise `MethodError` for scores without accuracy and loss, or that are no numbers."""
     numbers = isinstance(scores, Mapping) and all(
         isinstance(v, (int, float, np.number)) for v in scores.values()
@@ -387,7 +410,7 @@ def check_scores(call: HookCall, scores: Any) -> None:
         )
 
 
-def check_vector(call: HookCall, w: Any, size: int) -> None:
+def _check_vector(call: HookCall, w: Any, size: int) -> None:
     """Raise `MethodError` for what is no model [d]."""
     if not isinstance(w, torch.Tensor) or tuple(w.shape) != (size,):
         shape = tuple(w.shape) if isinstance(w, torch.Tensor) else _kind(w)
@@ -397,12 +420,8 @@ def check_vector(call: HookCall, w: Any, size: int) -> None:
 # -- what is returned on rank 0 ------------------------------------------------------------------------------
 
 
-def check_reads(call: HookCall, k: int, reads: Any, tables: Shapes) -> None:
-    """Raise `MethodError` where a client would read what is not there.
-
-    Args:
-        tables: name -> (rows, width).
-    """
+def _check_reads(call: HookCall, k: int, reads: Any, tables: Shapes) -> None:
+    """Raise `MethodError` where client `k` would read rows that are not there."""
 
     def wrong(what: str, remedy: str) -> NoReturn:
         raise call.error(f"client {k}: {what}", remedy)
@@ -415,17 +434,14 @@ def check_reads(call: HookCall, k: int, reads: Any, tables: Shapes) -> None:
         num = tables[name][0]
         if isinstance(which, np.ndarray):
             if which.shape != (num,) or not np.isfinite(which).all() or not which.any():
-                remedy = (
-                    f"an array holds the finite weight of each of its {num} rows, not all 0; a tuple, rows"
-                )
+                remedy = f"an array holds the finite weights of its {num} rows, not all 0; a tuple, rows"
                 wrong(f"reads {which!r} of table {name!r}", remedy)
         elif not isinstance(which, Sequence) or not all(0 <= r < num for r in which) or not len(which):
-            wrong(
-                f"reads rows {which!r} of table {name!r}", f"it has rows 0 to {num - 1}; give a tuple of them"
-            )
+            remedy = f"it has rows 0 to {num - 1}; give a tuple of them"
+            wrong(f"reads rows {which!r} of table {name!r}", remedy)
 
 
-def check_clients(call: HookCall, chosen: Any, known: np.ndarray) -> None:
+def _check_clients(call: HookCall, chosen: Any, known: np.ndarray) -> None:
     """Raise `MethodError` unless `chosen` are clients out of `known`, each once."""
     good = isinstance(chosen, np.ndarray) and chosen.ndim == 1 and chosen.dtype.kind in "iu"
     if not good or len(np.unique(chosen)) != len(chosen) or not np.isin(chosen, known).all():
@@ -433,12 +449,8 @@ def check_clients(call: HookCall, chosen: Any, known: np.ndarray) -> None:
         raise call.error(what, f"return an integer array of clients out of {known.tolist()[:20]}")
 
 
-def check_tables(call: HookCall, tables: Any, known: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Raise `MethodError` unless tables hold finite rows float32 [K, width].
-
-    Args:
-        known: tables that were checked.
-    """
+def _check_tables(call: HookCall, tables: Any, known: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Raise `MethodError` unless tables hold finite rows float32 [K, width]; `known` ones were checked."""
     if not isinstance(tables, Mapping):
         raise call.error(f"returned {_kind(tables)} for tables", "tables map names to rows [K, width]")
     for name, rows in tables.items():
@@ -452,31 +464,8 @@ def check_tables(call: HookCall, tables: Any, known: Mapping[str, torch.Tensor] 
             raise call.error(f"table {name!r} is not finite", "something is divided by zero, or diverges")
 
 
-def check_server(
-    call: HookCall, server: Any, num_clients: int, default_reads: bool, known: Server | None = None
-) -> None:
-    """Raise `MethodError` for a server that no step can start from.
-
-    Args:
-        default_reads: whether every client reads its row of `model`.
-        known: the server before; rows that it has too were checked.
-    """
-    if not isinstance(server, Server):
-        raise call.error(f"returned {_kind(server)}", "return Server(tables, assign, algorithm_state)")
-    check_tables(call, server.tables, None if known is None else known.tables)
-    if known is not None and set(known.tables) - set(server.tables):
-        gone = ", ".join(set(known.tables) - set(server.tables))
-        raise call.error(f"table {gone!r} is gone", "return all tables: {**server.tables, ...}")
-    num_rows = len(server.tables["model"]) if default_reads and "model" in server.tables else None
-    check_assign(call, server.assign, num_clients, num_rows)
-
-
-def check_assign(call: HookCall, assign: Any, num_clients: int, num_rows: int | None) -> None:
-    """Raise `MethodError` unless `assign` holds a row of `model` for each client.
-
-    Args:
-        num_rows: of `model`; None where `reads` says what clients read.
-    """
+def _check_assign(call: HookCall, assign: Any, num_clients: int, num_rows: int | None) -> None:
+    """Raise `MethodError` unless `assign` holds an integer for each client, below `num_rows` if given."""
     good = isinstance(assign, np.ndarray) and assign.shape == (num_clients,) and assign.dtype.kind in "iu"
     if not good:
         what = f"{assign.dtype} {assign.shape}" if isinstance(assign, np.ndarray) else _kind(assign)
@@ -489,7 +478,7 @@ def check_assign(call: HookCall, assign: Any, num_clients: int, num_rows: int | 
         raise call.error(what, f"table 'model' has {rows}, counted from 0")
 
 
-def check_plan(
+def _check_plan(
     call: HookCall,
     plan: Any,
     server: Server,
@@ -501,9 +490,13 @@ def check_plan(
     """Raise `MethodError` for a plan that cannot be carried out, or whose rows would not be finite.
 
     Args:
+        call: the hook.
+        plan: what it returned.
+        server: before the plan.
         uploads: name -> (components of all uploads, width).
-        max_abs: name -> largest absolute value of each component [uploads].
+        max_abs: name -> largest absolute value of each component [components].
         sharded: tables whose rows live with their readers.
+        default_reads: whether every client reads its row of `model`.
     """
     if not isinstance(plan, Plan) or isinstance(plan.mixings, Mixing):
         given = plan.mixings if isinstance(plan, Plan) else plan
@@ -520,7 +513,7 @@ def check_plan(
         what = f"algorithm_state is {_kind(plan.algorithm_state)}"
         raise call.error(what, "it is a mapping from names to arrays")
     num_rows = tables["model"][0] if default_reads and "model" in tables else None
-    check_assign(call, server.assign if plan.assign is None else plan.assign, len(server.assign), num_rows)
+    _check_assign(call, server.assign if plan.assign is None else plan.assign, len(server.assign), num_rows)
 
 
 def _mixing_problem(

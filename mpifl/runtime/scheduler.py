@@ -1,4 +1,4 @@
-"""Who trains which client. Placement never changes a number, so it may follow measured speed."""
+"""Which rank trains which client. Placement changes no result, so it may follow measured speed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpifl.comm import CannotGoOn
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
-LATELY = 0.3  # weight of the last round in a worker's mean speed
+SPEED_DECAY = 0.3  # weight of the last step in a worker's mean speed
 
 
 def balance(costs: np.ndarray, workers: Sequence[int], speeds: Sequence[float] | None = None) -> np.ndarray:
@@ -33,15 +33,19 @@ def balance(costs: np.ndarray, workers: Sequence[int], speeds: Sequence[float] |
 
 
 class Scheduler:
-    """Deals tasks to workers.
+    """Places tasks on workers.
 
     Args:
         nodes: node of each rank.
         workers: ranks that host clients.
         sizes: samples of each client [N]; decides the home nodes.
         pinned: whether a client must stay on the node that holds its state.
-        shuffle: a key that scatters tasks at random instead (to show that results do not care).
-        stack: tasks are dealt in blocks of so many, because those of a block are trained together.
+        shuffle: a key by which tasks are placed at random instead, to show that results do not depend on it.
+        stack: tasks are placed in blocks of so many, because those of a block are trained together.
+
+    Attributes:
+        home: node of each client [N]; it matters where `pinned`.
+        speed: rank -> relative work per second.
     """
 
     def __init__(
@@ -55,13 +59,13 @@ class Scheduler:
     ) -> None:
         self.stack = stack
         self.pinned, self.shuffle, self.calls = pinned, shuffle, 0
-        self._gather(nodes, workers)
-        places = list(self.groups)
-        self.home = np.full(len(sizes), places[0])
-        if len(places) > 1:
-            self.home = balance(sizes, places, [float(len(self.groups[p])) for p in places])
+        self._set_workers(nodes, workers)
+        distinct = list(self.groups)
+        self.home = np.full(len(sizes), distinct[0])
+        if len(distinct) > 1:
+            self.home = balance(sizes, distinct, [float(len(self.groups[node])) for node in distinct])
 
-    def _gather(self, nodes: Sequence[int], workers: Sequence[int]) -> None:
+    def _set_workers(self, nodes: Sequence[int], workers: Sequence[int]) -> None:
         self.workers, self.speed = list(workers), dict.fromkeys(workers, 1.0)
         self._measured: dict[int, float] = {}
         self.groups: dict[int, list[int]] = {}
@@ -69,39 +73,51 @@ class Scheduler:
             self.groups.setdefault(nodes[r], []).append(r)
 
     def regroup(self, nodes: Sequence[int], workers: Sequence[int]) -> None:
-        """Go on with the workers that are left; homes stay, since that is where states are.
+        """Go on with the workers that are left; homes stay, because states lie there.
+
+        Args:
+            nodes: node of each rank that is left.
+            workers: ranks that host clients.
 
         Raises:
-            CannotGoOn: no worker is left at a home that somebody needs.
+            CannotGoOn: no worker is left on a node that holds states.
         """
-        self._gather(nodes, workers)
+        self._set_workers(nodes, workers)
         if self.pinned and not set(np.unique(self.home).tolist()) <= set(self.groups):
             raise CannotGoOn("all workers of a node, which holds states of clients, were lost")
 
-    def __call__(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
-        """Return the rank [m] of each client's task."""
+    def assign(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
+        """Return the rank [m] of each task.
+
+        Args:
+            clients: whose task it is [m].
+            costs: predicted work of each [m].
+
+        Raises:
+            UserError: clients are stacked, and must stay on one of several nodes.
+        """
         self.calls += 1
         if self.stack == 1:
-            return self._dealt(clients, costs)
+            return self._place(clients, costs)
         remedy = "this method keeps clients on their nodes, of which there are several; take 1"
         require(not self.pinned or len(self.groups) == 1, "system.stack", self.stack, remedy)
         first = np.arange(0, len(clients), self.stack)
-        owner = self._dealt(clients[first], np.add.reduceat(costs, first))
+        owner = self._place(clients[first], np.add.reduceat(costs, first))
         return np.repeat(owner, np.diff(np.append(first, len(clients))))
 
-    def _dealt(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    def _place(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
         if not self.pinned:
-            return self._within(self.workers, costs, -1)
+            return self._on_ranks(self.workers, costs, -1)
         out = np.empty(len(clients), np.int64)
         homes = self.home[clients]
-        for place, ranks in self.groups.items():
-            here = homes == place
-            out[here] = self._within(ranks, costs[here], place)
+        for node, ranks in self.groups.items():
+            at_home = homes == node
+            out[at_home] = self._on_ranks(ranks, costs[at_home], node)
         return out
 
-    def _within(self, ranks: list[int], costs: np.ndarray, place: int) -> np.ndarray:
+    def _on_ranks(self, ranks: list[int], costs: np.ndarray, node: int) -> np.ndarray:
         if self.shuffle is not None:
-            return self.shuffle.of(self.calls, place).numpy().choice(ranks, len(costs))
+            return self.shuffle.of(self.calls, node).numpy().choice(ranks, len(costs))
         return balance(costs, ranks, [self.speed[r] for r in ranks])
 
     def candidates(self, client: int) -> list[int]:
@@ -109,23 +125,29 @@ class Scheduler:
         return self.groups[int(self.home[client])] if self.pinned else self.workers
 
     def reach(self, clients: Sequence[int]) -> list[int]:
-        """Return, for each client, a rank that reaches what it keeps; shared evenly."""
+        """Return, for each client, a rank that can read its state; evenly spread over ranks."""
         ranks = [self.candidates(k) for k in clients]
         return [some[i % len(some)] for i, some in enumerate(ranks)]
 
-    def keepers(self) -> np.ndarray:
-        """Return the rank [N] that keeps the row of each client: dealt in turn within its home node."""
+    def row_owners(self) -> np.ndarray:
+        """Return the rank [N] that owns the row of each client: in turn within its home node."""
         out = np.empty(len(self.home), np.int64)
-        for place, ranks in self.groups.items():
-            here = np.flatnonzero(self.home == place)
-            out[here] = np.resize(ranks, len(here))
+        for node, ranks in self.groups.items():
+            at_home = np.flatnonzero(self.home == node)
+            out[at_home] = np.resize(ranks, len(at_home))
         return out
 
-    def learn(self, rank: int, work: float, seconds: float) -> None:
-        """Remember how fast a worker was lately."""
+    def record_speed(self, rank: int, work: float, seconds: float) -> None:
+        """Update the mean speed of a worker.
+
+        Args:
+            rank: of the worker.
+            work: what it did, in the unit of costs.
+            seconds: that it took.
+        """
         if work > 0 and seconds > 0 and rank in self.speed:
             before = self._measured.get(rank, work / seconds)
-            self._measured[rank] = before + LATELY * (work / seconds - before)
+            self._measured[rank] = before + SPEED_DECAY * (work / seconds - before)
             middle = float(np.median(list(self._measured.values())))
             for r, s in self._measured.items():
                 self.speed[r] = s / middle

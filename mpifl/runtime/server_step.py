@@ -143,7 +143,7 @@ class ServerStep:
         if not is_sharded(k, int(np.bincount(reader, minlength=k).max()), self.transport.size):
             return None
         owner = np.empty(n, np.int64)
-        owner[reader] = self.scheduler.keepers()
+        owner[reader] = self.scheduler.row_owners()
         return owner
 
     def regroup(self) -> None:
@@ -383,7 +383,7 @@ class ServerStep:
                 needed.setdefault(name, set()).update(rows_of(numbers))
         missing = self.tables.missing(needed)
         visits: list[list[ClientTask]] = [[] for _ in range(self.transport.size)]
-        owners = self.scheduler(clients, costs)
+        owners = self.scheduler.assign(clients, costs)
         for j, (k, rank) in enumerate(zip(clients.tolist(), owners.tolist(), strict=True)):
             trains = fresh is None or bool(fresh[j])
             visits[rank].append(ClientTask(j, k, int(self.visits[k]), reads[k] if trains else {}, trains))
@@ -404,7 +404,8 @@ class ServerStep:
         if parts is None:
             return None
         for rank, (part, seconds, _) in enumerate(parts):
-            self.scheduler.learn(rank, sum(header.num_samples for header in part if header.fresh), seconds)
+            samples = sum(header.num_samples for header in part if header.fresh)
+            self.scheduler.record_speed(rank, samples, seconds)
         everyone = sorted(
             ((header, rank) for rank, (part, _, _) in enumerate(parts) for header in part),
             key=lambda pair: pair[0].number,

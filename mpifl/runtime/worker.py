@@ -24,7 +24,7 @@ from mpifl.traffic.payload import Payload
 from mpifl.training import LocalClient, public_clients
 
 from .hook_errors import Dropped, VisitPlace, attempt
-from .hooks import ClientHooks, check_finite, checked_header
+from .hooks import ClientHooks
 from .protocol import ClientTask, Exchanges, ReportHeader, TaskBatch
 from .step_config import StepConfig
 
@@ -210,10 +210,8 @@ class Worker:
         def of_rows(v: Vector) -> list[float]:
             return [max_abs(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
 
-        call = self.hooks.call(hook, task)
-        report = checked_header(call, report, task.client)
         largest = {name: of_rows(v) for name, v in report.vectors.items()}
-        check_finite(call, largest)
+        report = self.hooks.checked_report(hook, task, report, largest)
         return ReportHeader(
             number=task.number,
             client=report.client,

@@ -23,7 +23,7 @@ def test_ten_equal_clients_sampled_from_many_are_five_and_five_too():
     scheduler = Scheduler((0, 0, 0), (1, 2), np.full(100, 60))
     for step in range(20):
         cohort = key(step).numpy().choice(100, 10, replace=False)
-        assert_array_equal(np.bincount(scheduler(cohort, np.full(10, 60.0)), minlength=3), [0, 5, 5])
+        assert_array_equal(np.bincount(scheduler.assign(cohort, np.full(10, 60.0)), minlength=3), [0, 5, 5])
 
 
 def test_the_longest_task_goes_first_to_the_least_loaded():
@@ -56,28 +56,28 @@ def test_a_pinned_client_stays_on_its_node():
     assert_allclose(np.bincount(home, weights=sizes), [180, 180])
     for step in range(10):
         cohort = np.sort(key(step).numpy().choice(8, 5, replace=False))
-        ranks = scheduler(cohort, sizes[cohort].astype(float))
+        ranks = scheduler.assign(cohort, sizes[cohort].astype(float))
         assert_array_equal(np.where(ranks <= 2, 0, 1), home[cohort])
-    keepers = scheduler.keepers()
-    assert_array_equal(np.where(keepers <= 2, 0, 1), home)
-    assert_array_equal(np.bincount(keepers)[1:], [2, 2, 2, 2])
+    owners = scheduler.row_owners()
+    assert_array_equal(np.where(owners <= 2, 0, 1), home)
+    assert_array_equal(np.bincount(owners)[1:], [2, 2, 2, 2])
 
 
 def test_without_pins_any_worker_of_any_node_may_train_any_client():
     scheduler = Scheduler((0, 0, 1), (1, 2), np.ones(4))
-    assert_array_equal(np.bincount(scheduler(np.array([0, 1]), np.ones(2)), minlength=3), [0, 1, 1])
+    assert_array_equal(np.bincount(scheduler.assign(np.array([0, 1]), np.ones(2)), minlength=3), [0, 1, 1])
     home = scheduler.home
     same = np.flatnonzero(home == home[0])[:2]
-    assert_array_equal(np.bincount(scheduler(same, np.ones(2)), minlength=3), [0, 1, 1])
+    assert_array_equal(np.bincount(scheduler.assign(same, np.ones(2)), minlength=3), [0, 1, 1])
 
 
 def test_a_shuffled_schedule_is_random_reproducible_and_different_each_time():
-    def dealt() -> list[list[int]]:
+    def placed() -> list[list[int]]:
         scheduler = Scheduler((0,) * 4, (1, 2, 3), np.ones(30), shuffle=key(1, "shuffle"))
-        return [scheduler(np.arange(30), np.ones(30)).tolist() for _ in range(3)]
+        return [scheduler.assign(np.arange(30), np.ones(30)).tolist() for _ in range(3)]
 
-    first = dealt()
-    assert first == dealt()
+    first = placed()
+    assert first == placed()
     assert first[0] != first[1] != first[2]
     assert {1, 2, 3} == set(first[0])
 
@@ -86,19 +86,19 @@ def test_a_worker_that_was_slow_lately_gets_less():
     """Speeds 10, 10, 10; then 10/3 for rank 3: 10 - 0.3 * (10 - 10/3) = 8, and in the end 10/3."""
     scheduler = Scheduler((0,) * 4, (1, 2, 3), np.ones(12))
     for rank in (1, 2, 3):
-        scheduler.learn(rank, 10.0, 1.0)
-    assert_array_equal(np.bincount(scheduler(np.arange(12), np.ones(12)))[1:], [4, 4, 4])
-    scheduler.learn(3, 10.0, 3.0)
+        scheduler.record_speed(rank, 10.0, 1.0)
+    assert_array_equal(np.bincount(scheduler.assign(np.arange(12), np.ones(12)))[1:], [4, 4, 4])
+    scheduler.record_speed(3, 10.0, 3.0)
     assert scheduler.speed == pytest.approx({1: 1.0, 2: 1.0, 3: 0.8})
     for _ in range(40):
-        scheduler.learn(3, 10.0, 3.0)
+        scheduler.record_speed(3, 10.0, 3.0)
     assert scheduler.speed[3] == pytest.approx(1 / 3, rel=1e-4)
-    assert_array_equal(np.bincount(scheduler(np.arange(14), np.ones(14)))[1:], [6, 6, 2])
-    scheduler.learn(0, 10.0, 1.0)  # rank 0 hosts nobody
-    scheduler.learn(3, 0.0, 1.0)  # nothing done, nothing learnt
+    assert_array_equal(np.bincount(scheduler.assign(np.arange(14), np.ones(14)))[1:], [6, 6, 2])
+    scheduler.record_speed(0, 10.0, 1.0)  # rank 0 hosts nobody
+    scheduler.record_speed(3, 0.0, 1.0)  # nothing done, nothing learnt
     assert scheduler.speed[3] == pytest.approx(1 / 3, rel=1e-4)
     scheduler.speed[3] = 1e-6  # however slow, a worker is tried again
-    assert np.bincount(scheduler(np.arange(3), np.ones(3)), minlength=4)[3] == 1
+    assert np.bincount(scheduler.assign(np.arange(3), np.ones(3)), minlength=4)[3] == 1
 
 
 # -- who takes part ------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_a_method_finds_stacked_what_it_finds_alone(name, tmp_path):
 def test_a_block_of_clients_stays_together_wherever_it_is_trained(workers):
     ranks, clients = list(range(1, workers + 1)), np.arange(0, 22, 2)  # blocks of 4, 4 and 3
     scheduler = Scheduler([0] * (workers + 1), ranks, np.ones(30, int), stack=4)
-    owner = scheduler(clients, np.arange(11.0))
+    owner = scheduler.assign(clients, np.arange(11.0))
     assert [len(np.unique(owner[i : i + 4])) for i in (0, 4, 8)] == [1, 1, 1]
     assert len(np.unique(owner)) == min(workers, 3)
 
@@ -45,7 +45,7 @@ def test_a_block_of_clients_stays_together_wherever_it_is_trained(workers):
 def test_clients_at_home_on_several_nodes_are_not_stacked():
     scheduler = Scheduler([0, 0, 1], [1, 2], np.ones(6, int), pinned=True, stack=2)
     with pytest.raises(UserError, match=r"system\.stack"):
-        scheduler(np.arange(6), np.ones(6))
+        scheduler.assign(np.arange(6), np.ones(6))
 
 
 def test_what_cannot_be_stacked_is_refused_or_left_alone(tmp_path):

@@ -196,7 +196,7 @@ def start(
     context = context_of(config_of(algorithm, **changes), federation, transport)
     n, m = federation.num_clients, context.decisions.num_sampled
     sampler = Sampler(n, m, context.system_key)
-    context = context if told is None else watched(context, told)
+    context = context if told is None else observed(context, told)
     return build.build_server_step(context, ClientStore("test", str(folder))), sampler
 
 
@@ -253,8 +253,8 @@ def events(
     }
     context = context_of(config_of(algorithm, **(asked | changes)), federation)
     out = Run()
-    observed = watched(context, out.hear_all)
-    server_step = out.server_step = build.build_server_step(observed, ClientStore("test", str(folder)))
+    seen = observed(context, out.hear_all)
+    server_step = out.server_step = build.build_server_step(seen, ClientStore("test", str(folder)))
     out.engine = build.build_engine(context, server_step, out.arrivals.extend)
     out.engine.run(out.observe)
     return out
@@ -266,34 +266,37 @@ def plane(points: np.ndarray, new: np.ndarray | None = None, dims: int = 2, seed
     return np.ascontiguousarray(everything[:, :dims], np.float64)
 
 
-# -- looking over the shoulder ----------------------------------------
+# -- observed methods ----------------------------------------------------------------------------------------
 
 
-def watched(context: RunContext, told: Told) -> RunContext:
-    """Return a context whose method is watched."""
-    algorithm: Any = Watched(context.config.algorithm, told)
+def observed(context: RunContext, told: Told) -> RunContext:
+    """Return a context whose method is observed."""
+    algorithm = observed_method(context.config.algorithm, told)
     return dataclasses.replace(context, config=dataclasses.replace(context.config, algorithm=algorithm))
 
 
-class Watched:
-    """A method whose hooks are checked to leave their arguments as they were; `told` hears of every call."""
+def observed_method(algorithm: Algorithm, told: Told) -> Algorithm:
+    """Return a method whose hooks are checked to leave their arguments as they were.
 
-    def __init__(self, inner: Algorithm, told: Told) -> None:
-        self.inner, self.told = inner, told
+    `told` hears of every call of the engine's, not of those that the method makes itself.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if name.startswith("_") or not callable(found):
-            return found
-
+    def observe(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
         def hook(*args: Any, **named: Any) -> Any:
             before = copy.deepcopy(arrays([args, named]))
             result = found(*args, **named)
-            same(before, arrays([args, named]), f"{type(self.inner).__name__}.{name} changed its arguments")
-            self.told(name, args, result)
+            same(before, arrays([args, named]), f"{type(algorithm).__name__}.{name} changed its arguments")
+            told(name, args, result)
             return result
 
         return hook
+
+    out = copy.copy(algorithm)
+    for name in dir(Algorithm):
+        found = getattr(algorithm, name)
+        if not name.startswith("_") and callable(found):
+            object.__setattr__(out, name, observe(name, found))  # a dataclass that is frozen
+    return out
 
 
 def arrays(value: Any, path: str = "args") -> dict[str, Any]:
