@@ -12,7 +12,6 @@ from numpy.testing import assert_array_equal
 
 from mpifl.aggregation.tables import ShardedTable, Tables
 from mpifl.comm import Single
-from mpifl.comm.transport import MpiTraffic
 from mpifl.core.errors import UserError
 
 
@@ -136,33 +135,3 @@ def test_only_the_rows_of_a_node_take_room(tmp_path):
     table.write(np.array([90]), slice(None), torch.ones(1, 1 << 16))
     table.commit(np.array([90]))
     assert_array_equal(table.read([90, 3])[:, 5], [1.0, 0.0])
-
-
-def test_wire_counts_calls_messages_and_bytes_by_purpose():
-    wire = MpiTraffic()
-    with wire("bcast", "rows", sent=100, messages=2):
-        pass
-    with wire("bcast", "rows", sent=10, messages=1):
-        pass
-    with wire("send", "notes", sent=1):
-        pass
-    rows = {(r["call"], r["purpose"]): r for r in wire.rows(3)}
-    assert {k: rows["bcast", "rows"][k] for k in ("rank", "calls", "messages", "bytes")} == {
-        "rank": 3,
-        "calls": 2,
-        "messages": 3,
-        "bytes": 110,
-    }
-    assert wire.bytes == 111
-
-
-def test_wire_counts_a_call_that_failed_too():
-    wire = MpiTraffic()
-
-    def fail():
-        with wire("send", "notes", sent=5):
-            raise ConnectionError
-
-    with pytest.raises(ConnectionError):
-        fail()
-    assert wire.bytes == 5
