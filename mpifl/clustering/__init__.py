@@ -1,1 +1,1 @@
-"""Numbers in, labels out: distances between clients and groupings of them. NumPy, float64, pure functions."""
+"""Distances between clients and clusterings of them: pure functions on NumPy arrays, float64."""

@@ -11,7 +11,7 @@ from mpifl.core.errors import require
 
 
 def cosine_matrix(gram: np.ndarray, floor: float = 1e-12) -> np.ndarray:
-    """Return the cosines [n, n] of n vectors from their products [n, n]; a zero vector has cosine 0."""
+    """Return the cosines [n, n] of n vectors from their inner products [n, n]; a zero vector has cosine 0."""
     norms = np.sqrt(np.diag(gram).astype(np.float64))
     return gram / (np.outer(norms, norms) + floor)
 
@@ -28,7 +28,7 @@ def madc(cosines: np.ndarray) -> np.ndarray:
 
 
 def squared_distances(gram: np.ndarray) -> np.ndarray:
-    """Return the squared Euclidean distances [n, n] of n vectors from their products [n, n].
+    """Return the squared Euclidean distances [n, n] of n vectors from their inner products [n, n].
 
     Exact zeros on the diagonal and nothing negative. Vectors that nearly coincide lose digits: the error is
     about 1e-16 times the squared norms.
@@ -46,22 +46,24 @@ def euclidean_matrix(rows: np.ndarray) -> np.ndarray:
     """Return the Euclidean distances [n, n] between `rows` [n, d], from their differences."""
     from scipy.spatial.distance import pdist, squareform
 
-    return squareform(pdist(np.asarray(rows, np.float64)))
+    return np.asarray(squareform(pdist(np.asarray(rows, np.float64))))
 
 
 def cost_matrix(x: np.ndarray, y: np.ndarray, metric: str = "cosine") -> np.ndarray:
     """Return the distances [n, m] between points [n, d] and [m, d].
 
-    Cosine distance is 1 - cos, in [0, 2]. A zero vector, such as an embedding whose units are all
-    off, has cosine 0 with everything.
+    Args:
+        x: points [n, d].
+        y: points [m, d].
+        metric: `cosine`, 1 - cos in [0, 2], a zero vector having cosine 0 with everything; or `euclidean`.
     """
     require(metric in ("cosine", "euclidean"), "metric", metric, "give cosine or euclidean")
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if metric == "euclidean":
         from scipy.spatial.distance import cdist
 
-        return cdist(x, y)
-    return 1.0 - np.clip(_unit(x) @ _unit(y).T, -1.0, 1.0)
+        return np.asarray(cdist(x, y))
+    return np.asarray(1.0 - np.clip(_unit(x) @ _unit(y).T, -1.0, 1.0))
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
@@ -78,9 +80,11 @@ def emd(
     min over G >= 0 with G1 = 1/n, G'1 = 1/m of <G, D>, D the distances between the points.
 
     Args:
-        x, y: samples [n, d] and [m, d].
+        x: samples [n, d].
+        y: samples [m, d].
         metric: ground distance, `cosine` or `euclidean`.
-        solver: `exact`, or `sinkhorn`: <G, D> of the plan with entropic penalty `reg`, in units of D.
+        solver: `exact`, or `sinkhorn`, the cost <G, D> of the plan with an entropic penalty.
+        reg: weight of that penalty, in units of D.
     """
     require(solver in ("exact", "sinkhorn"), "solver", solver, "give exact or sinkhorn")
     require(len(x) > 0 and len(y) > 0, "samples", (len(x), len(y)), "each side needs at least one sample")
@@ -110,7 +114,7 @@ def _sinkhorn(costs: np.ndarray, reg: float) -> float:
 
 
 def _assignment_cost(costs: np.ndarray) -> float:
-    """Return the least sum over a matching of the shorter side of `costs` [a, b] into the longer."""
+    """Return the least cost of a matching of the shorter side of `costs` [a, b] into the longer."""
     from scipy.optimize import linear_sum_assignment
 
     return float(costs[linear_sum_assignment(costs)].sum())
@@ -122,7 +126,7 @@ def matching_distance(x: np.ndarray, y: np.ndarray) -> float:
     With a <= b: min over one-to-one maps of sqrt(sum of squared distances), divided by a.
     """
     squares = cost_matrix(x, y, "euclidean") ** 2
-    return float(np.sqrt(_assignment_cost(squares))) / min(squares.shape)
+    return float(np.sqrt(_assignment_cost(squares))) / int(min(squares.shape))
 
 
 def closest_pair(x: np.ndarray, y: np.ndarray) -> float:
@@ -142,14 +146,15 @@ def principal_angles(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Return the principal angles, in degrees and ascending, of the spans of columns [D, p] and [D, q]."""
     from scipy.linalg import subspace_angles
 
-    return np.degrees(subspace_angles(np.asarray(u, np.float64), np.asarray(v, np.float64)))[::-1]
+    return np.asarray(np.degrees(subspace_angles(np.asarray(u, np.float64), np.asarray(v, np.float64)))[::-1])
 
 
 def subspace_angle(u: np.ndarray, v: np.ndarray, kind: str = "columns") -> float:
     """Return PACFL's distance, in degrees, of two bases [D, p] and [D, q] with columns of length 1.
 
     Args:
-        u, v: bases; stacked bases of several classes need not be orthogonal to one another.
+        u: basis [D, p]; stacked bases of several classes need not be orthogonal to one another.
+        v: basis [D, q].
         kind: `columns` [code]: least angle between a column of `u` and one of `v`, signs as they are;
             `smallest` [paper]: smallest principal angle; `sum` [paper]: sum of the principal angles. The last
             two are taken between the spans of the columns.

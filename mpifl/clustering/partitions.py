@@ -1,4 +1,4 @@
-"""Groupings: labels of a partition, hierarchies, k-means, spectral clustering, projection on the simplex.
+"""Clustering: agglomerative, k-means, spectral; labels of a partition; projection on the simplex.
 
 Labels are int64 [n], numbered by first appearance unless said otherwise. The same input gives the same output
 on any rank: seeds are given, ties go to the first, and sums run on one thread.
@@ -19,14 +19,26 @@ LINKAGES = ("single", "complete", "average", "ward")
 
 
 class Clusters(NamedTuple):
-    """Labels int64 [n] and centres [k, d]."""
+    """A clustering with centres.
+
+    Attributes:
+        labels: int64 [n].
+        centres: [k, d].
+    """
 
     labels: np.ndarray
     centres: np.ndarray
 
 
 class Choice(NamedTuple):
-    """Labels int64 [n], centres [k, d], the number k that was chosen, and the score of every k tried."""
+    """A clustering whose number of clusters was chosen by a score.
+
+    Attributes:
+        labels: int64 [n].
+        centres: [k, d].
+        k: the number that was chosen.
+        scores: the score of every number tried.
+    """
 
     labels: np.ndarray
     centres: np.ndarray
@@ -43,9 +55,9 @@ def canonical(labels: np.ndarray) -> np.ndarray:
 
 
 def match_labels(new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """Return `new` [n] renamed so that as many entries as possible agree with `old` [n] (Hungarian).
+    """Return `new` [n] renumbered so that as many entries as possible agree with `old` [n]. CFL-GP.
 
-    Groups that find no partner among the old ones take the smallest numbers that are free. CFL-GP.
+    The assignment is optimal (Hungarian method); groups without a partner take the smallest free numbers.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -92,8 +104,8 @@ def agglomerative(
     Args:
         distances: [n, n], symmetric; Euclidean for Ward's linkage. Only the upper triangle is read.
         linkage: `single`, `complete`, `average` (mean over pairs) or `ward`.
-        n_clusters: exactly this many clusters, or
-        threshold: clusters merge while their linkage distance is below it.
+        n_clusters: exactly this many clusters; None where `threshold` is given.
+        threshold: clusters merge while their linkage distance is below it; None where `n_clusters` is given.
     """
     require(linkage in LINKAGES, "linkage", linkage, f"give one of {', '.join(LINKAGES)}")
     assert (n_clusters is None) != (threshold is None), "give n_clusters or threshold, not both"
@@ -168,9 +180,11 @@ def kmeans(
     """Return k-means of `points` [n, d]: Lloyd's iterations from k-means++ or from given centres.
 
     Args:
+        points: [n, d].
         k: number of clusters, at most n.
         seed: of k-means++, below 2**32.
         n_init: starts, of which the best is kept (1 with given centres).
+        max_iter: iterations of one start.
         init: centres [k, d] to start from. Then label j belongs to the j-th of them; otherwise labels are
             numbered by first appearance.
     """
@@ -187,7 +201,7 @@ def kmeans(
     )
     model = KMeans(k, **start, max_iter=max_iter, random_state=seed, algorithm="lloyd")
     with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k is no fault
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than k are allowed
         model.fit(points)
     labels, centres = model.labels_.astype(np.int64), model.cluster_centers_
     if init is not None:
@@ -198,11 +212,12 @@ def kmeans(
 
 
 def silhouette(points: np.ndarray, labels: np.ndarray, metric: str = "euclidean") -> float:
-    """Return the mean silhouette, in [-1, 1]; 0 when all are alone, all are together, or all coincide.
+    """Return the mean silhouette, in [-1, 1]; 0 for n clusters, for one cluster, and for equal points.
 
     Args:
-        points: [n, d], or distances [n, n] with `metric="precomputed"`.
+        points: [n, d], or distances [n, n].
         labels: [n].
+        metric: `euclidean`, or `precomputed` for distances.
     """
     groups = len(np.unique(labels))
     if not 2 <= groups < len(labels):
@@ -219,8 +234,10 @@ def kmeans_by_silhouette(
 
     Args:
         points: [n, d].
-        ks: numbers to try; default 2 .. n-1. None above the number of distinct points is tried; with none
-            left, all clients form one cluster.
+        ks: numbers to try, up to the number of distinct points; None for 2 .. n - 1. If none is left, all
+            points form one cluster.
+        seed: of k-means++.
+        n_init: starts for each k.
     """
     distinct = len(np.unique(points, axis=0))
     known = range(2, len(points)) if ks is None else ks
@@ -243,11 +260,11 @@ def principal_coordinates(gram: np.ndarray, rank: int) -> np.ndarray:
     top = np.argsort(-values, kind="stable")[:rank]
     out = vectors[:, top] * np.sqrt(np.maximum(values[top], 0.0))
     signs = np.sign(out[np.argmax(np.abs(out), axis=0), np.arange(out.shape[1])])
-    return out * np.where(signs == 0, 1.0, signs)
+    return np.asarray(out * np.where(signs == 0, 1.0, signs))
 
 
 def largest_gap(gram: np.ndarray, least: int = 3) -> int:
-    """Return the number of singular vectors before the largest fall in value, at least `least`. CFL-GP."""
+    """Return the number of singular values before the largest gap, at least `least`. CFL-GP."""
     values = np.sqrt(np.maximum(np.sort(np.linalg.eigvalsh(np.asarray(gram, np.float64)))[::-1], 0.0))
     gaps = values[:-1] - values[1:]
     return min(max(int(np.argmax(gaps)) + 1 if len(gaps) else 1, least), len(values))
@@ -257,7 +274,10 @@ def spectral(gram: np.ndarray, k: int, *, seed: int = 42, n_init: int = 10) -> n
     """Return labels [n]: k-means on the k first principal coordinates of the gradient profiles. CFL-GP.
 
     Args:
-        gram: products [n, n] of the clients' profiles.
+        gram: inner products [n, n] of the clients' profiles.
+        k: number of clusters.
+        seed: of k-means++.
+        n_init: starts.
     """
     return kmeans(principal_coordinates(gram, k), k, seed=seed, n_init=n_init).labels
 
@@ -276,4 +296,4 @@ def simplex_projection(v: np.ndarray) -> np.ndarray:
     v = np.asarray(v, np.float64)
     largest = -np.sort(-v, axis=-1)
     t = ((np.cumsum(largest, axis=-1) - 1.0) / np.arange(1, v.shape[-1] + 1)).max(axis=-1, keepdims=True)
-    return np.maximum(v - t, 0.0)
+    return np.asarray(np.maximum(v - t, 0.0))

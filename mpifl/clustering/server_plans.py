@@ -1,18 +1,15 @@
-"""Clusters found once: FedAvg inside each, and newcomers who join later. PACFL, FedClust, FlexCFL.
+"""Servers and plans that several methods share: clusters, linked clients, neighbourhoods, and graphs.
 
-The last row of table `model` is the initial model: unknown clients use it, and clusters founded by newcomers
-start from it. Memo: `known` [N].
+- Clusters found once, FedAvg inside each, new clients join later (PACFL, FedClust, FlexCFL). State: `known`
+  [N].
+- Clients linked by a relatedness matrix, a row for each distinct set of links (FLT, PCA+kM+HC). State:
+  `linked` [N, N], `known` [N], `num_samples` [N] of the last visit.
+- Neighbourhoods: clients with the same set of linked clients share the average over that set (EMD-CFL).
+  State: `linked` [N, N], `labels` [N].
+- Collaboration graphs, a model for each client (pFedGraph, FedSaC). State: `graph` [N, N].
 
-Clients linked by a relatedness matrix: each row of the server is the average over what some client is
-linked to.
-
-Shared by FLT and PCA+kM+HC. The last row of table `model` is the initial model: it stands for clients that
-were never visited, and unknown clients use it. Memo: `linked` [N, N], `known` [N], `num_samples` [N] of the
-last visit.
-
-Clusters as neighbourhoods: clients with the same set of linked clients share the average over that set.
-
-Collaboration graphs: how much of whose model enters mine. Shared by pFedGraph and FedSaC.
+In the first two the last row of table `model` is the initial model: unknown clients read it, clusters of new
+clients start from it, and it stands for clients that were never visited.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from .partitions import agglomerative, neighbourhoods, silhouette
 
 
 def clustered_server(problem: ProblemInfo, clients: np.ndarray, labels: np.ndarray) -> Server:
-    """Return the first server: `clients` [n] are known and in clusters `labels` [n]; all rows are alike."""
+    """Return the first server: `clients` [n] are known, in clusters `labels` [n]; all rows are equal."""
     num_rows = int(labels.max()) + 1
     assign = np.full(problem.num_clients, num_rows)
     assign[clients] = labels
@@ -43,8 +40,13 @@ def clustered_plan(server: Server, notes: Notes) -> Plan:
 
 
 def joined(server: Server, clients: np.ndarray, labels: np.ndarray, **algorithm_state: np.ndarray) -> Plan:
-    """Return the plan after `clients` [n] joined the clusters `labels` [n]; numbers beyond the old ones are
-    new.
+    """Return the plan after new clients joined clusters.
+
+    Args:
+        server: before they joined.
+        clients: the new clients [n].
+        labels: their clusters [n]; numbers beyond the old ones make new clusters.
+        **algorithm_state: further entries of the algorithm's state.
     """
     num_old = len(server.tables["model"]) - 1
     num_rows = max(num_old, int(labels.max()) + 1)
@@ -68,15 +70,18 @@ def pulled(w: torch.Tensor, rate: float, *, normalised: bool = True) -> torch.Te
     w = w.double()
     scale = rate / w.norm(dim=1, keepdim=True)  # [k, 1]
     sums = w + (scale * w).sum(0) - scale * w
-    return (sums / (1.0 + scale.sum() - scale) if normalised else sums).float()
+    moved: torch.Tensor = sums / (1.0 + scale.sum() - scale) if normalised else sums
+    return moved.float()
 
 
 def inherited(labels: np.ndarray, old: np.ndarray, num_old: int) -> np.ndarray:
-    """Return `labels` [n] under the names of the clusters that their members had before.
+    """Return `labels` [n] renumbered as the clusters that most of their members had before.
 
     Args:
-        old: cluster [n] of each before, -1 for newcomers. A group takes the name most of its old members
-            have, the smallest of equals; a group of newcomers takes the next free number from `num_old` on.
+        labels: new cluster [n] of each client.
+        old: cluster [n] of each client before, -1 for new clients. Of equally frequent ones the smallest is
+            taken.
+        num_old: the number of a cluster of new clients only; the next of these takes the next number.
     """
     out, free = np.empty(len(labels), np.int64), num_old
     for group in np.unique(labels):
@@ -98,7 +103,7 @@ def linked_clients(related: np.ndarray, case: str, num_clusters: int = 0) -> np.
     if case == "full" or len(related) == 1:
         return related
     labels = _ward(related.astype(np.float64), num_clusters)
-    return labels[:, None] == labels[None, :]
+    return np.asarray(labels[:, None] == labels[None, :])
 
 
 def _ward(rows: np.ndarray, num_clusters: int) -> np.ndarray:
@@ -112,7 +117,7 @@ def _ward(rows: np.ndarray, num_clusters: int) -> np.ndarray:
 
 
 def related_server(problem: ProblemInfo, clients: np.ndarray, linked: np.ndarray) -> Server:
-    """Return the first server: `clients` [n] are known and `linked` [n, n], the others are not."""
+    """Return the first server: `clients` [n] are known, and linked by `linked` [n, n]."""
     everyone = np.eye(problem.num_clients, dtype=np.uint8)
     everyone[np.ix_(clients, clients)] = linked
     known = np.isin(np.arange(problem.num_clients), clients)
@@ -140,8 +145,10 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
     """Return the plan that averages, for each row, the last models of the linked clients by samples.
 
     Args:
-        all_clients: those who do not take part count with their last model, or the initial one; otherwise
-            only those who take part count.
+        server: before this step.
+        notes: of the reports.
+        all_clients: clients that do not take part count with their last model, or the initial one; otherwise
+            only those that take part count.
     """
     known, last = server.algorithm_state["known"], len(server.tables["model"]) - 1
     num_samples = server.algorithm_state["num_samples"].copy()
@@ -161,10 +168,16 @@ def related_plan(server: Server, notes: Notes, all_clients: bool) -> Plan:
 
 
 def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **algorithm_state: np.ndarray) -> Plan:
-    """Return the plan after newcomers made `clients` [n] the known ones, `linked` [n, n] anew.
+    """Return the plan after new clients joined and all known clients were linked again.
 
-    A row starts from that of an old member, otherwise of an old client its first member is linked to,
+    A row starts from that of an old member, otherwise of an old client that its first member is linked to,
     otherwise from the initial model.
+
+    Args:
+        server: before they joined.
+        clients: all known clients [n].
+        linked: their links [n, n].
+        **algorithm_state: further entries of the algorithm's state.
     """
     old, known = server.algorithm_state["known"], np.isin(np.arange(len(server.assign)), clients)
     everyone = np.eye(len(old), dtype=np.uint8)
@@ -187,10 +200,11 @@ def regrouped(server: Server, clients: np.ndarray, linked: np.ndarray, **algorit
 def neighbourhood_plan(server: Server, notes: Notes, linked: np.ndarray) -> Plan:
     """Return the plan that gives each distinct neighbourhood its average, weighted by samples.
 
-    Clients that never took part keep the initial row. The algorithm_state gets `linked` [N, N] and
-    `labels` [N].
+    Clients that never took part keep the initial row.
 
     Args:
+        server: before this step.
+        notes: of the reports.
         linked: bool [m, m] over the reports, reflexive.
     """
     num_clients = len(server.assign)
@@ -216,13 +230,14 @@ def neighbourhood_plan(server: Server, notes: Notes, linked: np.ndarray) -> Plan
 
 def neighbourhood_labels(server: Server) -> np.ndarray:
     """Return the cluster of each client [N]; a client never seen is alone."""
-    return server.algorithm_state.get("labels", np.arange(len(server.assign)))
+    return np.asarray(server.algorithm_state.get("labels", np.arange(len(server.assign))))
 
 
 def own_models(problem: ProblemInfo, directions: bool) -> Server:
-    """Return a server with one row for each client, all alike, and a graph of clients that are alone.
+    """Return a server with one row for each client, all equal, and a graph without links.
 
     Args:
+        problem: sizes, and the initial model.
         directions: add table `direction`, zeros, for the mixtures of the models' directions.
     """
     num_clients = problem.num_clients
@@ -233,7 +248,7 @@ def own_models(problem: ProblemInfo, directions: bool) -> Server:
 
 
 def dissimilarity(gram: np.ndarray, clip: float | None = -0.9) -> np.ndarray:
-    """Return d_ij = -cos(dw_i, dw_j) [m, m] from the products of updates; below `clip` it is -1.
+    """Return d_ij = -cos(dw_i, dw_j) [m, m] from the inner products of updates; -1 below `clip`.
 
     pFedGraph and FedSaC, code; None: no clipping.
     """

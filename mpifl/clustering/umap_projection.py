@@ -1,4 +1,4 @@
-"""Points drawn close together on a plane when they are neighbours: UMAP."""
+"""UMAP: a projection to few dimensions that keeps neighbours together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ import numpy as np
 def umap_plane(
     points: np.ndarray, new: np.ndarray | None = None, dims: int = 2, seed: int = 42
 ) -> np.ndarray:
-    """Return the images [n, dims] of `points` [n, e] under a UMAP fitted to them, those of `new` [m, e]
-    below.
+    """Project points by a UMAP that is fitted to them.
 
-    umap-learn's defaults (15 neighbours, least distance 0.1, Euclidean), fewer neighbours where there are not
-    as many points. The first call of a process compiles for some seconds.
+    umap-learn's defaults (15 neighbours, minimum distance 0.1, Euclidean), with fewer neighbours for fewer
+    points. The first call of a process compiles for some seconds.
+
+    Args:
+        points: [n, e].
+        new: further points [m, e] to project; None for none.
+        dims: dimensions of the projection.
+        seed: of the optimisation.
+
+    Returns:
+        The projections of `points`, then of `new`, float64 [n + m, dims].
     """
     from threadpoolctl import threadpool_limits
 

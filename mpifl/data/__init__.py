@@ -1,4 +1,4 @@
-"""Data: sources of images, worlds of clients made of them, and the federation everybody else reads."""
+"""Image sources, scenarios that spread images over clients, and the federation that everything else reads."""
 
 from mpifl.data.federation import PoolFederation
 from mpifl.data.scenarios import SCENARIOS

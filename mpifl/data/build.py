@@ -1,4 +1,4 @@
-"""From configuration and seed to a federation: pool and partition, each prepared once and mapped by all."""
+"""From configuration and seed to a federation: pool and partition, each prepared once and memory-mapped."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from . import prepared_cache as cache
 from .federation import PoolFederation
 from .pool import Pool, check_pool
 from .prepared_cache import Progress
-from .scenario import Scenario, ScenarioSpec, Table
+from .scenario import FixedPartition, Scenario, ScenarioSpec
 from .scenarios import Rotated
 from .sources import Digits, Photos, Source, in_one_line, normalisation
-from .transforms import Finish
+from .transforms import ToTensor
 
-BAKE_LIMIT_BYTES = 8 * 2**30
-"""Above this, operations run at every visit instead of being stored."""
+MATERIALIZE_LIMIT_BYTES = 8 * 2**30
+"""Above this many bytes, operations run at every visit and their results are not stored."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where data come from and how they are spread over clients.
+    """Configuration of the data.
 
     Attributes:
         root: folder that holds the source's files; the environment variable MPIFL_DATA if not given.
         cache: folder for prepared data; by default `root`/.mpifl, or ~/.cache/mpifl where that cannot be
             written.
         source: the images.
-        scenario: the world made of them.
-        public: images of the server's own, for methods that pre-train a network beside the model (FLT).
+        scenario: how they are spread over clients, and transformed.
+        public: images that the server owns, for methods that pre-train a network beside the model (FLT).
     """
 
     root: str | None = None
@@ -69,29 +69,32 @@ def open_federation(
     build: bool = True,
     verify: bool | None = None,
 ) -> PoolFederation:
-    """Open the federation that (`config`, `seed`) describe; the same bytes on every rank and in every order
-    of access.
+    """Open the federation that `config` and `seed` describe: the same bytes on every rank, in any order.
 
     Args:
         config: source and scenario.
         seed: the data seed.
-        progress: told, a line at a time, what is prepared or found corrupt.
-        build: prepare what the cache lacks. If False and something lacks, `CacheMissing` is raised at once.
-        verify: compare the checksums of the cache; by default whoever may build also verifies.
+        progress: called with a line for everything that is prepared or found corrupt.
+        build: prepare what the cache lacks.
+        verify: compare the checksums of the cache; None: if `build`.
+
+    Raises:
+        CacheMissing: the cache lacks something and `build` is false.
+        UserError: source or scenario cannot be had as configured.
     """
     say = progress or (lambda line: None)
     verify = build if verify is None else verify
     place, pool = _prepared_pool(config, say, build, verify)
     with _under("data.scenario"):
-        world = config.scenario.world(pool, key(seed, "data"))
-        if world.drift is not None:
-            return PoolFederation(pool, world, world.drift, _finish(config, world, pool))
+        spec = config.scenario.compose(pool, key(seed, "data"))
+        if spec.drift is not None:
+            return PoolFederation(pool, spec, spec.drift, _to_tensor(config, spec, pool))
         name = type(config.scenario).__name__
         code = cache.code_digest(type(config.scenario))
         tag = cache.digest(place.name, name, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
-        folder = config.home / f"world-{tag}"
-        cache.ensure(folder, lambda to: _fill_world(world, pool, to, say), say, build, verify)
-    return _open_world(config, world, pool, folder)
+        folder = config.home / f"scenario-{tag}"
+        cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say), say, build, verify)
+    return _open_scenario(config, spec, pool, folder)
 
 
 def open_public(config: DataConfig, like: PoolFederation) -> Split:
@@ -101,7 +104,7 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
     images, labels = pool.images[pool.train], pool.labels[pool.train]
     channels, height, width = like.shape
     grey = images.mean(1, keepdims=True, dtype=np.float32)
-    x = like.finish(images if images.shape[1] == channels else np.repeat(grey, channels, axis=1))
+    x = like.to_tensor(images if images.shape[1] == channels else np.repeat(grey, channels, axis=1))
     if x.shape[-2:] != (height, width):
         x = torch.nn.functional.interpolate(x, (height, width), mode="bilinear", antialias=True)
     return Split(x.contiguous(), torch.from_numpy(np.array(labels)))
@@ -114,7 +117,7 @@ def _prepared_pool(config: DataConfig, say: Progress, build: bool, verify: bool)
 
     def fill(to: Path) -> Mapping[str, Any]:
         filled.append(place.name)
-        return _fill_pool(config, to, say)
+        return _write_pool(config, to, say)
 
     cache.ensure(place, fill, say, build, verify)
     if not filled and (remark := config.source.unwatched()):
@@ -125,7 +128,14 @@ def _prepared_pool(config: DataConfig, say: Progress, build: bool, verify: bool)
 def prepare(
     config: DataConfig, seed: int, download: bool = True, progress: Progress | None = None
 ) -> PoolFederation:
-    """Fetch what source and public images lack (if `download`), fill the cache, and return the federation."""
+    """Download missing files, fill the cache, and return the federation.
+
+    Args:
+        config: source, scenario and public images.
+        seed: the data seed.
+        download: fetch what source and public images lack, where somebody offers it.
+        progress: called with a line for every step.
+    """
     say, root = progress or (lambda line: None), config.folder
     for source in (config.source, config.public):
         if not (source.needs_root and download):
@@ -182,7 +192,7 @@ def _pool_digest(config: DataConfig, states: list[FileState]) -> str:
     return cache.digest(config.source.name, options, states, code)
 
 
-def _fill_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any]:
+def _write_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any]:
     say(f"preparing {config.source.name}" + (f" from {config.folder}" if config.source.needs_root else ""))
     pool = config.source.load(config.folder or Path(), to)
     check_pool(pool, "data.source")
@@ -202,53 +212,55 @@ def _open_pool(place: Path) -> Pool:
     return Pool(images, labels, noted["num_train"], noted["num_classes"], origin, names)
 
 
-def _fill_world(world: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> Mapping[str, Any]:
-    splits = world.splits()
-    table = Table(splits, world.op_groups)
+def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> Mapping[str, Any]:
+    splits = spec.splits()
+    table = FixedPartition(splits, spec.op_groups)
     say(f"splitting {len(pool.labels)} samples over {len(table.sizes)} clients")
-    baked = world.bake and _bytes(world, pool, table) <= BAKE_LIMIT_BYTES
-    if baked:
-        splits = _bake(PoolFederation(pool, world, table, Finish((0.0,), (1.0,))), splits, to)
+    materialized = spec.materialize and _bytes(spec, pool, table) <= MATERIALIZE_LIMIT_BYTES
+    if materialized:
+        splits = _materialize(PoolFederation(pool, spec, table, ToTensor((0.0,), (1.0,))), splits, to)
     for name, csr in splits.items():
         for part, array in (("offsets", csr.offsets), ("index", csr.index), ("row", csr.row)):
             if array is not None:
                 cache.save(to, f"{name}_{part}", array)
-    return {"splits": list(splits), "baked": baked}
+    return {"splits": list(splits), "materialized": materialized}
 
 
-def _bake(federation: PoolFederation, splits: Mapping[str, Csr], to: Path) -> dict[str, Csr]:
-    """Write every client's finished pixels one after the other; return the partition of what was written."""
+def _materialize(federation: PoolFederation, splits: Mapping[str, Csr], to: Path) -> dict[str, Csr]:
+    """Store every client's transformed images one after the other; return their partition."""
     total = sum(len(csr.index) for csr in splits.values() if csr.index is not None)
     shape = federation.samples(0)[0].shape[1:]
     images, labels = cache.allocate(to, "images", (total, *shape)), np.empty(total, np.int64)
-    baked, start = {}, 0
+    materialized, start = {}, 0
     for name, csr in splits.items():
-        assert csr.row is None, "only partitions of one row for each client can be baked"
-        baked[name] = Csr(csr.offsets + start)
+        assert csr.row is None, "only partitions of one row for each client can be materialized"
+        materialized[name] = Csr(csr.offsets + start)
         for k in range(federation.num_clients):
-            rows = baked[name].of(k)
+            rows = materialized[name].of(k)
             images[rows], labels[rows] = federation.samples(k, name)
-        start = int(baked[name].offsets[-1])
+        start = int(materialized[name].offsets[-1])
     images.flush()  # type: ignore[attr-defined]
     cache.save(to, "labels", labels)
-    return baked
+    return materialized
 
 
-def _bytes(world: ScenarioSpec, pool: Pool, table: Table) -> int:
-    sample = PoolFederation(pool, world, table, Finish((0.0,), (1.0,))).samples(0)[0]
+def _bytes(spec: ScenarioSpec, pool: Pool, table: FixedPartition) -> int:
+    sample = PoolFederation(pool, spec, table, ToTensor((0.0,), (1.0,))).samples(0)[0]
     size = int(np.prod(sample.shape[1:]))
     return size * sum(int(csr.offsets[-1]) for csr in table.splits.values())
 
 
-def _open_world(config: DataConfig, world: ScenarioSpec, pool: Pool, folder: Path) -> PoolFederation:
+def _open_scenario(config: DataConfig, spec: ScenarioSpec, pool: Pool, folder: Path) -> PoolFederation:
     noted = cache.facts(folder)
     splits = {name: _open_csr(folder, name) for name in noted["splits"]}
-    finish = _finish(config, world, pool)
-    if noted["baked"]:
+    to_tensor = _to_tensor(config, spec, pool)
+    if noted["materialized"]:
         images, labels = cache.load(folder, "images"), cache.load(folder, "labels")
         pool = Pool(images, labels, len(labels), pool.num_classes)
-        world = replace(world, blocks=None, ops=(), special={name: () for name in world.special}, resize=None)
-    return PoolFederation(pool, world, Table(splits, world.op_groups), finish)
+        spec = replace(
+            spec, blocks=None, ops=(), split_ops={name: () for name in spec.split_ops}, resize=None
+        )
+    return PoolFederation(pool, spec, FixedPartition(splits, spec.op_groups), to_tensor)
 
 
 def _open_csr(folder: Path, name: str) -> Csr:
@@ -258,18 +270,18 @@ def _open_csr(folder: Path, name: str) -> Csr:
     return Csr(np.asarray(cache.load(folder, f"{name}_offsets")), array("index"), array("row"))
 
 
-def _finish(config: DataConfig, world: ScenarioSpec, pool: Pool) -> Finish:
-    chosen = config.source.normalise or world.normalise or "standard"
+def _to_tensor(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> ToTensor:
+    chosen = config.source.normalise or spec.normalise or "standard"
     channels = pool.shape[0]
-    for op in world.ops:
+    for op in spec.ops:
         channels = op.channels(channels)
     mean, std = normalisation(config.source, chosen, channels)
-    return Finish(mean, std, world.resize)
+    return ToTensor(mean, std, spec.resize)
 
 
 @contextmanager
 def _under(section: str) -> Iterator[None]:
-    """Place the key of a user error below `section`, unless it already says where it belongs."""
+    """Prefix the key of a user error with `section`, unless it already names a section."""
     try:
         yield
     except UserError as error:

@@ -1,7 +1,4 @@
-"""The federation everybody else sees: a pool, an allotment, operations; nothing is computed unasked.
-
-Visits that wait for drift: each meets the first data that differ enough from those of the one before.
-"""
+"""The federation that everything else reads: a pool of samples, a partition, operations; read lazily."""
 
 from __future__ import annotations
 
@@ -16,19 +13,27 @@ from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData, Federation, Split
 
 from .pool import Pool
-from .sample_cache import Recent
-from .scenario import SPLITS, Allotment, Draw, ScenarioSpec
-from .transforms import Finish, Op
+from .sample_cache import SampleCache
+from .scenario import SPLITS, Partition, SampleIndex, ScenarioSpec
+from .transforms import Op, ToTensor
 
-SELDOM = 8  # see `keep`
+MIN_CACHED_SHARE = 8  # the cache must hold one in so many of all training samples
 
 
 class LazyClient(ClientData):
-    """A client whose splits are read when first looked at: training does not pay for test images."""
+    """A client whose splits are read on first access: training does not pay for test images."""
+
+    _read: Callable[[str], Split]
+    _extra: tuple[str, ...]
 
     @classmethod
     def reading(cls, read: Callable[[str], Split], extra: tuple[str, ...]) -> LazyClient:
-        """Return a client that reads a split by name, `extra` naming its further test sets."""
+        """Return a client.
+
+        Args:
+            read: returns a split by name.
+            extra: names of the further test sets.
+        """
         self = object.__new__(cls)
         self.__dict__.update(_read=read, _extra=extra)
         return self
@@ -36,49 +41,55 @@ class LazyClient(ClientData):
     @cached_property
     def train(self) -> Split:
         """Training samples."""
-        return self.__dict__["_read"]("train")
+        return self._read("train")
 
     @cached_property
     def val(self) -> Split:
         """Validation samples."""
-        return self.__dict__["_read"]("val")
+        return self._read("val")
 
     @cached_property
     def test(self) -> Split:
         """Test samples."""
-        return self.__dict__["_read"]("test")
+        return self._read("test")
 
     @cached_property
     def extra(self) -> Mapping[str, Split]:
         """Further test sets by name."""
-        return {name: self.__dict__["_read"](name) for name in self.__dict__["_extra"]}
+        return {name: self._read(name) for name in self._extra}
 
 
 class PoolFederation(Federation):
     """Clients whose samples are addresses in one memory-mapped pool.
 
+    Args:
+        pool: images and labels of the source.
+        spec: what the scenario composed.
+        partition: who holds which sample.
+        to_tensor: normalises the pixels of a split.
+
     Attributes:
-        names: what each group is, in a few words; empty where nobody says.
-        facts: what the scenario tells about itself.
+        names: what each group is, in a few words; may be empty.
+        facts: what the scenario reports about itself.
         extra: names of the further test sets.
     """
 
-    def __init__(self, pool: Pool, world: ScenarioSpec, allotment: Allotment, finish: Finish) -> None:
+    def __init__(self, pool: Pool, spec: ScenarioSpec, partition: Partition, to_tensor: ToTensor) -> None:
         self.pool = pool
-        self._recent, self._static = Recent(0), world.drift is None
-        self.allotment: Allotment = allotment
-        self.finish = finish
-        self.sizes = allotment.sizes
+        self._samples, self._static = SampleCache(0), spec.drift is None
+        self.partition: Partition = partition
+        self.to_tensor = to_tensor
+        self.sizes = partition.sizes
         self.num_clients = len(self.sizes)
         self.num_classes = pool.num_classes
-        self.groups, self.names = world.groups, world.names
-        if world.targets is not None and world.groups is not None:
-            self.targets = np.flatnonzero(world.groups == world.targets)
-        self.facts: dict[str, Any] = dict(world.facts)
-        self._ops: dict[str, tuple[Op, ...]] = {name: world.ops for name in SPLITS} | dict(world.special)
-        self.extra = tuple(name for name in world.special if name not in SPLITS)
-        self._public, self._group_test_sets = world.public, world.group_test_sets
-        self.shape = self._shape_of_all_groups(world.op_groups)
+        self.groups, self.names = spec.groups, spec.names
+        if spec.targets is not None and spec.groups is not None:
+            self.targets = np.flatnonzero(spec.groups == spec.targets)
+        self.facts: dict[str, Any] = dict(spec.facts)
+        self._ops: dict[str, tuple[Op, ...]] = {name: spec.ops for name in SPLITS} | dict(spec.split_ops)
+        self.extra = tuple(name for name in spec.split_ops if name not in SPLITS)
+        self._public, self._group_test_sets = spec.public, spec.group_test_sets
+        self.shape = self._shape_of_all_groups(spec.op_groups)
 
     def client(self, k: int, visit: int = 0) -> ClientData:
         """Return the data of client `k` at its `visit`-th visit."""
@@ -86,36 +97,39 @@ class PoolFederation(Federation):
 
     def num_samples(self, k: int, visit: int = 0) -> int:
         """Return the number of training samples of client `k` at its `visit`-th visit."""
-        return self.allotment.num_samples(k, 0 if self._static else visit)
+        return self.partition.num_samples(k, 0 if self._static else visit)
 
     def keep(self, megabytes: int) -> None:
-        """Keep so much of finished samples at hand for their next use; whoever reads must not change them.
+        """Cache splits as tensors, up to a limit; readers must not change them.
 
-        Nothing is kept where that would hold less than one in `SELDOM` of all training samples: they would
-        mostly be gone before their client comes back.
+        Nothing is cached where less than one in `MIN_CACHED_SHARE` of all training samples would fit: most
+        would be gone before their client is trained again.
+
+        Args:
+            megabytes: the limit, in units of 10^6 bytes.
         """
         self._static = self._static or not self.changes
-        self._recent = Recent(megabytes * 10**6 * self.keeps(megabytes * 10**6))
+        self._samples = SampleCache(megabytes * 10**6 * self.keeps(megabytes * 10**6))
 
     def keeps(self, limit: int) -> bool:
-        """Return whether it keeps samples at hand within a limit of so many bytes."""
-        return self.finished_bytes <= SELDOM * limit
+        """Return whether `keep` caches splits under a limit in bytes."""
+        return self.finished_bytes <= MIN_CACHED_SHARE * limit
 
     @property
     def finished_bytes(self) -> int:
-        """Return the bytes of the finished training samples of all clients."""
+        """Return the bytes of the training samples of all clients as float32 tensors."""
         return 4 * int(self.sizes[:, 0].sum()) * int(np.prod(self.shape))
 
     @property
     def changes(self) -> bool:
         """Return whether the data of client 0 differ between its first two visits."""
-        first, second = (self.allotment.of(0, "train", visit).index for visit in (0, 1))
+        first, second = (self.partition.of(0, "train", visit).index for visit in (0, 1))
         return not np.array_equal(np.r_[first], np.r_[second])
 
     @property
     def test_pool(self) -> int:
         """Return the number of different test samples of all clients together."""
-        return self.allotment.test_pool
+        return self.partition.test_pool
 
     def public(self) -> tuple[Split, ...]:
         """Return the server's labelled sets, one for each group."""
@@ -126,32 +140,37 @@ class PoolFederation(Federation):
         return self._whole_groups(self._group_test_sets)
 
     def _whole_groups(self, sets: tuple[np.ndarray, ...]) -> tuple[Split, ...]:
-        draws = (Draw(index, group) for group, index in enumerate(sets))
+        draws = (SampleIndex(index, group) for group, index in enumerate(sets))
         return tuple(self._read(draw, self._ops["test"]) for draw in draws)
 
     def mixture(self, k: int, visit: int = 0) -> np.ndarray | None:
         """Return the true share [groups] of each group in client `k`'s training data."""
-        share = self.allotment.mixture(k, visit)
+        share = self.partition.mixture(k, visit)
         return super().mixture(k, visit) if share is None else share
 
     def cycle(self, k: int, visit: int) -> int:
-        """Return the number of the data that client `k` meets at a visit."""
-        return self.allotment.cycle(k, visit)
+        """Return which of its successive data sets client `k` has at a visit, from 0."""
+        return self.partition.cycle(k, visit)
 
     def await_drift(self, threshold: float, longest: int) -> None:
-        """Let a visit meet the first data that differ enough from those of the visit before."""
-        if self._static or not self.changes or self.allotment.mixture(0, 0) is None:
+        """Skip data sets that differ too little from those of the visit before.
+
+        Args:
+            threshold: least total variation distance between the group shares of successive visits.
+            longest: a visit skips fewer data sets than this.
+        """
+        if self._static or not self.changes or self.partition.mixture(0, 0) is None:
             super().await_drift(threshold, longest)
-        self.allotment = Drifted(self.allotment, threshold, longest)
+        self.partition = PartitionUntilDrift(self.partition, threshold, longest)
 
     def samples(self, k: int, split: str = "train", visit: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return client `k`'s images as uint8 [n, C, H, W], not yet normalised, and its labels int64 [n]."""
-        x, y = self._pixels(self.allotment.of(k, split, visit), self._ops[split])
+        x, y = self._pixels(self.partition.of(k, split, visit), self._ops[split])
         return np.array(x), np.array(y)
 
     def labels(self, k: int, split: str = "train", visit: int = 0) -> np.ndarray:
         """Return client `k`'s labels int64 [n] without reading any image."""
-        draw = self.allotment.of(k, split, visit)
+        draw = self.partition.of(k, split, visit)
         y = self.pool.labels[draw.index]
         blank = np.zeros((len(y), self.pool.shape[0], 1, 1), np.uint8)
         for op in self._ops[split]:
@@ -160,22 +179,22 @@ class PoolFederation(Federation):
 
     def _split(self, k: int, split: str, visit: int) -> Split:
         address = (k, split, 0 if self._static else visit)
-        return self._recent.get(
-            address, lambda: self._read(self.allotment.of(k, split, visit), self._ops[split])
+        return self._samples.get(
+            address, lambda: self._read(self.partition.of(k, split, visit), self._ops[split])
         )
 
-    def _read(self, draw: Draw, ops: tuple[Op, ...]) -> Split:
+    def _read(self, draw: SampleIndex, ops: tuple[Op, ...]) -> Split:
         x, y = self._pixels(draw, ops)  # may be the cache itself: never hand it out
-        return Split(self.finish(x), torch.from_numpy(np.array(y)))
+        return Split(self.to_tensor(x), torch.from_numpy(np.array(y)))
 
-    def _pixels(self, draw: Draw, ops: tuple[Op, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def _pixels(self, draw: SampleIndex, ops: tuple[Op, ...]) -> tuple[np.ndarray, np.ndarray]:
         x, y = self.pool.images[draw.index], self.pool.labels[draw.index]
         for op in ops:
             x, y = op(x, y, self._group(draw, len(y)))
         return x, y
 
     @staticmethod
-    def _group(draw: Draw, n: int) -> np.ndarray:
+    def _group(draw: SampleIndex, n: int) -> np.ndarray:
         return np.broadcast_to(np.asarray(draw.group), (n,))
 
     def _shape_of_all_groups(self, groups: np.ndarray | None) -> tuple[int, int, int]:
@@ -186,7 +205,7 @@ class PoolFederation(Federation):
             x, y = blank, label
             for op in self._ops["train"]:
                 x, y = op(x, y, np.array([group]))
-            channels, height, width = self.finish(x).shape[1:]
+            channels, height, width = self.to_tensor(x).shape[1:]
             shapes.add((channels, height, width))
         if len(shapes) > 1:
             remedy = "the groups' images would differ in size; set resize to one size for all"
@@ -194,21 +213,22 @@ class PoolFederation(Federation):
         return shapes.pop()
 
 
-class Drifted(Allotment):
-    """The data of `inner` without those that drifted too little to be visited for.
+class PartitionUntilDrift(Partition):
+    """The data sets of another partition without those that drifted too little.
 
     Args:
-        threshold: least total variation distance between the shares of the groups in the data of two visits
-            that follow each other. longest: a visit meets one of the next so many data at the latest.
+        inner: the partition whose data sets are skipped.
+        threshold: least total variation distance between the group shares of two successive visits.
+        longest: a visit takes one of the next so many data sets at the latest.
     """
 
-    def __init__(self, inner: Allotment, threshold: float, longest: int) -> None:
+    def __init__(self, inner: Partition, threshold: float, longest: int) -> None:
         self.inner, self.threshold, self.longest = inner, threshold, longest
         self.sizes = inner.sizes
-        self._cycles: dict[int, list[int]] = {}  # client -> numbers of the data of its visits
+        self._cycles: dict[int, list[int]] = {}  # client -> data set of each visit
 
     def cycle(self, k: int, visit: int) -> int:
-        """Return the number of the data that client `k` meets at a visit."""
+        """Return which of its successive data sets client `k` has at a visit, from 0."""
         cycles = self._cycles.setdefault(k, [0])
         while len(cycles) <= visit:
             cycles.append(self._after(k, cycles[-1]))
@@ -223,16 +243,16 @@ class Drifted(Allotment):
         assert q is not None
         return bool(np.abs(p - q).sum() / 2 >= self.threshold)
 
-    def of(self, k: int, split: str, visit: int) -> Draw:
-        """Return what client `k` holds at its visit."""
+    def of(self, k: int, split: str, visit: int) -> SampleIndex:
+        """Return the samples of client `k` at its visit."""
         return self.inner.of(k, split, self.cycle(k, visit))
 
     def num_samples(self, k: int, visit: int) -> int:
-        """Return how many training samples that are."""
+        """Return the number of training samples of client `k` at its visit."""
         return self.inner.num_samples(k, self.cycle(k, visit))
 
     def mixture(self, k: int, visit: int) -> np.ndarray | None:
-        """Return the shares of the groups in that."""
+        """Return the group shares [groups] in the data of client `k` at its visit."""
         return self.inner.mixture(k, self.cycle(k, visit))
 
     @property

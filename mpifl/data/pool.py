@@ -1,4 +1,4 @@
-"""A pool: every image of a source in one address space, the training part first, the test part behind it."""
+"""A pool: all images of a source in one array, the training part first, then the test part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.rng import Key
 
-MAX_ORIGINS = 1 << 24  # makers of samples
+MAX_ORIGINS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Pool:
         labels: int64 [n].
         num_train: size of the training part.
         num_classes: L.
-        origin: int64 [n], who made each sample (writer, domain), or None where nobody knows.
+        origin: int64 [n], the origin of each sample (writer, domain), or None where it is unknown.
         origin_names: what the origins are called, if they have names.
     """
 
@@ -50,10 +50,14 @@ class Pool:
 
 
 def images_of(array: np.ndarray, name: str) -> np.ndarray:
-    """Return `array` as uint8 [n, C, H, W]; it may be [n, H, W], [n, H, W, C] or [n, C, H, W] with C = 1 or
-    3.
+    """Return images as uint8 [n, C, H, W].
 
-    Floats must lie in [0, 1] and are scaled by 255.
+    Args:
+        array: [n, H, W], [n, H, W, C] or [n, C, H, W] with C = 1 or 3; uint8, or floats in [0, 1].
+        name: where they come from, for error messages.
+
+    Raises:
+        UserError: another shape, type or range.
     """
     array = np.asarray(array)
     require(
@@ -82,12 +86,15 @@ def images_of(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def labels_of(array: np.ndarray | None, name: str, num_classes: int | None = None) -> np.ndarray:
-    """Return labels as int64 [n]; refuse anything but whole numbers from zero, below `num_classes` if given.
+    """Return labels as int64 [n].
 
     Args:
-        array: labels [n] or [n, 1].
-        name: where they stand.
-        num_classes: L; None where the labels themselves say it.
+        array: integers [n] or [n, 1].
+        name: where they come from, for error messages.
+        num_classes: L; None where it is not known.
+
+    Raises:
+        UserError: another shape or type, or a label outside 0 .. L - 1.
     """
     if array is None or not np.issubdtype(array.dtype, np.integer):
         dtype = None if array is None else str(array.dtype)
@@ -101,7 +108,7 @@ def labels_of(array: np.ndarray | None, name: str, num_classes: int | None = Non
 
 
 def count_classes(labels: np.ndarray, name: str) -> int:
-    """Return L, one more than the largest label [n]; refuse more classes than samples."""
+    """Return L, one more than the largest label [n]; raise `UserError` for more classes than samples."""
     require(labels.size > 0, name, 0, "no samples: give some")
     largest = int(labels.max())
     remedy = f"more classes than the {len(labels)} samples: number the classes 0, 1, 2, ..."
@@ -110,7 +117,7 @@ def count_classes(labels: np.ndarray, name: str) -> int:
 
 
 def check_pool(pool: Pool, name: str) -> None:
-    """Refuse what is no pool, whichever source made it: its labels are used as addresses."""
+    """Raise `UserError` unless a source's pool is valid: its labels are used as indices."""
     images, n = pool.images, len(pool.labels)
     remedy = "images must be uint8 [n, C, H, W], none of C, H and W zero"
     good = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
@@ -124,7 +131,7 @@ def check_pool(pool: Pool, name: str) -> None:
 
 
 def stratified(labels: np.ndarray, fraction: float, key: Key) -> tuple[np.ndarray, np.ndarray]:
-    """Return addresses (kept, held): of every class round(`fraction` n) samples are held, one at least."""
+    """Return indices (kept, held out); of every class round(`fraction` n) are held out, at least one."""
     held = []
     for label in np.unique(labels):
         members = key.of(int(label)).numpy().permutation(np.flatnonzero(labels == label))

@@ -1,8 +1,7 @@
-"""Folders of arrays, written once and memory-mapped by everyone, that notice when they are not what was
-written.
+"""Folders of arrays, written once, checked by SHA-256, memory-mapped by all ranks of a node.
 
-A folder is built under a temporary name beside its final place and renamed when complete, so concurrent
-builders never see each other's halves; the first to finish wins and the others use its folder.
+A folder is built under a temporary name beside its final place and renamed when complete, so that concurrent
+builders never see unfinished folders; the first to finish wins and the others use its folder.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Progress = Callable[[str], None]
 
 
 class CacheMissing(RuntimeError):
-    """The cache is not there (or not whole) and building it was not asked for."""
+    """The cache is missing or damaged, and the caller did not ask to build it."""
 
 
 def save(folder: Path, name: str, array: np.ndarray) -> None:
@@ -51,8 +50,9 @@ def load(folder: Path, name: str) -> np.ndarray:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """Return what the builder of `folder` noted beside its arrays."""
-    return json.loads((folder / META).read_text())["facts"]
+    """Return the facts that were written beside the arrays of `folder`."""
+    noted: dict[str, Any] = json.loads((folder / META).read_text())["facts"]
+    return noted
 
 
 def ensure(
@@ -62,14 +62,18 @@ def ensure(
     build: bool = True,
     verify: bool = True,
 ) -> Path:
-    """Return `folder`, complete and intact; where it is not, say so and let `fill` write it anew.
+    """Return `folder`, complete and intact; where it is not, report it and let `fill` write it anew.
 
     Args:
         folder: final place.
         fill: writes arrays into a temporary folder and returns facts (JSON) to keep beside them.
-        progress: told what happens, in one line each.
+        progress: called with a line for each event.
         build: whether to build at all; if not, `CacheMissing` is raised at once.
         verify: whether to compare SHA-256 sums; sizes are always compared.
+
+    Raises:
+        CacheMissing: it is missing or damaged and `build` is false.
+        UserError: it cannot be written.
     """
     wrong = flaw(folder, verify) if os.path.lexists(folder) else "is not there"
     if not wrong:
@@ -82,8 +86,8 @@ def ensure(
             progress(f"the data cache {folder} {wrong}: rebuilding it")
             _discard(folder)
         temporary.mkdir(parents=True)
-        _sweep(folder)
-        noted = {"facts": fill(temporary), "files": _sums(temporary)}
+        _remove_leftovers(folder)
+        noted = {"facts": fill(temporary), "files": _checksums(temporary)}
         (temporary / META).write_text(json.dumps({**noted, "sha256": digest(noted)}, indent=1))
         _publish(temporary, folder)
     except OSError as error:
@@ -95,7 +99,7 @@ def ensure(
 
 
 def flaw(folder: Path, verify: bool) -> str:
-    """Say what is wrong with `folder` in words that name the file, or return an empty string."""
+    """Return what is wrong with `folder`, naming the file; empty if nothing is."""
     unread = f"is corrupt ({META} is missing or unreadable)"
     try:
         if not (folder / META).is_file():  # a pipe would wait for a writer
@@ -104,14 +108,14 @@ def flaw(folder: Path, verify: bool) -> str:
         noted = {name: meta[name] for name in ("facts", "files")}
         if meta["sha256"] != digest(noted):
             return f"is corrupt ({META} was altered: its SHA-256 differs)"
-        wrong = (_harm(folder / name, expected, verify) for name, expected in noted["files"].items())
+        wrong = (_file_flaw(folder / name, expected, verify) for name, expected in noted["files"].items())
         return next(filter(None, wrong), "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return unread
 
 
-def _harm(path: Path, expected: Mapping[str, Any], verify: bool) -> str:
-    """Say what is wrong with one file, or return an empty string."""
+def _file_flaw(path: Path, expected: Mapping[str, Any], verify: bool) -> str:
+    """Return what is wrong with one file; empty if nothing is."""
     size = path.stat().st_size if path.is_file() else -1
     if size != expected["bytes"]:
         return f"is corrupt ({path.name} has {max(size, 0)} bytes instead of {expected['bytes']}: truncated)"
@@ -135,7 +139,11 @@ def home_of(root: str | None, cache: str | None) -> Path:
 
 
 def folder_of(name: str, key: str) -> Path:
-    """Return the folder that a user names, `~` being home; refuse a name that no folder can have."""
+    """Return the folder that a user names, `~` expanded.
+
+    Raises:
+        UserError: the name contains a null character or an unknown user; names `key`.
+    """
     folder = os.path.expanduser(name)
     known = "\0" not in folder and not folder.startswith("~")
     require(known, key, name, "there is no such user, or no folder of such a name; name another")
@@ -143,7 +151,7 @@ def folder_of(name: str, key: str) -> Path:
 
 
 def digest(*parts: Any) -> str:
-    """Return 16 hexadecimal digits that stand for `parts` (anything JSON can write)."""
+    """Return a digest of `parts` (anything JSON can write), 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -153,8 +161,9 @@ def _package_digest() -> str:
 
 
 def code_digest(cls: type) -> str:
-    """Return a digest of the code that prepares data, so that what other code prepared is never read: this
-    package's, and the file of a class of the user's own.
+    """Return a digest of the code that prepares data: this package, and the file of a user's own class.
+
+    It is part of a cache's name, so that what other code prepared is never read.
     """
     ours = cls.__module__.startswith(f"{__package__}.")
     file = None if ours else getattr(sys.modules.get(cls.__module__), "__file__", None)
@@ -177,8 +186,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what builders of `folder` that were killed left behind more than a day ago."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary folders of builders that were killed more than a day ago."""
     for left in folder.parent.glob(f".{folder.name}.*"):
         with suppress(FileNotFoundError):  # renamed meanwhile by a builder that is alive
             if left.stat().st_mtime < time.time() - 86400:
@@ -193,7 +202,7 @@ def _publish(temporary: Path, folder: Path) -> None:
             raise CacheMissing(f"the data cache {folder} {wrong}") from None
 
 
-def _sums(folder: Path) -> dict[str, dict[str, Any]]:
+def _checksums(folder: Path) -> dict[str, dict[str, Any]]:
     return {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(folder.glob("*.npy"))}
 
 

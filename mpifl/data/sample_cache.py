@@ -1,4 +1,4 @@
-"""The finished samples that were read last, within a limit of memory."""
+"""A cache of splits as tensors, bounded in memory: the oldest are dropped first."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 from mpifl.core.federation import Split
 
-SHARE = 8  # blocks that the limit is divided into
-ALIGNED = 64  # bytes
+NUM_BLOCKS = 8  # that the limit is divided into
+ALIGNMENT = 64  # bytes
 
 
-class Recent:
-    """Keeps what `read` returned, until what was read later needs the room.
+class SampleCache:
+    """Keeps the splits that were read last.
 
-    Splits lie side by side in a few large blocks, and the oldest block goes as a whole. One by one, they
-    would leave gaps between the large tensors that come and go, too small for the next of these.
+    Splits lie side by side in a few large blocks, and the oldest block is dropped as a whole. Dropped one by
+    one, they would fragment the memory between large temporary tensors.
 
     Args:
-        limit: bytes, 0 to keep nothing.
+        limit: bytes; 0 keeps nothing.
     """
 
     def __init__(self, limit: int) -> None:
@@ -30,11 +30,11 @@ class Recent:
         self._filled = 0  # bytes of the last block
 
     def get(self, address: Hashable, read: Callable[[], Split]) -> Split:
-        """Return the split at `address`, read anew if it is not at hand."""
+        """Return the split at `address`; call `read` if it is not cached."""
         split = self._splits.get(address)
         if split is None:
             split = read()
-            if (size := _room(split.x) + _room(split.y)) <= self.limit:
+            if (size := _aligned_bytes(split.x) + _aligned_bytes(split.y)) <= self.limit:
                 block, inside = self._block(size)
                 split = Split(self._placed(split.x, block), self._placed(split.y, block))
                 self._splits[address] = split
@@ -44,7 +44,7 @@ class Recent:
     def _block(self, size: int) -> tuple[torch.Tensor, list[Hashable]]:
         """Return a block with room for so many bytes."""
         if not self._blocks or self._filled + size > len(self._blocks[-1][0]):
-            total = max(size, self.limit // SHARE)
+            total = max(size, self.limit // NUM_BLOCKS)
             while self._blocks and self.held + total > self.limit:
                 oldest, inside = self._blocks.popleft()
                 self.held -= len(oldest)
@@ -58,10 +58,10 @@ class Recent:
     def _placed(self, values: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
         """Return a copy in the block's next free place."""
         start = self._filled
-        self._filled += _room(values)
+        self._filled += _aligned_bytes(values)
         place = block[start : start + values.nbytes].view(values.dtype).view(values.shape)
         return place.copy_(values)
 
 
-def _room(values: torch.Tensor) -> int:
-    return -(-values.nbytes // ALIGNED) * ALIGNED
+def _aligned_bytes(values: torch.Tensor) -> int:
+    return -(-values.nbytes // ALIGNMENT) * ALIGNMENT

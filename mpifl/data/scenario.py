@@ -1,4 +1,4 @@
-"""What a scenario composes: who holds which samples, what is done to them, what the server owns."""
+"""What a scenario specifies: who holds which samples, how they are transformed, what the server owns."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
-class Draw:
-    """Samples of one client in one split: addresses in the pool and the group of each sample."""
+class SampleIndex:
+    """Samples of one client in one split.
+
+    Attributes:
+        index: addresses in the pool, int [n] or a slice.
+        group: the group of each sample, int [n], or of all.
+    """
 
     index: np.ndarray | slice
     group: np.ndarray | int
 
 
-class Allotment(ABC):
-    """Who holds which sample, at which visit.
+class Partition(ABC):
+    """Which samples each client holds at each visit.
 
     Attributes:
         sizes: int64 [N, 3], training, validation and test samples (at the first visit, where they change).
@@ -37,21 +42,19 @@ class Allotment(ABC):
     sizes: np.ndarray
 
     @abstractmethod
-    def of(self, k: int, split: str, visit: int) -> Draw:
+    def of(self, k: int, split: str, visit: int) -> SampleIndex:
         """Return what client `k` holds in `split` at its `visit`-th visit, a pure function of the three."""
 
     def num_samples(self, k: int, visit: int) -> int:
-        """Return how many training samples client `k` holds at its `visit`-th visit; always as many, by
-        default.
-        """
+        """Return the number of training samples of client `k` at a visit; by default always the same."""
         return int(self.sizes[k, 0])
 
     def mixture(self, k: int, visit: int) -> np.ndarray | None:
-        """Return the true share [groups] of each group in client `k`'s data, None if `groups` says it all."""
+        """Return the true group shares [groups] of client `k`; None where each client has one group."""
         return None
 
     def cycle(self, k: int, visit: int) -> int:
-        """Return the number of the data that client `k` meets at a visit."""
+        """Return which of its successive data sets client `k` has at a visit, from 0."""
         return visit
 
     @property
@@ -60,17 +63,22 @@ class Allotment(ABC):
         return int(self.sizes[:, 2].sum())
 
 
-class Table(Allotment):
-    """A partition that never changes: one `Csr` for each split."""
+class FixedPartition(Partition):
+    """A partition that never changes.
+
+    Args:
+        splits: one `Csr` for each split, by name.
+        groups: int [N], the group of each client, or None for one group.
+    """
 
     def __init__(self, splits: Mapping[str, Csr], groups: np.ndarray | None) -> None:
         self.splits = splits
         self.groups = groups
         self.sizes = np.stack([splits[name].sizes for name in SPLITS], axis=1).astype(np.int64)
 
-    def of(self, k: int, split: str, visit: int) -> Draw:
-        """Return client `k`'s row."""
-        return Draw(self.splits[split].of(k), 0 if self.groups is None else int(self.groups[k]))
+    def of(self, k: int, split: str, visit: int) -> SampleIndex:
+        """Return the samples of client `k`, the same at every visit."""
+        return SampleIndex(self.splits[split].of(k), 0 if self.groups is None else int(self.groups[k]))
 
     @property
     def test_pool(self) -> int:
@@ -81,34 +89,34 @@ class Table(Allotment):
 
 @dataclass(frozen=True)
 class ScenarioSpec:
-    """A scenario, composed for one pool and one seed. Everything but `splits()` is cheap.
+    """A scenario for one pool and one seed. Everything but `splits()` is cheap.
 
     Attributes:
         splits: partitions by name: train, val, test and further test sets. Called once; its result is
-            kept in the cache. Empty where `drift` allots the samples instead.
+            kept in the cache. Empty where `drift` is given instead.
         groups: int64 [N], hidden group of each client, or None.
         blocks: int64 [N], the group the operations see, where that is finer than `groups`.
         ops: what is done to the samples of each split, in order.
-        special: operations of the splits that have their own; names beyond train, val, test are further test
-            sets.
-        bake: whether to apply the operations while building the cache rather than at every visit.
-        drift: an allotment that depends on the visit and is never stored.
+        split_ops: operations of the splits that have their own; names beyond train, val, test are further
+            test sets.
+        materialize: store transformed images in the cache instead of transforming at every visit.
+        drift: a partition that depends on the visit and is never stored.
         resize: side of the images a client sees, None to keep theirs.
         normalise: the normalisation this scenario's paper uses, None for the source's own.
         public: addresses of the samples the server owns, one array for each group.
         group_test_sets: addresses of the test samples of whole groups, one array for each.
         names: what each group is, in a few words.
-        targets: the group whose accuracy is reported by itself, None if there is no such group.
-        facts: what the scenario has to tell about itself beyond counts.
+        targets: the group whose accuracy is reported separately, or None.
+        facts: what the scenario reports about itself beyond counts.
     """
 
     splits: Callable[[], Mapping[str, Csr]] = dict
     groups: np.ndarray | None = None
     blocks: np.ndarray | None = None
     ops: tuple[Op, ...] = ()
-    special: Mapping[str, tuple[Op, ...]] = field(default_factory=dict)
-    bake: bool = False
-    drift: Allotment | None = None
+    split_ops: Mapping[str, tuple[Op, ...]] = field(default_factory=dict)
+    materialize: bool = False
+    drift: Partition | None = None
     resize: int | None = None
     normalise: str | None = None
     public: tuple[np.ndarray, ...] = ()
@@ -124,11 +132,11 @@ class ScenarioSpec:
 
 
 class Scenario(ABC):
-    """The user's options of one kind of world; a frozen dataclass whose fields are configuration keys."""
+    """Options of one scenario; a frozen dataclass whose fields are configuration keys."""
 
     @abstractmethod
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
-        """Compose the world for `pool`; all randomness lies below `key`."""
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Return the specification for `pool`; all randomness is addressed below `key`."""
 
 
 def check_clients(num_clients: int, samples: int) -> None:

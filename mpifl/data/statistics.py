@@ -1,4 +1,4 @@
-"""What a federation looks like: who has how many of which class, and how far that is from the whole."""
+"""Label statistics of a federation: class histograms, and their distance from the whole."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from .federation import PoolFederation
 def histogram(
     federation: PoolFederation, split: str = "train", visit: int = 0, clients: Iterable[int] | None = None
 ) -> np.ndarray:
-    """Return how many samples of each class each of `clients` (default: all) has, int64 [n, L].
+    """Return how many samples of each class each client has, int64 [n, L]; no image is read.
 
-    No image is read.
+    Args:
+        federation: the clients.
+        split: train, val, test or a further test set.
+        visit: of each client.
+        clients: their numbers; None for all.
     """
     chosen = range(federation.num_clients) if clients is None else clients
     labels = (federation.labels(int(k), split, visit) for k in chosen)
@@ -30,4 +34,4 @@ def label_distance(counts: np.ndarray) -> np.ndarray:
         counts: samples of each class of each client [N, L].
     """
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    return np.abs(share - counts.sum(axis=0) / counts.sum()).sum(axis=1)
+    return np.asarray(np.abs(share - counts.sum(axis=0) / counts.sum()).sum(axis=1))

@@ -1,4 +1,4 @@
-"""Small objects that turn one batch of pixels and labels into another, composable in any order.
+"""Operations on images and labels, composable in any order.
 
 An operation takes images uint8 [n, C, H, W], labels int64 [n] and the group of each sample int64 [n], and
 returns new images and labels. Whether it runs while the cache is built or at every visit makes no difference
@@ -30,7 +30,7 @@ class Op(ABC):
 
 @dataclass(frozen=True)
 class Rotate(Op):
-    """Turn each group's images by its angle in degrees, counter-clockwise as torchvision does.
+    """Rotate each group's images by its angle in degrees, counter-clockwise as torchvision does.
 
     Multiples of 90 degrees move pixels exactly; other angles take the nearest pixel and fill with black.
     `expand` grows the canvas so that no corner is cut.
@@ -110,8 +110,8 @@ class Patch(Op):
 
 
 @dataclass(frozen=True)
-class Finish:
-    """The last step of every visit: uint8 pixels to normalised float32 tensors, enlarged if asked for.
+class ToTensor:
+    """From uint8 pixels to normalised float32 tensors, resized if asked for; the last step of every visit.
 
     Attributes:
         mean: per channel, of pixels in [0, 1].
@@ -139,7 +139,7 @@ def _channels(values: tuple[float, ...]) -> torch.Tensor:
 
 
 def rotated(x: np.ndarray, angle: float, expand: bool = False) -> np.ndarray:
-    """Return images [n, C, H, W] turned counter-clockwise by `angle` degrees, nearest pixel, black fill."""
+    """Return images [n, C, H, W] rotated counter-clockwise by `angle` degrees, nearest pixel, black fill."""
     height, width = x.shape[-2:]
     quarters, rest = divmod(angle, 90.0)
     if rest == 0.0 and (height == width or expand or quarters % 2 == 0):
@@ -148,7 +148,7 @@ def rotated(x: np.ndarray, angle: float, expand: bool = False) -> np.ndarray:
     flat = x.reshape(*x.shape[:2], -1)
     out = np.take(flat, np.maximum(source, 0), axis=2)
     out[:, :, source < 0] = 0
-    return out.reshape(*x.shape[:2], *size)
+    return np.asarray(out.reshape(*x.shape[:2], *size))
 
 
 def canvas(height: int, width: int, angle: float) -> tuple[int, int]:

@@ -162,7 +162,9 @@ def _public_strips(federation: PoolFederation) -> list[Strip]:
 
 def _pixels(federation: PoolFederation, split: Split) -> tuple[np.ndarray, np.ndarray]:
     """Return (images uint8 [n, C, H, W], labels) of a normalised split."""
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (federation.finish.mean, federation.finish.std))
+    mean, std = (
+        torch.tensor(v).view(1, -1, 1, 1) for v in (federation.to_tensor.mean, federation.to_tensor.std)
+    )
     return ((split.x * std + mean) * 255).round().clamp(0, 255).byte().numpy(), split.y.numpy()
 
 

@@ -1,4 +1,4 @@
-"""Models: each one a body that ends in a declared embedding, and a last linear layer.
+"""Models: each is a body, which ends in the embedding, and a last linear layer, the head.
 
 `MODELS[name]` is a frozen dataclass; its fields are the options of `--model.*`, and `build(shape,
 num_classes)` makes the module. Initial weights are drawn from torch's global generator: the caller seeds it.

@@ -27,11 +27,13 @@ class Autoencoder(nn.Module):
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the codes [n, code] of images [n, C, H, W]."""
-        return self.encoder(x)
+        codes: torch.Tensor = self.encoder(x)
+        return codes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the reconstruction [n, C, H, W] of images of the same shape."""
-        return self.decoder(self.encoder(x))
+        images: torch.Tensor = self.decoder(self.encoder(x))
+        return images
 
 
 class ResidualBlock(nn.Module):
@@ -44,7 +46,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [n, 128, H, W] to the same shape."""
-        return x + self.conv2(torch.relu(self.conv1(torch.relu(x))))
+        residual: torch.Tensor = self.conv2(torch.relu(self.conv1(torch.relu(x))))
+        return x + residual
 
 
 def _quarter(name: str, shape: Shape) -> tuple[int, int]:

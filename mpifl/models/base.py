@@ -1,4 +1,4 @@
-"""What every model is, and the checks they share."""
+"""The base class of models, and the checks they share."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ class Net(nn.Module):
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [n, e] of images [n, C, H, W]: the input of the last layer."""
-        return self.body(x)
+        embedding: torch.Tensor = self.body(x)
+        return embedding
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, num_classes] of images [n, C, H, W]."""
-        return self.head(self.embed(x))
+        logits: torch.Tensor = self.head(self.embed(x))
+        return logits
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:
@@ -92,7 +94,7 @@ def need_rate(key: str, rate: float) -> None:
 
 
 def positions(name: str, shape: Shape, lost: int) -> int:
-    """Return how many pixels two convolutions leave, each taking `lost` off a side and pooled by 2."""
+    """Return the pixels after two convolutions, each shortening a side by `lost` and pooled by 2."""
     need_side(name, shape, 4 + 3 * lost)
     h, w = (((side - lost) // 2 - lost) // 2 for side in shape[1:])
     return h * w

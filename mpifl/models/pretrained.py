@@ -1,4 +1,4 @@
-"""Trained weights from a local file, fitted to a model or refused with a reason."""
+"""Pretrained weights from a local file, checked against the model."""
 
 from __future__ import annotations
 
@@ -55,12 +55,17 @@ def _read(file: Path) -> Any:
 
 
 def load_weights(net: Net, path: str, *, body: str, head: str) -> None:
-    """Copy the weights of a file into `net`.
+    """Copy the weights of a file into a model.
 
     Args:
+        net: the model.
         path: the file; its names are those of the published model.
         body: what precedes a published name in `net`, such as `body.`.
-        head: published name of the last layer. It is left as drawn when it has another number of classes.
+        head: published name of the last layer. It keeps its initial weights if the number of classes
+            differs.
+
+    Raises:
+        UserError: names, shapes or values do not fit; the message names the first.
     """
     last = f"{head}."
     given = {

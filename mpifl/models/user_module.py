@@ -1,4 +1,4 @@
-"""A user's own network, by import path."""
+"""A user's own network, named by import path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Embedder(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [n, C, H, W] to [n, e]."""
-        return getattr(self.net, self.method)(x).flatten(1)
+        embedding: torch.Tensor = getattr(self.net, self.method)(x)
+        return embedding.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Custom:
     block: tuple[str, ...] = ()
 
     def build(self, shape: Shape, num_classes: int) -> Net:
-        """Return the user's network for images of `shape`, after checking that it is what was promised."""
+        """Return the user's network for images of `shape`, after checking head, blocks and embedding."""
         module = self._construct(shape, num_classes)
         head = self._find_head(module, num_classes)
         for name in self.block:
@@ -77,7 +78,8 @@ class Custom:
             remedy = f"cannot be made from shape and num_classes ({type(error).__name__}: {error})"
             raise UserError("model.path", self.path, remedy) from error
         require(isinstance(module, nn.Module), "model.path", self.path, "does not return a torch.nn.Module")
-        return module
+        checked: nn.Module = module
+        return checked
 
     def _find_head(self, module: nn.Module, num_classes: int) -> nn.Linear:
         """Return the last layer that the user named."""
@@ -91,10 +93,11 @@ class Custom:
         return head
 
     def _run(self, module: nn.Module, probe: torch.Tensor) -> torch.Tensor:
-        """Return the logits of two made-up images, in evaluation mode."""
+        """Return the logits of the probe images, in evaluation mode."""
         try:
             with torch.no_grad():
-                return module.eval()(probe)
+                logits: torch.Tensor = module.eval()(probe)
+                return logits
         except Exception as error:
             remedy = (
                 f"does not take images of shape {list(probe.shape[1:])} ({type(error).__name__}: {error})"

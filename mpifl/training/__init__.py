@@ -1,4 +1,4 @@
-"""What happens on a device: the one training loop, losses, embeddings, evaluation."""
+"""Local training and evaluation: learner, backends, clients."""
 
 from mpifl.core.devices import settle
 

@@ -1,4 +1,4 @@
-"""Random changes of training images, addressed by key: the same for any number of ranks and any order."""
+"""Random augmentations of training images, addressed by key: equal for any number of ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def unchanged(x: torch.Tensor, key: Key) -> torch.Tensor:
 
 
 def crop_flip(x: torch.Tensor, key: Key) -> torch.Tensor:
-    """Return images [n, C, H, W] shifted by up to MARGIN pixels (zeros come in), half of them mirrored.
+    """Return randomly shifted images, half of them mirrored. He et al., CVPR 2016, section 4.2.
 
-    He et al., CVPR 2016, section 4.2.
+    Args:
+        x: images [n, C, H, W]; shifts are at most MARGIN pixels, and zeros are shifted in.
+        key: addresses the draws.
     """
     rng, (n, _, height, width) = key.numpy(), x.shape
     top, left = rng.integers(0, 2 * MARGIN + 1, (2, n, 1))

@@ -34,15 +34,21 @@ STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNo
 
 
 def stackable(module: nn.Module) -> bool:
-    """Return whether a model's clients can be stacked: nothing random and no running means inside, no buffers
-    that a client could change, and nothing added to its modules.
+    """Return whether clients with this model can be stacked.
+
+    It must have no random layers, no running statistics or other buffers, and no hooks.
     """
     kept = any(isinstance(m, (*RANDOM, *STATEFUL)) for m in module.modules())
     return not kept and not any(True for _ in module.buffers()) and untouched(module)
 
 
 def train_all(context: ModelContext, requests: Sequence[Request]) -> list[Trained]:
-    """Return the outcome of each request; those of one kind are trained in one stack."""
+    """Train requests together; return their outcomes in the same order.
+
+    Args:
+        context: the model, which `stackable` allows.
+        requests: those of one `kind` are trained in one stack; each has cross-entropy as its loss.
+    """
     out: dict[int, Trained] = {}
     for kind in dict.fromkeys(r.kind for r in requests):
         numbers = [i for i, r in enumerate(requests) if r.kind == kind]
@@ -164,7 +170,7 @@ T = TypeVar("T")
 
 
 class _Visit(threading.Thread, Generic[T]):
-    """One visit; runs only between `advance` and the next question."""
+    """A thread that runs one visit, between `advance` and its next question."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__(daemon=True)
@@ -177,7 +183,7 @@ class _Visit(threading.Thread, Generic[T]):
         self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)
 
     def run(self) -> None:
-        """Do the work once it is this visit's turn."""
+        """Run the visit after the first `advance`."""
         self._mine.acquire()
         try:
             self.result = self.work()
@@ -187,12 +193,12 @@ class _Visit(threading.Thread, Generic[T]):
         self._theirs.release()
 
     def advance(self) -> None:
-        """Let the visit run until it asks or ends."""
+        """Run the visit until it asks or ends."""
         self._mine.release()
         self._theirs.acquire()
 
     def ask(self, question: Any) -> Any:
-        """Hand in a question and stand still until it is answered; called in the visit's own thread."""
+        """Block until a question is answered; called in the visit's own thread."""
         self.question = question
         self._theirs.release()
         self._mine.acquire()
@@ -202,10 +208,10 @@ class _Visit(threading.Thread, Generic[T]):
 
 
 class LockstepRunner:
-    """Runs visits side by side and answers their questions all at once.
+    """Runs visits in lockstep: each until its next question, then all questions are answered at once.
 
     Args:
-        serve: from the questions of all visits that still run, in their order, to the answers.
+        serve: maps the questions of all running visits, in their order, to the answers.
     """
 
     def __init__(self, serve: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
@@ -214,7 +220,7 @@ class LockstepRunner:
 
     @property
     def listening(self) -> bool:
-        """Return whether the caller is a visit."""
+        """Whether the calling thread is a visit of this runner."""
         return self._current is not None and threading.current_thread() is self._current
 
     def ask(self, question: Any) -> Any:
@@ -223,7 +229,10 @@ class LockstepRunner:
         return self._current.ask(question)
 
     def run(self, works: Sequence[Callable[[], T]]) -> list[T]:
-        """Return what each work returns. An exception of one is raised, naming its place as `.place`."""
+        """Run all works and return their results, in order.
+
+        An exception of one ends the others and is raised; its attribute `place` is that one's index.
+        """
         visits = [_Visit(work) for work in works]
         for visit in visits:
             visit.start()
@@ -244,7 +253,7 @@ class LockstepRunner:
         return [visit.result for visit in visits]  # type: ignore[misc]  # all are over
 
     def _dismiss(self, visits: Sequence[_Visit[Any]]) -> None:
-        """End the visits that still wait, so that no thread is left behind."""
+        """End the visits that still wait, so that no thread remains."""
         for visit in visits:
             self._current = visit
             while not visit.over:
@@ -254,7 +263,7 @@ class LockstepRunner:
 
 
 class Dismissed(RuntimeError):
-    """Another visit of the same stack failed."""
+    """Raised in a waiting visit when another one of the same run failed."""
 
 
 class LockstepBackend(Backend):

@@ -1,4 +1,4 @@
-"""A client as a method meets it: its data, the shared learner, one visit."""
+"""The client that a method works with: its data and the rank's learner, at one visit."""
 
 from __future__ import annotations
 
@@ -24,11 +24,17 @@ from .learner import Learner
 
 
 class LocalClient(Client):
-    """Client `k` at its visit number `visit`, in server step `step`.
+    """One client at one visit.
 
     Args:
-        home: where the vectors live that this client hands out; None: where its model is trained. The
-            server's own clients answer in the server's memory.
+        k: its number, 0 .. N - 1.
+        federation: holds its data.
+        learner: trains and evaluates its model.
+        config: options of local training.
+        visit: how many visits it made before.
+        step: the server step, from 1.
+        home: device of the vectors that it returns; None: the learner's. The server's own clients return
+            theirs in main memory.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class LocalClient(Client):
 
     @property
     def auxiliary(self) -> LocalClient:
-        """The same client with the network beside the model."""
+        """The same client with the auxiliary network (`Algorithm.auxiliary`)."""
         learner = self._learner.auxiliary
         if learner is None:
             raise Missing("no network beside the model", "name one: define auxiliary()")
@@ -121,7 +127,7 @@ class LocalClient(Client):
         return float(self.losses(vector, split).double().mean())
 
     def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
-        """Return accuracy and loss on `split` (default: the test data); NaN where it is empty."""
+        """Return `accuracy` and `loss` on `split` (default: the test data); NaN for an empty split."""
         split = self.data.test if split is None else split
         if not len(split):
             return {"accuracy": float("nan"), "loss": float("nan")}
@@ -139,8 +145,8 @@ class LocalClient(Client):
         return self._learner.outputs(vector, x, embedding=True, train_mode=train_mode).to(self._home)
 
 
-class _Shelf(Federation):
-    """Sets of labelled samples, each as the training data of a client."""
+class _ServerSets(Federation):
+    """Labelled sets of the server, each as the data of a client."""
 
     def __init__(self, splits: Sequence[Split], like: Federation) -> None:
         self.splits, self.num_clients = splits, len(splits)
@@ -148,13 +154,20 @@ class _Shelf(Federation):
         self.sizes = np.array([[len(s), 0, 0] for s in splits], np.int64).reshape(-1, 3)
 
     def client(self, k: int, visit: int = 0) -> ClientData:
-        """Return set `k`, for all purposes."""
+        """Return set `k` as training, validation and test data."""
         return ClientData(self.splits[k], self.splits[k], self.splits[k])
 
 
 def public_clients(
     federation: Federation, learner: Learner, config: LocalConfig, splits: Sequence[Split] | None = None
 ) -> tuple[LocalClient, ...]:
-    """Return the labelled sets the server owns, each as a client; `splits` for other sets of the server's."""
-    shelf = _Shelf(federation.public() if splits is None else splits, federation)
-    return tuple(LocalClient(g, shelf, learner, config, home=CPU) for g in range(shelf.num_clients))
+    """Return the labelled sets that the server owns, each as a client in main memory.
+
+    Args:
+        federation: gives the sets, and shapes and classes.
+        learner: trains and evaluates their models.
+        config: options of local training.
+        splits: other sets to use; None for those of the federation.
+    """
+    sets = _ServerSets(federation.public() if splits is None else splits, federation)
+    return tuple(LocalClient(g, sets, learner, config, home=CPU) for g in range(sets.num_clients))

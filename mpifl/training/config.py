@@ -1,4 +1,4 @@
-"""How a client trains."""
+"""The configuration of local training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIMIZERS = ("sgd", "adam")
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """How a client trains.
+    """Options of local training.
 
     Attributes:
         epochs: passes over the training data in one visit.

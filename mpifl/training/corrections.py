@@ -1,4 +1,4 @@
-"""Changes of the gradient that several methods make before a step; see `Client.sgd`."""
+"""Corrections of the gradient that several methods share; see `direction` of `Client.sgd`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from mpifl.core.types import Message, Vector
 
 
 def proximal(mu: float, anchor: Vector) -> Direction:
-    """Return the direction of F(w) + mu/2 ||w - anchor||^2; buffers behind `anchor` do not count."""
+    """Return the direction of F(w) + mu/2 ||w - anchor||^2.
+
+    Args:
+        mu: weight of the term.
+        anchor: [d] or [p]; its buffers are ignored.
+    """
 
     def direction(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return g + mu * (w - anchor[: len(w)])
@@ -20,7 +25,13 @@ def proximal(mu: float, anchor: Vector) -> Direction:
 
 
 def unsquared(mu: float, anchor: Vector, layout: Layout) -> Direction:
-    """Return the direction of F(w) + mu sum_l ||w_l - anchor_l|| over tensors l. EMD-CFL repository."""
+    """Return the direction of F(w) + mu sum_l ||w_l - anchor_l|| over the tensors l. EMD-CFL repository.
+
+    Args:
+        mu: weight of the term.
+        anchor: [d].
+        layout: says where each tensor is.
+    """
     tensors = [s for s in layout.slices.values() if s.stop <= layout.num_parameters]
 
     def direction(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -31,10 +42,10 @@ def unsquared(mu: float, anchor: Vector, layout: Layout) -> Direction:
 
 
 def aligned(lam: float, v: Vector) -> Direction:
-    """Return the direction of F(w) - lam <v, w> / ||w||: w is drawn towards the direction of `v` [p]."""
+    """Return the direction of F(w) - lam <v, w> / ||w||, which turns w towards `v` [p]."""
 
     def direction(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        norm = w.norm()
+        norm: torch.Tensor = w.norm()
         return g - lam * (v / norm - (torch.dot(v, w) / norm**3) * w)
 
     return direction
@@ -43,11 +54,15 @@ def aligned(lam: float, v: Vector) -> Direction:
 def train_aligned(
     client: Client, message: Message, lam: float, variant: str, key: Key
 ) -> tuple[Trained, dict[str, Vector]]:
-    """Train a client's own mixture towards the direction of those it collaborates with. pFedGraph and FedSaC.
+    """Train a client's own mixture towards the direction of its collaborators' models. pFedGraph and FedSaC.
 
     Args:
-        variant: `repo` trains away from it; `emdcfl` trains towards the model received and measures the
-            update from there, otherwise from the common initial model.
+        client: the client.
+        message: rows `model` [1, d] and `direction` [1, p].
+        lam: weight of the cosine term.
+        variant: `repo` reverses the sign of that term; `emdcfl` trains towards the model received and
+            measures the update from there. Otherwise the update is measured from the common initial model.
+        key: addresses the order of the batches.
 
     Returns:
         What was trained, and the vectors of the report: `model`, its update `delta`, and its own `direction`.
@@ -63,7 +78,12 @@ def train_aligned(
 
 
 def scaled(alpha: float, seen: list[torch.Tensor]) -> Direction:
-    """Return the direction alpha g; the gradient itself is left in `seen`."""
+    """Return the direction alpha g.
+
+    Args:
+        alpha: factor.
+        seen: every gradient [p] is appended to it.
+    """
 
     def direction(g: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         seen.append(g.clone())

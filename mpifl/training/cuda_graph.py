@@ -38,8 +38,9 @@ class CudaGraphBackend(Backend):
         self.captured: dict[tuple[object, ...], CapturedStep] = {}
 
     def accepts(self, request: Request) -> bool:
-        """Return whether the request is plain SGD with at least one full batch, on a model without hooks
-        that draws no numbers.
+        """Return whether the request is plain SGD on at least one full batch.
+
+        The model must have no hooks and draw no random numbers.
         """
         config = request.config
         plain = request.loss is None and request.direction is None

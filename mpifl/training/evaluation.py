@@ -1,9 +1,4 @@
-"""Which of several models fits a client's data. IFCA, HypCluster and FeSEM.
-
-A client of a mixture of models: weigh its samples, train every component, evaluate the mixture.
-
-Fine-tuning before evaluation: what a shared model is worth to a client that trains it a little further.
-"""
+"""Steps that several methods share at a client: choose a model, train and evaluate a mixture, fine-tune."""
 
 from __future__ import annotations
 
@@ -21,8 +16,12 @@ from mpifl.core.types import Vector
 
 
 def best_model(client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None) -> int:
-    """Return argmin_j F(w_j) over `models` [K, d] on `split` (default: training data), the first of
-    equals.
+    """Return argmin_j F(w_j), the first of equals. IFCA, HypCluster and FeSEM.
+
+    Args:
+        client: the client.
+        models: [K, d].
+        split: what F is taken on; None for the training data.
     """
     return int(np.argmin([client.loss(w, split) for w in models]))
 
@@ -30,7 +29,7 @@ def best_model(client: Client, models: Sequence[Vector] | torch.Tensor, split: S
 def fitting_model(
     client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None
 ) -> Vector:
-    """Return the model that a client is evaluated by: the one that was served, or `best_model` of several."""
+    """Return the model [d] that evaluates a client: the only one it received, or `best_model` of several."""
     return models[best_model(client, models, split) if len(models) > 1 else 0]
 
 
@@ -45,7 +44,10 @@ def train_components(
     """Train each model [K, d] on the loss (1/B) sum_s q[k, s] l(theta_k; s), all on the same batches.
 
     Args:
+        client: the client.
+        models: components [K, d].
         q: weight [K, n] of each training sample in each component.
+        key: addresses the order of the batches.
 
     Returns:
         The trained models [K, d] and the sum of their mean losses.
@@ -55,7 +57,7 @@ def train_components(
 
 
 def _weighted(q: torch.Tensor) -> Loss:
-    """Return the loss in which sample s counts q[s]."""
+    """Return the cross-entropy in which sample s has weight q[s]."""
 
     def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return (q[index] * F.cross_entropy(module(x), y, reduction="none")).mean()
@@ -77,12 +79,19 @@ def judge_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split
 def judge_tuned(
     client: Client, vector: Vector, split: Split, epochs: int, part: str = "all"
 ) -> dict[str, float]:
-    """Return `accuracy` and `loss` on `split` after `epochs` of training, and both before: `_initial`.
+    """Fine-tune a model on the training data, then evaluate it.
 
-    The order of the batches is addressed by client and visit alone, not by the training seed.
+    The order of the batches is addressed by client and visit, not by the training seed.
 
     Args:
+        client: the client.
+        vector: the model [d].
+        split: what it is evaluated on.
+        epochs: passes over the training data.
         part: the part of the vector that is tuned.
+
+    Returns:
+        `accuracy` and `loss` after tuning; `accuracy_initial` and `loss_initial` before.
     """
     moving = None if part == "all" else client.layout.part(part)
     address = key(0, "tune", client.id, client.visit)

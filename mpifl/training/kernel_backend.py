@@ -17,8 +17,7 @@ from .model_context import ModelContext
 
 
 class KernelBackend(Backend):
-    """Trains by SGD on cross-entropy, whole epochs in one call; knows dense layers, small convolutions, ReLU
-    and pooling.
+    """Trains by SGD on cross-entropy; knows dense layers, small convolutions, ReLU and pooling.
 
     Args:
         context: the model, on the CPU. The kernels work on vectors of their own and leave it as it is.

@@ -1,4 +1,4 @@
-"""What trains and evaluates any client's model on a rank: a model on a device, and a list of backends."""
+"""The learner of a rank: a model on a device, and the backends that train it for any client."""
 
 from __future__ import annotations
 
@@ -109,8 +109,9 @@ class Learner:
         raise AssertionError("the last backend accepts every request")
 
     def batches(self, split: Split, config: LocalConfig, key: Key) -> Iterator[torch.Tensor]:
-        """Yield the sample numbers of each batch, int64 [b], as `sgd` takes them under the same key; none in
-        a dry run.
+        """Return the sample numbers of each batch, int64 [b], as `sgd` takes them under the same key.
+
+        A learner without training has none.
         """
         return iter(()) if self.dry_run else self.context.batches(split, config, key)
 

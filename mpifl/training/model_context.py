@@ -115,9 +115,7 @@ class ModelContext:
 
     @contextmanager
     def only(self, part: Part) -> Iterator[None]:
-        """While active, no parameter outside `part` asks for a gradient, and batch norms that lie outside it
-        use their running means.
-        """
+        """Freeze everything outside `part` while active; batch norms outside it use their running means."""
         module, slices = self.flat.module, self.layout.slices
         frozen: list[nn.Parameter] = []
         for prefix, owner in module.named_modules():

@@ -116,7 +116,9 @@ def address(number: np.ndarray) -> set[int]:
 
 def pixels(federation: PoolFederation, split: Split) -> np.ndarray:
     """Return the pixels of a finished split."""
-    mean, std = (np.array(v).reshape(1, -1, 1, 1) for v in (federation.finish.mean, federation.finish.std))
+    mean, std = (
+        np.array(v).reshape(1, -1, 1, 1) for v in (federation.to_tensor.mean, federation.to_tensor.std)
+    )
     return np.rint((split.x.numpy() * std + mean) * 255).astype(np.uint8)
 
 
@@ -126,7 +128,7 @@ def once(federation: PoolFederation, k: int, visit: int, own: dict[str, set[int]
     """
     if not federation.changes:
         return {*own["train"] & own["val"]}
-    train, val = (federation.allotment.of(k, split, visit) for split in ("train", "val"))
+    train, val = (federation.partition.of(k, split, visit) for split in ("train", "val"))
     turned = ({*zip(np.r_[d.index].tolist(), np.r_[d.group].tolist(), strict=True)} for d in (train, val))
     return set.intersection(*turned)
 

@@ -15,8 +15,8 @@ from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance
 from mpifl.data.build import open_public
 from mpifl.data.partition.csr import everyone, from_lists
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import ScenarioSpec, Table
-from mpifl.data.transforms import Finish, PermuteLabels, Rotate
+from mpifl.data.scenario import FixedPartition, ScenarioSpec
+from mpifl.data.transforms import PermuteLabels, Rotate, ToTensor
 
 WORLDS = [
     ("rotated", {}),
@@ -80,7 +80,7 @@ def test_what_is_kept_at_hand_are_the_data_of_each_visit(cache, static):
         assert found == {visit: digest_of(fresh, k, visit) for visit in (1, 0, 2)}
         assert len({*found.values()}) == (1 if static else 3)
         for visit in found:
-            draw = fresh.allotment.of(k, "train", visit)
+            draw = fresh.partition.of(k, "train", visit)
             labels = fresh.pool.labels[draw.index]
             np.testing.assert_array_equal(kept.client(k, visit).train.y, labels)
 
@@ -150,7 +150,7 @@ def test_what_is_read_may_be_changed_without_harm(cache):
     "ops", [(Rotate((0.0, 30.0)),), (Rotate((90.0, 180.0)), PermuteLabels(((1, 2, 0), (2, 1, 0))))]
 )
 def test_operations_give_the_same_whether_baked_or_run_at_the_visit(tiny_pool: Pool, tmp_path, ops):
-    from mpifl.data.build import _bake
+    from mpifl.data.build import _materialize
     from mpifl.data.federation import PoolFederation
 
     splits = {
@@ -159,14 +159,16 @@ def test_operations_give_the_same_whether_baked_or_run_at_the_visit(tiny_pool: P
         "test": from_lists([np.array([60, 61]), np.array([89])]),
     }
     world = ScenarioSpec(groups=np.array([0, 1]), ops=ops)
-    finish = Finish((0.0,), (1.0,))
-    visited = PoolFederation(tiny_pool, world, Table(splits, world.groups), finish)
-    baked_splits = _bake(visited, splits, tmp_path)
+    to_tensor = ToTensor((0.0,), (1.0,))
+    visited = PoolFederation(tiny_pool, world, FixedPartition(splits, world.groups), to_tensor)
+    materialized_splits = _materialize(visited, splits, tmp_path)
     images, labels = np.load(tmp_path / "images.npy"), np.load(tmp_path / "labels.npy")
-    baked = PoolFederation(Pool(images, labels, 7, 3), ScenarioSpec(), Table(baked_splits, None), finish)
+    materialized = PoolFederation(
+        Pool(images, labels, 7, 3), ScenarioSpec(), FixedPartition(materialized_splits, None), to_tensor
+    )
     for k in range(2):
         for split in ("train", "val", "test"):
-            for a, b in zip(visited.samples(k, split), baked.samples(k, split), strict=True):
+            for a, b in zip(visited.samples(k, split), materialized.samples(k, split), strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
@@ -189,7 +191,9 @@ def test_a_histogram_counts_labels_and_its_distance_to_the_whole_is_by_hand(tiny
 
     splits = {"train": from_lists([np.array([0, 3]), np.array([1, 2])])}
     splits |= {name: everyone(np.zeros(0, np.int64), 2) for name in ("val", "test")}
-    federation = PoolFederation(tiny_pool, ScenarioSpec(), Table(splits, None), Finish((0.0,), (1.0,)))
+    federation = PoolFederation(
+        tiny_pool, ScenarioSpec(), FixedPartition(splits, None), ToTensor((0.0,), (1.0,))
+    )
     counts = histogram(federation)
     np.testing.assert_array_equal(counts, [[2, 0, 0], [0, 1, 1]])
     np.testing.assert_allclose(label_distance(counts), [1.0, 1.0])
@@ -221,7 +225,7 @@ def test_the_servers_own_images_are_the_training_part_of_their_source(tmp_path):
     public, pool = open_public(config, federation), federation.pool
     assert len(public) == pool.num_train != len(pool.test)
     np.testing.assert_array_equal(public.y, pool.labels[pool.train])
-    torch.testing.assert_close(public.x, federation.finish(pool.images[pool.train]))
+    torch.testing.assert_close(public.x, federation.to_tensor(pool.images[pool.train]))
 
 
 def test_writers_with_just_enough_samples_are_clients():
@@ -229,5 +233,5 @@ def test_writers_with_just_enough_samples_are_clients():
     origin = np.array([0] * 3 + [1] * 2 + [2] * 5 + [0, 1, 2])
     pool = Pool(np.zeros((13, 1, 2, 2), np.uint8), np.arange(13) % 2, 10, 2, origin)
     for least, clients in ((2, 3), (3, 2), (4, 1), (5, 1)):
-        world = SCENARIOS["natural"](min_samples=least).world(pool, key(0))
+        world = SCENARIOS["natural"](min_samples=least).compose(pool, key(0))
         assert len(world.facts["origins"]) == clients

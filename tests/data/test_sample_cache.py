@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mpifl.core.federation import Split
-from mpifl.data.sample_cache import Recent
+from mpifl.data.sample_cache import SampleCache
 
 SIZE = 128  # bytes of a split, each tensor's rounded up to 64
 
@@ -21,7 +21,7 @@ def test_what_fits_is_read_once_and_the_oldest_goes_first():
     def read(value: int):
         return lambda: reads.append(value) or split(value)
 
-    recent = Recent(2 * SIZE)
+    recent = SampleCache(2 * SIZE)
     for value in (1, 2, 1, 3, 2, 1, 3):  # 3 drives out 1, which was read before 2
         found = recent.get(value, read(value))
         assert int(found.y) == value
@@ -31,8 +31,8 @@ def test_what_fits_is_read_once_and_the_oldest_goes_first():
 
 
 def test_a_limit_of_zero_keeps_nothing_and_what_is_too_large_drives_nothing_out():
-    assert Recent(0).get(1, lambda: split(1)).y.tolist() == [1]
-    none, small = Recent(0), Recent(SIZE)
+    assert SampleCache(0).get(1, lambda: split(1)).y.tolist() == [1]
+    none, small = SampleCache(0), SampleCache(SIZE)
     none.get(1, lambda: split(1))
     first = small.get(1, lambda: split(1))
     small.get(2, lambda: Split(torch.zeros(100), torch.zeros(1)))
@@ -41,7 +41,7 @@ def test_a_limit_of_zero_keeps_nothing_and_what_is_too_large_drives_nothing_out(
 
 
 def test_splits_lie_side_by_side_in_blocks():
-    recent = Recent(16 * SIZE)  # blocks of two
+    recent = SampleCache(16 * SIZE)  # blocks of two
     kept = [recent.get(value, lambda value=value: split(value)) for value in range(40)]
     starts = [s.x.data_ptr() for s in kept]
     assert [b - a for a, b in zip(starts[::2], starts[1::2], strict=True)] == [SIZE] * 20

@@ -68,8 +68,8 @@ def test_rotated_cifar_has_the_papers_counts(open_real, version, canvas):
     np.testing.assert_array_equal(federation.sizes, [[4500, 500, 1000]] * 40)
     assert federation.shape == (3, 224, 224)
     assert federation.samples(0, "val")[0].shape == (500, 3, canvas, canvas)
-    assert federation.finish.mean == MEAN
-    assert federation.finish.std == STD
+    assert federation.to_tensor.mean == MEAN
+    assert federation.to_tensor.std == STD
 
 
 def test_rotated_cifar_shares_out_every_image_in_every_group(open_small):
@@ -102,7 +102,7 @@ def test_backdoor_mnist_has_the_papers_counts(open_real):
 def test_backdoor_mnist_is_painted_as_the_paper_says(open_real, open_small, root):
     """White becomes green (66, 160, 102), 255 (d/39, 0.5 + d/78, 0.4) with label d, purple (149, 52, 235)."""
     federation = (open_real if root == "real" else open_small)("mnist", "emdcfl_backdoor_mnist")
-    assert federation.finish.mean == MEAN
+    assert federation.to_tensor.mean == MEAN
     for client, split in ((3, "train"), (3, "test"), (25, "val")):
         x, _ = federation.samples(client, split)
         brightest = x.max(axis=(0, 2, 3))

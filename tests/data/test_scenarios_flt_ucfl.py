@@ -26,7 +26,7 @@ def test_flt1_gives_each_client_runs_of_two_classes(open_real):
             expected = np.clip(MNIST_COUNTS[label] - 300 * place[:20], 0, 300)
             np.testing.assert_array_equal(counts[20 * group : 20 * (group + 1), label], expected)
     assert counts.sum() == np.minimum(MNIST_COUNTS, 6000).sum() == 58_862
-    assert federation.finish.mean == (0.0,), "ToTensor only"
+    assert federation.to_tensor.mean == (0.0,), "ToTensor only"
 
 
 def test_flt1_tests_on_every_test_image_of_the_clusters_classes(open_real):
@@ -58,7 +58,7 @@ def test_flt1_on_cifar_takes_250_of_each_class(open_real):
     counts = histogram(federation)
     np.testing.assert_array_equal(np.sort(counts, axis=1)[:, -2:], 250)
     np.testing.assert_array_equal(federation.sizes, [[500, 0, 2000]] * 100)
-    assert federation.finish.mean == (0.5,) * 3
+    assert federation.to_tensor.mean == (0.5,) * 3
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_ucfl_a_splits_80_20_per_user(open_small, drawn, total):
     held = np.ceil(np.round(0.2 * federation.sizes.sum(axis=1), 9))
     np.testing.assert_array_equal(federation.sizes[:, 2], held)
     assert federation.sizes[:, 0].std() > 5, "sizes vary with the Dirichlet draw"
-    assert federation.finish.std == (1.0,), "pixels / 255 and nothing else"
+    assert federation.to_tensor.std == (1.0,), "pixels / 255 and nothing else"
     assert federation.groups is None
 
 
@@ -237,7 +237,7 @@ def test_neighbouring_clusters_of_flt2_share_one_class_in_a_ring(num_classes):
     pool = Pool(np.zeros((len(labels), 1, 2, 2), np.uint8), labels, len(labels) // 2, num_classes)
     for seed in range(3):
         classes = (
-            SCENARIOS["flt2"](clients=num_classes // 2, images=6).world(pool, key(seed)).facts["classes"]
+            SCENARIOS["flt2"](clients=num_classes // 2, images=6).compose(pool, key(seed)).facts["classes"]
         )
         assert sorted({c for own in classes for c in own}) == list(range(num_classes))
         for i, own in enumerate(classes):
@@ -252,6 +252,6 @@ def test_users_of_ucfl_c_are_tested_with_the_labels_of_their_group(open_small):
     assert len(set(tables)) == 4
     for k in range(4):
         for split in ("train", "test"):
-            plain = pool.labels[federation.allotment.of(k, split, 0).index]
+            plain = pool.labels[federation.partition.of(k, split, 0).index]
             expected = np.array(tables[federation.groups[k]])[plain]
             np.testing.assert_array_equal(getattr(federation.client(k), split).y, expected)

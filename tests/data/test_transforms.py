@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mpifl.core.torchvision_compat import torchvision
-from mpifl.data.transforms import Border, Colour, Finish, Patch, PermuteLabels, Rotate, canvas, rotated
+from mpifl.data.transforms import Border, Colour, Patch, PermuteLabels, Rotate, ToTensor, canvas, rotated
 
 SQUARE = np.array([[[[1, 2], [3, 4]]]], np.uint8)
 ZERO = np.zeros(1, np.int64)
@@ -83,14 +83,14 @@ def test_finish_is_totensor_and_normalize_bit_for_bit():
     shape = (1, 3, 1, 1)
     expected = torch.from_numpy(x).float() / 255
     expected = (expected - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
-    out = Finish(mean, std)(x)
+    out = ToTensor(mean, std)(x)
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
     assert out.dtype == torch.float32
     assert out.is_contiguous()
 
 
 def test_resizing_keeps_a_flat_image_flat():
-    out = Finish((0.0,), (1.0,), resize=224)(np.full((1, 1, 34, 34), 51, np.uint8))
+    out = ToTensor((0.0,), (1.0,), resize=224)(np.full((1, 1, 34, 34), 51, np.uint8))
     assert out.shape == (1, 1, 224, 224)
     torch.testing.assert_close(out, torch.full_like(out, 0.2))
 
@@ -102,7 +102,7 @@ def test_resizing_is_torchvisions(side: int):
 
     x = np.random.default_rng(0).integers(0, 256, (2, 3, 34, 34), dtype=np.uint8)
     expected = resize(torch.from_numpy(x).float(), [side, side], antialias=True) / 255
-    out = Finish((0.0,) * 3, (1.0,) * 3, resize=side)(x)
+    out = ToTensor((0.0,) * 3, (1.0,) * 3, resize=side)(x)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
 
 

@@ -13,8 +13,8 @@ from support import worlds
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.data.federation import Drifted
-from mpifl.data.scenario import Allotment, Draw
+from mpifl.data.federation import PartitionUntilDrift
+from mpifl.data.scenario import Partition, SampleIndex
 from mpifl.simulation.clock import WallTime
 from mpifl.simulation.delays import Constant, Exponential, Measured
 from mpifl.simulation.durations import Availability
@@ -25,7 +25,7 @@ from mpifl.simulation.upload_triggers import Drift, OneEachStep, PoissonRates, W
 FEDASYNC = CATALOGUE["fedasync"]()
 
 
-class Shares(Allotment):
+class Shares(Partition):
     """Two groups; client k's share of the second one in its c-th data is a + k of a list, in turn."""
 
     def __init__(self, shares: list[float]) -> None:
@@ -36,9 +36,9 @@ class Shares(Allotment):
         share = self.shares[(visit + k) % len(self.shares)]
         return np.array([1 - share, share])
 
-    def of(self, k: int, split: str, visit: int) -> Draw:
+    def of(self, k: int, split: str, visit: int) -> SampleIndex:
         """Return the number of the data in place of addresses."""
-        return Draw(np.array([visit]), 0)
+        return SampleIndex(np.array([visit]), 0)
 
 
 SHARES = [0.0, 0.1, 0.35, 0.3, 0.75, 0.75, 0.7, 0.2]
@@ -49,7 +49,7 @@ class Moving(worlds.Tiny):
 
     def await_drift(self, threshold: float, longest: int) -> None:
         """Wait."""
-        self.drifted = Drifted(Shares(SHARES), threshold, longest)
+        self.drifted = PartitionUntilDrift(Shares(SHARES), threshold, longest)
 
     def cycle(self, k: int, visit: int) -> int:
         """Return the number of the data."""
@@ -73,14 +73,14 @@ def test_a_visit_meets_the_first_data_that_drifted_enough():
     """Shares 0, .1, .35, .3, .75, .75, .7, .2, in turn. From 0, .35 is the first that is .25 away; from there
     .75 (.3 is too near), then .2, and from there .75 once more.
     """
-    waiting = Drifted(Shares(SHARES), 0.25, 100)
+    waiting = PartitionUntilDrift(Shares(SHARES), 0.25, 100)
     assert [waiting.cycle(0, v) for v in range(5)] == [0, 2, 4, 7, 12]
     assert waiting.of(0, "train", 3).index == [7]
     assert_allclose(waiting.mixture(0, 2), [0.25, 0.75])
     assert waiting.cycle(1, 1) == 1  # from .1, .35 is .25 away
-    assert [Drifted(Shares(SHARES), 0.25, 3).cycle(0, v) for v in range(4)] == [0, 2, 4, 7]
-    assert [Drifted(Shares(SHARES), 0.25, 2).cycle(0, v) for v in range(4)] == [0, 2, 4, 6]
-    assert Drifted(Shares(SHARES), 0.25, 100).cycle(0, 4) == 12  # asked out of turn
+    assert [PartitionUntilDrift(Shares(SHARES), 0.25, 3).cycle(0, v) for v in range(4)] == [0, 2, 4, 7]
+    assert [PartitionUntilDrift(Shares(SHARES), 0.25, 2).cycle(0, v) for v in range(4)] == [0, 2, 4, 6]
+    assert PartitionUntilDrift(Shares(SHARES), 0.25, 100).cycle(0, 4) == 12  # asked out of turn
 
 
 def test_without_a_threshold_clients_upload_in_every_cycle(tmp_path):

@@ -1,1 +1,1 @@
-"""Who holds which sample: vectorised cuts of a pool into clients."""
+"""Partitions of a pool into clients."""

@@ -1,7 +1,4 @@
-"""Label skew by Dirichlet draws: over the users of each class, or over the classes of each user.
-
-Draws that stay finite for every parameter.
-"""
+"""Label skew by Dirichlet draws: over the clients of each class, or over the classes of each client."""
 
 from __future__ import annotations
 
@@ -38,6 +35,12 @@ def owners_by_client(
     """Give client k sizes[k] samples whose classes follow q_k ~ Dir(alpha 1_L) (latent Dirichlet allocation).
 
     Hsu et al., 2019. A class that is used up leaves the draw and q_k is renormalised over what is left.
+
+    Args:
+        labels: [n].
+        sizes: samples of each client [N].
+        alpha: concentration; small is skewed.
+        rng: one stream for all clients.
 
     Returns:
         The owner of each sample int64 [n] (-1: nobody) and the mixtures q float64 [N, L] as drawn.
@@ -84,10 +87,17 @@ def owners_like(
     num_clients: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Give out `labels` so that each class falls to the clients in the shares in which `model_owner` holds
-    it.
+    """Partition samples so that each class is shared as in another partition.
 
-    Returns the owner of each sample, int64 [n]; -1 for classes that no client holds.
+    Args:
+        labels: [n], of the samples to partition.
+        model_labels: [m], of the samples of the other partition.
+        model_owner: [m], their owners; -1 for none.
+        num_clients: N.
+        rng: orders the samples of a class.
+
+    Returns:
+        The owner of each sample, int64 [n]; -1 for classes that no client holds.
     """
     owner = np.full(len(labels), -1, np.int64)
     for c in np.unique(labels):
@@ -115,21 +125,20 @@ def dirichlet(rng: np.random.Generator, alpha: float, size: tuple[int, ...]) -> 
     """
     uniform = np.maximum(rng.random(size), np.finfo(np.float64).tiny)
     log_gamma = np.log(rng.standard_gamma(alpha + 1.0, size)) + np.log(uniform) / alpha
-    weights = np.exp(log_gamma - log_gamma.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    weights: np.ndarray = np.exp(log_gamma - log_gamma.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def at_least(owner: np.ndarray, num_rows: int, minimum: int, rng: np.random.Generator) -> np.ndarray:
     """Return `owner` changed as little as needed for every row to own `minimum` samples.
 
-    The richest rows give: all are cut down to one water level, just low enough. Needs len(owner) >= num_rows
-    * minimum.
+    The largest rows give: all are cut down to one level, as high as possible.
 
     Args:
-        owner: row of each sample, int [n], none negative.
+        owner: row of each sample, int [n], none negative, n >= num_rows * minimum.
         num_rows: number of rows.
         minimum: samples each row must own.
-        rng: chooses which samples of the rich move, and to whom.
+        rng: chooses which samples move, and to whom.
     """
     sizes = np.bincount(owner, minlength=num_rows)
     missing = np.maximum(minimum - sizes, 0)
@@ -137,7 +146,7 @@ def at_least(owner: np.ndarray, num_rows: int, minimum: int, rng: np.random.Gene
     if wanted == 0:
         return owner
     assert len(owner) >= num_rows * minimum
-    level = _water_level(sizes, wanted, minimum)
+    level = _cut_level(sizes, wanted, minimum)
     mixed = rng.permutation(len(owner))
     order = mixed[np.argsort(owner[mixed], kind="stable")]
     place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -148,7 +157,7 @@ def at_least(owner: np.ndarray, num_rows: int, minimum: int, rng: np.random.Gene
     return changed
 
 
-def _water_level(sizes: np.ndarray, wanted: int, minimum: int) -> int:
+def _cut_level(sizes: np.ndarray, wanted: int, minimum: int) -> int:
     """Return the highest level >= minimum above which at least `wanted` samples lie."""
     low, high = minimum, int(sizes.max())
     while low < high:

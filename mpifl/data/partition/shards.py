@@ -1,7 +1,4 @@
-"""Skew that is not a Dirichlet draw: shards of sorted labels, and clients of very different size.
-
-Cuts into equal parts: the whole at once, or class by class so that every part has the same histogram.
-"""
+"""Other partitions: shards of sorted labels, unequal sizes, and equal parts with or without equal classes."""
 
 from __future__ import annotations
 
@@ -16,10 +13,18 @@ from mpifl.data.pool import Pool
 def owners_by_shards(
     labels: np.ndarray, num_clients: int, shards: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Sort by label, cut into N * `shards` pieces and deal each client `shards` of them (McMahan et al.,
-    2017).
+    """Sort by label, cut into N * `shards` pieces and give each client `shards` of them.
 
-    Returns the owner of each sample, int64 [n].
+    McMahan et al., AISTATS 2017.
+
+    Args:
+        labels: [n].
+        num_clients: N.
+        shards: pieces of each client.
+        rng: orders the samples of a class, and assigns the pieces.
+
+    Returns:
+        The owner of each sample, int64 [n].
     """
     mixed = rng.permutation(len(labels))
     order = mixed[np.argsort(labels[mixed], kind="stable")]

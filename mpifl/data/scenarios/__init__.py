@@ -1,4 +1,4 @@
-"""Scenarios: worlds of clients. `SCENARIOS` is what `scenario.name` may say."""
+"""Scenarios: how samples are spread over clients. `SCENARIOS` maps the values of `scenario.name`."""
 
 from mpifl.data.scenario import Scenario
 from mpifl.data.scenarios.composed import Composed

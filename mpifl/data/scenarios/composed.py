@@ -18,7 +18,7 @@ from mpifl.data.transforms import Op, PermuteLabels, Rotate
 
 @dataclass(frozen=True)
 class Composed(Scenario):
-    """Groups that differ in angle, in what the labels are called, and in which classes they see.
+    """Groups that differ in angle, in the permutation of their labels, and in their classes.
 
     There are len(angles) * permutations * subsets groups; group (a, p, s) is numbered (a * permutations + p)
     * subsets + s, and clients are ordered by group.
@@ -29,7 +29,7 @@ class Composed(Scenario):
         permutations: label permutations; the first is the identity, so 1 leaves labels alone.
         subsets: disjoint random sets of classes of equal size; 1 leaves every group all classes.
         alpha: concentration of a Dirichlet split over users inside each group, None for IID.
-        copies: whether every group draws from the whole source, or all groups share it out.
+        copies: whether every group draws from the whole source, or all groups partition it.
         validation: share of each client's training samples set aside.
     """
 
@@ -54,7 +54,7 @@ class Composed(Scenario):
     def _num_groups(self) -> int:
         return len(self.angles) * self.permutations * self.subsets
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition, rotation and label permutation."""
         remedy = f"does not divide the {pool.num_classes} classes"
         require(pool.num_classes % self.subsets == 0, "subsets", self.subsets, remedy)
@@ -78,17 +78,17 @@ class Composed(Scenario):
             lambda: self._splits(pool, classes, key),
             groups,
             ops=tuple(ops),
-            bake=bool(ops),
+            materialize=bool(ops),
             names=tuple(self._name(g, classes) for g in range(self._num_groups)),
             facts=facts,
         )
 
     def _name(self, group: int, classes: np.ndarray) -> str:
-        """Return what makes group number `group` different."""
+        """Return what distinguishes group number `group`, in words."""
         permutation, subset = group // self.subsets % self.permutations, group % self.subsets
         return ", ".join(
             text
-            for text, told in (
+            for text, shown in (
                 (
                     f"{self.angles[group // (self.permutations * self.subsets)]:g} degrees",
                     len(self.angles) > 1,
@@ -96,7 +96,7 @@ class Composed(Scenario):
                 (f"permutation {permutation} of the labels", self.permutations > 1),
                 (f"classes {', '.join(map(str, sorted(classes[subset])))}", self.subsets > 1),
             )
-            if told
+            if shown
         )
 
     def _splits(self, pool: Pool, classes: np.ndarray, key: Key) -> dict[str, Csr]:

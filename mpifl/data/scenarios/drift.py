@@ -1,4 +1,4 @@
-"""Worlds drawn when they are visited and never stored: CCFL's dynamic mixtures, huge populations."""
+"""Partitions drawn at each visit and never stored: CCFL's dynamic mixtures, large populations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.data.partition.dirichlet import dirichlet, take_by_mixture
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Allotment, Draw, Scenario, ScenarioSpec, check_fraction
+from mpifl.data.scenario import Partition, SampleIndex, Scenario, ScenarioSpec, check_fraction
 from mpifl.data.transforms import Rotate
 
 
 @dataclass(frozen=True)
 class Ccfl(Scenario):
-    """CCFL's dynamic mixtures: cluster i is the whole source turned by i * 360 / K degrees.
+    """CCFL's dynamic mixtures: cluster i is the whole source rotated by i * 360 / K degrees.
 
     At every visit a client gets new data: n ~ U{500..2000} images, a share ~ U[0.4, 0.9] of them from its
     main cluster, the rest spread at random over the others; its test images follow the same mixture. Some
@@ -32,8 +32,8 @@ class Ccfl(Scenario):
         main_high: greatest share of the main cluster.
         test_images: test images of a visit.
         public: images in each D_k.
-        exam: most test images, beside D_k, on which a whole cluster's model is evaluated.
-        static: the data of the first visit stay for good.
+        exam: at most so many test images, beside D_k, on which the model of a whole cluster is evaluated.
+        static: every visit has the data of the first.
         validation: share of a visit's images set aside.
     """
 
@@ -71,7 +71,7 @@ class Ccfl(Scenario):
         few = f"every one of the {self.clusters} clusters needs a client"
         require(self.clients >= self.clusters, "clients", self.clients, few)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose rotation, public sets and drift."""
         few = f"more than the {pool.num_train} training images; take fewer"
         require(self.largest <= pool.num_train, "largest", self.largest, few)
@@ -86,7 +86,7 @@ class Ccfl(Scenario):
             groups=groups,
             names=tuple(f"{angle:g} degrees" for angle in angles),
             ops=(Rotate(angles),),
-            drift=Mixtures(self, groups, pool.num_train, np.sort(order[self.public :]), key),
+            drift=MixturePartition(self, groups, pool.num_train, np.sort(order[self.public :]), key),
             public=(np.sort(order[: self.public]),) * self.clusters if self.public else (),
             group_test_sets=(np.sort(order[self.public :][: self.exam]),) * self.clusters
             if self.exam
@@ -94,8 +94,8 @@ class Ccfl(Scenario):
         )
 
 
-class Mixtures(Allotment):
-    """Draws addressed by (client, visit)."""
+class MixturePartition(Partition):
+    """Samples drawn by client and visit."""
 
     def __init__(
         self, options: Ccfl, groups: np.ndarray, num_train: int, tested: np.ndarray, key: Key
@@ -111,8 +111,8 @@ class Mixtures(Allotment):
         held = self._held(total)
         self.sizes = np.stack([total - held, held, np.full(len(groups), options.test_images)], axis=1)
 
-    def of(self, k: int, split: str, visit: int) -> Draw:
-        """Return client `k`'s samples at `visit`, the cluster of each being its group."""
+    def of(self, k: int, split: str, visit: int) -> SampleIndex:
+        """Return client `k`'s samples at `visit`; the group of each is its cluster."""
         visit = 0 if self.options.static else visit
         rng = self.key.of("visit", k, visit, "test" if split == "test" else "train").numpy()
         total, share = self._total_and_share(k, visit)
@@ -124,10 +124,10 @@ class Mixtures(Allotment):
             index = _draw_each(self.num_train, counts, rng)
         group = np.repeat(np.arange(self.options.clusters), counts)
         if split == "test":
-            return Draw(index, group)
+            return SampleIndex(index, group)
         mixed, held = rng.permutation(total), int(self._held(np.array(total)))
         chosen = mixed[:held] if split == "val" else mixed[held:]
-        return Draw(index[chosen], group[chosen])
+        return SampleIndex(index[chosen], group[chosen])
 
     def num_samples(self, k: int, visit: int) -> int:
         """Return how many training images client `k` holds at `visit`."""
@@ -142,7 +142,7 @@ class Mixtures(Allotment):
 
     @property
     def test_pool(self) -> int:
-        """Return the number of test images of all clusters, if the clients draw so many."""
+        """Return an upper bound of the number of different test images of all clients."""
         return min(super().test_pool, len(self.tested) * self.options.clusters)
 
     def _totals(self, visit: int) -> np.ndarray:
@@ -167,7 +167,8 @@ class Mixtures(Allotment):
         return np.insert(others, main, count)
 
     def _held(self, total: np.ndarray) -> np.ndarray:
-        return np.minimum(np.ceil(np.round(self.options.validation * total, 9)).astype(np.int64), total - 1)
+        held = np.ceil(np.round(self.options.validation * total, 9)).astype(np.int64)
+        return np.asarray(np.minimum(held, total - 1))
 
 
 def _draw_each(stock: int, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -179,14 +180,14 @@ def _draw_each(stock: int, counts: np.ndarray, rng: np.random.Generator) -> np.n
 class Population(Scenario):
     """A population of any size: every client owns a few samples drawn from the source when it is visited.
 
-    Clients share the source's images, so there may be a million of them; nothing is stored for any.
+    Clients share the source's images, so there may be a million clients; nothing is stored for any of them.
 
     Attributes:
         clients: N.
         samples: training samples of each client, all different.
         test_images: test samples of each client, of the same class mixture.
-        alpha: classes of a client from q_k ~ Dir(alpha 1_L), None for IID. A class never gives more than it
-            has.
+        alpha: classes of a client from q_k ~ Dir(alpha 1_L), None for IID. A class gives at most
+            what it has.
         validation: share of each client's training samples set aside.
     """
 
@@ -204,7 +205,7 @@ class Population(Scenario):
         require(positive, "alpha", self.alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the draws."""
         for name, count, stock in (
             ("samples", self.samples, pool.train),
@@ -213,11 +214,11 @@ class Population(Scenario):
             require(
                 count <= len(stock), name, count, f"more than the {len(stock)} images there are; take fewer"
             )
-        return ScenarioSpec(drift=Drawn(self, pool, key))
+        return ScenarioSpec(drift=SampledPartition(self, pool, key))
 
 
-class Drawn(Allotment):
-    """Draws addressed by client; visits make no difference."""
+class SampledPartition(Partition):
+    """Samples drawn by client, the same at every visit."""
 
     def __init__(self, options: Population, pool: Pool, key: Key) -> None:
         self.options, self.key = options, key
@@ -229,7 +230,7 @@ class Drawn(Allotment):
         row = np.array([options.samples - self._held, self._held, options.test_images])
         self.sizes = np.broadcast_to(row, (options.clients, 3))
 
-    def of(self, k: int, split: str, visit: int) -> Draw:
+    def of(self, k: int, split: str, visit: int) -> SampleIndex:
         """Return client `k`'s samples."""
         part = "test" if split == "test" else "train"
         stock = self._stock[part]
@@ -245,23 +246,23 @@ class Drawn(Allotment):
         )
         mixed = rng.permutation(index)
         if part == "test":
-            return Draw(mixed, 0)
-        return Draw(mixed[: self._held] if split == "val" else mixed[self._held :], 0)
+            return SampleIndex(mixed, 0)
+        return SampleIndex(mixed[: self._held] if split == "val" else mixed[self._held :], 0)
 
     @property
     def test_pool(self) -> int:
-        """Return the number of test images, if the clients draw so many."""
+        """Return an upper bound of the number of different test images of all clients."""
         return min(super().test_pool, sum(map(len, self._stock["test"])))
 
     def _mixture(self, k: int, left: np.ndarray) -> np.ndarray:
         if self.options.alpha is None:
-            return left / left.sum()
+            return np.asarray(left / left.sum())
         return dirichlet(self.key.of("classes", k).numpy(), self.options.alpha, (len(left),))
 
 
 def _fit(rng: np.random.Generator, mixture: np.ndarray, total: int, stock: np.ndarray) -> np.ndarray:
     """Return how many of `total` draws fall to each class, int64 [L], none more than its stock."""
-    return take_by_mixture(mixture[None], np.array([total]), stock, rng)[0]
+    return np.asarray(take_by_mixture(mixture[None], np.array([total]), stock, rng)[0])
 
 
 def _by_class(labels: np.ndarray, start: int, num_classes: int) -> list[np.ndarray]:

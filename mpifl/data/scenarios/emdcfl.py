@@ -1,4 +1,4 @@
-"""The worlds of EMD-CFL ("Clustered Federated Learning via Embedding Distributions"), exact to the image.
+"""The scenarios of EMD-CFL ("Clustered Federated Learning via Embedding Distributions"), with equal counts.
 
 Counts and recipes: algorithms.md section 7.1, from the notebooks of ooo-ctrl/emdcfl. Draws are ours.
 """
@@ -35,8 +35,7 @@ TAB10 = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103
 
 @dataclass(frozen=True)
 class EmdCflMnist(Scenario):
-    """Rotated MNIST: 4 x 10 clients, classes balanced, every group a copy; 4878 / 542 / 220 images for each
-    client.
+    """Rotated MNIST: 4 x 10 clients, balanced classes, each group a copy; 4878 / 542 / 220 images a client.
 
     Attributes:
         version: max (0, 90, 180, 270 degrees, 4 groups), min (-3, -1, 1, 3; 1), two (-3, 3, 177, 183; 2) or
@@ -51,8 +50,8 @@ class EmdCflMnist(Scenario):
         require(self.version in VERSIONS, "version", self.version, f"known: {', '.join(VERSIONS)}")
         grouped(self.clients, 4)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
-        """Compose the rotated world with the notebooks' cuts."""
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Compose rotated groups, cut as in the notebooks."""
         return Rotated(
             clients=self.clients,
             angles=VERSIONS[self.version],
@@ -60,18 +59,17 @@ class EmdCflMnist(Scenario):
             validation=0.1,
             test_parts="population",
             spread=False,
-        ).world(pool, key)
+        ).compose(pool, key)
 
 
 @dataclass(frozen=True)
 class EmdCflCifar(Scenario):
-    """Rotated CIFAR-10: 4 x 10 clients, every group a copy, canvas expanded; 4500 / 500 / 1000 for each
-    client.
+    """Rotated CIFAR-10: 4 x 10 clients, each group a copy, canvas expanded; 4500 / 500 / 1000 a client.
 
     Attributes:
         version: as for rotated MNIST; min adds a border of two black pixels before rotating.
         clients: N.
-        resize: side of what a client sees; 224 for ImageNet's ResNet18, 32 or 40 for a model of one's own.
+        resize: side of what a client sees; 224 for ImageNet's ResNet18, 32 or 40 for a model of your own.
     """
 
     version: str = "max"
@@ -83,8 +81,8 @@ class EmdCflCifar(Scenario):
         require(self.resize > 0, "resize", self.resize, "a side in pixels")
         grouped(self.clients, 4)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
-        """Compose the rotated world with the notebooks' cuts."""
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Compose rotated groups, cut as in the notebooks."""
         rotated = Rotated(
             clients=self.clients,
             angles=VERSIONS[self.version],
@@ -95,16 +93,16 @@ class EmdCflCifar(Scenario):
             border=2 if self.version == "min" else 0,
             resize=self.resize,
         )
-        return replace(rotated.world(pool, key), normalise="imagenet")
+        return replace(rotated.compose(pool, key), normalise="imagenet")
 
 
 @dataclass(frozen=True)
 class BackdoorMnist(Scenario):
-    """Coloured MNIST: targets (green, group 0), attackers (coloured by label, group 1), bystanders (purple,
-    group 2).
+    """Coloured MNIST with a backdoor.
 
-    Groups 0 and 2 keep a random half of their training images. The further test set `backdoor` gives digit d
-    the attackers' colour of digit 9 - d, in every group; accuracy on it is reported for group 0.
+    Group 0 are targets (green), group 1 attackers (coloured by label), group 2 bystanders (purple). Groups 0
+    and 2 keep a random half of their training images. The further test set `backdoor` gives digit d the
+    attackers' colour of digit 9 - d, in every group; accuracy on it is reported for group 0.
 
     Attributes:
         clients: N, a third in each group.
@@ -121,7 +119,7 @@ class BackdoorMnist(Scenario):
         require(0.0 < self.kept <= 1.0, "kept", self.kept, "a share in (0, 1]")
         grouped(self.clients, 3)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and colours."""
         require(pool.shape[0] == 1, "name", "emdcfl_backdoor_mnist", "paints grey images; take source mnist")
         require(
@@ -134,8 +132,8 @@ class BackdoorMnist(Scenario):
             splits=lambda: self._splits(pool, key),
             groups=groups,
             ops=(clean,),
-            special={"backdoor": (reverse,)},
-            bake=True,
+            split_ops={"backdoor": (reverse,)},
+            materialize=True,
             normalise="imagenet",
             names=("targets, green", "attackers, coloured by label", "bystanders, purple"),
             targets=0,
@@ -165,12 +163,12 @@ class BackdoorMnist(Scenario):
 
 @dataclass(frozen=True)
 class BackdoorCifar(Scenario):
-    """CIFAR-10 with patches: classes 0-4 clean (group 0, targets), 0-4 with a patch (1, attackers), 5-9
-    clean (2).
+    """CIFAR-10 with a backdoor.
 
-    The attackers' training and validation images carry a 3 x 3 patch in the colour of their label; test
-    images are clean. The further test set `backdoor` gives every test image the patch of the label that
-    follows.
+    Group 0 are targets (classes 0-4, clean), group 1 attackers (0-4, with a patch), group 2 bystanders (5-9,
+    clean). The attackers' training and validation images have a 3 x 3 patch in the colour of their label;
+    test images are clean. The further test set `backdoor` gives every test image the patch of the next
+    label.
 
     Attributes:
         clients: N, a third in each group.
@@ -187,7 +185,7 @@ class BackdoorCifar(Scenario):
         require(self.resize is None or self.resize > 0, "resize", self.resize, "a side in pixels")
         grouped(self.clients, 3)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and patches."""
         suits = pool.shape[0] == 3 and pool.num_classes == 10
         require(suits, "name", "emdcfl_backdoor_cifar", "needs ten classes in colour; take source cifar10")
@@ -197,7 +195,7 @@ class BackdoorCifar(Scenario):
             splits=lambda: self._splits(pool, key),
             groups=grouped(self.clients, 3),
             ops=(Patch((none, (*TAB10, *none[:5]), none)),),
-            special={"test": (), "backdoor": (Patch((following,) * 3),)},
+            split_ops={"test": (), "backdoor": (Patch((following,) * 3),)},
             resize=self.resize,
             normalise="imagenet",
             names=("targets, classes 0-4", "attackers, classes 0-4 with a patch", "bystanders, classes 5-9"),

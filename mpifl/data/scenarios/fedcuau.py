@@ -1,4 +1,4 @@
-"""The world of FedCUAU ("Clustered FL Using Weight Divergence"): groups of unequal heterogeneity."""
+"""The scenario of FedCUAU ("Clustered FL Using Weight Divergence"): groups of unequal heterogeneity."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
 
 @dataclass(frozen=True)
 class FedCuau(Scenario):
-    """Mixed-alpha latent Dirichlet allocation: each group owns its share of the source and its own
-    concentration.
+    """Mixed-alpha latent Dirichlet allocation: each group has its share of the source and its concentration.
 
     Client k of group g draws its classes from q_k ~ Dir(alpha_g 1_L), for training and test alike. A class
     that its group has used up leaves the draw and q_k is renormalised, so the last clients of a skewed group
-    take what is left rather than what they drew: `mpifl.data.label_distance` tells the heterogeneity that
-    came out.
+    take what is left rather than what they drew: `mpifl.data.label_distance` measures the resulting
+    heterogeneity.
 
     Attributes:
         clients: N, a multiple of the number of alphas.
@@ -46,7 +45,7 @@ class FedCuau(Scenario):
         check_fraction("validation", self.validation)
         grouped(self.clients, len(self.alphas))
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         size = self.clients // len(self.alphas)
         for name, count, part in (

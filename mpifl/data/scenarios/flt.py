@@ -1,5 +1,4 @@
-"""The worlds of FLT ("Federated Learning with Taskonomy for Non-IID Data"): clusters of clients that share
-classes.
+"""The scenarios of FLT ("Federated Learning with Taskonomy for Non-IID Data"): clusters that share classes.
 
 Counts and recipes: algorithms.md section 7.2, from hjraad/FLT. A client is tested on every test image whose
 label its cluster has.
@@ -24,8 +23,7 @@ SHORT = ("truncate", "shards", "minus_one")
 
 @dataclass(frozen=True)
 class Flt1(Scenario):
-    """Scenario 1: classes in random pairs, one cluster of clients for each; disjoint runs of each class's
-    images.
+    """Scenario 1: classes in random pairs, one cluster of clients for each pair; images are disjoint.
 
     Attributes:
         clients: N, a multiple of half the number of classes.
@@ -48,7 +46,7 @@ class Flt1(Scenario):
         require(self.short in SHORT, "short", self.short, f"known: {', '.join(SHORT)}")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         check_classes(pool)
         even = pool.num_classes - pool.num_classes % 2
@@ -65,7 +63,7 @@ class Flt1(Scenario):
                 for k, g in enumerate(groups)
             ]
 
-        return _world(pool, key, train, groups, [c.tolist() for c in classes], self.validation)
+        return _spec(pool, key, train, groups, [c.tolist() for c in classes], self.validation)
 
     def _run(self, images: np.ndarray, i: int, size: int, per_class: int, pool: Pool) -> np.ndarray:
         """Return the `i`-th of `size` clients' run of one class's `images`."""
@@ -100,7 +98,7 @@ class Flt2(Scenario):
         require(self.images is None or self.images > 2, "images", self.images, "at least one of each class")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         check_classes(pool)
         order = key.of("classes").numpy().permutation(pool.num_classes)
@@ -121,13 +119,12 @@ class Flt2(Scenario):
                 for g, run in zip(groups, runs, strict=True)
             ]
 
-        return _world(pool, key, train, groups, classes, self.validation)
+        return _spec(pool, key, train, groups, classes, self.validation)
 
 
 @dataclass(frozen=True)
 class Flt4(Scenario):
-    """Scenario 4, structured non-IID EMNIST balanced: clusters of five classes in order, sizes by a power
-    law.
+    """Scenario 4, structured non-IID EMNIST balanced: clusters of five classes in order, unequal sizes.
 
     Attributes:
         clients: N, a multiple of the number of clusters: 2400 (MLP) or 600 (CNN).
@@ -146,7 +143,7 @@ class Flt4(Scenario):
         require(self.classes > 0, "classes", self.classes, "labels of a cluster, at least one")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         check_classes(pool)
         labels = [
@@ -167,7 +164,7 @@ class Flt4(Scenario):
                 rows += np.split(members, np.cumsum(sizes)[:-1])
             return rows
 
-        return _world(pool, key, train, groups, tested, self.validation)
+        return _spec(pool, key, train, groups, tested, self.validation)
 
 
 def check_classes(pool: Pool) -> None:
@@ -185,7 +182,7 @@ def _sorted_by_class(pool: Pool) -> list[np.ndarray]:
     return [np.flatnonzero(labels == c) for c in range(pool.num_classes)]
 
 
-def _world(
+def _spec(
     pool: Pool,
     key: Key,
     train: Callable[[], list[np.ndarray]],

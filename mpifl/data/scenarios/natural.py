@@ -1,4 +1,4 @@
-"""Partitions that nature made: by writer, or by domain."""
+"""Natural partitions: by writer, or by domain."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Natural(Scenario):
         check_fraction("validation", self.validation)
         check_fraction("test_share", self.test_share)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition; nothing is done to the pixels."""
         origin = origin_of(pool)
         counts = np.bincount(origin[: pool.num_train], minlength=int(origin.max()) + 1)
@@ -76,8 +76,7 @@ class Natural(Scenario):
 
 @dataclass(frozen=True)
 class Flt3(Scenario):
-    """FLT's scenario 3: LEAF FEMNIST, 200 writers chosen at random, each tested on the same writer's test
-    samples.
+    """FLT's scenario 3: LEAF FEMNIST, 200 writers chosen at random, each tested on their own test samples.
 
     Attributes:
         clients: number of writers.
@@ -91,17 +90,17 @@ class Flt3(Scenario):
         require(self.clients > 0, "clients", self.clients, "needs at least one client")
         check_fraction("validation", self.validation)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the natural partition."""
-        return replace(Natural(self.clients, validation=self.validation).world(pool, key), normalise="unit")
+        return replace(Natural(self.clients, validation=self.validation).compose(pool, key), normalise="unit")
 
 
 @dataclass(frozen=True)
 class Pacs(Scenario):
-    """EMD-CFL's PACS: every domain is a group, cut at random into floor(n / 500) clients (source folder,
-    domains).
+    """EMD-CFL's PACS: every domain is a group, cut at random into floor(n / 500) clients.
 
-    Of each domain a fifth is test (rounded down), of each client's rest a fifth validation: 64 / 16 / 20 %.
+    It takes source folder with `domains`. A fifth of each domain is test data (rounded down), a fifth of each
+    client's rest validation data: 64 / 16 / 20 %.
 
     Attributes:
         per_client: images of a domain that make one client.
@@ -118,7 +117,7 @@ class Pacs(Scenario):
         check_fraction("validation", self.validation)
         check_fraction("test_share", self.test_share)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition by domain."""
         origin = origin_of(pool)
         counts = np.bincount(origin) // self.per_client
@@ -149,7 +148,7 @@ class Pacs(Scenario):
 
 
 def origin_of(pool: Pool) -> np.ndarray:
-    """Return who made each sample; refuse a source that does not know."""
+    """Return the origin of each sample; raise `UserError` for a source without origins."""
     if pool.origin is None:
         raise UserError(
             "name", "natural", "the source does not say who made its samples; femnist and qmnist do"

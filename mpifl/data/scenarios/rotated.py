@@ -1,4 +1,4 @@
-"""Groups that see the same things turned by different angles: a ground truth for clustering to find."""
+"""Groups with the same images rotated by different angles: a known ground truth for clustering."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rotated(Scenario):
         clients: N, a multiple of the number of angles.
         angles: degrees counter-clockwise, one for each block of clients.
         tolerance: angles no further apart than this are one group in the ground truth, in degrees.
-        copies: whether every block holds the whole data set, or all blocks share it out.
+        copies: whether every block holds the whole data set, or all blocks partition it.
         balance: keep the first n_min images of each class and give every client the same class histogram.
         validation: share of each client's training samples set aside.
         test_parts: group cuts the test images among the clients of a block; population cuts them in N parts,
@@ -61,7 +61,7 @@ class Rotated(Scenario):
         check_fraction("validation", self.validation)
         grouped(self.clients, len(self.angles))
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and rotation."""
         blocks = grouped(self.clients, len(self.angles))
         border: tuple[Op, ...] = (Border(self.border),) if self.border else ()
@@ -71,7 +71,7 @@ class Rotated(Scenario):
             groups=group_of[blocks],
             blocks=blocks,
             ops=(*border, Rotate(self.angles, self.expand)),
-            bake=not self.expand,
+            materialize=not self.expand,
             resize=self.resize,
             names=angle_names(self.angles, group_of),
         )
@@ -121,6 +121,6 @@ def same_angle(angles: tuple[float, ...], tolerance: float) -> np.ndarray:
     turns = np.asarray(angles, np.float64)
     apart = np.abs((turns[:, None] - turns[None, :] + 180.0) % 360.0 - 180.0)
     label = np.arange(len(turns))
-    for _ in turns:  # labels travel along chains
+    for _ in turns:  # labels propagate along chains
         label = np.where(apart <= tolerance + 1e-9, label[None, :], len(turns)).min(axis=1)
     return np.unique(label, return_inverse=True)[1]

@@ -1,4 +1,4 @@
-"""The worlds of UCFL ("User-Centric Federated Learning"): label, covariate and concept shift.
+"""The scenarios of UCFL ("User-Centric Federated Learning"): label, covariate and concept shift.
 
 Counts and recipes: algorithms.md section 7.3. Pixels are divided by 255 and nothing else. A, B and the
 batch-size study use EMNIST byclass, C CIFAR-10.
@@ -46,7 +46,7 @@ class UcflA(Scenario):
     def __post_init__(self) -> None:
         _check(self.clients, self.points, self.alpha, self.validation)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         count = _count(pool, self.points, self.drawn, self.clients)
         owners = _dirichlet(self.clients, self.alpha)
@@ -57,7 +57,7 @@ class UcflA(Scenario):
 
 @dataclass(frozen=True)
 class UcflB(Scenario):
-    """Label and covariate shift: as A, and each block of users sees its images turned by its own angle.
+    """Label and covariate shift: as A, and each block of users has its images rotated by its own angle.
 
     Attributes:
         clients: N, a multiple of the number of angles.
@@ -80,7 +80,7 @@ class UcflB(Scenario):
         require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
         grouped(self.clients, len(self.angles))
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and rotation."""
         count = _count(pool, self.points, self.drawn, self.clients)
         owners = _dirichlet(self.clients, self.alpha)
@@ -88,7 +88,7 @@ class UcflB(Scenario):
             lambda: _splits(pool, key, count, owners, self.clients, self.validation),
             grouped(self.clients, len(self.angles)),
             ops=(Rotate(self.angles),),
-            bake=True,
+            materialize=True,
             normalise="unit",
             names=tuple(f"{angle:g} degrees" for angle in self.angles),
         )
@@ -101,7 +101,7 @@ class UcflC(Scenario):
     Attributes:
         clients: N, a multiple of `permutations`.
         permutations: number of groups.
-        test_images: every user is tested on the first so many test images, labelled its group's way.
+        test_images: every user is tested on the first so many test images, with its group's labels.
         validation: share of each client's training samples set aside.
     """
 
@@ -116,7 +116,7 @@ class UcflC(Scenario):
         check_fraction("validation", self.validation)
         grouped(self.clients, self.permutations)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and label permutations."""
         check_clients(self.clients, pool.num_train)
         few = f"the test part has {len(pool.test)} images; take fewer"
@@ -155,7 +155,7 @@ class UcflBatch(Scenario):
     def __post_init__(self) -> None:
         _check(self.clients, self.points, 1.0, self.validation)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
         count = _count(pool, self.points, False, self.clients)
 

@@ -1,4 +1,4 @@
-"""The worlds everybody expects: IID, Dirichlet, shards of labels, clients of unequal size."""
+"""The usual scenarios: IID, Dirichlet, shards of labels, clients of unequal size."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TESTS = ("like", "own", "all")
 
 
 @dataclass(frozen=True)
-class ShardedTable(Scenario):
-    """The training part given out once; how each client is tested.
+class PartitionedScenario(Scenario):
+    """A partition of the training part, and how each client is tested.
 
     Attributes:
         clients: N.
@@ -45,7 +45,7 @@ class ShardedTable(Scenario):
         check_fraction("validation", self.validation)
         check_fraction("test_share", self.test_share)
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition; nothing is done to the pixels."""
         check_clients(self.clients * max(self.min_samples, 1), pool.num_train)
         return ScenarioSpec(splits=lambda: self._splits(pool, key))
@@ -81,7 +81,7 @@ def test_like(
 
 
 @dataclass(frozen=True)
-class Iid(ShardedTable):
+class Iid(PartitionedScenario):
     """Every sample goes to a client at random; sizes differ by at most one."""
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -90,7 +90,7 @@ class Iid(ShardedTable):
 
 
 @dataclass(frozen=True)
-class Dirichlet(ShardedTable):
+class Dirichlet(PartitionedScenario):
     """Label skew drawn from a Dirichlet distribution.
 
     Attributes:
@@ -117,9 +117,10 @@ class Dirichlet(ShardedTable):
 
 
 @dataclass(frozen=True)
-class Shards(ShardedTable):
-    """Pathological label skew: sorted by label, cut into equal shards, a few dealt to each (McMahan et al.,
-    2017).
+class Shards(PartitionedScenario):
+    """Pathological label skew: samples sorted by label and cut into equal shards, a few for each client.
+
+    McMahan et al., AISTATS 2017.
 
     Attributes:
         shards: pieces for each client; 2 leaves most clients with two classes.
@@ -131,11 +132,11 @@ class Shards(ShardedTable):
         super().__post_init__()
         require(self.shards > 0, "shards", self.shards, "every client needs at least one shard")
 
-    def world(self, pool: Pool, key: Key) -> ScenarioSpec:
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition, if there is a sample for every shard."""
         few = f"more than the {pool.num_train} samples: take fewer shards or clients"
         require(self.shards * self.clients <= pool.num_train, "shards", self.shards * self.clients, few)
-        return super().world(pool, key)
+        return super().compose(pool, key)
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return the owner of each sample's shard."""
@@ -143,7 +144,7 @@ class Shards(ShardedTable):
 
 
 @dataclass(frozen=True)
-class LogNormal(ShardedTable):
+class LogNormal(PartitionedScenario):
     """Quantity skew: sizes in proportion to log-normal draws, classes IID.
 
     Attributes:
@@ -162,7 +163,7 @@ class LogNormal(ShardedTable):
 
 
 @dataclass(frozen=True)
-class PowerLaw(ShardedTable):
+class PowerLaw(PartitionedScenario):
     """Quantity skew: the r-th largest client has a size in proportion to r^-exponent, classes IID.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Sources of images. `SOURCES` is what `source.name` may say."""
+"""Sources of images. `SOURCES` maps the values of `source.name`."""
 
 from mpifl.data.sources.base import Source, in_one_line, normalisation
 from mpifl.data.sources.cifar import Cifar10, Cifar20, Cifar100

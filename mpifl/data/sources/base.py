@@ -1,4 +1,4 @@
-"""What a source is: the files it reads, the pool it makes of them, how its pixels are normalised."""
+"""The interface of a source, and what sources share: reading, checking and normalising images."""
 
 from __future__ import annotations
 
@@ -60,18 +60,32 @@ class Source(ABC):
         """Decode the files. A large source may write images.npy into `scratch` and return it mapped."""
 
     def unwatched(self) -> str:
-        """Return, in one line, what may change without the source being prepared anew; empty: nothing."""
+        """Return a one-line warning of changes that do not invalidate the cache; empty for none."""
         return ""
 
     def download(self, root: Path) -> None:
-        """Fetch the files into `root`, where somebody offers them."""
+        """Download the files into `root`.
+
+        Raises:
+            UserError: this source cannot be downloaded.
+        """
         raise UserError(
             "data.source.name", self.name, "cannot be downloaded; put its files below data.root by hand"
         )
 
 
 def fetch(source: Source, dataset: str, root: Path, **options: Any) -> None:
-    """Let torchvision download the data set called `dataset` into `root`; say so in one line if it cannot."""
+    """Download a data set with torchvision.
+
+    Args:
+        source: who asks.
+        dataset: name of the class in `torchvision.datasets`.
+        root: folder for the files.
+        **options: further arguments of that class.
+
+    Raises:
+        UserError: the download fails.
+    """
     try:
         getattr(torchvision().datasets, dataset)(str(root), download=True, **options)
     except (OSError, RuntimeError) as error:
@@ -93,7 +107,7 @@ def normalisation(source: Source, chosen: str, channels: int) -> tuple[Channels,
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever a file that is no `what` makes its reader raise into one line that names the file."""
+    """Turn whatever a reader raises on a file that is no `what` into a `UserError` that names the file."""
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would wait for a writer
         raise UserError(str(path), "no file", f"a folder, pipe or device in place of {what}: remove it")
     try:
@@ -122,9 +136,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """Refuse a file, before it is unpacked to `size` bytes, if no file of images has so many or memory cannot
-    hold them.
-    """
+    """Raise `UserError` if a file would unpack to implausibly many bytes, or to more than memory holds."""
     packed, memory = path.stat().st_size, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     remedy = f"bytes it would unpack to, more than {RATIO} times its own: no file of images does; remove it"
     require(size <= max(UNPACKED, RATIO * packed), str(path), size, remedy)
@@ -132,7 +144,11 @@ def check_unpacked(path: Path, size: int) -> None:
 
 
 def joined(train: Sequence[Part], test: Sequence[Part], num_classes: int) -> Pool:
-    """Return the pool of what several files hold; refuse files that do not belong together."""
+    """Return the pool of several files.
+
+    Raises:
+        UserError: numbers of images and labels differ, or images differ in shape.
+    """
     parts = [*train, *test]
     first, like = parts[0][0], parts[0][1].shape[1:]
     for path, images, labels in parts:

@@ -70,7 +70,7 @@ class Dataset(Source):
         return [Path(spec.origin)] if spec.origin and os.path.exists(spec.origin) else []
 
     def unwatched(self) -> str:
-        """Say that only the file that defines the data set is looked at, unless `reads` names others."""
+        """Return a hint to name the files that are read, unless `reads` does."""
         if self.reads:
             return ""
         return f"{self.path} was prepared before; name the files that it reads in data.source.reads"
@@ -116,5 +116,5 @@ class Dataset(Source):
 
 
 def pixels_of(image: Any) -> np.ndarray:
-    """Return a picture as an array; one with a palette in its colours."""
+    """Return a picture as an array; a palette is converted to RGB."""
     return np.asarray(image.convert("RGB") if getattr(image, "mode", "") == "P" else image)

@@ -86,7 +86,7 @@ class Folder(Source):
 
 @contextmanager
 def reading_folder(folder: Path) -> Iterator[None]:
-    """Turn a folder that cannot be listed into one line that names it."""
+    """Turn the error of a folder that cannot be listed into a `UserError` that names it."""
     try:
         yield
     except OSError as error:

@@ -24,11 +24,10 @@ KINDS = ("x", "y", "origin")
 
 @dataclass(frozen=True)
 class Npz(Source):
-    """An .npz with x_train, y_train and, if there is a test part, x_test, y_test (the layout of Keras'
-    mnist.npz).
+    """An .npz with x_train, y_train and, if there is a test part, x_test, y_test, as Keras' mnist.npz.
 
     Images are uint8, or floats in [0, 1], as [n, H, W], [n, H, W, C] or [n, C, H, W]; labels count from
-    zero. Arrays origin_train and origin_test, where present, say who made each sample.
+    zero. Arrays origin_train and origin_test, where present, give the origin of each sample.
 
     Attributes:
         path: absolute, or below data.root.
@@ -80,8 +79,9 @@ class Npz(Source):
 
 
 def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return those of the arrays called `wanted` that an .npz holds. No object is made of what it says, and
-    nothing is unpacked before its size is known.
+    """Return those of the arrays called `wanted` that an .npz holds.
+
+    Python objects are refused, and nothing is unpacked before its size is checked.
     """
     arrays: dict[str, np.ndarray] = {}
     with reading(path, "an .npz"), zipfile.ZipFile(path) as archive:

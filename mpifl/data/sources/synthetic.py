@@ -1,4 +1,4 @@
-"""Images made of noise around one pattern for each class, of any number and shape: for measuring."""
+"""Synthetic images for benchmarks: noise around one pattern for each class, of any number and shape."""
 
 from __future__ import annotations
 
