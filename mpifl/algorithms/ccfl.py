@@ -1,5 +1,4 @@
-"""CCFL: a client uploads when it likes; the server estimates its mixture of distributions and answers with
-it.
+"""CCFL: a client uploads when it likes; the server answers with the mixture it estimates.
 
 "Client-Centric Federated Learning under Dynamic Mixtures of Distributions" (later: "Towards Client Driven
 Federated Learning"), Algorithms 1 and 2. Legend: w_m upload, w_k cluster models, D_k the server's labelled
@@ -26,6 +25,7 @@ from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
+    ComparedUploads,
     Key,
     Message,
     Needs,
@@ -33,6 +33,7 @@ from mpifl.core.method import (
     ProblemInfo,
     Report,
     Server,
+    ServerEvaluation,
     State,
 )
 from mpifl.core.mixing import Plan, blend
@@ -42,14 +43,17 @@ BATCHES = 16  # of 128 images in the paper's D_k of 2000: the server's losses ar
 
 
 @dataclass(frozen=True)
-class CCFL(Algorithm):
+class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
     """K rows; each client reads its own mixture of them.
 
     Attributes:
-        alpha0: largest mixing rate. a, b: of the staleness factor.
+        alpha0: largest mixing rate.
+        a: of the staleness factor.
+        b: of the staleness factor.
         rho: strength of the client's proximal term.
         max_lag: tau_0, uploads older than this many epochs are refused; 0 stands for the number of clients.
-        c1, c2: weights of loss and loss gap; the rest is the distance's.
+        c1: weight of the loss.
+        c2: weight of the loss gap; the distance has the rest.
         sharpen: factors A of the softmaxes, one after the other.
         bar_loss, bar_gap, bar_distance: origin of each score; -1 takes the smallest. Losses are 16 times the
             mean over D_k.
@@ -72,7 +76,8 @@ class CCFL(Algorithm):
     pretrain_epochs: int = 5
 
     paper = "li2024towards"
-    needs = Needs(inspect=True, row_distance="model", one_by_one=True, asynchronous=True)
+    row_distance = "model"
+    needs = Needs(single_upload=True, weighs_staleness=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")

@@ -20,16 +20,17 @@ import numpy as np
 from mpifl.clustering.distances import cosine_matrix
 from mpifl.clustering.partitions import bipartition
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Message, Notes, Report, Server, State
 from mpifl.core.mixing import Mixing, Plan
 
 
 @dataclass(frozen=True)
-class CFL(Algorithm):
+class CFL(ComparedUploads, Algorithm):
     """K grows by splits.
 
     Attributes:
-        eps1, eps2: absolute norms; they depend on the model and on the number of epochs.
+        eps1: largest norm of the mean update at which a cluster splits (absolute; depends on model and epochs).
+        eps2: smallest largest norm of an update at which it splits (absolute, likewise).
         warmup: rounds before the first split.
         linkage: `complete` (code) or `single` (paper).
         gamma_max: demand gamma_max < sqrt((1 - alpha_cross) / 2) as well, for a bound in [0, 1]; -1 takes the
@@ -47,7 +48,7 @@ class CFL(Algorithm):
     variant: str = "paper"
 
     paper = "sattler2020clustered"
-    needs = Needs(gram="update")
+    gram = "update"
 
     def __post_init__(self) -> None:
         require(self.eps1 >= 0, "eps1", self.eps1, "take 0 or more; 0 never splits")

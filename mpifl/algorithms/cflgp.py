@@ -28,6 +28,7 @@ from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
+    ComparedUploads,
     Key,
     Message,
     Needs,
@@ -42,12 +43,13 @@ from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
-class CFLGP(Algorithm):
+class CFLGP(ComparedUploads, Algorithm):
     """K rows.
 
     Attributes:
         num_clusters: K; 0 takes the number in 2 .. `max_clusters` of the largest mean silhouette.
-        period: rounds between clusterings. last_round: none from this round on; `emdcfl` goes on.
+        period: rounds between clusterings.
+        last_round: no clustering from this round on; `emdcfl` goes on.
         protocol: `gradient` or `gap`.
         variant: `paper` or `emdcfl`.
     """
@@ -60,7 +62,8 @@ class CFLGP(Algorithm):
     variant: str = "paper"
 
     paper = "kim2024clustered"
-    needs = Needs(state=True, gram="profile", rounds=True)
+    gram = "profile"
+    needs = Needs(client_state=True, round_number=True)
     traffic_depends_on = (
         "who is in cluster 0, whose model the others download as well when clusters are formed"
     )

@@ -38,7 +38,11 @@ class ClusteredAsync(Algorithm):
 
     Attributes:
         clusters: a run folder, or a CSV file with the columns client and cluster; empty: one cluster.
-        alpha, staleness, a, b, rho: as FedAsync's.
+        alpha: as FedAsync's.
+        staleness: as FedAsync's.
+        a: as FedAsync's.
+        b: as FedAsync's.
+        rho: as FedAsync's.
     """
 
     clusters: str = ""
@@ -49,7 +53,7 @@ class ClusteredAsync(Algorithm):
     rho: float = 0.005
 
     paper = "xie2020asynchronous"
-    needs = Needs(asynchronous=True)
+    needs = Needs(weighs_staleness=True)
 
     def __post_init__(self) -> None:
         check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)

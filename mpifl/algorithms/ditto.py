@@ -32,7 +32,7 @@ class Ditto(Algorithm):
     weighted: bool = True
 
     paper = "li2021ditto"
-    needs = Needs(state=True)
+    needs = Needs(client_state=True)
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", self.lam, "take 0 or more; 0 is local training")

@@ -24,13 +24,26 @@ import torch
 from mpifl.clustering.distances import emd
 from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Look, Needs, Notes, Peer, PlannedRun, Server, Vector
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Look,
+    Needs,
+    Notes,
+    Peer,
+    PlannedRun,
+    RememberedUploads,
+    SecondLook,
+    Server,
+    Vector,
+)
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import put, take
 
 
 @dataclass(frozen=True)
-class EMDCFL(Algorithm):
+class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     """One row per neighbourhood, found in the first round.
 
     Attributes:
@@ -55,7 +68,7 @@ class EMDCFL(Algorithm):
     train_mode: bool = False
 
     paper = "zhang2025clustered"
-    needs = Needs(memory="model", probe=True, validation=True)
+    needs = Needs(validation=True)
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, "epsilon", self.epsilon, "take a positive tolerance, 0.025 in the paper")

@@ -20,6 +20,7 @@ from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
+    ComparedUploads,
     Key,
     Message,
     Needs,
@@ -35,7 +36,7 @@ from mpifl.training.corrections import proximal
 
 
 @dataclass(frozen=True)
-class FedAMP(Algorithm):
+class FedAMP(ComparedUploads, Algorithm):
     """N rows, one cloud model for each client.
 
     Attributes:
@@ -53,7 +54,8 @@ class FedAMP(Algorithm):
     variant: str = "paper"
 
     paper = "huang2021personalized"
-    needs = Needs(state=True, gram="model")
+    gram = "model"
+    needs = Needs(client_state=True)
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", self.lam, "take 0 or more")

@@ -38,7 +38,7 @@ class FedAsync(Algorithm):
     rho: float = 0.005
 
     paper = "xie2020asynchronous"
-    needs = Needs(asynchronous=True)
+    needs = Needs(weighs_staleness=True)
 
     def __post_init__(self) -> None:
         check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)

@@ -30,7 +30,7 @@ class FedAvgM(Algorithm):
     server_lr: float = 1.0
 
     paper = "hsu2019measuring"
-    needs = Needs(polish=True)
+    needs = Needs(server_update=True)
 
     def __post_init__(self) -> None:
         require(0 <= self.beta < 1, "beta", self.beta, "take a value in [0, 1); 0 is FedAvg")

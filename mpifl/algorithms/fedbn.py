@@ -33,7 +33,7 @@ class FedBN(Algorithm):
     """One table, `shared`; batch norm is client state, the common initial one before the first visit."""
 
     paper = "li2021fedbn"
-    needs = Needs(state=True)
+    needs = Needs(client_state=True)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""

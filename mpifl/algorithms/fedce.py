@@ -54,7 +54,7 @@ class FedCE(Algorithm):
     variant: str = "paper"
 
     paper = "cai2023fedce"
-    needs = Needs(several=True, validation=True)
+    needs = Needs(min_cohort=2, validation=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
@@ -108,9 +108,11 @@ class FedCE(Algorithm):
 
 
 def association(L: np.ndarray, delta: float, running: bool = False) -> tuple[int, np.ndarray]:
-    """Return the best model b and the growth [K] of the association, from batch losses [K, batches].
+    """Return the best model b and the growth [K] of the association.
 
     Args:
+        L: batch losses [K, batches].
+        delta: of the paper's exponential.
         running: increment the best so far after every comparison, instead of the best once.
     """
     mean = L.mean(1)

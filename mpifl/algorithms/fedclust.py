@@ -23,14 +23,14 @@ from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import LINKAGES, agglomerative
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, ProblemInfo, Report, Server
+from mpifl.core.method import Algorithm, Client, Key, NewClients, Notes, ProblemInfo, Report, Server
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.parameters import take, width
 from mpifl.core.types import Vector
 
 
 @dataclass(frozen=True)
-class FedClust(Algorithm):
+class FedClust(NewClients, Algorithm):
     """One row per cluster, and the initial model; table `signature` holds the clusters' mean final layers.
 
     Attributes:
@@ -48,9 +48,8 @@ class FedClust(Algorithm):
     variant: str = "paper"
 
     paper = "islam2024fedclust"
-    needs = Needs(
-        fingerprint=True, fingerprint_gram="signature", fingerprint_distance="signature", newcomers=True
-    )
+    statistics_gram = "signature"
+    statistics_distance = "signature"
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "take a positive distance of weights")

@@ -31,6 +31,7 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    OneShotStatistics,
     ProblemInfo,
     Report,
     Server,
@@ -46,7 +47,7 @@ OVER = ("fedavg", "fedprox", "fedbabu", "fedper")
 
 
 @dataclass(frozen=True)
-class FedCUAU(Algorithm):
+class FedCUAU(OneShotStatistics, Algorithm):
     """Tables `trunk` (one row) and `block` (C rows).
 
     Attributes:
@@ -63,7 +64,8 @@ class FedCUAU(Algorithm):
     tune_epochs: int = 5
 
     paper = "fedcuau"
-    needs = Needs(fingerprint=True, fingerprint_gram="last_layer", state=True)
+    statistics_gram = "last_layer"
+    needs = Needs(client_state=True)
     traffic_depends_on = (
         "who is in which cluster: cluster i of C moves the trunk and the blocks of copies i to C"
     )
@@ -75,9 +77,7 @@ class FedCUAU(Algorithm):
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
 
     def check(self, problem: ProblemInfo) -> None:
-        """There must be a client for each cluster, and a block below the head where the head is not
-        shared.
-        """
+        """Raise `UserError` without a client for each cluster, or a block below a head that is not shared."""
         remedy = f"there are only {problem.num_clients} clients; take fewer clusters"
         require(self.num_clusters <= problem.num_clients, "num_clusters", self.num_clusters, remedy)
         remedy = "the model names no block below its head; take a model that does, or over fedavg"

@@ -52,7 +52,7 @@ class FedFomo(Algorithm):
     epsilon_decay: float = 0.05
 
     paper = "zhang2021personalized"
-    needs = Needs(state=True, validation=True, together=True)
+    needs = Needs(client_state=True, validation=True, fresh_uploads=True)
 
     def __post_init__(self) -> None:
         require(self.num_models >= 1, "num_models", self.num_models, "take at least one model")

@@ -28,7 +28,8 @@ class FedAdam(Algorithm):
 
     Attributes:
         server_lr: eta.
-        beta1, beta2: decay of the moments.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
         tau: degree of adaptivity, the least denominator.
     """
 
@@ -38,7 +39,7 @@ class FedAdam(Algorithm):
     tau: float = 1e-3
 
     paper = "reddi2021adaptive"
-    needs = Needs(polish=True)
+    needs = Needs(server_update=True)
 
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)
@@ -66,7 +67,8 @@ class FedYogi(Algorithm):
 
     Attributes:
         server_lr: eta.
-        beta1, beta2: decay of the moments.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
         tau: degree of adaptivity, the least denominator.
     """
 
@@ -76,7 +78,7 @@ class FedYogi(Algorithm):
     tau: float = 1e-3
 
     paper = "reddi2021adaptive"
-    needs = Needs(polish=True)
+    needs = Needs(server_update=True)
 
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)

@@ -32,7 +32,7 @@ class FedPer(Algorithm):
     """One table, `body`; the head is client state, the common initial one before the first visit."""
 
     paper = "arivazhagan2019federated"
-    needs = Needs(state=True)
+    needs = Needs(client_state=True)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""

@@ -40,7 +40,7 @@ class FedRep(Algorithm):
     head_epochs: int = 10
 
     paper = "collins2021exploiting"
-    needs = Needs(state=True)
+    needs = Needs(client_state=True)
 
     def __post_init__(self) -> None:
         require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "take 0 or more passes over the data")

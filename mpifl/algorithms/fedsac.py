@@ -24,9 +24,9 @@ from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
+    ComparedUploads,
     Key,
     Message,
-    Needs,
     Notes,
     ProblemInfo,
     Report,
@@ -41,7 +41,7 @@ VARIANTS = ("paper", "repo", "emdcfl")
 
 
 @dataclass(frozen=True)
-class FedSaC(Algorithm):
+class FedSaC(ComparedUploads, Algorithm):
     """N rows, one for each client, which reads its own.
 
     Attributes:
@@ -59,7 +59,7 @@ class FedSaC(Algorithm):
     variant: str = "paper"
 
     paper = "yan2024balancing"
-    needs = Needs(gram="delta")
+    gram = "delta"
 
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2", "lam"):

@@ -62,7 +62,7 @@ class FedSoft(Algorithm):
     variant: str = "paper"
 
     paper = "ruan2022fedsoft"
-    needs = Needs(several=True, state=True)
+    needs = Needs(min_cohort=2, client_state=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one centre")

@@ -27,6 +27,7 @@ from mpifl.core.method import (
     ProblemInfo,
     Report,
     Server,
+    ServerEvaluation,
     State,
 )
 from mpifl.core.mixing import Plan, blend
@@ -37,11 +38,13 @@ from .ccfl import CCFL, lateness, pretrained
 
 
 @dataclass(frozen=True)
-class FedSoftAsync(Algorithm):
+class FedSoftAsync(ServerEvaluation, Algorithm):
     """K rows, all read by everyone.
 
     Attributes:
-        alpha0: largest mixing rate. a, b: of the staleness factor.
+        alpha0: largest mixing rate.
+        a: of the staleness factor.
+        b: of the staleness factor.
         rho: strength of the client's proximal term.
         pretrain_epochs: passes over D_k before the first upload.
     """
@@ -53,7 +56,7 @@ class FedSoftAsync(Algorithm):
     pretrain_epochs: int = 5
 
     paper = CCFL.paper
-    needs = Needs(inspect=True, one_by_one=True, asynchronous=True)
+    needs = Needs(single_upload=True, weighs_staleness=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")

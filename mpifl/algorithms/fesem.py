@@ -29,11 +29,12 @@ from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
+    ComparedUploads,
     Key,
     Message,
-    Needs,
     Notes,
     ProblemInfo,
+    RememberedUploads,
     Report,
     Server,
     State,
@@ -47,7 +48,7 @@ VARIANTS = ("flt", "flexcfl", "emdcfl")
 
 
 @dataclass(frozen=True)
-class FeSEM(Algorithm):
+class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
     """K rows, the centres.
 
     Attributes:
@@ -61,7 +62,8 @@ class FeSEM(Algorithm):
     mu: float = 0.1
 
     paper = "long2023multi"
-    needs = Needs(memory="model", gram="model", row_distance="model")
+    gram = "model"
+    row_distance = "model"
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")

@@ -33,6 +33,7 @@ from mpifl.core.method import (
     Key,
     Message,
     Needs,
+    NewClients,
     Notes,
     ProblemInfo,
     Report,
@@ -44,7 +45,7 @@ from mpifl.core.types import Vector
 
 
 @dataclass(frozen=True)
-class FlexCFL(Algorithm):
+class FlexCFL(NewClients, Algorithm):
     """One row per group, and the initial model; table `direction` holds the g_j.
 
     Attributes:
@@ -66,14 +67,9 @@ class FlexCFL(Algorithm):
     variant: str = "paper"
 
     paper = "duan2022flexible"
-    needs = Needs(
-        fingerprint=True,
-        fingerprint_gram="direction",
-        fingerprint_distance="direction",
-        newcomers=True,
-        state=True,
-        polish=True,
-    )
+    statistics_gram = "direction"
+    statistics_distance = "direction"
+    needs = Needs(client_state=True, server_update=True)
 
     def __post_init__(self) -> None:
         require(self.num_groups >= 1, "num_groups", self.num_groups, "take at least one group")

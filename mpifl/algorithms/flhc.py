@@ -19,12 +19,12 @@ import numpy as np
 from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.clustering.partitions import LINKAGES, agglomerative
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
+from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Message, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, by_cluster
 
 
 @dataclass(frozen=True)
-class FLHC(Algorithm):
+class FLHC(ComparedUploads, Algorithm):
     """One row, then one per cluster (and the shared model, if somebody was absent).
 
     Attributes:
@@ -42,7 +42,7 @@ class FLHC(Algorithm):
     linkage: str = "average"
 
     paper = "briggs2020federated"
-    needs = Needs(gram="delta")
+    gram = "delta"
 
     def __post_init__(self) -> None:
         require(self.rounds_before >= 0, "rounds_before", self.rounds_before, "take 0 or more rounds")

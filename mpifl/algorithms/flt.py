@@ -31,7 +31,17 @@ from mpifl.clustering.server_plans import linked_clients, regrouped, related_pla
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, ProblemInfo, Report, Server
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    NewClients,
+    Notes,
+    ProblemInfo,
+    RememberedUploads,
+    Report,
+    Server,
+)
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Vector
@@ -42,7 +52,7 @@ DISTANCES = {"matching": matching_distance, "closest": closest_pair}
 
 
 @dataclass(frozen=True)
-class FLT(Algorithm):
+class FLT(NewClients, RememberedUploads, Algorithm):
     """One row per set of related clients, and the initial model.
 
     Attributes:
@@ -51,8 +61,10 @@ class FLT(Algorithm):
         distance: `matching` or `closest`, between sets of centroids.
         case: `full` or `ward`, the latter with `num_clusters` clusters; 0 finds their number.
         all_clients: average those who do not take part, too.
-        autoencoder: `flt_ae` (grey, 28 x 28) or `flt_ae_cifar` (colour). code: e, numbers in a code.
-        pretrain_epochs, finetune_epochs: of the autoencoder, at the server and at a client.
+        autoencoder: `flt_ae` (grey, 28 x 28) or `flt_ae_cifar` (colour).
+        code: e, numbers in a code.
+        pretrain_epochs: of the autoencoder at the server.
+        finetune_epochs: of the autoencoder at a client.
         loss: `mse` or `bce`; the latter needs pixels in [0, 1].
     """
 
@@ -69,7 +81,6 @@ class FLT(Algorithm):
     loss: str = "mse"
 
     paper = "jamalirad2022federated"
-    needs = Needs(fingerprint=True, newcomers=True, memory="model")
 
     def __post_init__(self) -> None:
         require(self.gamma > 0, "gamma", self.gamma, "take a positive distance; 1 in the paper")

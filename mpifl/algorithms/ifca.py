@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpifl.core.capabilities import Capability, OneShotStatistics, declared
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
@@ -41,7 +42,7 @@ from mpifl.training.evaluation import best_model, fitting_model
 
 
 @dataclass(frozen=True)
-class IFCA(Algorithm):
+class IFCA(OneShotStatistics, Algorithm):
     """K rows, all read by everyone; with weight sharing K heads and one body.
 
     Attributes:
@@ -72,8 +73,13 @@ class IFCA(Algorithm):
         require(self.share in ("none", "body"), "share", self.share, "take none or body")
         require(self.restarts >= 0, "restarts", self.restarts, "take 0 or more sets of models")
         require(0 <= self.least <= 1, "least", self.least, "take a share in [0, 1]")
-        needs = Needs(validation=self.select_on == "val", fingerprint=self.restarts > 0)
-        object.__setattr__(self, "needs", needs)  # no field: what these choices ask for
+        needs = Needs(validation=self.select_on == "val")
+        object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
+
+    @property
+    def capabilities(self) -> frozenset[type[Capability]]:
+        """One-shot statistics choose among several sets of initial models only."""
+        return declared(type(self)) if self.restarts else frozenset()
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send all sets of initial models."""

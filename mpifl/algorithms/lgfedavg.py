@@ -43,7 +43,7 @@ class LGFedAvg(Algorithm):
     shared: str = "head"
 
     paper = "liang2020think"
-    needs = Needs(state=True)
+    needs = Needs(client_state=True)
 
     def __post_init__(self) -> None:
         require(self.shared in PRIVATE, "shared", self.shared, f"take one of {', '.join(PRIVATE)}")

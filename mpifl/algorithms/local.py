@@ -19,7 +19,7 @@ class Local(Algorithm):
     """Every client trains alone."""
 
     paper = "mcmahan2017communication"
-    needs = Needs(state=True)
+    needs = Needs(client_state=True)
 
     def reads(self, server: Server, k: int) -> Reads:
         """Download the initial model, known to all from the seed; nothing that changes."""

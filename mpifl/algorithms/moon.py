@@ -34,7 +34,7 @@ class MOON(Algorithm):
     temperature: float = 0.5
 
     paper = "li2021model"
-    needs = Needs(state=True)
+    needs = Needs(client_state=True)
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")

@@ -13,16 +13,16 @@ import numpy as np
 
 from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, Server
+from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, RememberedUploads, Server
 from mpifl.core.mixing import Plan
 
 
 @dataclass(frozen=True)
-class Oracle(Algorithm):
+class Oracle(RememberedUploads, Algorithm):
     """One row per true group."""
 
     paper = "zhang2025clustered"
-    needs = Needs(groups=True, memory="model")
+    needs = Needs(groups=True)
 
     def check(self, problem: ProblemInfo) -> None:
         """The truth must be known."""

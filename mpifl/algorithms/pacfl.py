@@ -26,7 +26,7 @@ from mpifl.clustering.partitions import merge_closest
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, inherited, joined
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, ProblemInfo, Report, Server
+from mpifl.core.method import Algorithm, Client, Key, NewClients, Notes, ProblemInfo, Report, Server
 from mpifl.core.mixing import Plan
 from mpifl.core.types import Vector
 
@@ -35,12 +35,13 @@ LINKAGES = ("average", "maximum", "minimum")
 
 
 @dataclass(frozen=True)
-class PACFL(Algorithm):
+class PACFL(NewClients, Algorithm):
     """One row per cluster, and the initial model.
 
     Attributes:
         threshold: degrees up to which clusters merge.
-        p: singular vectors of each class. budget: of all classes together; 0: p of each.
+        p: singular vectors of each class.
+        budget: singular vectors of all classes together; 0: p of each.
         angle: `columns`, `smallest` or `sum`.
         linkage: `average` (plain mean of two rows), `maximum` or `minimum`.
         variant: `paper` or `emdcfl`.
@@ -54,7 +55,6 @@ class PACFL(Algorithm):
     variant: str = "paper"
 
     paper = "vahidian2023efficient"
-    needs = Needs(fingerprint=True, newcomers=True)
     fingerprints_vary = True
 
     def __post_init__(self) -> None:

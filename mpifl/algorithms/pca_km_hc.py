@@ -21,7 +21,17 @@ from mpifl.clustering.distances import matching_distance, pairwise
 from mpifl.clustering.partitions import kmeans
 from mpifl.clustering.server_plans import linked_clients, regrouped, related_plan, related_server
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Needs, Notes, ProblemInfo, Report, Server
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    NewClients,
+    Notes,
+    ProblemInfo,
+    RememberedUploads,
+    Report,
+    Server,
+)
 from mpifl.core.mixing import Plan
 from mpifl.core.types import Vector
 
@@ -29,7 +39,7 @@ KMEANS_SEED = 43  # the repository's
 
 
 @dataclass(frozen=True)
-class PCAKMHC(Algorithm):
+class PCAKMHC(NewClients, RememberedUploads, Algorithm):
     """One row per set of related clients, and the initial model.
 
     Attributes:
@@ -48,7 +58,6 @@ class PCAKMHC(Algorithm):
     all_clients: bool = True
 
     paper = "dennis2021heterogeneity"
-    needs = Needs(fingerprint=True, newcomers=True, memory="model")
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "take a positive distance")
@@ -98,9 +107,7 @@ class PCAKMHC(Algorithm):
 
 
 def _scores(x: np.ndarray, e: int) -> np.ndarray:
-    """Return the scores [n, e] of images [n, D] on their own principal components; largest image score
-    positive.
-    """
+    """Return the scores [n, e] of images [n, D] on their principal components, the largest of each positive."""
     left, values, _ = np.linalg.svd(x - x.mean(0), full_matrices=False)
     signs = np.sign(left[np.abs(left).argmax(0), np.arange(left.shape[1])])
     return np.asarray((left * signs * values)[:, :e])

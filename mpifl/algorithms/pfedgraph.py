@@ -23,9 +23,9 @@ from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
+    ComparedUploads,
     Key,
     Message,
-    Needs,
     Notes,
     ProblemInfo,
     Report,
@@ -40,7 +40,7 @@ VARIANTS = ("paper", "repo", "emdcfl")
 
 
 @dataclass(frozen=True)
-class PFedGraph(Algorithm):
+class PFedGraph(ComparedUploads, Algorithm):
     """N rows, one for each client, which reads its own.
 
     Attributes:
@@ -54,7 +54,7 @@ class PFedGraph(Algorithm):
     variant: str = "paper"
 
     paper = "ye2023personalized"
-    needs = Needs(gram="delta")
+    gram = "delta"
 
     def __post_init__(self) -> None:
         require(self.alpha > 0, "alpha", self.alpha, "take a positive weight")

@@ -32,6 +32,7 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    OneShotStatistics,
     ProblemInfo,
     Report,
     Server,
@@ -44,7 +45,7 @@ KMEANS_SEED = 1  # the repository's
 
 
 @dataclass(frozen=True)
-class UCFL(Algorithm):
+class UCFL(OneShotStatistics, Algorithm):
     """N rows, or as many as there are streams.
 
     Attributes:
@@ -60,7 +61,8 @@ class UCFL(Algorithm):
     parallel: bool = False
 
     paper = "mestoukirdi2023user"
-    needs = Needs(fingerprint=True, fingerprint_gram="gradient", several=True)
+    statistics_gram = "gradient"
+    needs = Needs(min_cohort=2)
 
     def __post_init__(self) -> None:
         remedy = "take 0 (one per user), a number, or -1 (silhouette)"

@@ -8,14 +8,15 @@ dataclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from .client import Client, Peer
+from .capabilities import Capability, NewClients, declared, uses
+from .client import Client
 from .errors import require
 from .federation import Split
 from .mixing import Plan
@@ -25,67 +26,33 @@ from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Ve
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method asks of the engine beyond a plain round; declared, never probed.
+    """What a method asks of the data, of local training and of the policy; declared, never probed.
 
     Attributes:
-        groups: the true groups (Oracle).
-        fingerprint: one-shot statistics of the initial_clients before training.
-        fingerprint_gram: name of a fingerprint vector whose pairwise products `setup` reads as `gram` [n, n].
-        fingerprint_distance: name of a fingerprint vector whose distances to the rows of the table of that
-            name `assign_new_clients` reads as `row_distance` [m, K].
-        newcomers: those who are no initial_clients give their statistics when they first take part
-            (`assign_new_clients`).
-        gram: name of an upload whose pairwise products `aggregate` reads as `gram` [m, m].
-        memory: name of an upload that the server remembers for clients that do not take part in a step.
-        probe: the pairwise second look after local training.
+        groups: it reads the true groups (Oracle).
         validation: every client must hold validation data.
-        state: clients keep something between visits.
-        polish: `server_update` changes rows.
-        inspect: uploads are evaluated where they are, on data the server owns (`inspect`, `appraise`).
-        row_distance: name of an upload whose distances to all rows of the table of that name `aggregate`
-            reads as `row_distance` [m, K].
-        rounds: what a client does depends on the number of the round.
-        one_by_one: a step takes a single upload; only policies that step at every arrival will do.
-        several: a step compares uploads, or shares rows out among them; policies that step at every arrival
-            will not do.
-        together: uploads answer what the server sent in this very step; policies with stale uploads will not
-            do.
-        asynchronous: its own rule weighs single and stale uploads; no policy damps its steps.
+        client_state: clients keep something between visits.
         plain_sgd: local training must be SGD without momentum.
+        round_number: what a client does depends on the number of the round.
+        server_update: the hook of that name changes rows.
+        min_cohort: fewest uploads of a step. From 2 on, a step compares uploads or shares rows out among
+            them, and policies that step at every arrival are refused.
+        single_upload: a step takes one upload; only policies that step at every arrival will do.
+        fresh_uploads: uploads answer what the server sent in this very step; policies with stale uploads
+            are refused.
+        weighs_staleness: its own rule weighs single and stale uploads; no policy damps its steps.
     """
 
     groups: bool = False
-    fingerprint: bool = False
-    fingerprint_gram: str | None = None
-    fingerprint_distance: str | None = None
-    newcomers: bool = False
-    gram: str | None = None
-    memory: str | None = None
-    probe: bool = False
     validation: bool = False
-    state: bool = False
-    polish: bool = False
-    inspect: bool = False
-    row_distance: str | None = None
-    rounds: bool = False
-    one_by_one: bool = False
-    several: bool = False
-    together: bool = False
-    asynchronous: bool = False
+    client_state: bool = False
     plain_sgd: bool = False
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a probe found.
-
-    Attributes:
-        notes: small numbers the client sends to the server.
-        findings: what the server computes from what was exchanged; no traffic of its own.
-    """
-
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    findings: Mapping[str, Any] = field(default_factory=dict)
+    round_number: bool = False
+    server_update: bool = False
+    min_cohort: int = 1
+    single_upload: bool = False
+    fresh_uploads: bool = False
+    weighs_staleness: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,18 +85,61 @@ class PlannedRun:
 class Algorithm(ABC):
     """A federated method. Subclasses are frozen dataclasses, abstract or final, never overridden again.
 
+    A method is read in the order of a round: `setup` makes the first server, `reads` says what a client
+    downloads, `local_update` trains, `aggregate` decides how uploads are mixed into rows, `server_update`
+    goes on from the mixed rows, `model_of` says which model a client is evaluated by. The other hooks have
+    defaults that most methods keep; further phases are capabilities (`core/capabilities.py`).
+
     Attributes:
         paper: where it comes from, a key of `algorithms/papers.bib` or a BibTeX entry; empty: nowhere.
         needs: what it asks of the engine.
         traffic_depends_on: what decides its traffic and only training can tell; empty where the traffic is
             known before.
-        fingerprints_vary: whether the size of one-shot statistics depends on the client's data.
     """
 
     paper: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
     traffic_depends_on: ClassVar[str] = ""
-    fingerprints_vary: ClassVar[bool] = False
+
+    @property
+    def capabilities(self) -> frozenset[type[Capability]]:
+        """The capabilities in use. Default: those that the class inherits from."""
+        return declared(type(self))
+
+    # -- a round
+
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
+        """Return the first server; runs once, on rank 0. Default: one model, used by all."""
+        return Server({"model": problem.init(0)[None]}, np.zeros(problem.num_clients, np.int64))
+
+    def reads(self, server: Server, k: int) -> Reads:
+        """Return the rows client `k` downloads to train. Default: its assigned model."""
+        return {"model": (int(server.assign[k]),)}
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train at the client: from what it downloaded and its own state to a report and its next state.
+
+        Default: train the one model that was downloaded, keep nothing.
+        """
+        w = client.sgd(message["model"][0], key)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    @abstractmethod
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Decide, on rank 0 and from notes only, how the rows are mixed."""
+
+    def server_update(self, old: Server, new: Server) -> Server:
+        """Return the server after a step of its own on the mixed rows (momentum, Adam). Default: `new`.
+
+        Rows may change only under `Needs(server_update=True)`.
+        """
+        return new
+
+    def model_of(self, message: Message, state: State, client: Client) -> Vector:
+        """Return the vector [d] by which a client is evaluated. Default: its first row of `model`."""
+        return message["model"][0]
+
+    # -- before a run
 
     def check(self, problem: ProblemInfo) -> None:
         """Raise `UserError` when this method cannot run in this problem. Default: when K is larger than N."""
@@ -141,94 +151,18 @@ class Algorithm(ABC):
         """Return name and options of the network beside the model (`Client.auxiliary`). Default: none."""
         return None
 
-    def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
-        """Return the rows [r, width] all download for one-shot statistics. Default: theta0 as `init`."""
-        return {"init": problem.init(0)[None]}
-
-    def initial_clients(self, problem: ProblemInfo, present: np.ndarray, key: Key) -> np.ndarray:
-        """Return who of the clients `present` gives one-shot statistics before training. Default: all."""
-        return present
-
-    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report | None:
-        """Return the one-shot statistics of a client, which downloaded `shown` (only if declared)."""
-        return None
-
-    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Return the first server; runs once, on rank 0. Default: one model, used by all."""
-        return Server({"model": problem.init(0)[None]}, np.zeros(problem.num_clients, np.int64))
-
-    def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
-        """Mix what the initial_clients sent as one-shot statistics into the first rows. Default: nothing."""
-        return Plan([])
-
-    def new_clients(self, server: Server, cohort: np.ndarray) -> np.ndarray:
-        """Return who of a cohort gives one-shot statistics before training (only if `newcomers` is declared).
-
-        Default: those who are not in `algorithm_state["known"]`, bool [N].
-        """
-        return np.asarray(cohort[~server.algorithm_state["known"][cohort]])
-
-    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
-        """Take in new_clients by their one-shot statistics (only if `newcomers` is declared)."""
-        return Plan([])
-
-    def reads(self, server: Server, k: int) -> Reads:
-        """Return the rows client `k` downloads to train. Default: its assigned model."""
-        return {"model": (int(server.assign[k]),)}
+    # -- evaluation
 
     def serves(self, server: Server, k: int) -> Reads:
         """Return the rows that client `k` is evaluated with. Default: what it downloads."""
         return self.reads(server, k)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Return the rows that client `k` is evaluated with before its first visit. Default: those of
-        `serves`.
+        """Return the rows that client `k` is evaluated with before its first visit. Default: `serves`.
 
         A method whose clients choose their row at a visit serves all rows here; `model_of` then chooses.
         """
         return self.serves(server, k)
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train at the client: from what it downloaded and its own state to a report and its next state.
-
-        Default: train the one model that was downloaded, keep nothing.
-        """
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
-
-    def compares(self, server: Server) -> bool:
-        """Return whether `aggregate` reads `gram` after this step (only if declared). Default: always."""
-        return True
-
-    def probes(self, server: Server, step: int) -> bool:
-        """Return whether the pairwise second look happens in this step (only if declared)."""
-        return self.needs.probe
-
-    def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
-        """Look, with the uploads of a client, at the data of its peers (only if declared)."""
-        return Look()
-
-    def inspect(self, vectors: Mapping[str, Vector], public: Sequence[Client]) -> Mapping[str, Any]:
-        """Return what the server finds when it judges an upload on its own data (only if declared)."""
-        return {}
-
-    def appraise(self, old: Server | None, new: Server, public: Sequence[Client]) -> Server:
-        """Return `new` with what the server must know of its own rows (only if `inspect` is declared)."""
-        return new
-
-    @abstractmethod
-    def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Decide, on rank 0 and from notes only, how the rows are mixed."""
-
-    def server_update(self, old: Server, new: Server) -> Server:
-        """Polish the rows after mixing (momentum, Adam). Default: nothing."""
-        return new
-
-    def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the vector [d] by which a client is evaluated. Default: the first row of `model` it is
-        served.
-        """
-        return message["model"][0]
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Return what a client scores on `split`. Default: accuracy and loss of `model_of`."""
@@ -241,9 +175,11 @@ class Algorithm(ABC):
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
         """Return whose cluster is known, bool [N]; the others stand wherever they began.
 
-        Default: those in `visited` and, where the method has newcomers, in `algorithm_state["known"]`.
+        Default: those in `visited` and, where new clients are assigned, in `algorithm_state["known"]`.
         """
-        return visited | server.algorithm_state["known"].astype(bool) if self.needs.newcomers else visited
+        if not uses(self, NewClients):
+            return visited
+        return np.asarray(visited | server.algorithm_state["known"].astype(bool))
 
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
         """Return what a run sends beside the reads and reports of equal rounds: bytes (down, up), by unicast.

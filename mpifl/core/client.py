@@ -1,4 +1,4 @@
-"""What a method may ask of a client while it visits: train, evaluate, embed. Implemented by `local/`."""
+"""What a method may ask of a client while it visits: train, evaluate, embed. Implemented in `training/`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Trained:
         vector: [d] trained model.
         steps: optimiser steps taken.
         loss: mean training loss over the steps.
-        lr, momentum: of these steps.
+        lr: learning rate of these steps.
+        momentum: of these steps; 0 for Adam.
     """
 
     vector: Vector
@@ -47,8 +48,11 @@ class Client(ABC):
     """One client at one visit.
 
     Attributes:
-        id: 0..N-1. visit: how many visits it made before. num_samples: training samples at this visit.
-        layout: of the model's flat vector. init: the common initial vector [d], which all know from the seed.
+        id: 0..N-1.
+        visit: number of visits it made before this one.
+        num_samples: training samples at this visit.
+        layout: of the model's flat vector.
+        init: the common initial vector [d], which all know from the seed.
     """
 
     id: int
@@ -82,6 +86,7 @@ class Client(ABC):
         """Train from `start` [d] on the client's training data and return the outcome.
 
         Args:
+            start: [d].
             key: addresses the order of the batches.
             direction: changes the gradient before each step (FedProx: `lambda g, w: g + mu * (w - x)`).
             loss: replaces cross-entropy.
@@ -145,6 +150,9 @@ class Peer(ABC):
     def ask(
         self, payload: torch.Tensor, answer: Callable[[Client, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Send `payload` to this peer, have it compute `answer(client, payload)`, and return what it sends
-        back.
+        """Send `payload` to this peer and return its answer.
+
+        Args:
+            payload: any shape.
+            answer: what the peer computes from its client and the payload.
         """

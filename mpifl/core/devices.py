@@ -1,7 +1,4 @@
-"""What lies on a device: how it comes to main memory, and how much may stay.
-
-What crosses from the server's memory to a client's device, and back.
-"""
+"""Tensors between a GPU and main memory: messages and state to the device, reports back from it."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ SHARE = 0.25  # of a device's free memory that the uploads of a round may take
 
 
 def staged(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in main memory, from a GPU through page-locked memory; what is there is not copied."""
+    """Return a tensor in main memory, copied from a GPU through page-locked memory."""
     home = sent_home(value)
     if home is not value:
         wait(value.device)
@@ -29,24 +26,26 @@ def staged(value: torch.Tensor) -> torch.Tensor:
 
 
 def sent_home(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is in main memory once its device was waited for."""
+    """Start the copy of a tensor to main memory; it is complete after `wait(value.device)`."""
     if not value.is_cuda:
         return value.to(CPU)
     return torch.empty_like(value, device=CPU, pin_memory=True).copy_(value, non_blocking=True)
 
 
 def wait(device: torch.device) -> None:
-    """Wait until a GPU has done what it was asked for; others are never late."""
+    """Block until the current stream of a GPU is empty; do nothing on other devices."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def room(device: torch.device, ranks: int) -> int:
-    """Return the bytes that this process's uploads of a round may take on a device: a share of what is free
-    there, or this process's to use again.
+    """Return the bytes that the uploads of a round may take on a device.
+
+    A share of the memory that is free there or cached by this process.
 
     Args:
-        ranks: of this node that use its devices.
+        device: where the uploads are made; 0 bytes for the CPU.
+        ranks: ranks of this node that use its devices.
     """
     if device.type != "cuda":
         return 0
@@ -57,9 +56,9 @@ def room(device: torch.device, ranks: int) -> int:
 
 
 def settle(device: torch.device) -> None:
-    """Have a GPU give the same bits each time; before anything is computed on it.
+    """Use deterministic algorithms on a GPU; call it before anything is computed there.
 
-    Operations that have no such form give a warning, and bits that may differ.
+    Operations without a deterministic form warn, and their bits may differ between runs.
     """
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -70,7 +69,7 @@ def settle(device: torch.device) -> None:
 
 
 def tensors_on(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return the mapping with its tensors on `device`; what is there already is not copied."""
+    """Return the mapping with its tensors on `device`."""
     return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
 
 
@@ -90,10 +89,12 @@ def split_on(split: Split, device: torch.device) -> Split:
 
 
 def report_home(report: Report, device: torch.device, vectors: bool = True) -> Report:
-    """Return a report made on `device` whose vectors and notes are in the server's kind of memory.
+    """Return a report with its notes, and its vectors, in main memory.
 
     Args:
-        vectors: False leaves them where they are.
+        report: made on `device`.
+        device: the client's.
+        vectors: False leaves the vectors on the device.
     """
     if device == CPU:
         return report
@@ -103,5 +104,4 @@ def report_home(report: Report, device: torch.device, vectors: bool = True) -> R
 
 
 def _sent_home(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mapping with its tensors in main memory; they come one behind the other."""
     return {name: sent_home(v) if isinstance(v, torch.Tensor) else v for name, v in values.items()}

@@ -1,4 +1,4 @@
-"""What is said to a user whose input cannot work: the key, the value and the remedy."""
+"""Errors with a message for the user: the key, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class MethodError(UserError):
     """A method's hook returned, or asked for, what cannot be. The user's method is at fault.
 
     Args:
-        key: class and hook, as `FedAvg.aggregate`; what is wrong in `value`, in words.
+        key: class and hook, as `FedAvg.aggregate`.
+        value: what is wrong, in words.
+        remedy: what to do about it.
     """
 
     def __init__(self, key: str, value: str, remedy: str) -> None:
@@ -46,7 +48,8 @@ class Missing(KeyError):
     """A method asked for something by a name that is not there.
 
     Args:
-        what: what is missing. remedy: what to do about it.
+        what: what is missing.
+        remedy: what to do about it.
     """
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -58,7 +61,7 @@ class Missing(KeyError):
 
 
 class CodeFailed(RuntimeError):
-    """Code of the user's raised. Shown once, by rank 0: the traceback from that code on, then one line.
+    """User code raised an exception. Rank 0 shows its traceback once, from that code on, then one line.
 
     Args:
         text: where, and what was raised.

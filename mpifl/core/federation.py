@@ -1,6 +1,4 @@
-"""What a federation looks like to everything that is not `data/`: clients, their splits, their hidden
-groups.
-"""
+"""The interface to the data of a federation: clients, their splits, their hidden groups."""
 
 from __future__ import annotations
 
@@ -27,8 +25,13 @@ class Split:
 
 @dataclass(frozen=True)
 class ClientData:
-    """The three splits of one client at one visit; `extra` holds named further test sets (a backdoor,
-    say).
+    """The splits of one client at one visit.
+
+    Attributes:
+        train: training samples.
+        val: validation samples.
+        test: test samples.
+        extra: further test sets by name (a backdoor, say).
     """
 
     train: Split
@@ -38,8 +41,7 @@ class ClientData:
 
 
 class Federation(ABC):
-    """A population of clients. Every rank opens the same federation; access order does not change what is
-    read.
+    """A population of clients. Every rank opens the same one; the order of access does not change the data.
 
     Attributes:
         num_clients: N.
@@ -65,6 +67,7 @@ class Federation(ABC):
 
     def num_samples(self, k: int, visit: int = 0) -> int:
         """Return the number of training samples of client `k` at its `visit`-th visit, without reading them.
+
         Default: `sizes`, for data that do not change.
         """
         return int(self.sizes[k, 0])
@@ -79,9 +82,7 @@ class Federation(ABC):
         return ()
 
     def group_test_sets(self) -> tuple[Split, ...]:
-        """Return labelled test sets of whole groups, one for each, that nobody trains on (none by
-        default).
-        """
+        """Return labelled test sets of whole groups that nobody trains on. Default: none."""
         return ()
 
     def mixture(self, k: int, visit: int = 0) -> np.ndarray | None:
@@ -98,8 +99,8 @@ class Federation(ABC):
         """Let a visit meet the first data that differ enough from those of the visit before.
 
         Args:
-            threshold: total variation distance between the shares of the groups. longest: visits wait for at
-                most so many data.
+            threshold: total variation distance between the shares of the groups.
+            longest: most data that a visit skips.
 
         Raises:
             UserError: the data never change.

@@ -25,7 +25,7 @@ FULL = (
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether it says that a disk is full."""
+    """Return whether an error says that a disk is full."""
     return isinstance(error, OSError) and error.errno in FULL
 
 
@@ -83,6 +83,9 @@ def new_array(path: Path, dtype: type, shape: tuple[int, ...], rows: np.ndarray 
     """Make an .npy file with room for all of an array of zeros, and return it mapped for writing.
 
     Args:
+        path: of the file.
+        dtype: of the numbers.
+        shape: of the array.
         rows: the only rows that will ever be written, in ascending order; None for all.
 
     Raises:

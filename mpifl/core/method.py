@@ -1,6 +1,15 @@
-"""The words of a method: everything its hooks take and return, from one place."""
+"""Everything a method's file imports: what its hooks take and return."""
 
-from .algorithm import Algorithm, Look, Needs, PlannedRun
+from .algorithm import Algorithm, Needs, PlannedRun
+from .capabilities import (
+    ComparedUploads,
+    Look,
+    NewClients,
+    OneShotStatistics,
+    RememberedUploads,
+    SecondLook,
+    ServerEvaluation,
+)
 from .client import Client, Peer, Trained
 from .rng import Key
 from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
@@ -8,17 +17,23 @@ from .types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Ve
 __all__ = [
     "Algorithm",
     "Client",
+    "ComparedUploads",
     "Key",
     "Look",
     "Message",
     "Needs",
+    "NewClients",
     "Notes",
+    "OneShotStatistics",
     "Peer",
     "PlannedRun",
     "ProblemInfo",
     "Reads",
+    "RememberedUploads",
     "Report",
+    "SecondLook",
     "Server",
+    "ServerEvaluation",
     "State",
     "Trained",
     "Vector",

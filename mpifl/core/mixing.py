@@ -36,11 +36,6 @@ class Mixing:
         """K, rows of the table after the step."""
         return len(self.weights)
 
-    @property
-    def is_diagonal(self) -> bool:
-        """Whether each row depends on no other old row."""
-        return self.keep is None or self.keep.ndim == 1
-
     def row_sums(self) -> np.ndarray:
         """Return keep + weights summed over each row [K]: ones for a convex step on models."""
         kept = 0.0 if self.keep is None else self.keep if self.keep.ndim == 1 else self.keep.sum(1)
@@ -49,8 +44,12 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the server decided: mixings, in order, and what replaces `assign` and `algorithm_state`
-    (None: unchanged).
+    """What the server decided.
+
+    Attributes:
+        mixings: applied in order.
+        assign: int64 [N], replaces the assignment; None: unchanged.
+        algorithm_state: replaces the method's state; None: unchanged.
     """
 
     mixings: Sequence[Mixing]
@@ -72,8 +71,13 @@ def shares(notes: Notes) -> np.ndarray:
 def average(
     notes: Notes, weights: np.ndarray | None = None, into: str = "model", of: str = "model"
 ) -> Mixing:
-    """One row: the mean of all uploads, by samples unless `weights` [m] says otherwise. It stays as it is
-    where all weights are 0.
+    """Return the mixing of one row: the mean of all uploads.
+
+    Args:
+        notes: of the step.
+        weights: [m]; None: by samples. The row stays as it is where all are 0.
+        into: the table.
+        of: the name of the uploads.
     """
     w = notes.num_samples if weights is None else weights
     return rows(np.asarray(w, np.float64)[None], into=into, of=of)
@@ -86,16 +90,26 @@ def by_cluster(
     into: str = "model",
     of: str = "model",
 ) -> Mixing:
-    """Row k: the mean of the uploads whose label [m] is k, by `weights` [m]; a row without uploads stays as
-    it is.
+    """Return the mixing whose row k is the mean of the uploads with label k.
+
+    Args:
+        labels: [m], the row of each upload; -1 for none.
+        num_rows: K.
+        weights: [m], of each upload within its row; a row without uploads stays as it is.
+        into: the table.
+        of: the name of the uploads.
     """
     one_hot = (np.arange(num_rows)[:, None] == np.asarray(labels)[None, :]) * np.asarray(weights, np.float64)
     return rows(one_hot, into=into, of=of)
 
 
 def rows(weights: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
-    """Row k: the uploads mixed by row k of `weights` [K, m], which is normalised; a row of zeros stays as it
-    is.
+    """Return the mixing whose row k is the mean of the uploads by row k of `weights`.
+
+    Args:
+        weights: [K, m], normalised here; a row of zeros leaves its row as it is.
+        into: the table.
+        of: the name of the uploads.
 
     Raises:
         UserError: weights of a row are not finite, or cancel each other.
@@ -113,8 +127,14 @@ def rows(weights: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
 def own_rows(
     weights: np.ndarray, notes: Notes, num_clients: int, into: str = "model", of: str = "model"
 ) -> Mixing:
-    """Row k of N, for client k: the uploads mixed by its row of `weights` [m, m]; rows of absent clients
-    stay.
+    """Return the mixing whose row k belongs to client k: the uploads by its row of `weights`.
+
+    Args:
+        weights: [m, m], a row for each client of the step; rows of absent clients stay.
+        notes: of the step.
+        num_clients: N.
+        into: the table.
+        of: the name of the uploads.
     """
     everyone = np.zeros((num_clients, len(notes)))
     everyone[notes.client] = weights
@@ -128,24 +148,24 @@ def componentwise(weights: np.ndarray) -> np.ndarray:
 
 
 def add(weights: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
-    """Row k: itself plus the uploads mixed by row k of `weights` [K, m]."""
+    """Return the mixing whose row k is itself plus the uploads weighted by row k of `weights` [K, m]."""
     weights = np.atleast_2d(np.asarray(weights, np.float64))
     return Mixing(weights, keep=np.ones(len(weights)), into=into, of=of)
 
 
 def carry(keep: np.ndarray, into: str = "model") -> Mixing:
-    """Rows from old rows alone, by `keep` [K, K0]: no upload enters."""
+    """Return the mixing of old rows alone, by `keep` [K, K0]; no upload enters."""
     return Mixing(np.zeros((len(keep), 0)), keep=keep, into=into, of="")
 
 
 def blend(rates: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
-    """Row k: (1 - sum_j a_kj) of itself plus a_kj of upload j, for `rates` a [K, m]."""
+    """Return the mixing whose row k is (1 - sum_j a_kj) of itself plus a_kj of upload j (a [K, m])."""
     rates = np.atleast_2d(np.asarray(rates, np.float64))
     return Mixing(rates, keep=1.0 - rates.sum(1), into=into, of=of)
 
 
 def in_turn(rates: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
-    """Row k: a_kj of upload j blended in, one upload after the other, for `rates` a [K, m]."""
+    """Return the mixing that blends uploads in one after the other: row <- (1 - a_kj) row + a_kj upload j."""
     rates = np.atleast_2d(np.asarray(rates, np.float64))
     later = np.cumprod((1 - rates)[:, ::-1], axis=1)[:, ::-1]  # prod of (1 - a_ki) over i >= j
     left = np.concatenate([later[:, 1:], np.ones((len(rates), 1))], axis=1)

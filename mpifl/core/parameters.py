@@ -28,9 +28,7 @@ def bounds(part: Part | None) -> tuple[tuple[int, int], ...] | None:
 
 
 def take(vector: torch.Tensor, part: Part) -> torch.Tensor:
-    """Return the numbers of `vector` [..., d] that lie in `part` [..., width]; a view when the part is one
-    slice.
-    """
+    """Return the numbers of `vector` [..., d] that lie in `part`: [..., width], a view of a single slice."""
     pieces = [vector[..., s] for s in part or (slice(0, 0),)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
@@ -74,7 +72,8 @@ class Layout:
     """Where each named tensor of a model lives in the flat vector.
 
     Attributes:
-        names, shapes: one entry per tensor, parameters first.
+        names: of the tensors, parameters first.
+        shapes: of the tensors, in the same order.
         num_parameters: p, the trainable prefix of the vector.
         blocks: module-name prefixes of the cluster block (FedCUAU), head included.
     """

@@ -1,7 +1,4 @@
-"""The memory of this process: what it takes, and how the C library treats what was freed.
-
-How long this process has been there.
-"""
+"""This process: its memory, and the seconds since it began."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ def keep_freed() -> bool:
 
 
 def age() -> float:
-    """Return the seconds since this process began, to a hundredth; Linux."""
+    """Return the seconds since this process began, to a hundredth (Linux)."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])  # starttime of proc(5)
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

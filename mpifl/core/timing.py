@@ -1,4 +1,4 @@
-"""Where the time of a rank goes: a stopwatch with named phases."""
+"""Seconds of a rank by named phase."""
 
 from __future__ import annotations
 

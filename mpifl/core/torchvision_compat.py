@@ -1,4 +1,4 @@
-"""The one door to torchvision, which is slow to import and, beside a CPU torch, does not import as published.
+"""The only import of torchvision, which is slow and, beside a CPU build of torch, fails as published.
 
 PyPI's torchvision is built for CUDA; where its compiled operators do not load, `import torchvision` fails
 with `operator torchvision::nms does not exist`. Data sets, transforms and models need no operator, so

@@ -1,4 +1,4 @@
-"""Messages, reports, notes and the server: what a method sees of the problem."""
+"""Messages, reports, notes and the server: what the hooks of a method take and return."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Reads = Mapping[
 ]  # table -> rows to download, or weights [K] of one mixture
 
 ASKED_FOR = {  # notes that the engine adds -> how to ask for them
-    "gram": "declare needs = Needs(gram=...) with an upload's name, or fingerprint_gram before training",
-    "row_distance": "declare needs = Needs(row_distance=...) with the name of an upload and its table",
+    "gram": "inherit from ComparedUploads and name an upload in gram (before training: statistics_gram)",
+    "row_distance": "inherit from ComparedUploads and name an upload and its table in row_distance",
 }
 
 
@@ -73,7 +73,9 @@ class Notes:
     """The light columns of m reports, ordered by (client, visit): the same for any number of ranks.
 
     Attributes:
-        client, num_samples, staleness: int64 [m].
+        client: int64 [m].
+        num_samples: int64 [m].
+        staleness: int64 [m], server steps since the rows were read.
         fresh: bool [m], False for the remembered upload of a client that did not take part (`Needs.memory`).
         columns: what the reports noted, stacked over reports, and what `Needs` asked for (`gram` [m, m]).
     """

@@ -1,0 +1,171 @@
+"""What a method may do beyond a plain round, by phase.
+
+A method declares a capability by inheriting from it, which brings the hooks of that phase:
+
+    class MyMethod(OneShotStatistics, Algorithm): ...
+
+| capability | phase | hooks |
+|---|---|---|
+| `OneShotStatistics` | before training | `shows`, `initial_clients`, `fingerprint`, `initial_plan` |
+| `NewClients` | first visit of a client | `new_clients`, `assign_new_clients` |
+| `RememberedUploads` | gathering | none |
+| `ComparedUploads` | before `aggregate` | `compares` |
+| `SecondLook` | after training, in pairs | `probes`, `probe` |
+| `ServerEvaluation` | before `aggregate` | `inspect`, `appraise` |
+
+The engine asks `uses(algorithm, OneShotStatistics)`; it never looks whether a hook happens to be there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Protocol, TypeVar, cast
+
+import numpy as np
+import torch
+
+from .client import Client, Peer
+from .mixing import Plan
+from .rng import Key
+from .types import Notes, ProblemInfo, Report, Server, Vector
+
+
+class Capability:
+    """A group of hooks for one phase."""
+
+
+class OneShotStatistics(Capability, ABC):
+    """Clients send statistics once, before training; the first server is set up from them. UCFL, FLT, PACFL.
+
+    Attributes:
+        statistics_gram: name of a vector of the fingerprint whose pairwise products `setup` reads as `gram`
+            [n, n]; None for none.
+        statistics_distance: name of a vector of the fingerprint whose distances to the rows of the table of
+            that name `assign_new_clients` reads as `row_distance` [m, K]; None for none.
+        fingerprints_vary: whether the size of the statistics depends on the client's data.
+    """
+
+    fingerprints_vary: ClassVar[bool] = False
+    statistics_gram: ClassVar[str | None] = None
+    statistics_distance: ClassVar[str | None] = None
+
+    def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
+        """Return the rows [r, width] that all download for their statistics. Default: theta0 as `init`."""
+        return {"init": problem.init(0)[None]}
+
+    def initial_clients(self, problem: ProblemInfo, present: np.ndarray, key: Key) -> np.ndarray:
+        """Return which of the clients `present` send statistics before training. Default: all."""
+        return present
+
+    @abstractmethod
+    def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
+        """Return the statistics of a client, which downloaded `shown`."""
+
+    def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
+        """Mix what the initial clients sent into the first rows. Default: nothing."""
+        return Plan([])
+
+
+class NewClients(OneShotStatistics):
+    """Clients without statistics send them when they first take part. PACFL, FedClust, FLT, FlexCFL."""
+
+    def new_clients(self, server: Server, cohort: np.ndarray) -> np.ndarray:
+        """Return which clients of a cohort send statistics now.
+
+        Default: those who are not in `algorithm_state["known"]`, bool [N].
+        """
+        return np.asarray(cohort[~server.algorithm_state["known"][cohort]])
+
+    @abstractmethod
+    def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
+        """Assign new clients by their statistics."""
+
+
+class RememberedUploads(Capability):
+    """The last upload of a client that does not take part counts in later steps too. FLT, FeSEM, EMD-CFL.
+
+    Attributes:
+        remembered: name of the upload that the server keeps.
+    """
+
+    remembered: ClassVar[str] = "model"
+
+
+class ComparedUploads(Capability):
+    """`aggregate` reads how far uploads are from each other, or from the rows. CFL, FedAMP, FeSEM, CCFL.
+
+    Attributes:
+        gram: name of an upload whose pairwise products are read as `gram` [m, m]; None for none.
+        row_distance: name of an upload whose distances to all rows of the table of that name are read as
+            `row_distance` [m, K]; None for none.
+    """
+
+    gram: ClassVar[str | None] = None
+    row_distance: ClassVar[str | None] = None
+
+    def compares(self, server: Server) -> bool:
+        """Return whether `aggregate` reads `gram` after this step. Default: always."""
+        return True
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a probe found.
+
+    Attributes:
+        notes: small numbers the client sends to the server.
+        findings: what the server computes from what was exchanged; no traffic of its own.
+    """
+
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    findings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SecondLook(Capability, ABC):
+    """After local training, clients look at each other in pairs through what they uploaded. EMD-CFL."""
+
+    def probes(self, server: Server, step: int) -> bool:
+        """Return whether clients look at each other in this step. Default: always."""
+        return True
+
+    @abstractmethod
+    def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
+        """Look, with the uploads of a client, at the data of its peers."""
+
+
+class ServerEvaluation(Capability):
+    """The server evaluates uploads and rows on labelled data of its own. CCFL, FedSoft-Async."""
+
+    def inspect(self, vectors: Mapping[str, Vector], public: Sequence[Client]) -> Mapping[str, Any]:
+        """Return what the server finds when it evaluates an upload on its own data. Default: nothing."""
+        return {}
+
+    def appraise(self, old: Server | None, new: Server, public: Sequence[Client]) -> Server:
+        """Return `new` with what the server must know of its own rows. Default: `new`."""
+        return new
+
+
+class HasCapabilities(Protocol):
+    """Anything that says which capabilities it uses: an algorithm."""
+
+    @property
+    def capabilities(self) -> frozenset[type[Capability]]:
+        """The capabilities in use."""
+        ...
+
+
+C = TypeVar("C", bound=Capability)
+
+
+@cache
+def declared(cls: type) -> frozenset[type[Capability]]:
+    """Return the capabilities a class inherits from."""
+    return frozenset(c for c in cls.__mro__ if issubclass(c, Capability) and c.__module__ == __name__)
+
+
+def uses(algorithm: HasCapabilities, capability: type[C]) -> C | None:
+    """Return the algorithm with the hooks of a capability, None where it does not use it."""
+    return cast(C, algorithm) if capability in algorithm.capabilities else None
