@@ -23,7 +23,7 @@ class Echo(Algorithm):
     """FedAsync without training."""
 
     paper: ClassVar = CATALOGUE["fedasync"].paper
-    needs: ClassVar[Needs] = Needs(asynchronous=True)
+    needs: ClassVar[Needs] = Needs(weighs_staleness=True)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Return the model."""

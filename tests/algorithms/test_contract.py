@@ -13,6 +13,7 @@ from support import worlds
 from support.cases import CASES, named
 
 from mpifl.algorithms.registry import CATALOGUE, citation
+from mpifl.core.capabilities import OneShotStatistics, uses
 from mpifl.experiment.loader import from_tree, to_tree
 from mpifl.experiment.schema import Config
 
@@ -58,9 +59,9 @@ def every_client_has_a_row_and_a_cluster(done: worlds.Run) -> None:
 
 
 def what_is_sent_is_booked_for_those_who_take_part(done: worlds.Run) -> None:
-    ledger, needs = done.server_step.ledger, done.server_step.algorithm.needs
+    ledger = done.server_step.ledger
     never = np.setdiff1d(np.arange(6), np.concatenate([notes.client for notes in done.notes]))
-    if not needs.fingerprint:
+    if not uses(done.server_step.algorithm, OneShotStatistics):
         assert_allclose(ledger.up[never], 0)
     if done.server.tables and any(plan.mixings for plan in done.plans):
         assert (np.delete(ledger.up, never) > 0).all()

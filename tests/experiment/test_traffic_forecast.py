@@ -18,7 +18,7 @@ from mpifl.traffic.payload import Payload
 
 pytestmark = pytest.mark.usefixtures("flat_plane")
 ROUNDS = 3
-METHODS = [name for name, cls in CATALOGUE.items() if not cls.needs.one_by_one]
+METHODS = [name for name, cls in CATALOGUE.items() if not cls.needs.single_upload]
 
 
 def foretold(name: str, options: dict[str, object] | None = None, **changes) -> TrafficForecast:

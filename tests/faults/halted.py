@@ -68,7 +68,7 @@ def run(
     **changes: Any,
 ) -> worlds.Run:
     """Run an engine for some steps; stop and write after step `at` (-1: never); go on from `saved`."""
-    policy = EveryArrival() if algorithm.needs.one_by_one else Synchronous()
+    policy = EveryArrival() if algorithm.needs.single_upload else Synchronous()
     asked = {"rounds": steps, "policy": policy, "evaluation": EvaluationConfig(every=1)} | changes
     context = worlds.context_of(worlds.config_of(algorithm, **asked), federation)
     disk = Disk(folder, at)

@@ -34,7 +34,7 @@ def digest_of(
 ) -> str:
     """Return, on rank 0, what a method's rows, assignment, algorithm_state and scores come to."""
     algorithm = CATALOGUE[case[0]](**case[1])
-    asynchronous = {"policy": EveryArrival(), "rounds": 4} if algorithm.needs.one_by_one else {"rounds": 2}
+    asynchronous = {"policy": EveryArrival(), "rounds": 4} if algorithm.needs.single_upload else {"rounds": 2}
     config = worlds.config_of(
         algorithm, participation=0.5, evaluation=EvaluationConfig(every=0), **asynchronous
     )

@@ -145,7 +145,7 @@ def test_async_ifca_moves_only_the_chosen_row(tmp_path):
 class Counting(Algorithm):
     """Notes which version it read; the model does not change."""
 
-    needs: ClassVar[Needs] = Needs(asynchronous=True)
+    needs: ClassVar[Needs] = Needs(weighs_staleness=True)
 
     def local_update(self, message, state, client, key):
         """Report the first number of the row that was read, which counts steps."""

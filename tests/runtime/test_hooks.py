@@ -16,6 +16,7 @@ from support.pretended import DEVICE, there
 
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.capabilities import ComparedUploads, OneShotStatistics, RememberedUploads, SecondLook
 from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
 from mpifl.core.mixing import Mixing, Plan, add, average, blend, by_cluster, carry, in_turn, rows, shares
 from mpifl.core.types import Notes, Report, Server
@@ -75,9 +76,9 @@ def usual():
     CHOICE.clear()
 
 
-def declaring(cls: type, **needs: Any) -> Any:
-    """Return a method of a class that declares needs."""
-    return type(cls.__name__, (cls,), {"needs": Needs(**needs)})()
+def declaring(cls: type, capability: type, **names: str) -> Any:
+    """Return a method of a class that declares a capability with these names of uploads."""
+    return type(cls.__name__, (capability, cls), names)()
 
 
 def uploading(vector: Callable[[torch.Tensor], Any]) -> Callable[..., Any]:
@@ -145,9 +146,7 @@ def test_uploads_that_lie_crosswise_in_memory_are_mixed_as_they_are_meant(view, 
 
 
 def test_statistics_and_remembered_uploads_are_checked_too(tmp_path):
-    class Giving(FedAvg):
-        needs = Needs(fingerprint=True)
-
+    class Giving(OneShotStatistics, FedAvg):
         def fingerprint(self, client, shown, key):
             return client.report(profile=shown["init"][0].double())
 
@@ -155,7 +154,7 @@ def test_statistics_and_remembered_uploads_are_checked_too(tmp_path):
         worlds.run(Giving(), worlds.Tiny(), tmp_path, evaluate=False)
     CHOICE["local_update"] = uploading(lambda w: w.double())
     with pytest.raises(MethodError, match="float64"):
-        worlds.run(declaring(Mine, memory="model"), worlds.Tiny(), tmp_path, evaluate=False)
+        worlds.run(declaring(Mine, RememberedUploads), worlds.Tiny(), tmp_path, evaluate=False)
 
 
 def test_clients_upload_alike(tmp_path):
@@ -203,10 +202,13 @@ def test_what_local_update_returns_is_checked(kind, tmp_path):
     assert "client 1" in str(caught.value)
 
 
-@pytest.mark.parametrize("need", ["gram", "memory", "row_distance"])
-def test_a_need_that_names_no_upload_is_refused(need, tmp_path):
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [(ComparedUploads, "gram"), (RememberedUploads, "remembered"), (ComparedUploads, "row_distance")],
+)
+def test_a_capability_that_names_no_upload_is_refused(capability, name, tmp_path):
     with pytest.raises(MethodError, match="'delta'"):
-        worlds.run(declaring(Mine, **{need: "delta"}), worlds.Tiny(), tmp_path, evaluate=False)
+        worlds.run(declaring(Mine, capability, **{name: "delta"}), worlds.Tiny(), tmp_path, evaluate=False)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_a_need_that_names_no_upload_is_refused(need, tmp_path):
 )
 def test_a_hook_that_would_never_be_called_is_refused(hook, tmp_path):
     method = type("Mine", (Mine,), {hook: lambda self, *args: None})()
-    with pytest.raises(MethodError, match=rf"Mine.{hook}: .*Needs\("):
+    with pytest.raises(MethodError, match=rf"Mine.{hook}: .*inherit from"):
         worlds.start(method, worlds.Tiny(), tmp_path)
 
 
@@ -260,8 +262,8 @@ PLANS: dict[str, tuple[Callable[..., Any], str]] = {
     "float assign": (lambda s, n: Plan([], assign=s.assign + 0.5), "assign"),
     "negative assign": (lambda s, n: Plan([], assign=s.assign - 1), "row -1"),
     "state no mapping": (lambda s, n: Plan([], algorithm_state=np.ones(3)), "algorithm_state"),
-    "missing need": (lambda s, n: Plan([average(n, n["gram"][0])]), "Needs(gram="),
-    "missing need by column": (lambda s, n: Plan([average(n, n.columns["gram"][0])]), "Needs(gram="),
+    "missing need": (lambda s, n: Plan([average(n, n["gram"][0])]), "ComparedUploads"),
+    "missing need by column": (lambda s, n: Plan([average(n, n.columns["gram"][0])]), "ComparedUploads"),
     "missing note": (lambda s, n: Plan([average(n, n["loss"])]), "'loss'"),
     "weights that cancel": (
         lambda s, n: Plan([average(n, np.array([1, -1, 0, 0, 0, 0]))]),
@@ -441,9 +443,7 @@ def test_a_carry_without_uploads_is_carried_out_by_events_too(tmp_path):
 
 @pytest.mark.parametrize("report", [Report(0, 1), Server({}, np.zeros(1))])
 def test_a_server_or_report_is_no_look(report, tmp_path):
-    class Looking(Mine):
-        needs = Needs(probe=True)
-
+    class Looking(SecondLook, Mine):
         def probe(self, client, own, peers, key):
             return report
 

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from mpifl.aggregation.tables import read_rows, row_distances, rows_of
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.capabilities import ComparedUploads
 from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Mixing, Plan, average
 from mpifl.core.rng import key
@@ -88,7 +89,7 @@ def test_largest_values_and_ranks_of_components_go_together():
 class Keeps(Algorithm):
     """A client keeps how often it was visited, and is evaluated by that."""
 
-    needs: ClassVar[Needs] = Needs(state=True)
+    needs: ClassVar[Needs] = Needs(client_state=True)
 
     def local_update(self, message, state, client, key):
         """Count."""
@@ -133,12 +134,12 @@ def test_only_those_who_take_part_are_counted_as_visited(tmp_path):
 
 
 @dataclass(frozen=True)
-class ComparesNow(Algorithm):
+class ComparesNow(ComparedUploads, Algorithm):
     """Products of `delta` are read in the second step; it is uploaded in steps from `sends` on."""
 
     sends: int = 2
 
-    needs: ClassVar[Needs] = Needs(gram="delta")
+    gram = "delta"
 
     def compares(self, server):
         """In the second step only."""

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.capabilities import RememberedUploads
 from mpifl.core.errors import NotFinite
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
@@ -33,7 +34,7 @@ class Counting(Algorithm):
     fail: int = -1
     how: str = "raise"
 
-    needs: ClassVar[Needs] = Needs(state=True)
+    needs: ClassVar[Needs] = Needs(client_state=True)
 
     def local_update(self, message, state, client, key):
         """Add one; note everything."""
@@ -121,10 +122,8 @@ def test_an_upload_that_is_not_finite_stops_the_run_and_is_named(tmp_path):
 
 
 @dataclass(frozen=True)
-class Remembering(Algorithm):
+class Remembering(RememberedUploads, Algorithm):
     """Averages the last models of all clients seen so far."""
-
-    needs: ClassVar[Needs] = Needs(memory="model")
 
     def local_update(self, message, state, client, key):
         """Report a constant vector: the step's number."""
@@ -153,7 +152,7 @@ def test_the_server_remembers_the_last_upload_of_clients_that_are_absent(tmp_pat
 class Polished(Algorithm):
     """Adds updates and halves the rows afterwards."""
 
-    needs: ClassVar[Needs] = Needs(polish=True)
+    needs: ClassVar[Needs] = Needs(server_update=True)
 
     def local_update(self, message, state, client, key):
         """Report an update of ones."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from support import byhand, worlds
 
 from mpifl.algorithms.ifca import IFCA
 from mpifl.clustering.server_plans import related_plan, related_server
-from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.capabilities import RememberedUploads
 from mpifl.core.federation import ClientData
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import Layout
@@ -63,10 +64,8 @@ class Numbered(Algorithm):
 
 
 @dataclass(frozen=True)
-class Remembered(Numbered):
+class Remembered(RememberedUploads, Numbered):
     """As above, over the last uploads of all clients seen so far."""
-
-    needs: ClassVar[Needs] = Needs(memory="model")
 
 
 def step(federation: Drifting, folder: Any, policy: Any) -> worlds.Run:

@@ -209,7 +209,7 @@ def run(
     **changes: Any,
 ) -> Run:
     """Take some steps alone in this process; `changes` are fields of the loader."""
-    if algorithm.needs.one_by_one:
+    if algorithm.needs.single_upload:
         return events(algorithm, federation, folder, steps, **changes)
     out = Run()
     server_step, sampler = start(algorithm, federation, folder, told=out.hear, **changes)
