@@ -29,7 +29,7 @@ class CFL(ComparedUploads, Algorithm):
     """K grows by splits.
 
     Attributes:
-        eps1: largest norm of the mean update at which a cluster splits (absolute; depends on model and epochs).
+        eps1: largest norm of the mean update at which a cluster splits (absolute: it depends on the model).
         eps2: smallest largest norm of an update at which it splits (absolute, likewise).
         warmup: rounds before the first split.
         linkage: `complete` (code) or `single` (paper).

@@ -107,7 +107,7 @@ class PCAKMHC(NewClients, RememberedUploads, Algorithm):
 
 
 def _scores(x: np.ndarray, e: int) -> np.ndarray:
-    """Return the scores [n, e] of images [n, D] on their principal components, the largest of each positive."""
+    """Return the scores [n, e] of images [n, D] on their principal components; the largest is positive."""
     left, values, _ = np.linalg.svd(x - x.mean(0), full_matrices=False)
     signs = np.sign(left[np.abs(left).argmax(0), np.arange(left.shape[1])])
     return np.asarray((left * signs * values)[:, :e])
