@@ -148,6 +148,16 @@ class ServerEvaluation(Capability):
         return new
 
 
+CAPABILITIES: tuple[type[Capability], ...] = (
+    OneShotStatistics,
+    NewClients,
+    RememberedUploads,
+    ComparedUploads,
+    SecondLook,
+    ServerEvaluation,
+)
+
+
 class HasCapabilities(Protocol):
     """Anything that says which capabilities it uses: an algorithm."""
 
@@ -163,9 +173,31 @@ C = TypeVar("C", bound=Capability)
 @cache
 def declared(cls: type) -> frozenset[type[Capability]]:
     """Return the capabilities a class inherits from."""
-    return frozenset(c for c in cls.__mro__ if issubclass(c, Capability) and c.__module__ == __name__)
+    return frozenset(c for c in cls.__mro__ if c in CAPABILITIES)
 
 
-def uses(algorithm: HasCapabilities, capability: type[C]) -> C | None:
-    """Return the algorithm with the hooks of a capability, None where it does not use it."""
-    return cast(C, algorithm) if capability in algorithm.capabilities else None
+def uses(algorithm: HasCapabilities, capability: type[Capability]) -> bool:
+    """Return whether an algorithm uses a capability."""
+    return capability in algorithm.capabilities
+
+
+def hooks_of(algorithm: HasCapabilities, capability: type[C]) -> C:
+    """Return an algorithm that uses a capability, typed by the hooks of the capability."""
+    assert capability in algorithm.capabilities, f"{capability.__name__} is not used"
+    return cast(C, algorithm)
+
+
+def upload_named(algorithm: HasCapabilities, capability: type[Capability], role: str) -> str | None:
+    """Return the name of an upload that an attribute of a capability gives; None where it is not used.
+
+    Args:
+        algorithm: the method.
+        capability: for example `ComparedUploads`.
+        role: the attribute, for example `gram`.
+    """
+    return getattr(algorithm, role) if capability in algorithm.capabilities else None
+
+
+def capability_of_hook(hook: str) -> type[Capability] | None:
+    """Return the capability that brings a hook; None for the hooks of every method."""
+    return next((c for c in CAPABILITIES if hook in vars(c)), None)

@@ -17,6 +17,7 @@ from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import Transport, on_server
 from mpifl.comm.mpi_startup import DEVICE
+from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import settle
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation, Split
@@ -184,7 +185,7 @@ def public_sets(config: Config, federation: Federation, is_server: bool) -> tupl
     """Return the labelled sets that the server owns, for methods that evaluate uploads on them, or that have
     a network beside the model; the latter at rank 0 only.
     """
-    if config.algorithm.needs.inspect:
+    if uses(config.algorithm, ServerEvaluation):
         return federation.public()
     if config.algorithm.auxiliary() is None or not is_server:
         return ()
@@ -272,7 +273,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     except UserError as error:
         raise error.under("algorithm") from error
     remedy = "this method needs labelled sets of the server's own; take a scenario that has them (ccfl)"
-    has_public = bool(problem.public) or not algorithm.needs.inspect
+    has_public = bool(problem.public) or not uses(algorithm, ServerEvaluation)
     require(has_public, "data.scenario", type(config.data.scenario).__name__, remedy)
     if algorithm.needs.validation:
         empty = np.flatnonzero(sizes[:, 1] < 2)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mpifl.core.algorithm import Algorithm
+from mpifl.core.capabilities import OneShotStatistics, upload_named
 from mpifl.core.process import peak_bytes
 from mpifl.core.rng import key
 from mpifl.core.types import Report, Server
@@ -91,6 +92,7 @@ class StateMemory:
             sharded: names of the tables that the workers hold.
         """
         tables = {name: table_bytes(table, name in mixed) for name, table in server.tables.items()}
+        compares = upload_named(algorithm, OneShotStatistics, "statistics_gram")
         arrays = {id(array): np.asarray(array).nbytes for array in server.algorithm_state.values()}
         return cls(
             central=sum(size for name, size in tables.items() if name not in sharded),
@@ -102,7 +104,7 @@ class StateMemory:
             upload=sum(count_numbers(v) for v in report.vectors.values()) * FLOAT_BYTES,
             algorithm_state=sum(arrays.values()),
             fingerprints=fingerprints,
-            gram=8 * len(server.assign) ** 2 if algorithm.needs.fingerprint_gram else 0,
+            gram=8 * len(server.assign) ** 2 if compares else 0,
         )
 
 

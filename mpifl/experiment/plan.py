@@ -24,6 +24,7 @@ from mpifl.aggregation.collective_choice import (
     is_sharded,
 )
 from mpifl.comm import Single, Transport
+from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.types import Message, Server
 from mpifl.runtime.aggregators import DryAggregator
@@ -77,8 +78,8 @@ def first_plan(context: RunContext, server: Server) -> Plan:
         context: of the run; its clients train for no step.
         server: before the step.
     """
-    config, needs = replace(context.config, on_client_error="abort"), context.config.algorithm.needs
-    m = 1 if needs.one_by_one else context.decisions.num_sampled
+    config = replace(context.config, on_client_error="abort")
+    m = 1 if config.algorithm.needs.single_upload else context.decisions.num_sampled
     with TemporaryDirectory() as folder, closing(ClientStore("plan", folder)) as store:
         step = build_server_step(replace(context, config=config, transport=Single()), store)
         step.tables.publish(server.tables)
@@ -93,8 +94,8 @@ def first_plan(context: RunContext, server: Server) -> Plan:
 def _first_report(step: ServerStep, server: Server, num_sampled: int) -> ReportHeader:
     """Return the header of client 0's report; a second look meets a cohort of clients like itself."""
     reads = step.hooks.reads("reads", server, np.zeros(1, np.int64))[0]
-    task, needs = ClientTask(0, 0, 0, reads), step.algorithm.needs
-    if needs.inspect:  # uploads are evaluated where they come in one by one
+    task = ClientTask(0, 0, 0, reads)
+    if uses(step.algorithm, ServerEvaluation):  # uploads are evaluated where they come in one by one
         vectors = {name: step.tables.rows(name, list(rows)) for name, rows in reads.items()}
         header, _ = step.worker.serve(task, Message(vectors, reads))
         assert isinstance(header, ReportHeader)
@@ -179,7 +180,7 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
 def _is_sharded(table: torch.Tensor, server: Server, context: RunContext) -> bool:
     """Return whether the workers hold a table: each of its rows has one reader."""
     k, n = len(table), context.problem.num_clients
-    alone = k == n and len(np.unique(server.assign)) == n and not context.config.algorithm.needs.polish
+    alone = k == n and len(np.unique(server.assign)) == n and not context.config.algorithm.needs.server_update
     return alone and is_sharded(k, 1, planned_ranks(context))
 
 

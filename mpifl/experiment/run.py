@@ -19,6 +19,7 @@ import torch
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm import RankLost, Transport, on_server
 from mpifl.comm.mpi_startup import cuda_aware
+from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.types import Server
 from mpifl.kernels import bindings
 from mpifl.results import run_folder as folders
@@ -175,7 +176,8 @@ def figures(context: RunContext, record: Record, visits: np.ndarray) -> dict[str
     known = [t for t in truth if t is not None]
     if u is not None and len(known) == len(last) and known[0].shape == u[0].shape:
         out["mixture_kl"] = mixture_kl(np.stack(known), u[record.evaluated_clients])
-    group_test_sets = context.federation.group_test_sets() if context.config.algorithm.needs.inspect else ()
+    evaluates = uses(context.config.algorithm, ServerEvaluation)
+    group_test_sets = context.federation.group_test_sets() if evaluates else ()
     if group_test_sets:
         rows = record.server.tables["model"]
         evaluate = context.problem.public[0].evaluate

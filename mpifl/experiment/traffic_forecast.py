@@ -14,6 +14,14 @@ import numpy as np
 
 from mpifl.aggregation.tables import read_rows
 from mpifl.core.algorithm import PlannedRun
+from mpifl.core.capabilities import (
+    NewClients,
+    OneShotStatistics,
+    ServerEvaluation,
+    hooks_of,
+    upload_named,
+    uses,
+)
 from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server
@@ -157,12 +165,14 @@ def _first_server(context: RunContext) -> tuple[Server, Bytes]:
     One-shot statistics are taken from client 0 alone and repeated for everyone.
     """
     algorithm, problem, n = context.config.algorithm, context.problem, context.problem.num_clients
-    if not algorithm.needs.fingerprint:
+    if not uses(algorithm, OneShotStatistics):
         server = algorithm.setup(problem, None, key(0))
-        return algorithm.appraise(None, server, problem.public) if algorithm.needs.inspect else server, (0, 0)
+        if uses(algorithm, ServerEvaluation):
+            server = hooks_of(algorithm, ServerEvaluation).appraise(None, server, problem.public)
+        return server, (0, 0)
     report = _fingerprint(context, 0)
     columns = {name: np.stack([np.asarray(v)] * n) for name, v in report.notes.items()}
-    if algorithm.needs.fingerprint_gram:
+    if upload_named(algorithm, OneShotStatistics, "statistics_gram"):
         columns["gram"] = np.ones((n, n)) + np.eye(n)
     fresh, staleness = np.ones(n, bool), np.zeros(n, np.int64)
     fingerprints = Notes(np.arange(n), problem.num_samples, staleness, fresh, columns)
@@ -173,16 +183,15 @@ def _first_server(context: RunContext) -> tuple[Server, Bytes]:
 def _initial_clients(context: RunContext) -> np.ndarray:
     """Return the clients that give one-shot statistics before training."""
     algorithm, everyone = context.config.algorithm, np.arange(context.problem.num_clients)
-    if not (algorithm.needs.newcomers and context.config.policy.synchronous):
+    if not (uses(algorithm, NewClients) and context.config.policy.synchronous):
         return everyone
     address = key(context.config.seed.training, "founders")
-    return algorithm.initial_clients(context.problem, everyone, address)
+    return hooks_of(algorithm, NewClients).initial_clients(context.problem, everyone, address)
 
 
 def _new_fingerprints(context: RunContext) -> Bytes:
     """Return the bytes of the statistics of those who give them when they first take part."""
-    needs = context.config.algorithm.needs
-    if not (needs.newcomers and needs.fingerprint):
+    if not uses(context.config.algorithm, NewClients):
         return 0, 0
     cohorts = np.concatenate([*planned_run(context).cohorts()])
     return _fingerprint_bytes(context, np.setdiff1d(cohorts, _initial_clients(context)))
@@ -190,7 +199,7 @@ def _new_fingerprints(context: RunContext) -> Bytes:
 
 def _fingerprint_bytes(context: RunContext, clients: np.ndarray) -> Bytes:
     """Return the bytes of the one-shot statistics of clients."""
-    algorithm, payload = context.config.algorithm, context.config.payload
+    algorithm, payload = hooks_of(context.config.algorithm, OneShotStatistics), context.config.payload
     shown = algorithm.shows(context.problem, key(0))
     down = sum(payload.size(count_numbers(rows), len(rows)) for rows in shown.values())
     if algorithm.fingerprints_vary:
@@ -202,7 +211,7 @@ def _fingerprint_bytes(context: RunContext, clients: np.ndarray) -> Bytes:
 
 def _fingerprint(context: RunContext, k: int) -> Report:
     """Return the one-shot statistics of a client."""
-    algorithm = context.config.algorithm
+    algorithm = hooks_of(context.config.algorithm, OneShotStatistics)
     shown = tensors_on(algorithm.shows(context.problem, key(0)), context.learner.device)
     report = algorithm.fingerprint(_client(context, k), shown, key(0))
     assert report is not None

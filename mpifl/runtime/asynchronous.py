@@ -367,7 +367,7 @@ class AsynchronousEngine(Engine):
 
     def _step(self, server: Server, arrivals: list[Arrival]) -> Server:
         """Return the server after the uploads that have arrived, in the order of (client, visit)."""
-        step, damps = self.server_step, not self.server_step.algorithm.needs.asynchronous
+        step, damps = self.server_step, not self.server_step.algorithm.needs.weighs_staleness
         arrivals = sorted(arrivals, key=lambda a: (a.visit.client, a.visit.visit))
         headers = [replace(a.header, number=j) if j else a.header for j, a in enumerate(arrivals)]
         lag = np.array([a.row["staleness"] for a in arrivals])

@@ -13,7 +13,21 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from mpifl.core.algorithm import Algorithm, Look
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.capabilities import (
+    CAPABILITIES,
+    ComparedUploads,
+    Look,
+    NewClients,
+    OneShotStatistics,
+    RememberedUploads,
+    SecondLook,
+    ServerEvaluation,
+    declared,
+    hooks_of,
+    upload_named,
+    uses,
+)
 from mpifl.core.client import Client, Peer
 from mpifl.core.devices import CPU
 from mpifl.core.errors import MethodError, NotFinite
@@ -27,32 +41,21 @@ from .hook_errors import ClientCall, HookCall, ServerCall, hook_name
 from .protocol import ClientTask, GatheredReports
 
 LARGEST = float(np.finfo(np.float32).max)
-UNCALLED = {  # hooks that the engine calls only where they are declared -> the needs, one of which does
-    "fingerprint": ("fingerprint",),
-    "initial_plan": ("fingerprint",),
-    "assign_new_clients": ("newcomers",),
-    "new_clients": ("newcomers",),
-    "probe": ("probe",),
-    "inspect": ("inspect",),
-    "appraise": ("inspect",),
-    "compares": ("gram",),
-}
 Shapes = Mapping[str, tuple[int, int]]  # name -> (rows, width)
 
 
-def check_needs(algorithm: Algorithm) -> None:
+def check_capabilities(algorithm: Algorithm) -> None:
     """Refuse a method with hooks that would never be called.
 
     Raises:
-        MethodError: a hook is written and not declared.
+        MethodError: a hook belongs to a capability that the class does not inherit from.
     """
-    if "needs" in vars(algorithm):
-        return  # they follow from its options
-    for hook, needs in UNCALLED.items():
-        asked = any(getattr(algorithm.needs, need) for need in needs)
-        if getattr(type(algorithm), hook, None) is not getattr(Algorithm, hook) and not asked:
-            remedy = f"declare needs = Needs({needs[0]}=...), or leave the hook out"
-            raise MethodError(hook_name(algorithm, hook), "would never be called", remedy)
+    cls: type = type(algorithm)
+    for capability in CAPABILITIES:
+        for hook in vars(capability):
+            if capability not in declared(cls) and not hook.startswith("_") and hasattr(cls, hook):
+                remedy = f"inherit from {capability.__name__}, or leave it out"
+                raise MethodError(hook_name(algorithm, hook), "would never be called", remedy)
 
 
 class ServerHooks:
@@ -68,7 +71,7 @@ class ServerHooks:
     """
 
     def __init__(self, algorithm: Algorithm, problem: ProblemInfo, seed: Key) -> None:
-        check_needs(algorithm)
+        check_capabilities(algorithm)
         self.algorithm, self.problem, self.seed = algorithm, problem, seed
         self._reads_own_row = type(algorithm).reads is Algorithm.reads
 
@@ -90,21 +93,23 @@ class ServerHooks:
     def shows(self) -> Mapping[str, torch.Tensor]:
         """Return what all clients download for their one-shot statistics: name -> rows [r, width]."""
         with self._call("shows") as call:
-            shown = self.algorithm.shows(self.problem, self.seed.of("shows"))
+            shown = hooks_of(self.algorithm, OneShotStatistics).shows(self.problem, self.seed.of("shows"))
             _check_tables(call, shown)
         return shown
 
     def initial_clients(self, present: np.ndarray) -> np.ndarray:
         """Return which of the clients `present` give one-shot statistics before training."""
         with self._call("initial_clients") as call:
-            chosen = self.algorithm.initial_clients(self.problem, present, self.seed.of("founders"))
+            chosen = hooks_of(self.algorithm, OneShotStatistics).initial_clients(
+                self.problem, present, self.seed.of("founders")
+            )
             _check_clients(call, chosen, present)
         return chosen
 
     def new_clients(self, server: Server, cohort: np.ndarray) -> np.ndarray:
         """Return which clients of a cohort give one-shot statistics before they first train."""
         with self._call("new_clients", step=server.version + 1) as call:
-            chosen = self.algorithm.new_clients(server, cohort)
+            chosen = hooks_of(self.algorithm, NewClients).new_clients(server, cohort)
             _check_clients(call, chosen, cohort)
         return chosen
 
@@ -117,10 +122,10 @@ class ServerHooks:
 
     def appraise(self, old: Server | None, new: Server) -> Server:
         """Return `new` with what the server knows of its own rows."""
-        if not self.algorithm.needs.inspect:
+        if not uses(self.algorithm, ServerEvaluation):
             return new
         with self._call("appraise") as call:
-            done = self.algorithm.appraise(old, new, self.problem.public)
+            done = hooks_of(self.algorithm, ServerEvaluation).appraise(old, new, self.problem.public)
             self._check_server(call, done, new)
         return done
 
@@ -143,13 +148,15 @@ class ServerHooks:
 
     def probes(self, server: Server, step: int) -> bool:
         """Return whether clients look at each other in a step."""
+        if not uses(self.algorithm, SecondLook):
+            return False
         with self._call("probes"):
-            return self.algorithm.needs.probe and self.algorithm.probes(server, step)
+            return hooks_of(self.algorithm, SecondLook).probes(server, step)
 
     def compares(self, server: Server) -> bool:
         """Return whether `aggregate` reads products of uploads after this step."""
         with self._call("compares"):
-            return self.algorithm.compares(server)
+            return hooks_of(self.algorithm, ComparedUploads).compares(server)
 
     def compared_table(self, server: Server, name: str | None) -> tuple[str, int] | None:
         """Return the table that uploads of its name are measured against, and its number of rows."""
@@ -157,7 +164,7 @@ class ServerHooks:
             return None
         if name not in server.tables:
             remedy = f"name an upload and the table of its name; the server has {', '.join(server.tables)}"
-            raise self._call("needs").error(f"there is no table {name!r}", remedy)
+            raise self._call("row_distance").error(f"there is no table {name!r}", remedy)
         return name, len(server.tables[name])
 
     def plan(self, hook: str, server: Server, reports: GatheredReports, sharded: Sequence[str] = ()) -> Plan:
@@ -184,8 +191,9 @@ class ServerHooks:
                 return new
             self._check_server(call, new, mixed)
             others = [name for name, rows in new.tables.items() if rows is not mixed.tables.get(name)]
-            if others and not self.algorithm.needs.polish:
-                raise call.error(f"changed table {others[0]!r}", "declare needs = Needs(polish=True)")
+            if others and not self.algorithm.needs.server_update:
+                remedy = "declare needs = Needs(server_update=True)"
+                raise call.error(f"changed table {others[0]!r}", remedy)
         return replace(new, version=mixed.version)
 
 
@@ -202,16 +210,16 @@ class ClientHooks:
 
     def __init__(self, algorithm: Algorithm, device: torch.device) -> None:
         self.algorithm, self.device = algorithm, device
-        always = type(algorithm).compares is Algorithm.compares
-        needs = algorithm.needs
+        always = getattr(type(algorithm), "compares", None) is ComparedUploads.compares
+        gram = upload_named(algorithm, ComparedUploads, "gram")
         self._uploads = {
-            "gram": needs.gram if always else None,  # or in the steps that the method names
-            "memory": needs.memory,
-            "row_distance": needs.row_distance,
+            "gram": gram if always else None,  # or in the steps that the method names
+            "remembered": upload_named(algorithm, RememberedUploads, "remembered"),
+            "row_distance": upload_named(algorithm, ComparedUploads, "row_distance"),
         }
         self._statistics = {
-            "fingerprint_gram": needs.fingerprint_gram,
-            "fingerprint_distance": needs.fingerprint_distance,
+            role: upload_named(algorithm, OneShotStatistics, role)
+            for role in ("statistics_gram", "statistics_distance")
         }
 
     def _call(self, hook: str, task: ClientTask) -> ClientCall:
@@ -239,12 +247,12 @@ class ClientHooks:
         """Return the client's report, its uploads contiguous, and its next state."""
         with self._call("local_update", task) as call:
             made = self.algorithm.local_update(message, state, client, key)
-            return _checked_visit(call, made, self._uploads, self.algorithm.needs.state, self.device)
+            return _checked_visit(call, made, self._uploads, self.algorithm.needs.client_state, self.device)
 
     def fingerprint(self, task: ClientTask, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return the client's one-shot statistics."""
         with self._call("fingerprint", task) as call:
-            made = self.algorithm.fingerprint(client, shown, key)
+            made = hooks_of(self.algorithm, OneShotStatistics).fingerprint(client, shown, key)
             return _checked_report(call, made, self._statistics, self.device)
 
     def probe(
@@ -252,7 +260,7 @@ class ClientHooks:
     ) -> Look:
         """Return what a client finds in the data of its peers."""
         with self._call("probe", task) as call:
-            look = self.algorithm.probe(client, own, peers, key)
+            look = hooks_of(self.algorithm, SecondLook).probe(client, own, peers, key)
             _check_look(call, look)
         return look
 
@@ -261,7 +269,7 @@ class ClientHooks:
     ) -> Mapping[str, Any]:
         """Return what the server finds when it evaluates an upload on its own data."""
         with self._call("inspect", task) as call:
-            found = self.algorithm.inspect(vectors, public)
+            found = hooks_of(self.algorithm, ServerEvaluation).inspect(vectors, public)
             return {name: _checked_note(call, name, value) for name, value in found.items()}
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> Mapping[str, float]:
@@ -290,7 +298,7 @@ def _checked_visit(
     Args:
         call: the hook.
         made: what it returned.
-        asked: need -> the upload that it names.
+        asked: attribute of a capability -> the upload that it names.
         keeps_state: whether the method declares that clients keep a state.
         device: of the client's model; uploads lie there, or in main memory.
     """
@@ -304,7 +312,7 @@ def _checked_visit(
         raise call.error(what, "return (report, {'name': tensor, ...}), or {} to keep nothing")
     if state and not keeps_state:
         what = f"returned state ({', '.join(map(str, state))}), which would be thrown away"
-        raise call.error(what, "declare needs = Needs(state=True), or return {}")
+        raise call.error(what, "declare needs = Needs(client_state=True), or return {}")
     return report, state
 
 
@@ -316,7 +324,7 @@ def _checked_report(
     Args:
         call: the hook.
         report: what it returned.
-        asked: need -> the upload that it names.
+        asked: attribute of a capability -> the upload that it names.
         device: of the client's model.
     """
     if not isinstance(report, Report):
@@ -329,7 +337,7 @@ def _checked_report(
         vectors[name] = x.detach().contiguous()
     for need, upload in asked.items():
         if upload is not None and upload not in vectors:
-            what = f"no upload {upload!r}, which Needs({need}={upload!r}) names"
+            what = f"no upload {upload!r}, which {need} = {upload!r} names"
             raise call.error(what, f"uploads are {', '.join(vectors) or 'none'}: name one of them")
     return _with(report, vectors)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.client_store import ClientStore
+from mpifl.core.capabilities import RememberedUploads, uses
 from mpifl.core.errors import require
 from mpifl.core.types import Server
 
@@ -207,8 +208,8 @@ def needs_workers(server_step: ServerStep) -> bool:
 
 def client_states(server_step: ServerStep) -> list[tuple[str, int, int]]:
     """Return (kind, client, visit) of what clients keep between visits; on rank 0."""
-    needs = server_step.algorithm.needs
-    kinds = ["state"] * needs.state + ["upload"] * (needs.memory is not None)
+    algorithm = server_step.algorithm
+    kinds = ["state"] * algorithm.needs.client_state + ["upload"] * uses(algorithm, RememberedUploads)
     kinds += ["error"] * server_step.ledger.payload.error_feedback
     visited = np.flatnonzero(server_step.visits).tolist() if kinds else []
     return [(kind, k, int(server_step.visits[k])) for kind in kinds for k in visited]

@@ -18,6 +18,14 @@ from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, rows_of
 from mpifl.comm import RankLost
 from mpifl.core.algorithm import apply_plan
+from mpifl.core.capabilities import (
+    ComparedUploads,
+    NewClients,
+    OneShotStatistics,
+    RememberedUploads,
+    upload_named,
+    uses,
+)
 from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Plan
 from mpifl.core.timing import Stopwatch
@@ -86,7 +94,8 @@ class ServerStep:
         self.worker = Worker(c, self.tables, self.watch)
         self.ledger = Ledger(len(self.sizes), c.payload)
         needs = c.algorithm.needs
-        pinned = needs.state or needs.memory is not None or c.payload.error_feedback
+        keeps = needs.client_state or uses(c.algorithm, RememberedUploads)
+        pinned = keeps or c.payload.error_feedback
         self.scheduler = Scheduler(
             c.transport.nodes, c.transport.workers, self.sizes[:, 0], pinned, c.shuffle, c.stack
         )
@@ -101,7 +110,7 @@ class ServerStep:
         """Return the first server, after the one-shot statistics where the method declares them."""
         reports: GatheredReports | None = None
         uploads: Uploads = {}
-        if self.algorithm.needs.fingerprint:
+        if uses(self.algorithm, OneShotStatistics):
             reports, uploads = self._fingerprint_round(self._initial_clients(), None)
         server = None
         if self.transport.is_server:
@@ -109,7 +118,7 @@ class ServerStep:
                 server = self.hooks.setup(reports.notes if reports is not None else None)
                 server = self.hooks.appraise(None, server)
             self.tables.publish(server.tables)
-        if self.algorithm.needs.fingerprint:
+        if uses(self.algorithm, OneShotStatistics):
             server = self._mix_fingerprints("initial_plan", server, reports, uploads)
         self.distribute(server)
         return server
@@ -134,7 +143,7 @@ class ServerStep:
         n, k = len(self.sizes), len(server.tables[name])
         needs = self.algorithm.needs
         central = not self.config.synchronous or self.config.collective is not None
-        if k != n or central or needs.polish or needs.newcomers:
+        if k != n or central or needs.server_update or uses(self.algorithm, NewClients):
             return None
         reads = [rows.get(name, ()) for rows in self.hooks.reads("reads", server, np.arange(n)).values()]
         if any(len(r) != 1 for r in reads):
@@ -238,13 +247,13 @@ class ServerStep:
         aggregator: Aggregator,
     ) -> GatheredReports | None:
         """Add what the method wants compared to the reports: `gram` [m, m], `row_distance` [m, K]."""
-        needs = self.algorithm.needs
-        if needs.gram:
+        if gram := upload_named(self.algorithm, ComparedUploads, "gram"):
             wanted = server is not None and self.hooks.compares(server)
-            reports = self._with_gram(reports, uploads, needs.gram, aggregator, wanted)
-        if server is None or reports is None or self.hooks.compared_table(server, needs.row_distance) is None:
+            reports = self._with_gram(reports, uploads, gram, aggregator, wanted)
+        name = upload_named(self.algorithm, ComparedUploads, "row_distance")
+        if server is None or reports is None or self.hooks.compared_table(server, name) is None:
             return reports
-        distances = aggregator.row_distances(server, reports, uploads, needs.row_distance or "")
+        distances = aggregator.row_distances(server, reports, uploads, name or "")
         return reports if distances is None else reports.having(row_distance=distances)
 
     def _with_gram(
@@ -282,7 +291,7 @@ class ServerStep:
 
     @property
     def _admits_new_clients(self) -> bool:
-        return self.algorithm.needs.newcomers and self.config.synchronous
+        return uses(self.algorithm, NewClients) and self.config.synchronous
 
     def _initial_clients(self) -> np.ndarray:
         """Return who gives statistics before training: all, where nobody can join later; on rank 0."""
@@ -309,19 +318,20 @@ class ServerStep:
         batches = None
         if self.transport.is_server:
             step = 0 if server is None else server.version + 1
-            shown, needs = self._publish_shown(), self.algorithm.needs
+            shown = self._publish_shown()
             widths = {name: rows.shape[1] for name, rows in shown.items()}
             all_rows = {name: tuple(range(len(rows))) for name, rows in shown.items()}
             reads, costs = dict.fromkeys(clients.tolist(), all_rows), self.sizes[clients, 0]
             self.ledger.add_reads(step, reads, widths)
             compared = None
             if server is not None:
-                compared = self.hooks.compared_table(server, needs.fingerprint_distance)
+                name = upload_named(self.algorithm, OneShotStatistics, "statistics_distance")
+                compared = self.hooks.compared_table(server, name)
             batches = self._batches(step, clients, reads, costs, max(step - 1, 0), compared=compared)
         batch = self._scatter(batches)
         results = self.worker.run(batch, fingerprint=True)
         reports = self._gather(batch, results, "fingerprint")
-        if name := self.algorithm.needs.fingerprint_gram or "":
+        if name := upload_named(self.algorithm, OneShotStatistics, "statistics_gram"):
             reports = self._with_gram(reports, results.uploads, name, self.aggregator)
         return reports, results.uploads
 
@@ -351,9 +361,8 @@ class ServerStep:
     # -- tasks and reports -----------------------------------------------------------------------------------
 
     def _train_batches(self, server: Server, cohort: np.ndarray) -> list[TaskBatch]:
-        step, needs = server.version + 1, self.algorithm.needs
-        clients = cohort
-        if needs.memory:
+        step, clients = server.version + 1, cohort
+        if uses(self.algorithm, RememberedUploads):
             clients = np.union1d(cohort, np.flatnonzero(self.visits))
         fresh = np.isin(clients, cohort)
         reads = self.hooks.reads("reads", server, cohort)
@@ -362,7 +371,8 @@ class ServerStep:
         probes = self.hooks.probes(server, step)
         costs = np.where(fresh, self.sizes[clients, 0], 1) + (len(clients) * 64 if probes else 0)
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if probes else ()
-        compared = self.hooks.compared_table(server, needs.row_distance)
+        name = upload_named(self.algorithm, ComparedUploads, "row_distance")
+        compared = self.hooks.compared_table(server, name)
         return self._batches(step, clients, reads, costs, server.version, fresh, peers, compared)
 
     def _batches(

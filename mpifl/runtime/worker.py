@@ -13,6 +13,7 @@ import torch
 
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
+from mpifl.core.capabilities import RememberedUploads, SecondLook, ServerEvaluation, upload_named, uses
 from mpifl.core.client import Client, Peer
 from mpifl.core.devices import CPU, message_on, report_home, room, staged, state_on, tensors_on
 from mpifl.core.rng import Key
@@ -62,8 +63,8 @@ class Worker:
         self.config, self.tables, self.watch = config, tables, watch
         self.hooks = ClientHooks(config.algorithm, config.learner.device)
         self.coder = Coder(config.payload, config.store)
-        needs = config.algorithm.needs
-        kept = needs.memory is not None or needs.probe or config.payload.compresses
+        self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
+        kept = self._remembered is not None or uses(config.algorithm, SecondLook) or config.payload.compresses
         self._sums_only = config.exact and not kept
         self._buffer = UploadBuffer()
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
@@ -173,7 +174,7 @@ class Worker:
     ) -> tuple[Message, State, LocalClient, Key]:
         """Return what a visit starts from: message, state, client with its data loaded, key."""
         with self.watch("load"):
-            keeps = self.config.algorithm.needs.state
+            keeps = self.config.algorithm.needs.client_state
             state = self.config.store.load("state", task.client, task.visit) if keeps else {}
             _ = client.data
         device = self.config.learner.device
@@ -185,9 +186,9 @@ class Worker:
         key, store = self._key("visit", task.client, task.visit), self.config.store
         with self.watch("load"):
             report, sizes = self.coder.up(self._home(report), message, task.visit, key)
-            if self.config.algorithm.needs.state:
+            if self.config.algorithm.needs.client_state:
                 store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))
-            if name := self.config.algorithm.needs.memory:
+            if name := self._remembered:
                 store.save("upload", task.client, task.visit + 1, {name: report.vectors[name]})
         return report, sizes
 
@@ -278,7 +279,7 @@ class Worker:
     def _inspect(self, task: ClientTask, report: Report) -> Mapping[str, Any]:
         """Return what the server finds when it evaluates an upload on its own data."""
         c = self.config
-        if not c.algorithm.needs.inspect:
+        if not uses(c.algorithm, ServerEvaluation):
             return {}
         with self.watch("evaluate"):
             if not self._public:

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol, TypeVar
 import numpy as np
 
 from mpifl.core.algorithm import Algorithm
+from mpifl.core.capabilities import ComparedUploads, RememberedUploads, SecondLook, upload_named
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
@@ -182,13 +183,14 @@ class AsynchronousPolicy(Policy):
         """Raise `UserError` for a method that needs rounds, or several uploads a step, or a single one."""
         needs, name = algorithm.needs, type(algorithm).__name__
         remedy = f"{name} takes one upload at a time; take policy every_arrival or client_decides"
-        require(not needs.one_by_one or self.single_upload, "policy.name", "buffer or barrier", remedy)
+        require(not needs.single_upload or self.single_upload, "policy.name", "buffer or barrier", remedy)
         remedy = f"{name} looks at all clients of a round at once; it runs under policy rounds only"
-        require(not (needs.probe or needs.memory or needs.rounds), "policy.name", "asynchronous", remedy)
+        whole = {SecondLook, RememberedUploads} & algorithm.capabilities or needs.round_number
+        require(not whole, "policy.name", "asynchronous", remedy)
         remedy = f"{name} needs fresh uploads; take rounds or barrier"
-        require(self.fresh_uploads or not needs.together, "policy.name", "stale uploads", remedy)
+        require(self.fresh_uploads or not needs.fresh_uploads, "policy.name", "stale uploads", remedy)
         remedy = f"{name} compares the uploads of a step; take policy rounds, barrier or buffer"
-        several = needs.several or needs.gram is not None
+        several = needs.min_cohort > 1 or upload_named(algorithm, ComparedUploads, "gram")
         require(not (several and self.single_upload), "policy.name", "one upload at a time", remedy)
 
     def check_clock(self, clock: ClockConfig) -> None:
