@@ -150,12 +150,12 @@ def test_mixings_of_one_table_compose_in_order():
     assert_allclose(out["model"], [[2.5]])
 
 
-@pytest.mark.parametrize("changes", [{}, {"assign": np.array([1, 0])}, {"memo": {"a": np.ones(1)}}])
+@pytest.mark.parametrize("changes", [{}, {"assign": np.array([1, 0])}, {"algorithm_state": {"a": np.ones(1)}}])
 def test_a_plan_replaces_only_what_it_names(changes):
     server = Server({"model": torch.zeros(1, 1)}, np.array([0, 0]), {"b": np.zeros(1)}, version=4)
     new = apply_plan(server, Plan([], **changes), {"model": torch.ones(1, 1)})
     assert new.version == 5
     assert_array_equal(new.assign, changes.get("assign", server.assign))
-    assert set(new.algorithm_state) == ({"a"} if "memo" in changes else {"b"})
+    assert set(new.algorithm_state) == ({"a"} if "algorithm_state" in changes else {"b"})
     assert float(new.tables["model"]) == 1.0
     assert float(server.tables["model"]) == 0.0

@@ -77,7 +77,7 @@ def test_the_form_of_messages_is_foretold(name, tmp_path):
 class Chatty(Algorithm):
     """FedAvg whose clients note two numbers in round 1, and five in the others."""
 
-    needs = Needs(rounds=True)
+    needs = Needs(round_number=True)
 
     def local_update(self, message, state, client, key):
         """Train; the note grows with the rounds."""

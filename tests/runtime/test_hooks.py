@@ -340,17 +340,17 @@ def test_the_first_server_is_checked(kind, tmp_path):
         worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
 
 
-POLISH = {
-    "undeclared": (lambda old, new: replace(new, tables={"model": new.tables["model"] / 2}), "polish=True"),
+UPDATES = {
+    "undeclared": (lambda old, new: replace(new, tables={"model": new.tables["model"] / 2}), "server_update=True"),
     "nan": (lambda old, new: replace(new, tables={"model": new.tables["model"] / 0}), "not finite"),
     "gone": (lambda old, new: replace(new, tables={}), "gone"),
     "none": (lambda old, new: None, "None"),
 }
 
 
-@pytest.mark.parametrize("kind", POLISH)
+@pytest.mark.parametrize("kind", UPDATES)
 def test_what_server_update_returns_is_checked(kind, tmp_path):
-    CHOICE["server_update"], word = POLISH[kind]
+    CHOICE["server_update"], word = UPDATES[kind]
     with pytest.raises(MethodError, match=rf"Mine.server_update: .*{word}"):
         worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
 
