@@ -141,3 +141,25 @@ class LocalAggregator:
             else:
                 changed[m.into] = mix_float32(m, old, of)
         return changed
+
+
+class DryAggregator:
+    """No uploads, for forecasts: the sizes of a real step without its numbers."""
+
+    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
+        """Return products [m, m] of uploads that are orthogonal."""
+        return None if reports is None else np.eye(len(reports.headers))
+
+    def row_distances(
+        self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
+    ) -> np.ndarray:
+        """Return distances [m, K] of 1."""
+        return np.ones((len(reports.headers), len(server.tables[name])))
+
+    def mix(
+        self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads
+    ) -> Mapping[str, torch.Tensor]:
+        """Return tables of zeros with the rows that a plan leaves."""
+        assert server is not None
+        assert plan is not None
+        return {m.into: torch.zeros(m.num_rows, server.tables[m.into].shape[1]) for m in plan.mixings}

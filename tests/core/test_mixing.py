@@ -150,7 +150,9 @@ def test_mixings_of_one_table_compose_in_order():
     assert_allclose(out["model"], [[2.5]])
 
 
-@pytest.mark.parametrize("changes", [{}, {"assign": np.array([1, 0])}, {"algorithm_state": {"a": np.ones(1)}}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"assign": np.array([1, 0])}, {"algorithm_state": {"a": np.ones(1)}}]
+)
 def test_a_plan_replaces_only_what_it_names(changes):
     server = Server({"model": torch.zeros(1, 1)}, np.array([0, 0]), {"b": np.zeros(1)}, version=4)
     new = apply_plan(server, Plan([], **changes), {"model": torch.ones(1, 1)})

@@ -341,7 +341,10 @@ def test_the_first_server_is_checked(kind, tmp_path):
 
 
 UPDATES = {
-    "undeclared": (lambda old, new: replace(new, tables={"model": new.tables["model"] / 2}), "server_update=True"),
+    "undeclared": (
+        lambda old, new: replace(new, tables={"model": new.tables["model"] / 2}),
+        "server_update=True",
+    ),
     "nan": (lambda old, new: replace(new, tables={"model": new.tables["model"] / 0}), "not finite"),
     "gone": (lambda old, new: replace(new, tables={}), "gone"),
     "none": (lambda old, new: None, "None"),
