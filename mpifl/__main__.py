@@ -1,4 +1,4 @@
-"""`python -m mpifl` and the console script: a rank that raises ends the whole job."""
+"""Entry point of `python -m mpifl` and of the console script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects named by path: a user's own class, wherever it is."""
+"""Objects by import path: classes of users, in installed modules or in files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ from .errors import UserError, nearest
 def load_object(path: str, key: str) -> Any:
     """Return the object at `package.module:Name` or `file.py:Name`.
 
+    A class keeps `path` as its attribute `imported_as`, for the resolved configuration.
+
+    Args:
+        path: module or file, and name.
+        key: configuration key that holds it, for messages.
+
     Raises:
-        UserError: under `key`, when there is no such module, file or name.
+        UserError: there is no such module, file or name, or the import fails.
     """
     place, _, name = path.partition(":")
     module = (
@@ -32,8 +38,8 @@ def load_object(path: str, key: str) -> Any:
         raise UserError(key, path, f"{place} has no {name!r}; {nearest(name, known)}")
     found = getattr(module, name)
     if isinstance(found, type):
-        with suppress(TypeError):  # a class of Python's own takes no attributes
-            found.imported_as = path  # type: ignore[attr-defined]  # remembered for the resolved configuration
+        with suppress(TypeError):  # built-in classes take no attributes
+            found.imported_as = path  # type: ignore[attr-defined]
     return found
 
 
@@ -56,16 +62,15 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
     except OSError as error:
         raise UserError(key, path, f"cannot be read ({error.strerror})") from error
     if known is not None and known.source == text:
-        return known  # the same class for the same file
+        return known  # an unchanged file keeps its classes
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.source = text  # type: ignore[attr-defined]  # ours
     sys.modules[name] = module
     try:
-        exec(
-            compile(text, file, "exec"), vars(module)
-        )  # not from bytecode, which is told from its source by seconds
+        # from source: bytecode is matched to its source by seconds only
+        exec(compile(text, file, "exec"), vars(module))
     except (Exception, SystemExit) as error:
         raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
     return module

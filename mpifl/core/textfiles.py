@@ -1,9 +1,8 @@
-"""Text that people or other programs wrote, read with limits: what cannot be read is refused in one line.
+"""Text files of users and of other programs, read with limits: YAML, JSON and CSV.
 
-YAML is taken strictly: a key stands once in a mapping; dates, base 60 and leading zeros are words, not
-numbers (`010` was 8, `12:30` was 750); aliases may not multiply what is written.
-
-CSV files with rows for every client, one for each of its visits in turn: durations, links.
+A file that cannot be read raises `UserError`. YAML is read strictly: no key occurs twice in a mapping; dates,
+base 60 and leading zeros are strings, not numbers (YAML 1.1 reads `010` as 8 and `12:30` as 750); aliases
+cannot multiply the size of a file.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ import yaml
 
 from .errors import UserError, require
 
-MAX_BYTES = 1 << 20  # of a configuration or of an option's value; the largest that ships has 4 kB
-MAX_NAME_BYTES = 100  # of a part of a folder's name; file systems take 255 for all of it
-MAX_DEPTH, MAX_NODES = 32, 100_000  # of a YAML tree; nodes as often as aliases repeat them
+MAX_BYTES = 1 << 20  # of a configuration or of the value of an option; the largest shipped one has 4 kB
+MAX_NAME_BYTES = 100  # of a part of a folder name; file systems allow 255 for the whole name
+MAX_DEPTH, MAX_NODES = 32, 100_000  # of a YAML tree; a node counts each time that an alias repeats it
 MERGE = "tag:yaml.org,2002:merge"
 TAGS = (
     MERGE,
@@ -33,8 +32,15 @@ FAULTS = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, Overf
 
 
 def check_file(path: Path, key: str, most_bytes: int | None = None) -> None:
-    """Raise `UserError` under `key` unless there is a file, of so many bytes at most. Pipes and devices are
-    none: who reads one may wait for ever.
+    """Check that a path is a regular file; reading a pipe or a device could block for ever.
+
+    Args:
+        path: of the file.
+        key: configuration key or argument that names it, for messages.
+        most_bytes: largest size; None for any.
+
+    Raises:
+        UserError: there is no such file, it is not regular, or it is larger.
     """
     try:
         found = path.stat()
@@ -47,7 +53,16 @@ def check_file(path: Path, key: str, most_bytes: int | None = None) -> None:
 
 
 def text_of(path: Path, key: str, most_bytes: int | None = None) -> str:
-    """Return the text of a file; `UserError` under `key` where `check_file` raises, or it is not UTF-8."""
+    """Return the text of a file in UTF-8, with or without a byte order mark.
+
+    Args:
+        path: of the file.
+        key: configuration key or argument that names it, for messages.
+        most_bytes: largest size; None for any.
+
+    Raises:
+        UserError: as `check_file` does, or it cannot be read, or it is not UTF-8.
+    """
     check_file(path, key, most_bytes)
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -58,7 +73,7 @@ def text_of(path: Path, key: str, most_bytes: int | None = None) -> str:
 
 
 def check_name(key: str, name: str) -> None:
-    """Raise `UserError` unless a name can be part of a folder's name."""
+    """Raise `UserError` under `key` unless a name can be part of a folder name."""
     require("/" not in name, key, name, "is part of a folder's name; leave out the slashes")
     remedy = f"is part of a folder's name; take at most {MAX_NAME_BYTES} bytes"
     require(len(os.fsencode(name)) <= MAX_NAME_BYTES, key, name, remedy)
@@ -71,15 +86,17 @@ _BASE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML was b
 
 
 class _Loader(_BASE):  # type: ignore[misc, valid-type]
+    """A safe YAML loader that checks the tree before it makes objects of it."""
+
     def get_single_node(self) -> yaml.Node | None:
-        """Return the tree, checked before anything is made of it."""
+        """Return the root of the tree, checked by `_check`."""
         node: yaml.Node | None = super().get_single_node()
         if node is not None:
             _check(node)
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping in which no key stands twice."""
+        """Return a mapping; raise if a key occurs twice or is not a scalar."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -114,7 +131,7 @@ _Loader.add_implicit_resolver(
 
 
 def _check_depth(text: str) -> None:
-    """Raise where a text is nested too deeply: what makes a tree of it would end in a segmentation fault."""
+    """Raise if a text is nested too deeply: building its tree would end in a segmentation fault."""
     depth = 0
     for event in yaml.parse(text, _BASE):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -124,7 +141,7 @@ def _check_depth(text: str) -> None:
 
 
 def _check(root: yaml.Node) -> None:
-    """Raise where a tree contains itself, has tags, or too many nodes when aliases are written out."""
+    """Raise if a tree contains itself, has tags, or has too many nodes when aliases are written out."""
     sizes: dict[int, int] = {}  # of finished nodes
     path: list[tuple[yaml.Node, Iterator[yaml.Node]]] = [(root, _below(root))]
     under_way = {id(root)}
@@ -151,7 +168,7 @@ def _check(root: yaml.Node) -> None:
 
 
 def _below(node: yaml.Node) -> Iterator[yaml.Node]:
-    """Yield the nodes right below a node."""
+    """Yield the children of a node: keys and values of a mapping."""
     if isinstance(node, yaml.SequenceNode):
         yield from node.value
     elif isinstance(node, yaml.MappingNode):
@@ -161,13 +178,15 @@ def _below(node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def yaml_of(text: str, key: str, value: str) -> Any:
-    """Return what a YAML text holds.
+    """Return the value of a YAML text.
 
     Args:
-        value: what is named in a message, in place of the text.
+        text: YAML.
+        key: configuration key or argument that holds it, for messages.
+        value: what messages show in place of the text.
 
     Raises:
-        UserError: under `key`, with line and column of the fault.
+        UserError: it is not YAML; names line and column.
     """
     require(len(text) <= MAX_BYTES, key, value, f"has {len(text)} characters, more than {MAX_BYTES}")
     try:
@@ -189,7 +208,7 @@ def _problem(error: Exception) -> str:
 
 
 def yaml_file(path: Path, key: str) -> Any:
-    """Return what a YAML file holds; raises as `text_of` and `yaml_of`."""
+    """Return the value of a YAML file; raise as `text_of` and `yaml_of` do."""
     return yaml_of(text_of(path, key, MAX_BYTES), key, str(path))
 
 
@@ -197,7 +216,7 @@ def yaml_file(path: Path, key: str) -> Any:
 
 
 def json_file(path: Path, key: str) -> Any:
-    """Return what a JSON file holds; `UserError` under `key` where it is none."""
+    """Return the value of a JSON file; raise `UserError` under `key` if it is not JSON."""
     try:
         return json.loads(text_of(path, key))
     except (ValueError, RecursionError) as error:
@@ -207,11 +226,16 @@ def json_file(path: Path, key: str) -> Any:
 
 
 def csv_file(path: Path, key: str, columns: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each row of a CSV file behind its place, "FILE line NUMBER".
+    """Yield (place, row) for each row of a CSV file; a place is "FILE line NUMBER".
+
+    Args:
+        path: of the file.
+        key: configuration key or argument that names it, for messages.
+        columns: that the header must have.
 
     Raises:
-        UserError: under `key`, where it cannot be read or lacks one of `columns`; under the place, where a
-            row has another number of fields than the head.
+        UserError: the file cannot be read, a column is missing or occurs twice, or a row has more or fewer
+            fields than the header.
     """
     check_file(path, key)
     place = str(path)
@@ -240,14 +264,17 @@ T = TypeVar("T")
 def read_per_client(
     file: str, key: str, form: str, needs: str, parse: Callable[[Mapping[str, str], str], T]
 ) -> dict[int, list[T]]:
-    """Return client -> what its rows say, in the order of the file.
+    """Return client -> values of its rows, in the order of the file: one row for each visit in turn.
 
     Args:
-        key: of the configuration that names the file. form: what to give there. needs: what a row holds.
-        parse: makes something of a row, found at the place "FILE line NUMBER".
+        file: a CSV file with a column `client`.
+        key: configuration key that names the file, for messages.
+        form: what the file must hold, for messages.
+        needs: what a row must hold, for messages.
+        parse: returns the value of a row, given the row and its place.
 
     Raises:
-        UserError: where there is no such file, or a row that `parse` cannot take.
+        UserError: there is no such file, or `parse` refuses a row.
     """
     require(os.path.isfile(file), key, file, f"there is no such file; give a CSV of {form}")
     out: dict[int, list[T]] = {}
@@ -263,7 +290,7 @@ def read_per_client(
 
 
 def check_per_client(clients: Iterable[int], num_clients: int, file: str, key: str) -> None:
-    """Raise `UserError` unless every client has a row, and no other has."""
+    """Raise `UserError` under `key` unless the clients of a file are exactly 0 to num_clients - 1."""
     known, everyone = set(clients), set(range(num_clients))
     unknown, missing = known - everyone, everyone - known
     remedy = f"{file} has rows of client {min(unknown, default=0)}; there are {num_clients} clients"
