@@ -139,13 +139,13 @@ def make(folder: Path, seed: int, count: int) -> Iterator[Case]:
             yield run(f"{source.stem}: {what}", file(text.encode(errors="replace")))
             continue
         tree = rng.choice(trees if kind == "field" else methods)
-        command = rng.choice(("run", "run", "run", "plan", "data", "study"))
+        command = rng.choice(("run", "run", "run", "plan", "data", "sweep"))
         if tree["algorithm"]["name"] == "flt":
             command = "run"  # to plan it is to embed every client's data
         inside = [p for p in leaves(tree) if kind == "field" or p[0] == "algorithm"]
         path = rng.choice(inside)
         value = fitting(value_at(tree, path), rng)
-        changed = with_value({**tree, "vary": {"seed": [0, 1]}} if command == "study" else tree, path, value)
+        changed = with_value({**tree, "vary": {"seed": [0, 1]}} if command == "sweep" else tree, path, value)
         label = f"{'.'.join(path)} = {repr(value)[:40]}"
         try:
             content = written(changed).encode()
