@@ -356,7 +356,11 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    out = Parser("mpifl", description=mpifl.__doc__, epilog="mpifl COMMAND --help explains a command.")
+    out = Parser(
+        "mpifl",
+        description=(mpifl.__doc__ or "").partition("\n")[0],
+        epilog="mpifl COMMAND --help explains a command.",
+    )
     out.add_argument("--version", action="version", version=f"mpifl {mpifl.__version__}")
     commands = out.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (function, arguments) in COMMANDS.items():

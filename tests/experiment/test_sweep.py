@@ -13,6 +13,7 @@ import pytest
 from mpifl.cli import main
 from mpifl.comm import Single
 from mpifl.core.errors import Stopped, UserError
+from mpifl.experiment import loader
 from mpifl.experiment import run as running
 from mpifl.experiment.loader import load
 from mpifl.experiment.sweep import cases, over_seeds, sweep, table
@@ -223,3 +224,9 @@ def test_sections_are_labelled_by_name_and_mappings_by_their_keys():
 def test_a_case_has_a_panel_and_a_line_whatever_its_seed(labels, panel, line):
     curve = Curve(labels, "round", [1], [0.5], [])
     assert (curve.panel, curve.line) == (panel, line)
+
+
+def test_old_keys_and_both_units_of_a_cohort_can_be_varied():
+    tree = loader.merged(loader.read(TINY), {"vary": {"participation": [0.5, 4], "system.compiled": [False]}})
+    found = [(c.config.participation, c.config.cohort_size, c.config.system.kernels) for c in cases(tree)]
+    assert found == [(0.5, None, False), (1.0, 4, False)]
