@@ -95,7 +95,7 @@ def run(config: Config | str, **changes: Any) -> Run:
     Raises:
         UserError: names the key, its value and a remedy; also below `mpirun`: use `mpifl run` there.
     """
-    from mpifl.comm import connect
+    from mpifl.comm.connect import connect
     from mpifl.core.errors import require
     from mpifl.experiment import loader
     from mpifl.experiment.run import run as run_experiment

@@ -16,7 +16,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.process import keep_freed
 
 if TYPE_CHECKING:
-    from mpifl.comm import Transport
+    from mpifl.comm.transport import Transport
 
     Command = Callable[[Transport, argparse.Namespace], int | None]
 
@@ -54,7 +54,7 @@ TARGET = {"metavar": "ACCURACY", "help": "accuracy in [0, 1] to reach (default: 
 @command(CONFIG=CONFIG, bind_report=BIND, resume={**FLAG, "help": "go on with the run of that output.id"})
 def run(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration."""
-    from mpifl.comm import on_server
+    from mpifl.comm.transport import on_server
     from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.run import run as run_experiment
     from mpifl.results.run_folder import is_begun
@@ -81,7 +81,7 @@ FROM_START = {**FLAG, "help": "begin again where no checkpoint was written, and 
 @command(RUN=RUN, bind_report=BIND, from_start=FROM_START)
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Go on with a run from its last checkpoint, at any number of ranks, or with what is left of a sweep."""
-    from mpifl.comm import on_server
+    from mpifl.comm.transport import on_server
     from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.sweep import is_sweep, resume_sweep
@@ -110,7 +110,7 @@ def sweep(transport: Transport, args: argparse.Namespace) -> None:
 @command(RUN=RUN)
 def retime(transport: Transport, args: argparse.Namespace) -> None:
     """Compute a finished run's times under another network, without training: --network.name wired."""
-    from mpifl.comm import on_server
+    from mpifl.comm.transport import on_server
     from mpifl.experiment.retime import retime as retime_run
 
     folder = on_server(transport, lambda: retime_run(args.RUN, args.options))
@@ -137,7 +137,7 @@ def plan(transport: Transport, args: argparse.Namespace) -> None:
 @command(CONFIG=CONFIG)
 def prepare(transport: Transport, args: argparse.Namespace) -> None:
     """Download the data of a configuration where they are missing, and prepare its cache."""
-    from mpifl.comm import on_server
+    from mpifl.comm.transport import on_server
     from mpifl.data import prepare as prepare_data
     from mpifl.experiment.loader import load_everywhere
 
@@ -153,7 +153,7 @@ SHEET = {"metavar": "FILE", "help": "PNG file to write (default: <name>-data.png
 @command(CONFIG=CONFIG, sheet=SHEET)
 def data(transport: Transport, args: argparse.Namespace) -> None:
     """Look at the clients of a configuration: print a table, write a sheet of sample images and counts."""
-    from mpifl.comm import on_server
+    from mpifl.comm.transport import on_server
     from mpifl.experiment.data_preview import look
     from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.sweep import note_on
@@ -174,7 +174,7 @@ OUT = {"metavar": "FOLDER", "help": "folder to write (default: report, beside th
 @command(RUNS=RUNS, out=OUT, target=TARGET)
 def report(transport: Transport, args: argparse.Namespace) -> None:
     """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
-    from mpifl.comm import on_server
+    from mpifl.comm.transport import on_server
     from mpifl.results.report import accuracy
     from mpifl.results.report import report as write_report
 
@@ -191,7 +191,7 @@ LATEX = {"metavar": "FILE", "help": "LaTeX file to write"}
 @command(RUNS=RUNS, csv=CSV, latex=LATEX, target=TARGET)
 def compare(transport: Transport, args: argparse.Namespace) -> None:
     """Print a table of the final figures of several runs."""
-    from mpifl.comm import on_server
+    from mpifl.comm.transport import on_server
     from mpifl.results.report import accuracy, as_text, warnings, write_tables
     from mpifl.results.report import compare as compare_runs
 
@@ -388,7 +388,7 @@ def main(argv: Sequence[str]) -> int:
         args.options = args_options
     except UserError as error:
         return refused(error)
-    from mpifl.comm import connect
+    from mpifl.comm.connect import connect
     from mpifl.runtime.exit_codes import outcome
 
     try:
@@ -404,7 +404,7 @@ def main(argv: Sequence[str]) -> int:
 
 def refused(error: UserError) -> int:
     """Say, on rank 0, why a command does not begin; return the exit code."""
-    from mpifl.comm import asked_of
+    from mpifl.comm.mpi_startup import asked_of
 
     if asked_of(os.environ).rank:
         time.sleep(2.0)  # rank 0 speaks for all; a launcher ends it where another one leaves first

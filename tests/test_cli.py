@@ -15,7 +15,7 @@ import pytest
 import mpifl
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import COMMANDS, main
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.textfiles import yaml_file
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.experiment import reference

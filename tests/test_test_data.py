@@ -33,7 +33,8 @@ from mpifl.experiment.schema import EvaluationConfig
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.worker import Worker
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival
-from mpifl.training import Learner, LocalClient
+from mpifl.training.client import LocalClient
+from mpifl.training.learner import Learner
 
 MARK = 0.1234567  # the first pixel of a test image
 PARTS = (slice(0, 1), slice(1, 2), slice(2, None))  # of the test images of a client

@@ -23,7 +23,9 @@ from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
 from mpifl.models import MODELS
-from mpifl.training import Learner, LocalClient, LocalConfig
+from mpifl.training.client import LocalClient
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifl.comm.liveness import CannotGoOn
-from mpifl.comm.transport import Transport
+from mpifl.comm.transport import CannotGoOn, Transport
 from mpifl.core.errors import UserError
 from mpifl.core.files import new_array
 

@@ -13,7 +13,8 @@ from time import perf_counter
 from typing import Any
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.comm import Transport, connect
+from mpifl.comm.connect import connect
+from mpifl.comm.transport import Transport
 from mpifl.core.process import keep_freed
 from mpifl.experiment.build import build, build_engine, build_server_step
 from mpifl.experiment.loader import load_everywhere

@@ -25,9 +25,9 @@ from mpi4py import MPI
 
 from mpifl.core.devices import CPU, wait
 
-from .liveness import STOPPED_S, CannotGoOn, Process, RankLost, Watcher, patiently
+from .liveness import STOPPED_S, Process, Watcher, patiently
 from .mpi_startup import end_launcher_after, is_tolerant
-from .transport import Count, MpiTraffic, Transport
+from .transport import CannotGoOn, Count, MpiTraffic, RankLost, Transport
 
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
 TAGS = 30000  # tags of paired messages cycle through this many numbers; MPI guarantees 32767

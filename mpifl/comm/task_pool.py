@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from .liveness import RankLost, patiently
-from .transport import Transport
+from .liveness import patiently
+from .transport import RankLost, Transport
 
 AHEAD = 2  # tasks at a worker: one runs, one waits
 MOST_AHEAD, SHARE = 5, 4  # where many are under way: a quarter of a worker's share of them, but no more

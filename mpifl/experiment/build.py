@@ -15,8 +15,8 @@ import torch
 
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.comm import Transport, on_server
 from mpifl.comm.mpi_startup import DEVICE
+from mpifl.comm.transport import Transport, on_server
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import settle
 from mpifl.core.errors import UserError, require
@@ -37,7 +37,9 @@ from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.simulation.sampling import cohort_size, newcomers
-from mpifl.training import Learner, pick_stack, public_clients, stackable
+from mpifl.training.batched import stackable
+from mpifl.training.client import public_clients
+from mpifl.training.learner import Learner, pick_stack
 
 from .context import Decisions, Parts, RunContext, visit_duration_of
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of

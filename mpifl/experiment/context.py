@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.comm import Transport
+from mpifl.comm.transport import Transport
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key, key
 from mpifl.core.types import ProblemInfo
@@ -17,7 +17,7 @@ from mpifl.results.identity import identity
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.simulation.sampling import Sampler
-from mpifl.training import Learner
+from mpifl.training.learner import Learner
 
 from .placement import CPU, Place, workers_of
 from .schema import Config

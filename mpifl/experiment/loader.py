@@ -19,7 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from mpifl.comm import Transport, on_server
+from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of

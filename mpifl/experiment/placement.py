@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from mpifl.comm import Transport
 from mpifl.comm.mpi_startup import AUTO, DEVICE, MAIN, cuda_aware
+from mpifl.comm.transport import Transport
 from mpifl.core.errors import UserError, require
 from mpifl.core.process import peak_bytes
 from mpifl.results.identity import machine

@@ -23,7 +23,7 @@ from mpifl.aggregation.collective_choice import (
     crossover,
     is_sharded,
 )
-from mpifl.comm import Single, Transport
+from mpifl.comm.transport import Single, Transport
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.types import Message, Server

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.comm import RankLost, Transport, on_server
 from mpifl.comm.mpi_startup import cuda_aware
+from mpifl.comm.transport import RankLost, Transport, on_server
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.types import Server
 from mpifl.kernels import bindings

@@ -27,7 +27,7 @@ from mpifl.simulation.policies import POLICIES, ClientDecides, Policy, Synchrono
 from mpifl.simulation.upload_triggers import UPLOAD_TRIGGERS
 from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.payload import Payload
-from mpifl.training import LocalConfig
+from mpifl.training.config import LocalConfig
 
 
 @dataclass(frozen=True)

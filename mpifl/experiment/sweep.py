@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mpifl.comm import Transport, on_server
+from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import UserError, require
 from mpifl.core.textfiles import MAX_NAME_BYTES, yaml_file
 from mpifl.results import run_folder as folders

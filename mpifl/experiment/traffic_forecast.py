@@ -27,7 +27,7 @@ from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server
 from mpifl.traffic.codec import download_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
-from mpifl.training import LocalClient, public_clients
+from mpifl.training.client import LocalClient, public_clients
 
 from .context import RunContext
 

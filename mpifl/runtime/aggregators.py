@@ -14,7 +14,7 @@ import torch
 
 from mpifl.aggregation.mixer import Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables, row_distances
-from mpifl.comm import Single, Transport
+from mpifl.comm.transport import Single, Transport
 from mpifl.core.mixing import Plan
 from mpifl.core.types import Server
 

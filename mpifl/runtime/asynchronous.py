@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.tables import read_rows
-from mpifl.comm import Lasting, RankLost, Task, open_pool, serve
+from mpifl.comm.task_pool import Lasting, Task, open_pool, serve
+from mpifl.comm.transport import RankLost
 from mpifl.core.devices import message_on
 from mpifl.core.errors import require
 from mpifl.core.mixing import Plan
@@ -30,7 +31,7 @@ from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.staleness import damp
 from mpifl.simulation.visits import DispatchState, Visit
 from mpifl.traffic.codec import download_bytes, upload_bytes
-from mpifl.training import LocalClient
+from mpifl.training.client import LocalClient
 
 from .aggregators import LocalAggregator
 from .engine import Engine, EvaluationSchedule, Record

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from mpifl.comm import CannotGoOn, RankLost, Transport
+from mpifl.comm.transport import CannotGoOn, RankLost, Transport
 from mpifl.core.errors import CodeFailed, Stopped, UserError
 from mpifl.core.files import is_full
 

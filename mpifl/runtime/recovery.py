@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from time import perf_counter
 
-from mpifl.comm import RankLost
+from mpifl.comm.transport import RankLost
 
 from .server_step import ServerStep
 

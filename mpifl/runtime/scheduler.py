@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpifl.comm import CannotGoOn
+from mpifl.comm.transport import CannotGoOn
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 

@@ -16,7 +16,7 @@ import torch
 from mpifl.aggregation.collective_choice import is_sharded
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables, rows_of
-from mpifl.comm import RankLost
+from mpifl.comm.transport import RankLost
 from mpifl.core.algorithm import apply_plan
 from mpifl.core.capabilities import (
     ComparedUploads,

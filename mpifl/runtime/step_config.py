@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import Costs
-from mpifl.comm import Transport
+from mpifl.comm.transport import Transport
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.types import ProblemInfo
 from mpifl.traffic.payload import Payload
-from mpifl.training import Learner, LocalConfig
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
 
 
 @dataclass(frozen=True)

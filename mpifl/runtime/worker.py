@@ -22,7 +22,7 @@ from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.codec import Coder
 from mpifl.traffic.ledger import count_numbers
 from mpifl.traffic.payload import Payload
-from mpifl.training import LocalClient, public_clients
+from mpifl.training.client import LocalClient, public_clients
 
 from .hook_errors import Dropped, VisitPlace, attempt
 from .hooks import ClientHooks

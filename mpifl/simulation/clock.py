@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from math import inf, nextafter
 from typing import Any, Protocol
 
-from mpifl.comm import Pool
 from mpifl.comm.liveness import patiently
+from mpifl.comm.task_pool import Pool
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 

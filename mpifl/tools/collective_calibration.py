@@ -12,7 +12,7 @@ from mpifl.aggregation.calibration import measure
 from mpifl.aggregation.collective_choice import GATHER, REDUCE, Costs, Line, far_ranks
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
-from mpifl.comm import Transport
+from mpifl.comm.transport import Transport
 from mpifl.core.errors import require
 from mpifl.core.mixing import Mixing
 

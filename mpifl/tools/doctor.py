@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.comm import Transport
 from mpifl.comm.link_test import Link, within
 from mpifl.comm.link_test import measure as measure_pairs
 from mpifl.comm.mpi_startup import cuda_aware
+from mpifl.comm.transport import Transport
 from mpifl.experiment.placement import crowded, place, workers_of
 from mpifl.experiment.placement import table as table_of_bindings
 from mpifl.kernels import bindings

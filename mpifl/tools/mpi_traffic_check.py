@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mpifl.comm import Transport, on_server
 from mpifl.comm.monitoring import KINDS, Monitor
+from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import require
 from mpifl.experiment.loader import from_tree, merged
 from mpifl.experiment.run import run

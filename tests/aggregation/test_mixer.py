@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from mpifl.aggregation.mixer import LOCAL_BLOCK, Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.mixing import Mixing
 
 

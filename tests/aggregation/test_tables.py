@@ -11,7 +11,7 @@ import torch
 from numpy.testing import assert_array_equal
 
 from mpifl.aggregation.tables import ShardedTable, Tables
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 
 

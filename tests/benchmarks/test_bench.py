@@ -15,7 +15,7 @@ from conftest import mpi_environment
 from mpifl.benchmarks import command, compare, turns
 from mpifl.benchmarks import job as one
 from mpifl.benchmarks.workloads import WORKLOADS, Workload
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.loader import load
 

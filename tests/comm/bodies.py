@@ -24,9 +24,9 @@ from mpifl.aggregation import mixer as mix
 from mpifl.aggregation.collective_choice import GATHER, REDUCE
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.tables import Tables
-from mpifl.comm import Single
 from mpifl.comm import link_test as pairs
 from mpifl.comm.mpi import Mpi
+from mpifl.comm.transport import Single
 from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import take
 from mpifl.core.rng import key

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.experiment import loader, sweep
 from mpifl.experiment.plan import describe
 from mpifl.experiment.schema import Config

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpifl.aggregation.tables import Tables
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.core.files import new_array, reserve, write_atomically
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation

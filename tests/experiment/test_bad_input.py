@@ -14,7 +14,7 @@ import torch
 from support import worlds
 
 from mpifl.cli import main
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.data import SOURCES
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"

@@ -16,7 +16,7 @@ from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
 from mpifl.experiment.schema import Config, Seeds
 from mpifl.models import MODELS
 from mpifl.results.logging import warn_once
-from mpifl.training import LocalConfig
+from mpifl.training.config import LocalConfig
 
 KEYS = json.loads((Path(__file__).parents[1] / "old_runs/0.1.0/keys.json").read_text())["whole"]
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")

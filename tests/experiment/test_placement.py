@@ -9,7 +9,7 @@ import torch
 from support import worlds
 from support.runs import CONFIG
 
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import build as experiment
 from mpifl.experiment import placement

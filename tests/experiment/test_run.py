@@ -10,7 +10,7 @@ from support import worlds
 from torch import nn
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.build import initial_vectors
 from mpifl.experiment.schema import EvaluationConfig, Seeds, SystemConfig

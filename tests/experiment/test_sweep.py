@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpifl.cli import main
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.errors import Stopped, UserError
 from mpifl.experiment import loader
 from mpifl.experiment import run as running

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from mpifl import cli
-from mpifl.comm import connect
+from mpifl.comm.connect import connect
 from mpifl.comm.mpi_startup import starting
 from mpifl.experiment import build as experiment
 from mpifl.runtime.exit_codes import outcome

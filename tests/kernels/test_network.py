@@ -21,7 +21,8 @@ from mpifl.kernels import bindings
 from mpifl.kernels.network import Network
 from mpifl.models import MODELS
 from mpifl.models.base import Net
-from mpifl.training import Learner, LocalConfig
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
 
 pytestmark = pytest.mark.skipif(
     not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "the kernels are there"

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from mpifl.kernels import bindings
 from mpifl.kernels.pooling import MIN_NUMEL, AvgPool, MaxPool, use_fast_pooling
 from mpifl.models import MODELS
-from mpifl.training import Learner
+from mpifl.training.learner import Learner
 
 pytestmark = pytest.mark.skipif(not bindings.AVAILABLE, reason="the kernels were not built")
 PAIRS = {"max": (nn.MaxPool2d(2), MaxPool(2)), "avg": (nn.AvgPool2d(2), AvgPool(2))}

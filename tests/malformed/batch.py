@@ -81,7 +81,7 @@ def main(cases: str, folder: str) -> None:
 
     matplotlib.use("Agg")
     import mpifl.results.report
-    from mpifl.comm import Single
+    from mpifl.comm.transport import Single
 
     mpifl.results.report.FORMATS = ("svg", "png")  # type: ignore[assignment]
     Single.abort = lambda self, code: None  # type: ignore[method-assign]  # a fault ends one case, not all

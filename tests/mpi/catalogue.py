@@ -21,7 +21,8 @@ from support.cases import CASES, named
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms import flt
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm import Transport, connect
+from mpifl.comm.connect import connect
+from mpifl.comm.transport import Transport
 from mpifl.experiment.build import build_engine, build_server_step
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results.recorder import digest

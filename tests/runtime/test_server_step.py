@@ -22,7 +22,7 @@ from mpifl.experiment.schema import SystemConfig
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.synchronous import SynchronousEngine
-from mpifl.training import LocalClient
+from mpifl.training.client import LocalClient
 
 
 @dataclass(frozen=True)

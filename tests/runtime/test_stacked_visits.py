@@ -9,7 +9,7 @@ from support import worlds
 from support.cases import OPTIONS
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment.schema import SystemConfig
 from mpifl.runtime.scheduler import Scheduler

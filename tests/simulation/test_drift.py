@@ -20,7 +20,7 @@ from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
 from mpifl.simulation.policies import Buffer
-from mpifl.training import LocalClient
+from mpifl.training.client import LocalClient
 
 
 class Drifting(worlds.Tiny):

@@ -20,8 +20,8 @@ from torch.testing import assert_close
 
 import mpifl
 from mpifl.aggregation.client_store import ClientStore
-from mpifl.comm import Single, Transport
 from mpifl.comm.mpi_startup import MAIN
+from mpifl.comm.transport import Single, Transport
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.client import Client, Peer
 from mpifl.core.federation import ClientData, Federation, Split
@@ -37,7 +37,7 @@ from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.server_step import ServerStep
 from mpifl.simulation.policies import EveryArrival
 from mpifl.simulation.sampling import Sampler
-from mpifl.training import LocalConfig
+from mpifl.training.config import LocalConfig
 
 Told = Callable[[str, tuple[Any, ...], Any], None]  # hook, arguments, result
 CLASSES, SHAPE = 3, (1, 4, 4)

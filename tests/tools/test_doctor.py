@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 from support import worlds
 
-from mpifl.comm import Single
 from mpifl.comm.link_test import Link, turns
+from mpifl.comm.transport import Single
 from mpifl.tools import doctor
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support import worlds
 
-from mpifl.comm import Single
+from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.tools.mpi_traffic_check import measure, reconciled, table
 

@@ -12,8 +12,9 @@ from mpifl.core.errors import UserError
 from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
 from mpifl.models import MODELS
-from mpifl.training import Learner, LocalConfig
 from mpifl.training.augmentation import MARGIN, crop_flip
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
 
 
 def test_every_image_is_one_of_its_shifted_or_mirrored_copies():

@@ -13,7 +13,10 @@ from mpifl import cli
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
 from mpifl.models import MODELS
-from mpifl.training import Learner, LocalConfig, LockstepRunner, Request, pick_stack, stackable, train_all
+from mpifl.training.backend import Request
+from mpifl.training.batched import LockstepRunner, stackable, train_all
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner, pick_stack
 
 SIZES = (23, 5, 12, 1, 23)  # batches of 5: 5, 1, 3, 1 and 5 steps, the last ones of 3, 5, 2, 1 and 3 samples
 SPLITS = [worlds.draw("train", k, n, 0) for k, n in enumerate(SIZES)]

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from mpifl.core.federation import Split
 from mpifl.core.parameters import put, take
 from mpifl.core.rng import key
-from mpifl.training import Learner, LocalClient
+from mpifl.training.client import LocalClient
+from mpifl.training.learner import Learner
 from mpifl.training.pytorch_backend import EVAL_BATCH
 
 

@@ -11,8 +11,9 @@ from torch.testing import assert_close
 from mpifl.core.parameters import FlatModel
 from mpifl.core.rng import key
 from mpifl.models import MODELS
-from mpifl.training import Learner, LocalConfig
+from mpifl.training.config import LocalConfig
 from mpifl.training.cuda_graph import CudaGraphBackend
+from mpifl.training.learner import Learner
 
 SPLITS = [
     worlds.draw("train", k, n, 0) for k, n in enumerate((23, 10, 4))

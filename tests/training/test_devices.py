@@ -16,7 +16,9 @@ from mpifl.core.devices import CPU, message_on, report_home, room, settle, split
 from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report
 from mpifl.experiment.schema import SystemConfig
-from mpifl.training import Learner, LocalConfig, public_clients
+from mpifl.training.client import public_clients
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
 
 META = torch.device("meta")  # a device without memory: where a tensor is said to be is all there is to it
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

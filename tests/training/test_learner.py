@@ -16,7 +16,8 @@ from mpifl.core.parameters import Layout, flatten
 from mpifl.core.rng import key
 from mpifl.kernels import bindings
 from mpifl.models import MODELS
-from mpifl.training import Learner, LocalConfig
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
 
 KEY = key(3, "visit", 0, 0)
 
