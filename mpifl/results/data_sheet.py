@@ -1,4 +1,4 @@
-"""A picture of a world of clients: what each group sees, who holds how many of which class."""
+"""The sheet that `mpifl data` draws: sample images of each group, class counts and sizes of each client."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from mpifl.core.errors import UserError
 
-SPLITS = (  # colours of Okabe and Ito, told apart by their dashes in grey
+SPLITS = (  # colours of Okabe and Ito, with dashes for greyscale
     ("training", "#0072B2", "-"),
     ("validation", "#D55E00", "--"),
     ("test", "#000000", ":"),
 )
-COUNT_COLOURS = "Blues"  # white is none; lightness falls steadily, so that it reads in grey
+COUNT_COLOURS = "Blues"  # white is none; lightness falls steadily, for greyscale
 SHARE_STYLES = (("#0072B2", ""), ("#E69F00", "//"))
 INCH_WIDE, INCH_CELL, INCH_MARGIN, GAP = 10.0, 0.66, 2.6, 0.08  # the gap is a share of a cell
 MAX_TICKS = 20
@@ -27,9 +27,9 @@ class Strip:
     """A row of sample images.
 
     Attributes:
-        title: whose images they are.
-        images: uint8 [C, H, W], None for an empty place.
-        captions: what stands below each image.
+        title: Whose images they are.
+        images: uint8 [C, H, W]; None for an empty place.
+        captions: Text below each image.
     """
 
     title: str
@@ -39,19 +39,20 @@ class Strip:
 
 @dataclass(frozen=True)
 class Sheet:
-    """All that a sheet shows.
+    """The content of a sheet.
 
     Attributes:
-        title: what the world is.
-        when: which visit the counts are of, empty where visits make no difference.
-        strips: rows of sample images.
-        columns: headings of the images; empty where every image has its own caption.
-        clients: int64 [n], the clients shown below the images, in ascending order.
-        groups: int64 [n], their groups, or None.
-        counts: int64 [n, L], their training images of each class.
-        sizes: int64 [n, 3], their training, validation and test images.
-        shares: float64 [2, K], what two visits of one client hold of each group; None where nothing changes.
-        share_title: whose shares they are.
+        title: The title.
+        when: The visit that the counts are of; empty where all visits have the same data.
+        strips: Rows of sample images.
+        columns: Headings above the images; empty where every image has its own caption.
+        clients: The clients shown below the images, in ascending order, int64 [n].
+        groups: Their groups, int64 [n]; None where there are none.
+        counts: Their training images of each class, int64 [n, L].
+        sizes: Their training, validation and test images, int64 [n, 3].
+        shares: Shares of the groups in the data of one client at two visits, float64 [2, K]; None where all
+            visits have the same data.
+        share_title: Title of the panel of shares.
     """
 
     title: str
@@ -67,10 +68,14 @@ class Sheet:
 
 
 def draw(sheet: Sheet, path: Path) -> None:
-    """Write `sheet` as a PNG file.
+    """Write a sheet as a PNG file.
+
+    Args:
+        sheet: The content.
+        path: The file.
 
     Raises:
-        UserError: where the file cannot be written.
+        UserError: The file cannot be written.
     """
     from matplotlib.figure import Figure  # heavy: only when something is drawn
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -95,7 +100,7 @@ def draw(sheet: Sheet, path: Path) -> None:
 
 
 def _images(axis: Any, sheet: Sheet) -> None:
-    """Show all strips in one mosaic."""
+    """Draw all strips in one panel."""
     from matplotlib.patches import Rectangle
 
     rows, wide = len(sheet.strips), max(len(strip.images) for strip in sheet.strips)
@@ -123,7 +128,7 @@ def _rgb(image: np.ndarray) -> np.ndarray:
 
 
 def _shares(axis: Any, sheet: Sheet) -> None:
-    """Show what each of two visits holds of each group."""
+    """Draw the shares of the groups at two visits."""
     assert sheet.shares is not None
     places = np.arange(sheet.shares.shape[1])
     for visit, (share, (colour, hatch)) in enumerate(zip(sheet.shares, SHARE_STYLES, strict=True)):
@@ -139,12 +144,12 @@ def _shares(axis: Any, sheet: Sheet) -> None:
 
 
 def _counts(axis: Any, sheet: Sheet) -> None:
-    """Show how many images of each class each client holds."""
+    """Draw the number of training images of each class at each client."""
     from matplotlib.colors import PowerNorm
 
     n, classes = sheet.counts.shape
     held = sheet.counts[sheet.counts > 0]
-    uneven = bool(len(held)) and held.max() > 8 * np.median(held)  # small counts would be as good as white
+    uneven = bool(len(held)) and held.max() > 8 * np.median(held)  # small counts would look like none
     image = axis.imshow(
         sheet.counts.T,
         aspect="auto",
@@ -166,7 +171,7 @@ def _counts(axis: Any, sheet: Sheet) -> None:
 
 
 def _sizes(axis: Any, sheet: Sheet) -> None:
-    """Show how many images each client holds in each split."""
+    """Draw the number of images of each client in each split."""
     places = np.arange(len(sheet.clients) + 1) - 0.5
     for values, (name, colour, dashes) in zip(sheet.sizes.T, SPLITS, strict=True):
         if values.any():
@@ -185,7 +190,7 @@ def _sizes(axis: Any, sheet: Sheet) -> None:
 
 
 def _number_groups(axis: Any, sheet: Sheet) -> bool:
-    """Write each group's number above its block of clients, if the blocks are few; return whether."""
+    """Label the blocks of clients of one group, where they are few; return whether they are labelled."""
     groups = sheet.groups
     if groups is None or np.count_nonzero(np.diff(groups)) >= MAX_TICKS:
         return False
@@ -205,7 +210,7 @@ def _number_groups(axis: Any, sheet: Sheet) -> bool:
 
 
 def _clients_below(axis: Any, sheet: Sheet) -> None:
-    """Label the clients, and draw a line between groups."""
+    """Label the axis of clients, and draw a line between groups."""
     n = len(sheet.clients)
     ticks = _thinned(n)
     axis.set(xlim=(-0.5, n - 0.5))
@@ -213,7 +218,7 @@ def _clients_below(axis: Any, sheet: Sheet) -> None:
     axis.set_xlabel("client", fontsize=9)
     if sheet.groups is not None:
         for border in np.flatnonzero(np.diff(sheet.groups)):
-            for colour, width in (("white", 2.4), ("0.2", 0.8)):  # seen on dark and on light
+            for colour, width in (("white", 2.4), ("0.2", 0.8)):  # visible on dark and on light
                 axis.axvline(border + 0.5, color=colour, linewidth=width, zorder=1)
 
 

@@ -1,7 +1,7 @@
 """The figures of a report.
 
-Colours are safe for all eyes; lines and bars differ in dashes and hatches as well, so that they can be told
-apart in grey.
+Colours are safe for colour-blind readers; lines and bars differ in dashes and hatches too, so that they can
+be distinguished in greyscale.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES = ("", "//", "..", "xx", "\\\\", "--", "oo", "**", "++")
 MAX_MATRICES, MAX_TIMINGS, MAX_LEGEND = 8, 8, 16
-MATRICES = {  # what methods keep of pairs of clients -> title, colours (light is near)
+MATRICES = {  # array [N, N] of an algorithm -> title, colour map (light: similar clients)
     "distance": ("distance", "cividis"),
     "collaboration": ("collaboration weight", "cividis_r"),
     "affinity": ("affinity", "cividis_r"),
@@ -40,13 +40,13 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _line(i: int) -> dict[str, Any]:
-    """Return the look of line `i`."""
-    turn = i // len(COLOURS)
-    return {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[(i + turn) % len(DASHES)], "lw": 1.5}
+    """Return the style of line `i`."""
+    cycle = i // len(COLOURS)
+    return {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[(i + cycle) % len(DASHES)], "lw": 1.5}
 
 
 def _bar(i: int) -> dict[str, Any]:
-    """Return the look of part `i` of a bar."""
+    """Return the style of part `i` of a bar."""
     return {"color": COLOURS[i % len(COLOURS)], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white"}
 
 
@@ -57,7 +57,7 @@ def _plain(axis: Any) -> None:
 
 
 def _legend(figure: Figure, axis: Any) -> None:
-    """Put one legend below all panels."""
+    """Draw one legend below all panels."""
     handles, labels = axis.get_legend_handles_labels()
     if len(handles) > MAX_LEGEND * 3:
         handles, labels = handles[: MAX_LEGEND * 3], [*labels[: MAX_LEGEND * 3 - 1], "and more"]
@@ -67,7 +67,18 @@ def _legend(figure: Figure, axis: Any) -> None:
 
 
 def curves(groups: Sequence[Group], name: str, title: str) -> Figure | None:
-    """Draw a figure against rounds, bytes and virtual time: means over seeds, bands from least to most."""
+    """Draw a column of `metrics.csv` against rounds, bytes and virtual time.
+
+    Lines are means over seeds, bands their range.
+
+    Args:
+        groups: The groups of runs.
+        name: The column.
+        title: Label of its axis.
+
+    Returns:
+        None where no group has the column.
+    """
     axes_of = [a for a in AXES if any(g.has(a) and np.ptp(g.column(a)) > 0 for g in groups)] or ["round"]
     shown = [g for g in groups if g.has(name)]
     if not shown:
@@ -91,7 +102,7 @@ def curves(groups: Sequence[Group], name: str, title: str) -> Figure | None:
 
 
 def traffic(groups: Sequence[Group]) -> Figure | None:
-    """Draw the bytes of each group's first run, stacked by kind and direction."""
+    """Draw the bytes of the first run of each group, stacked by kind and direction."""
     found = []
     for group in groups:
         total: Counter[tuple[str, str]] = Counter()
@@ -119,13 +130,13 @@ def traffic(groups: Sequence[Group]) -> Figure | None:
 
 
 def _unit(most: float) -> tuple[float, str]:
-    """Return a unit of bytes that suits, and its name."""
+    """Return the unit of bytes for values up to `most`, and its name."""
     units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
     return next((unit for unit in units if most >= unit[0]), (1.0, "bytes"))
 
 
 def matrices(groups: Sequence[Group]) -> Figure | None:
-    """Draw what methods found of pairs of clients, ordered by cluster, clusters and true groups beside."""
+    """Draw the matrices over pairs of clients that algorithms keep, ordered by cluster and true group."""
     found = []
     for group in groups:
         algorithm_state = group.runs[0].algorithm_state
@@ -150,7 +161,7 @@ def matrices(groups: Sequence[Group]) -> Figure | None:
 
 
 def _matrix(figure: Figure, axis: Any, group: Group, name: str, values: np.ndarray) -> None:
-    """Draw one matrix, and a strip of clusters and one of true groups on its left."""
+    """Draw one matrix, with a strip of clusters and one of true groups on its left."""
     rows = group.runs[0].rows("clusters.csv")
     cluster, truth = (np.array([int(r[c]) for r in rows]) for c in ("cluster", "group"))
     order = np.lexsort((np.arange(len(rows)), truth, cluster))
@@ -171,9 +182,9 @@ def _matrix(figure: Figure, axis: Any, group: Group, name: str, values: np.ndarr
 
 
 def silhouettes(groups: Sequence[Group]) -> Figure | None:
-    """Draw the mean silhouette against the number of clusters, where a method chose by it."""
-    memos = [(g, g.runs[0].algorithm_state.get("silhouette")) for g in groups]
-    found = [(g, scores) for g, scores in memos if scores is not None and scores.ndim == 2 and scores.size]
+    """Draw the mean silhouette against the number of clusters, for algorithms that choose by it."""
+    kept = [(g, g.runs[0].algorithm_state.get("silhouette")) for g in groups]
+    found = [(g, scores) for g, scores in kept if scores is not None and scores.ndim == 2 and scores.size]
     if not found:
         return None
     figure = _figure(5.5, 3.0 + 0.18 * len(found))
@@ -189,7 +200,7 @@ def silhouettes(groups: Sequence[Group]) -> Figure | None:
 
 
 def staleness(groups: Sequence[Group]) -> Figure | None:
-    """Draw how stale the uploads of asynchronous runs were."""
+    """Draw the distribution of staleness of asynchronous runs."""
     found = [(g, g.runs[0].summary["asynchronous"]) for g in groups if g.runs[0].summary.get("asynchronous")]
     if not found:
         return None
@@ -208,7 +219,7 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
 
 
 def timings(groups: Sequence[Group]) -> Figure | None:
-    """Draw where the time of each rank of each group's first run went."""
+    """Draw the seconds of each phase, for each rank of the first run of each group."""
     found = [(g, rows) for g in groups if (rows := g.runs[0].rows("timing.csv"))][:MAX_TIMINGS]
     if not found:
         return None
@@ -234,10 +245,10 @@ def timings(groups: Sequence[Group]) -> Figure | None:
 
 
 Drawing = Callable[[Sequence[Group]], "Figure | None"]
-FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file -> title, what it shows, how it is drawn
+FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file name -> title, caption, function
     "accuracy": (
         "Accuracy",
-        "Mean accuracy over clients; bands from the least to the most of several seeds.",
+        "Mean accuracy over clients; bands show the range over seeds.",
         lambda groups: curves(groups, "accuracy_mean", "mean accuracy"),
     ),
     "worst": (
@@ -247,16 +258,24 @@ FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file -> title, what it shows
     ),
     "fairness": (
         "Fairness",
-        "Standard deviation of accuracy over clients: less is fairer.",
+        "Standard deviation of accuracy over clients; lower is fairer.",
         lambda groups: curves(groups, "accuracy_std", "std over clients"),
     ),
-    "bytes": ("Bytes", "What a federation would have sent, by kind and direction; first seed.", traffic),
+    "bytes": (
+        "Bytes",
+        "Bytes that the federation would have sent, by kind and direction; first seed.",
+        traffic,
+    ),
     "matrices": (
         "Pairs of clients",
-        "Ordered by cluster, true groups beside; borders where either changes; first seed.",
+        "Ordered by cluster and true group; lines where either changes; first seed.",
         matrices,
     ),
-    "silhouette": ("Silhouette", "What the number of clusters was chosen by; first seed.", silhouettes),
+    "silhouette": (
+        "Silhouette",
+        "The score by which the number of clusters was chosen; first seed.",
+        silhouettes,
+    ),
     "staleness": ("Staleness", "Server steps between download and arrival; first seed.", staleness),
     "time": ("Time of each rank", "Seconds of each phase, evaluation included; first seed.", timings),
 }

@@ -1,7 +1,7 @@
-"""What decides the last bits of a run's numbers beside its configuration and seeds: the identity of a run.
+"""The identity of a run: what decides the last bits of its numbers beside configuration and seeds.
 
-Equal configurations with equal identities give equal digests. It stands beside the digest in `summary.json`;
-a resumed run and `compare` name what differs.
+Runs with equal configurations and equal identities have equal digests. `summary.json` holds the identity
+beside the digest; a resumed run and `mpifl compare` name what differs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from mpifl.kernels import bindings
 
-DECIDING = ("mpifl", "torch", "numpy", "scipy", "scikit-learn")  # packages that compute numbers
+PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn")  # packages that compute numbers
 NONE = "none"
 
 
@@ -40,10 +40,14 @@ def processor() -> str:
 
 
 def machine(gpu: str | None = None) -> dict[str, str]:
-    """Return what a rank brings to the last bits of what it computes.
+    """Return what decides the last bits of what this rank computes.
 
     Args:
-        gpu: name of the GPU that it trains on; None: it trains on the CPU.
+        gpu: Name of the GPU that it trains on; None for the CPU.
+
+    Returns:
+        `device`, `processor`, `instructions`, `kernels` (hash of the C sources, or `none`), `compiler`, and
+        the version of each of `PACKAGES`.
     """
     build = bindings.BUILD if bindings.TRAINING_AVAILABLE else {}
     return {
@@ -52,7 +56,7 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "kernels": build.get("sources", NONE),
         "compiler": f"{build['compiler']}, {build['flags']}" if build else NONE,
-        **{name: str(version_of(name)) for name in DECIDING},
+        **{name: str(version_of(name)) for name in PACKAGES},
     }
 
 
@@ -60,8 +64,8 @@ def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) 
     """Return the identity of a run, with a short hash of it under `hash`.
 
     Args:
-        options: settings that decide last bits.
-        machines: of the ranks that train; where they differ, all kinds are named.
+        options: Settings that decide last bits.
+        machines: `machine` of each rank that trains; where they differ, the values are joined.
     """
     found: dict[str, Any] = {**options}
     for name in dict.fromkeys(name for one in machines for name in one):
@@ -71,16 +75,16 @@ def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) 
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the names of what differs between two identities, but for their hashes."""
+    """Return the names of the entries in which two identities differ, without their hashes."""
     names = dict.fromkeys((*one, *other))
     return [name for name in names if name != "hash" and one.get(name) != other.get(name)]
 
 
-def unlike(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a line for everything in which the identities of runs differ.
+def describe_differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each entry in which the identities of runs differ.
 
     Args:
-        found: by name of the run; an empty one (of an older version) tells nothing.
+        found: Name of the run -> its identity; an empty one, of an older version, is left out.
     """
     known = {run: one for run, one in found.items() if one}
     first = next(iter(known.values()), {})

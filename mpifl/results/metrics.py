@@ -1,7 +1,7 @@
-"""What runs are evaluated by: accuracy over clients, agreement of partitions, distances of parameters.
+"""Metrics of runs: accuracy over clients, agreement of partitions, distances of parameters.
 
-Pure functions. Accuracies are fractions in [0, 1]. Spreads over clients have the population form (ddof 0);
-over runs the caller says which (`over_runs`), because papers differ.
+Pure functions. Accuracies are fractions in [0, 1]. Standard deviations over clients are those of a population
+(ddof 0); over runs the caller chooses (`over_runs`), because papers differ.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import torch
 
 from mpifl.core.errors import require
 
-SLICE, MAX_ROWS = 65536, 256  # columns at a time; rows that may be compared
+SLICE, MAX_ROWS = 65536, 256  # columns at a time; most rows that are compared
 
 
 @dataclass(frozen=True)
 class AccuracySummary:
-    """Accuracy over clients, each counting once. Fractions in [0, 1] unless said otherwise.
+    """Accuracy over clients, unweighted; fractions in [0, 1] unless stated otherwise.
 
     Attributes:
-        mean, worst: unweighted mean, and minimum.
-        std: population standard deviation (ddof 0).
-        variance_pct2: population variance in percent squared (FLT's "var.").
-        worst_tenth: mean of the ceil(n / 10) lowest.
-        standard_error: binomial sqrt(p (1 - p) / pool) of a mean p over `pool` test samples (FLT's "+-");
+        mean: Mean over clients.
+        worst: Minimum over clients.
+        std: Population standard deviation (ddof 0).
+        variance_pct2: Population variance in percent squared (FLT's "var.").
+        worst_tenth: Mean of the ceil(n / 10) lowest.
+        standard_error: Binomial sqrt(p (1 - p) / pool) of a mean p over `pool` test samples (FLT's "+-");
             None without a pool.
     """
 
@@ -40,10 +41,14 @@ class AccuracySummary:
 
 
 def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracySummary:
-    """Return the summary of `accuracy` [n], one fraction for each client.
+    """Return the summary of the accuracies of clients.
 
     Args:
-        pool: size of the pool of test samples, where a binomial standard error has a meaning.
+        accuracy: [n], in [0, 1].
+        pool: Number of different test samples, for the binomial standard error; None for none.
+
+    Raises:
+        UserError: There is no client.
     """
     values = np.sort(np.asarray(accuracy, np.float64))
     require(values.size > 0, "accuracy", accuracy, "a summary needs at least one client")
@@ -59,17 +64,28 @@ def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracyS
 
 
 def over_runs(values: np.ndarray, ddof: int = 1) -> tuple[float, float]:
-    """Return mean and standard deviation over runs [r].
+    """Return mean and standard deviation over runs; the deviation of one run is 0.
 
     EMD-CFL prints the sample form (ddof 1) for accuracy and the population form (ddof 0) for the Rand index.
-    One run has no spread: 0.
+
+    Args:
+        values: [r], one for each run.
+        ddof: 1 for the sample form, 0 for the population form.
     """
     values = np.asarray(values, np.float64)
     return float(values.mean()), float(values.std(ddof=ddof)) if len(values) > ddof else 0.0
 
 
 def ari(labels: np.ndarray, groups: np.ndarray) -> float:
-    """Return the adjusted Rand index of two partitions [n]: 1 if both are one cluster, 0 if only one is."""
+    """Return the adjusted Rand index of two partitions.
+
+    Args:
+        labels: [n], the estimated cluster of each client.
+        groups: [n], its true group.
+
+    Returns:
+        1 if both partitions are a single cluster, 0 if only one of them is.
+    """
     from sklearn.metrics import adjusted_rand_score
 
     if (single := _single(labels, groups)) is not None:
@@ -78,7 +94,10 @@ def ari(labels: np.ndarray, groups: np.ndarray) -> float:
 
 
 def nmi(labels: np.ndarray, groups: np.ndarray) -> float:
-    """Return the normalised mutual information (arithmetic mean of entropies), conventions as `ari`."""
+    """Return the normalised mutual information of two partitions (arithmetic mean of entropies).
+
+    Arguments and special cases are those of `ari`.
+    """
     from sklearn.metrics import normalized_mutual_info_score
 
     if (single := _single(labels, groups)) is not None:
@@ -87,13 +106,13 @@ def nmi(labels: np.ndarray, groups: np.ndarray) -> float:
 
 
 def _single(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Return the agreement of partitions of which at least one is a single cluster, None if neither is."""
+    """Return the agreement of partitions of which one is a single cluster, None if neither is."""
     alone = [len(np.unique(x)) == 1 for x in (a, b)]
     return float(all(alone)) if any(alone) else None
 
 
 def _table(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return how many clients have the i-th label of `a` and the j-th of `b`."""
+    """Return how many clients have the i-th label of `a` and the j-th of `b` (contingency table)."""
     rows, i = np.unique(a, return_inverse=True)
     columns, j = np.unique(b, return_inverse=True)
     table = np.zeros((len(rows), len(columns)), np.int64)
@@ -102,19 +121,28 @@ def _table(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def purity(labels: np.ndarray, groups: np.ndarray) -> float:
-    """Return the share of clients that belong to the commonest true group of their cluster."""
+    """Return the share of clients that are in the most frequent true group of their cluster."""
     return float(_table(labels, groups).max(axis=1).sum()) / len(labels)
 
 
 def load(truth: bool) -> None:
-    """Import now, before workers wait for it, what takes half a second; `truth`: groups are known."""
+    """Import the libraries that metrics need, before workers wait for rank 0; it takes half a second.
+
+    Args:
+        truth: Whether the true groups are known, so that partitions are compared.
+    """
     import_module("scipy.optimize")
     if truth:
         import_module("sklearn.metrics")
 
 
 def churn(old: np.ndarray, new: np.ndarray) -> float:
-    """Return the share of clients [n] that changed cluster, after the best matching of the labels."""
+    """Return the share of clients that changed cluster, after the best matching of the labels.
+
+    Args:
+        old: [n], labels before.
+        new: [n], labels now.
+    """
     from scipy.optimize import linear_sum_assignment
 
     if np.array_equal(old, new):  # without a table [clusters, clusters]: there may be one for each client
@@ -124,11 +152,12 @@ def churn(old: np.ndarray, new: np.ndarray) -> float:
 
 
 def mixture_kl(true: np.ndarray, estimate: np.ndarray, floor: float = 1e-12) -> float:
-    """Return the mean over uploads of KL(true || estimate), in nats. CCFL.
+    """Return the mean over uploads of KL(true || estimate), in nats (CCFL).
 
     Args:
-        true, estimate: shares [n, K], rows that sum to 1.
-        floor: below which an estimated share is not taken, so that the divergence stays finite.
+        true: Shares [n, K]; each row sums to 1.
+        estimate: Their estimates [n, K].
+        floor: Least estimated share, so that the divergence is finite.
     """
     p, q = np.atleast_2d(true).astype(np.float64), np.maximum(np.atleast_2d(estimate), floor)
     terms = np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0) / q), 0.0)
@@ -136,11 +165,14 @@ def mixture_kl(true: np.ndarray, estimate: np.ndarray, floor: float = 1e-12) -> 
 
 
 def group_distances(distances: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Return the mean distance of pairs of clients within a cluster, and of all pairs. EMD-CFL, table 9.
+    """Return the mean distance of pairs of clients within a cluster, and of all pairs (EMD-CFL, table 9).
 
     Args:
         distances: [n, n] between the clients' parameters, symmetric.
-        labels: [n]. Without any pair the mean is nan.
+        labels: [n], the cluster of each client.
+
+    Returns:
+        The two means; nan where there is no pair.
     """
     i, j = np.triu_indices(len(labels), 1)
     pairs = np.asarray(distances, np.float64)[i, j]
@@ -149,7 +181,7 @@ def group_distances(distances: np.ndarray, labels: np.ndarray) -> tuple[float, f
 
 
 def row_distances(rows: torch.Tensor) -> np.ndarray:
-    """Return the L2 distances [K, K] of rows [K, d], computed in double precision a slice at a time."""
+    """Return the L2 distances [K, K] of rows [K, d], computed in float64."""
     gram = np.zeros((len(rows), len(rows)))
     for part in rows.split(SLICE, dim=1):
         x = part.double().numpy()
@@ -159,7 +191,13 @@ def row_distances(rows: torch.Tensor) -> np.ndarray:
 
 
 def model_distances(rows: torch.Tensor, assign: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Return `group_distances` of the rows that clients use; nan for both if they are more than MAX_ROWS."""
+    """Return `group_distances` of the rows that clients use; nan for both where they are over `MAX_ROWS`.
+
+    Args:
+        rows: [K, d].
+        assign: [n], the row of each client.
+        labels: [n], its cluster.
+    """
     used, which = np.unique(assign, return_inverse=True)
     if len(used) > MAX_ROWS:
         return float("nan"), float("nan")

@@ -1,4 +1,4 @@
-"""Turns what rank 0 knows after each round into the files of the run folder."""
+"""Writes the tables, figures and arrays of a run folder, from what rank 0 knows after each evaluation."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from .run_folder import GrowingCsv, write_csv, write_json
 def digest(
     tables: Mapping[str, torch.Tensor], assign: np.ndarray, algorithm_state: Mapping[str, np.ndarray]
 ) -> str:
-    """Return the SHA-256 over the tables in float32, the assignment and the algorithm_state's arrays,
-    each with name and
-    shape.
+    """Return the digest of a final state: SHA-256 over its arrays, each with name, type and shape.
+
+    Args:
+        tables: Name -> rows of the server [K, d]; hashed as float32.
+        assign: The row of each client [N].
+        algorithm_state: Name -> array that the server keeps for the algorithm.
     """
     sha = hashlib.sha256()
     parts: dict[str, np.ndarray] = {f"table {k}": t.float().contiguous().numpy() for k, t in tables.items()}
@@ -44,17 +47,19 @@ def metrics_row(
     before: np.ndarray | None = None,
     placed: np.ndarray | None = None,
 ) -> dict[str, float | int]:
-    """Return the figures of one evaluated round; accuracies are fractions, `accuracy_variance` is in percent
-    squared.
+    """Return the figures of one evaluation, as columns of `metrics.csv`.
+
+    Accuracies are fractions; `accuracy_variance` is in percent squared.
 
     Args:
-        scores: name -> value of each evaluated client.
-        labels, groups: estimated and true cluster of every client.
-        pool: number of different test samples, for the binomial standard error.
-        aimed: bool, which of the evaluated clients a backdoor is aimed at.
-        before: the labels at the last evaluation.
-        placed: bool, whose cluster is known [N]. The others do not count as members of the cluster that they
-            stand in, except in `ari_everyone`; `num_unplaced` says how many they are. Default: all are known.
+        scores: Name -> value of each evaluated client [n].
+        labels: Estimated cluster of every client [N].
+        groups: True group of every client [N]; None where there are none.
+        pool: Number of different test samples, for the binomial standard error; None for none.
+        aimed: Which of the evaluated clients are targets of a backdoor, bool [n]; None where there are none.
+        before: `labels` at the evaluation before; None at the first.
+        placed: Whose cluster is known, bool [N]; None for all. The others do not count as members of their
+            cluster, except in `ari_everyone`; `num_unplaced` is their number.
     """
     summary = accuracy_summary(scores["accuracy"], pool)
     row: dict[str, float | int] = {
@@ -85,15 +90,20 @@ def metrics_row(
     return row
 
 
-ROWS_AT_A_TIME = 500  # of events.csv: opening a file costs more than an arrival
+BUFFERED_ROWS = 500  # of events.csv: opening a file costs more than an arrival
 
 
 class Recorder:
-    """Writes a run folder.
+    """Writes the tables of a run folder; on rank 0.
 
     Args:
-        folder: an existing, empty folder.
-        federation: who is evaluated: hidden groups, targets, number of test samples.
+        folder: The run folder.
+        federation: The clients: true groups, targets of a backdoor, numbers of samples.
+
+    Attributes:
+        metrics: `metrics.csv`.
+        events: `events.csv`.
+        last: Figures of the last evaluation.
     """
 
     def __init__(self, folder: Path, federation: Federation) -> None:
@@ -120,12 +130,19 @@ class Recorder:
         virtual_seconds: float | None = None,
         placed: np.ndarray | None = None,
     ) -> dict[str, float | int]:
-        """Add an evaluated round and return its figures.
+        """Append the figures of an evaluation to `metrics.csv` and return them.
 
         Args:
-            labels: estimated cluster of each client [N].
-            traffic: federation bytes so far.
-            placed: whose cluster is known, bool [N]; default: everyone's.
+            step: Server steps so far.
+            seconds: Seconds since the start of the run.
+            scores: Name -> value of each evaluated client [n].
+            clients: The evaluated clients [n].
+            labels: Estimated cluster of every client [N].
+            train: Means of what clients reported of their training.
+            traffic: Bytes of the federation so far.
+            timing: Seconds of each phase since the evaluation before, for each rank.
+            virtual_seconds: Time on the simulated clock; None where there is none.
+            placed: Whose cluster is known, bool [N]; None for all.
         """
         targets, sizes = self.federation.targets, self.federation.sizes
         pool = min(self.federation.test_pool, int(sizes[clients, 2].sum()))
@@ -146,23 +163,25 @@ class Recorder:
         return self.last
 
     def arrived(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add arrivals to `events.csv`; written a few hundred at a time."""
+        """Append uploads to `events.csv`, some hundred at a time."""
         self._arrivals += rows
-        if len(self._arrivals) >= ROWS_AT_A_TIME:
+        if len(self._arrivals) >= BUFFERED_ROWS:
             self._write_arrivals()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was remembered and is in no file yet; what JSON can hold."""
+        """Return the state for a checkpoint, as JSON can hold it; writes the rows that are still buffered."""
         self._write_arrivals()
         before = self._labels[-1].tolist() if self._labels else None
         placed = self._placed.tolist()
         return {"timing": self.timing, "last": self.last, "labels": before, "placed": placed}
 
     def load_state_dict(self, state: Mapping[str, Any], metrics: bytes, events: int) -> None:
-        """Go on from a state; put the tables back to what they were then.
+        """Continue from a checkpoint.
 
         Args:
-            metrics: content of metrics.csv. events: bytes of events.csv.
+            state: What `state` returned.
+            metrics: The content of `metrics.csv` then.
+            events: The bytes of `events.csv` then; what follows them is dropped.
         """
         self.timing, self.last = state["timing"], state["last"]
         self._labels = [] if state["labels"] is None else [np.array(state["labels"])]
@@ -176,15 +195,22 @@ class Recorder:
 
     def close(
         self,
-        server_files: Mapping[str, torch.Tensor] | None,
+        model: Mapping[str, torch.Tensor] | None,
         ledger: Sequence[Mapping[str, Any]],
-        wire: Sequence[Mapping[str, Any]],
+        mpi_traffic: Sequence[Mapping[str, Any]],
         sizes: np.ndarray,
         algorithm_state: Mapping[str, np.ndarray],
         summary: Mapping[str, Any],
     ) -> None:
-        """Write everything that is known at the end; `summary.json` last: its presence says the folder is
-        complete.
+        """Write the files that are known at the end, `summary.json` last.
+
+        Args:
+            model: Content of `model.safetensors`; None writes none.
+            ledger: Rows of `ledger.csv`.
+            mpi_traffic: Rows of `mpi_traffic.csv`.
+            sizes: Training, validation and test samples of each client [N, 3].
+            algorithm_state: Content of `algorithm_state.npz`.
+            summary: Content of `summary.json`.
         """
         self._write_arrivals()
         for row in self.clients:
@@ -195,24 +221,24 @@ class Recorder:
         write_csv(self.folder / "clients.csv", self.clients)
         write_csv(self.folder / "clusters.csv", self._clusters())
         write_csv(self.folder / "ledger.csv", ledger)
-        write_csv(self.folder / "mpi_traffic.csv", wire)
+        write_csv(self.folder / "mpi_traffic.csv", mpi_traffic)
         write_csv(self.folder / "timing.csv", self.timing)
         arrays: dict[str, Any] = {name: np.asarray(v) for name, v in algorithm_state.items()}
         np.savez(self.folder / "algorithm_state.npz", **arrays)
-        if server_files is not None:
-            save_file(dict(server_files), self.folder / "model.safetensors")
-        write_json(self.folder / "summary.json", {**summary, **self._distances(server_files or {})})
+        if model is not None:
+            save_file(dict(model), self.folder / "model.safetensors")
+        write_json(self.folder / "summary.json", {**summary, **self._distances(model or {})})
 
-    def _distances(self, files: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """Return the mean distance of the models of two clients of one true group, and of any two."""
-        if self.groups is None or "model" not in files:
+    def _distances(self, model: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """Return the mean distance of the models of two clients of one true group, and of any two clients."""
+        if self.groups is None or "model" not in model:
             return {}
-        within, overall = model_distances(files["model"], files["assign"].numpy(), self.groups)
+        within, overall = model_distances(model["model"], model["assign"].numpy(), self.groups)
         found = {"parameter_distance_within_groups": within, "parameter_distance": overall}
         return {name: value for name, value in found.items() if not np.isnan(value)}
 
     def _clusters(self) -> list[dict[str, Any]]:
-        """Return one row per client: its group, its final cluster, and whether that is known."""
+        """Return the rows of `clusters.csv`: final cluster, true group (-1 for none), whether it is known."""
         final = self._labels[-1] if self._labels else np.zeros(0, int)
         truth = self.groups if self.groups is not None else np.full(len(final), -1)
         return [

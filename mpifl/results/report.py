@@ -1,4 +1,4 @@
-"""One HTML file over several runs, which needs no network, and its figures as files of their own."""
+"""Compares runs: a self-contained HTML report with its figures, and tables as text, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from mpifl.core.errors import UserError, require
 
 from .figures import FIGURES
-from .identity import unlike
+from .identity import describe_differences
 from .run_folder import write_csv
 from .seed_groups import Group, default_target, gather, table
 
@@ -29,11 +29,18 @@ img { max-width: 100%; } p.note { color: #444; }
 
 
 def report(names: Sequence[str], folder: str | None, target: float | None) -> Path:
-    """Write `report.html` and the figures; return the file.
+    """Write `report.html` and its figures.
 
     Args:
-        names: run folders, or folders of them. folder: where to write; None: `report` beside the first run.
-        target: accuracy to be reached; None: 95 % of the best.
+        names: Run folders, and folders that hold run folders.
+        folder: Where to write; None for `report` beside the first run.
+        target: Mean accuracy whose bytes and time are wanted, in [0, 1]; None for 95 % of the best.
+
+    Returns:
+        The HTML file.
+
+    Raises:
+        UserError: A folder is no finished run, or the files cannot be written.
     """
     groups = gather(names)
     target = default_target(groups) if target is None else target
@@ -48,7 +55,7 @@ def report(names: Sequence[str], folder: str | None, target: float | None) -> Pa
 
 
 def _section(name: str, groups: Sequence[Group], folder: Path) -> str | None:
-    """Draw a figure, write its files and return its part of the page; None where there is nothing to draw."""
+    """Draw a figure, write its files and return its HTML; None where there is nothing to draw."""
     import matplotlib
 
     title, text, draw = FIGURES[name]
@@ -57,7 +64,7 @@ def _section(name: str, groups: Sequence[Group], folder: Path) -> str | None:
         if figure is None:
             return None
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once, not anew for each form
+        figure.set_layout_engine("none")  # one layout for all file formats
         held: dict[str, bytes] = {}
         for form in FORMATS:
             buffer = io.BytesIO()
@@ -98,7 +105,7 @@ def _page(groups: Sequence[Group], target: float, sections: Sequence[str]) -> st
 
 
 def _run_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Return a line for each run: where it lies and what makes it this one."""
+    """Return a row for each run: folder, configuration, seed, ranks and digest."""
     return [
         {
             "run": str(run.folder),
@@ -130,20 +137,25 @@ def _html_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def compare(names: Sequence[str], target: float | None) -> tuple[list[dict[str, str]], float]:
-    """Return the table of final figures, and the target accuracy in it."""
+    """Return the table of final figures, and the target accuracy in it.
+
+    Args:
+        names: Run folders, and folders that hold run folders.
+        target: Mean accuracy whose bytes and time are wanted, in [0, 1]; None for 95 % of the best.
+    """
     groups = gather(names)
     target = default_target(groups) if target is None else target
     return table(groups, target), target
 
 
 def warnings(names: Sequence[str]) -> list[str]:
-    """Return a line for each thing that decides last bits and is not the same for all these runs."""
+    """Return a line for each entry in which the identities of these runs differ."""
     runs = [run for group in gather(names) for run in group.runs]
-    return unlike({run.folder.name: run.summary.get("identity", {}) for run in runs})
+    return describe_differences({run.folder.name: run.summary.get("identity", {}) for run in runs})
 
 
 def as_text(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return a table for the terminal."""
+    """Return a table as aligned text."""
     lines = [list(rows[0]), *([row[c] for c in rows[0]] for row in rows)]
     wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
     wide[0] *= -1  # to the left
@@ -157,7 +169,7 @@ def _padded(text: str, width: int) -> str:
 
 
 def as_latex(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return a table for LaTeX, with the rules of booktabs."""
+    """Return a table in LaTeX, with the rules of booktabs."""
     marks = str.maketrans({"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#"})
 
     def line(cells: Sequence[str]) -> str:

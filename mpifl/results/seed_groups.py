@@ -1,4 +1,4 @@
-"""Runs that differ only in their seeds, taken together: names, curves, final figures."""
+"""Groups of runs that differ only in their seeds: their titles, curves and table of final figures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mpifl.core.errors import require
 
 from .reader import Run, load
 
-HIDDEN = ("name", "seed", "output", "system", "vary")  # no part of what a run is about
-METHOD = "algorithm.name"
+HIDDEN = ("name", "seed", "output", "system", "vary")  # sections that no title names
+ALGORITHM = "algorithm.name"
 AXES = {  # axis -> its title
     "round": "rounds",
     "bytes": "MB sent, up and down",
@@ -25,7 +25,14 @@ AXES = {  # axis -> its title
 
 @dataclass(frozen=True)
 class Curve:
-    """A figure over an axis: mean, and the range over seeds."""
+    """A column of `metrics.csv` over an axis, for the runs of a group.
+
+    Attributes:
+        x: Position of each common evaluation; mean over the runs.
+        mean: Mean over the runs.
+        low: Minimum over the runs.
+        high: Maximum over the runs.
+    """
 
     x: np.ndarray
     mean: np.ndarray
@@ -35,10 +42,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one configuration.
+    """Runs of one configuration with different seeds.
 
     Attributes:
-        name: the method, and what makes the group differ from the others.
+        name: The algorithm, and the values in which the group differs from the others.
+        runs: The runs.
     """
 
     name: str
@@ -46,7 +54,7 @@ class Group:
 
     @cached_property
     def rounds(self) -> np.ndarray:
-        """The evaluated rounds that all runs have."""
+        """The rounds in which all runs were evaluated."""
         common = set.intersection(*(set(r.metrics["round"].tolist()) for r in self.runs))
         places = [str(run.folder) for run in self.runs]
         require(bool(common), "RUN", places, "were not evaluated in any common round")
@@ -57,20 +65,33 @@ class Group:
         return np.stack([_at(_values(r, name), r.metrics["round"], self.rounds) for r in self.runs])
 
     def curve(self, axis: str, name: str) -> Curve:
-        """Return a figure over an axis; positions on the axis are means over the runs."""
+        """Return a column over an axis.
+
+        Args:
+            axis: One of `AXES`.
+            name: The column.
+        """
         x, y = self.column(axis).mean(0), self.column(name)
         return Curve(x, y.mean(0), y.min(0), y.max(0))
 
     def has(self, name: str) -> bool:
-        """Return whether every run has a column with numbers."""
+        """Return whether a column holds any number."""
         return bool(np.isfinite(self.column(name)).any())
 
     def final(self, name: str) -> np.ndarray:
-        """Return a figure at the last evaluation of each run [runs]."""
+        """Return a column at the last evaluation of each run [runs]."""
         return np.array([_values(r, name)[-1] for r in self.runs])
 
     def reached(self, target: float, axis: str) -> np.ndarray:
-        """Return where on an axis each run first has the target's mean accuracy [runs], NaN for never."""
+        """Return where each run first has a mean accuracy.
+
+        Args:
+            target: The accuracy, in [0, 1].
+            axis: One of `AXES`.
+
+        Returns:
+            The position on the axis [runs]; NaN for never.
+        """
         out = []
         for run in self.runs:
             there = np.flatnonzero(run.metrics["accuracy_mean"] >= target)
@@ -79,7 +100,7 @@ class Group:
 
 
 def _values(run: Run, name: str) -> np.ndarray:
-    """Return a column of a run; `bytes` is what was sent in both directions."""
+    """Return a column of a run; `bytes` is the sum of both directions."""
     metrics = run.metrics
     if name == "bytes":
         return metrics["federation_bytes_up"] + metrics["federation_bytes_down"]
@@ -87,12 +108,15 @@ def _values(run: Run, name: str) -> np.ndarray:
 
 
 def _at(values: np.ndarray, rounds: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the values at some rounds."""
     return values[np.searchsorted(rounds, wanted)]
 
 
 def folders(names: Sequence[str]) -> list[Path]:
-    """Return run folders: those named, and those that lie in a folder that is none itself (a sweep's)."""
+    """Return run folders.
+
+    Args:
+        names: Run folders, and folders that hold run folders, such as those of sweeps.
+    """
     out: list[Path] = []
     for name in names:
         path = Path(name)
@@ -102,10 +126,13 @@ def folders(names: Sequence[str]) -> list[Path]:
 
 
 def gather(names: Sequence[str]) -> list[Group]:
-    """Return the groups of some run folders, in the order of their first runs.
+    """Return the groups of some runs, in the order of their first runs.
+
+    Args:
+        names: Run folders, and folders that hold run folders.
 
     Raises:
-        UserError: for a folder that is no finished run.
+        UserError: A folder is no finished run.
     """
     runs = [load(path) for path in dict.fromkeys(folders(names))]
     require(bool(runs), "RUN", list(names), "name at least one run folder")
@@ -127,19 +154,19 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _titles(trees: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the method of each configuration, and what differs between those of one method.
+    """Return a title for each configuration: its algorithm, and the values that others with it do not share.
 
-    A key counts among sections of the same name only; the network is named wherever it differs.
+    Values are compared between sections of the same name only; the network is named wherever it differs.
     """
     titles = []
     for tree in trees:
-        same = [t for t in trees if t.get(METHOD) == tree.get(METHOD)]
-        parts = [str(tree.get(METHOD, "run"))]
+        same = [t for t in trees if t.get(ALGORITHM) == tree.get(ALGORITHM)]
+        parts = [str(tree.get(ALGORITHM, "run"))]
         for key, value in tree.items():
             section = f"{key.rsplit('.', 1)[0]}.name" if "." in key else ""
-            alike = trees if key == "network.name" else same
-            alike = [t for t in alike if key == section or t.get(section) == tree.get(section)]
-            if key != METHOD and any(t.get(key) != value for t in alike):
+            others = trees if key == "network.name" else same
+            others = [t for t in others if key == section or t.get(section) == tree.get(section)]
+            if key != ALGORITHM and any(t.get(key) != value for t in others):
                 short = key.rsplit(".", 1)[-1]
                 parts.append(str(value) if short == "name" else f"{short} {value}")
         titles.append(", ".join(parts))
@@ -155,7 +182,12 @@ def default_target(groups: Sequence[Group]) -> float:
 
 
 def table(groups: Sequence[Group], target: float) -> list[dict[str, str]]:
-    """Return the final figures of each group: means over seeds, and the sample standard deviation."""
+    """Return a row of final figures for each group: means over seeds, with sample standard deviations.
+
+    Args:
+        groups: The groups.
+        target: The mean accuracy whose rounds, bytes and time are wanted, in [0, 1].
+    """
     rows = []
     for g in groups:
         row = {"run": g.name, "seeds": str(len(g.runs)), "rounds": f"{g.rounds[-1]:.0f}"}
@@ -169,9 +201,9 @@ def table(groups: Sequence[Group], target: float) -> list[dict[str, str]]:
         row["MB up"] = _mean(g.final("federation_bytes_up") / 1e6, "{:.4g}")
         row["MB down"] = _mean(g.final("federation_bytes_down") / 1e6, "{:.4g}")
         row["virtual s"] = _mean(g.final("virtual_seconds"), "{:.4g}")
-        row["rounds to target"] = _reach(g.reached(target, "round"))
-        row["MB to target"] = _reach(g.reached(target, "bytes") / 1e6)
-        row["virtual s to target"] = _reach(g.reached(target, "virtual_seconds"))
+        row["rounds to target"] = _reached(g.reached(target, "round"))
+        row["MB to target"] = _reached(g.reached(target, "bytes") / 1e6)
+        row["virtual s to target"] = _reached(g.reached(target, "virtual_seconds"))
         rows.append(row)
     empty = [name for name in rows[0] if all(row[name] == "" for row in rows)]
     return [{k: v for k, v in row.items() if k not in empty} for row in rows]
@@ -185,9 +217,8 @@ def _spread(values: np.ndarray) -> str:
     return f"{values.mean():.2f}" + (f" +- {values.std(ddof=1):.2f}" if len(values) > 1 else "")
 
 
-def _reach(values: np.ndarray) -> str:
-    """Return the mean of those that got there, and how many did not."""
-    there = values[np.isfinite(values)]
-    missed = len(values) - len(there)
-    note = f" ({len(there)} of {len(values)})" if missed and len(there) else ""
-    return f"{there.mean():.4g}{note}" if len(there) else "never"
+def _reached(values: np.ndarray) -> str:
+    """Return the mean over the runs that reached the target, with their number where not all did."""
+    found = values[np.isfinite(values)]
+    note = f" ({len(found)} of {len(values)})" if 0 < len(found) < len(values) else ""
+    return f"{found.mean():.4g}{note}" if len(found) else "never"

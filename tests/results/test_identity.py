@@ -12,7 +12,7 @@ from mpifl import cli
 from mpifl.experiment import checkpoints
 from mpifl.kernels import bindings
 from mpifl.results import identity as identities
-from mpifl.results.identity import differences, identity, machine, unlike
+from mpifl.results.identity import describe_differences, differences, identity, machine
 from mpifl.results.logging import warn_once
 from mpifl.runtime.run_state import STOP
 
@@ -37,8 +37,8 @@ def test_workers_of_several_kinds_are_all_named():
 
 def test_runs_that_are_unlike_are_named_with_their_values():
     runs = {"a": {"hash": "x", "torch": "2", "stack": 1}, "b": {"hash": "y", "torch": "3", "stack": 1}}
-    assert unlike(runs) == ["torch: 2 (a); 3 (b)"]
-    assert unlike({"a": runs["a"], "c": dict(runs["a"]), "old": {}}) == []
+    assert describe_differences(runs) == ["torch: 2 (a); 3 (b)"]
+    assert describe_differences({"a": runs["a"], "c": dict(runs["a"]), "old": {}}) == []
 
 
 def test_a_machine_says_what_it_computes_with(monkeypatch):
