@@ -58,7 +58,7 @@ def test_another_process_of_the_same_number_is_left_alone(sleeper):
 
 
 @pytest.mark.parametrize(
-    ("state", "works", "initial_plan"),
+    ("state", "works", "found"),
     [("T", 0, ["T"]), ("T", 1, []), ("t", 0, []), ("S", 0, []), ("R", 1, []), ("D", 0, ["D"]), ("D", 1, [])],
     ids=["stopped", "throttled", "debugged", "waits", "works", "disk", "reads a lot"],
 )
