@@ -8,9 +8,10 @@ import os
 import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
+from torch.testing import assert_close
 
-from mpifl.aggregation.tables import ShardedTable, Tables
+from mpifl.aggregation.tables import ShardedTable, Tables, read_rows, row_distances, rows_of
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 
@@ -135,3 +136,28 @@ def test_only_the_rows_of_a_node_take_room(tmp_path):
     table.write(np.array([90]), slice(None), torch.ones(1, 1 << 16))
     table.commit(np.array([90]))
     assert_array_equal(table.read([90, 3])[:, 5], [1.0, 0.0])
+
+
+TABLE = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+
+
+def test_a_mixture_of_rows_is_one_vector():
+    """0.25 of row 0 and 0.75 of row 2: (75.25, 150.5); row 1 is not asked for."""
+    asked = []
+
+    def rows(name: str, numbers: list[int]) -> torch.Tensor:
+        asked.append((name, numbers))
+        return TABLE[numbers]
+
+    which = np.array([0.25, 0.0, 0.75])
+    assert_close(read_rows(rows, "model", which), torch.tensor([[75.25, 150.5]]))
+    assert_close(read_rows(rows, "model", (2, 0)), TABLE[[2, 0]])
+    assert asked == [("model", [0, 2]), ("model", [2, 0])]
+    assert rows_of(which) == [0, 2]
+    assert rows_of((2, 0)) == [2, 0]
+
+
+def test_distances_to_rows_are_over_parameters_only():
+    """The last number is a running mean: from (4, 6, 99) to (1, 2, 0) it is 5."""
+    rows = torch.tensor([[1.0, 2.0, 0.0], [4.0, 6.0, 7.0]])
+    assert_allclose(row_distances(torch.tensor([4.0, 6.0, 99.0]), rows, 2), [5, 0])

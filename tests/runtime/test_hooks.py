@@ -43,9 +43,9 @@ class Mine(Algorithm):
         """Average."""
         return CHOICE.get("aggregate", lambda s, n: Plan([average(n)]))(server, notes)
 
-    def setup(self, world, fingerprints, key):
+    def setup(self, problem, fingerprints, key):
         """Start from one model."""
-        usual = super().setup(world, fingerprints, key)
+        usual = super().setup(problem, fingerprints, key)
         return CHOICE.get("setup", lambda s: s)(usual)
 
     def reads(self, server, k):
@@ -53,7 +53,7 @@ class Mine(Algorithm):
         return CHOICE.get("reads", lambda s, k: {"model": (0,)})(server, k)
 
     def evaluate(self, message, state, client, split):
-        """Judge the only row."""
+        """Evaluate the only row."""
         return CHOICE.get("evaluate", super().evaluate)(message, state, client, split)
 
     def server_update(self, old, new):
@@ -316,7 +316,7 @@ def test_reads_of_what_is_not_there_are_refused(kind, policy, tmp_path):
         step(Mine(), tmp_path, policy)
 
 
-def test_rows_that_a_client_is_judged_with_exist(tmp_path):
+def test_rows_that_a_client_is_evaluated_with_exist(tmp_path):
     method = type("Mine", (Mine,), {"serves": lambda self, server, k: {"model": (3,)}})()
     with pytest.raises(MethodError, match=r"Mine.serves: client 0"):
         worlds.run(method, worlds.Tiny(), tmp_path, steps=1)
@@ -379,7 +379,7 @@ def test_an_exception_of_a_hook_on_rank_0_is_shown_from_the_method_on(tmp_path):
     with pytest.raises(CodeFailed, match=r"Mine.aggregate: step 1: ZeroDivisionError") as caught:
         worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
     assert "test_hooks.py" in caught.value.trace
-    assert "mpifl/engine" not in caught.value.trace
+    assert "mpifl/runtime" not in caught.value.trace
 
 
 @pytest.mark.parametrize("drops", ["abort", "drop"])

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
-from mpifl.core.capabilities import RememberedUploads
-from mpifl.core.errors import NotFinite
+from mpifl.core.capabilities import ComparedUploads, RememberedUploads
+from mpifl.core.errors import MethodError, NotFinite
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
 from mpifl.experiment.schema import SystemConfig
@@ -170,7 +170,7 @@ class Polished(Algorithm):
         )
 
 
-def test_the_server_polishes_after_mixing(tmp_path):
+def test_server_update_comes_after_mixing(tmp_path):
     """(w + 1) / 2, then ((w + 1) / 2 + 1) / 2; the version is the engine's own business."""
     done = worlds.run(Polished(), worlds.Tiny(), tmp_path, steps=2, evaluate=False)
     w = done.servers[0].tables["model"]
@@ -179,7 +179,7 @@ def test_the_server_polishes_after_mixing(tmp_path):
     assert [s.version for s in done.servers] == [0, 1, 2]
 
 
-def test_only_the_chosen_clients_are_judged(tmp_path):
+def test_only_the_chosen_clients_are_evaluated(tmp_path):
     server_step, sampler = worlds.start(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path)
     server, _ = server_step.step(server_step.initialize(), sampler(1))
     whole = server_step.evaluate(server, np.arange(6))
@@ -240,3 +240,47 @@ def test_fast_sums_are_close_to_exact_ones(tmp_path):
     system = SystemConfig(sums="fast")
     fast = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "fast", evaluate=False, system=system)
     assert_close(fast.server.tables["model"], exact.server.tables["model"], rtol=1e-4, atol=1e-6)
+
+
+def test_only_those_who_take_part_are_counted_as_visited(tmp_path):
+    """Oracle remembers the uploads of absent members: these are reports, and no visits."""
+    done = worlds.run(
+        CATALOGUE["oracle"](), worlds.Tiny(), tmp_path, steps=3, participation=0.5, evaluate=False
+    )
+    assert len(done.notes[-1]) > 3
+    assert done.server_step.visits.sum() == 9
+
+
+@dataclass(frozen=True)
+class ComparesNow(ComparedUploads, Algorithm):
+    """Products of `delta` are read in the second step; it is uploaded in steps from `sends` on."""
+
+    sends: int = 2
+
+    gram = "delta"
+
+    def compares(self, server):
+        """In the second step only."""
+        return server.version == 1
+
+    def local_update(self, message, state, client, key):
+        """Upload what is compared when it is time."""
+        w = message["model"][0]
+        return client.report(model=w, **({"delta": w} if message.step >= self.sends else {})), {}
+
+    def aggregate(self, server, notes):
+        """Remember whether there were products."""
+        return Plan([average(notes)], algorithm_state={"gram": np.array("gram" in notes.columns)})
+
+
+def test_products_are_taken_of_what_is_uploaded_in_the_steps_that_compare(tmp_path):
+    done = worlds.run(ComparesNow(), worlds.Tiny(), tmp_path, steps=3, evaluate=False)
+    assert [bool(s.algorithm_state["gram"]) for s in done.servers[1:]] == [False, True, False]
+    with pytest.raises(MethodError, match="no upload 'delta'"):
+        worlds.run(ComparesNow(sends=3), worlds.Tiny(), tmp_path / "late", steps=3, evaluate=False)
+
+
+def test_cflgp_looks_at_profiles_every_other_round(tmp_path):
+    method = CATALOGUE["cflgp"](num_clusters=2, period=2)
+    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=3, evaluate=False)
+    assert ["gram" in notes.columns for notes in done.notes] == [True, False, True]

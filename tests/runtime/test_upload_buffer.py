@@ -1,4 +1,4 @@
-"""Uploads on the shelf are what was put there, until the next run takes their place."""
+"""Uploads in the buffer are what was put there, until the next step takes their place."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from support.pretended import DEVICE, Pretended, there
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.devices import CPU, staged
-from mpifl.runtime import worker as shelf
+from mpifl.runtime import worker
 from mpifl.runtime.worker import UploadBuffer
 
 
 def test_rows_are_used_again_after_clear_and_not_before(monkeypatch):
-    monkeypatch.setattr(shelf, "LEAST", 0)
-    monkeypatch.setattr(shelf, "CHUNK", 6)
+    monkeypatch.setattr(worker, "LEAST", 0)
+    monkeypatch.setattr(worker, "CHUNK", 6)
     place, a, b = UploadBuffer(), torch.arange(3.0), torch.arange(6.0).reshape(2, 3)
     (first,), second, other = place.put(a, 2), place.put(b, 2), place.put(torch.ones(2), 2)
     a += 9
@@ -35,7 +35,7 @@ def test_uploads_stay_on_their_device_as_long_as_there_is_room(monkeypatch):
     place = UploadBuffer()
     with Pretended():
         for least in (1 << 40, 0):  # those that come to main memory lie as they are, or are copied to rows
-            monkeypatch.setattr(shelf, "LEAST", least)
+            monkeypatch.setattr(worker, "LEAST", least)
             place.clear(room=8 * 4)
             vectors = [there(torch.full((2, 3), float(j))) for j in range(3)]
             rows = [row for vector in vectors for row in place.put(vector, 3)]
@@ -45,13 +45,13 @@ def test_uploads_stay_on_their_device_as_long_as_there_is_room(monkeypatch):
             assert place.put(vectors[0], 3)[0].device == CPU
 
 
-def test_runs_do_not_depend_on_the_shelf(monkeypatch, tmp_path):
+def test_runs_do_not_depend_on_the_buffer(monkeypatch, tmp_path):
     """Several uploads of several widths: control variates, and the statistics before training."""
     for name in ("scaffold", "ucfl", "fedem"):
         options = {"noise_batch": 4.0} if name == "ucfl" else {}
         runs = []
         for least in (1 << 40, 0):
-            monkeypatch.setattr(shelf, "LEAST", least)
+            monkeypatch.setattr(worker, "LEAST", least)
             method = CATALOGUE[name](**options)
             runs.append(worlds.run(method, worlds.Tiny(), tmp_path / f"{name}-{least}", participation=0.5))
         worlds.same(worlds.state_of(runs[0].server), worlds.state_of(runs[1].server))

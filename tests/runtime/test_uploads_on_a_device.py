@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from mpifl.aggregation import mixer as mix
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.devices import CPU
-from mpifl.runtime import worker as shelf
+from mpifl.runtime import worker
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import Buffer
 from mpifl.traffic.compression import TopK
@@ -34,14 +34,14 @@ FORMS = ("fedavg", "scaffold", "fedem", "fedcuau", "cfl", "ucfl", "flexcfl")
 def kept(monkeypatch) -> list[torch.device]:
     """Where each upload was in the end."""
     found: list[torch.device] = []
-    put = shelf.UploadBuffer.put
+    put = worker.UploadBuffer.put
 
     def told(self, vector, number):
         rows = put(self, vector, number)
         found.extend(row.device for row in rows)
         return rows
 
-    monkeypatch.setattr(shelf.UploadBuffer, "put", told)
+    monkeypatch.setattr(worker.UploadBuffer, "put", told)
     return found
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from support import worlds
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.experiment.schema import Newcomers
 from mpifl.simulation.sampling import Sampler, cohort_size, newcomers
@@ -76,3 +77,36 @@ def test_the_first_round_of_newcomers_is_where_they_are_there_for_the_first_time
 def test_newcomers_may_be_the_clients_of_a_group():
     config = worlds.config_of(CATALOGUE["fedavg"](), newcomers=Newcomers(groups=(1,)))
     assert worlds.context_of(config, worlds.Tiny()).decisions.absent == (3, 4, 5)
+
+
+def test_cohorts_are_addressed_by_step_and_nothing_else():
+    one, other = (Sampler(50, 10, key(3)) for _ in range(2))
+    cohorts = [one(step) for step in range(1, 6)]
+    for step in (4, 1, 5, 2, 3):
+        assert_array_equal(other(step), cohorts[step - 1])
+    for cohort in cohorts:
+        assert_array_equal(cohort, np.unique(cohort))
+        assert len(cohort) == 10
+    assert not np.array_equal(cohorts[0], cohorts[1])
+    assert not np.array_equal(Sampler(50, 10, key(4))(1), cohorts[0])
+
+
+def test_everyone_is_sampled_alike():
+    """400 draws of 3 of 10: each client 120 times, standard deviation 9."""
+    counts = np.bincount(np.concatenate([Sampler(10, 3, key(0))(t) for t in range(400)]), minlength=10)
+    assert counts.sum() == 1200
+    assert_allclose(counts, 120, atol=4 * 9.2)
+
+
+@pytest.mark.parametrize(
+    ("participation", "count", "size"),
+    [(1.0, None, 20), (0.5, None, 10), (0.01, None, 1), (0.26, None, 5), (1.0, 2, 2), (1.0, 20, 20)],
+)
+def test_the_size_of_a_cohort(participation, count, size):
+    assert cohort_size(participation, count, 20) == size
+    assert len(Sampler(20, size, key(0))(1)) == size
+
+
+def test_a_cohort_that_cannot_be_is_refused():
+    with pytest.raises(UserError, match="cohort_size = 21: there are 20 clients"):
+        cohort_size(1.0, 21, 20)

@@ -1,0 +1,87 @@
+"""Small parts of the asynchronous engine by hand, and in which order it takes uploads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+from support import worlds
+from torch.testing import assert_close
+
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.mixing import Mixing, Plan
+from mpifl.runtime.asynchronous import AsyncStats, largest_weight, rows_read
+from mpifl.simulation.delays import Uniform
+from mpifl.simulation.policies import Buffer, EveryArrival
+
+TABLE = torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+
+
+def test_what_a_visit_reads_of_a_server():
+    server = worlds.Server({"model": TABLE}, np.zeros(1, int))
+    assert_close(rows_read(server, "model", (1,)), TABLE[1:2])
+    assert rows_read(server, "model", (1,)).data_ptr() == TABLE[1].data_ptr(), "a single row is no copy"
+    assert_close(rows_read(server, "model", (2, 1)), TABLE[[2, 1]])
+    assert_close(rows_read(server, "model", np.array([0.0, 0.5, 0.5])), torch.tensor([[55.0, 110.0]]))
+
+
+def test_the_largest_weight_of_an_upload_of_two_components():
+    plan = Plan([Mixing(np.array([[0.1, 0.0, 0.5, 0.0], [0.0, -0.7, 0.0, 0.2]]))])
+    assert [largest_weight(plan, j, 2) for j in (0, 1)] == [0.7, 0.5]
+    assert largest_weight(Plan([]), 0, 1) == 0.0
+
+
+def test_an_upload_of_the_largest_staleness_is_taken(tmp_path):
+    """Three visits are under way, and FedAsync steps at each arrival: lags of 0, 1 and 2."""
+    for limit in (0, 1, 2):
+        asked = {"cohort_size": 3, "policy": EveryArrival(max_staleness=limit)}
+        done = worlds.events(CATALOGUE["fedasync"](), worlds.Tiny(), tmp_path / str(limit), 8, **asked)
+        taken = {row["staleness"] for row in done.arrivals if row["accepted"]}
+        refused = {row["staleness"] for row in done.arrivals if not row["accepted"]}
+        assert limit in taken
+        assert max(taken) == limit
+        assert min(refused, default=limit + 1) == limit + 1
+
+
+def test_uploads_of_a_step_are_in_the_order_of_their_clients_whenever_they_came(tmp_path):
+    done = worlds.events(
+        CATALOGUE["fedbuff"](),
+        worlds.Tiny(),
+        tmp_path,
+        5,
+        cohort_size=4,
+        policy=Buffer(3),
+        delay=Uniform(0.5, 1.5),
+    )
+    arrived = [row["client"] for row in done.arrivals][:15]
+    assert arrived != [k for i in range(0, 15, 3) for k in sorted(arrived[i : i + 3])], (
+        "they did come otherwise"
+    )
+    for notes in done.notes:
+        assert_array_equal(notes.client, np.sort(notes.client))
+
+
+def test_a_tally_by_hand():
+    """Two visits for 2 s, then three for 1 s: 7 visit-seconds in 3 s. Lags 0, 2, 2, one of them refused."""
+    stats = AsyncStats()
+    stats.advance(2.0, 2)
+    stats.advance(3.0, 3)
+    for lag, accepted in ((0, True), (2, False), (2, True)):
+        stats.add(lag, accepted)
+    said = stats.summary(steps=2, virtual=3.0, real=6.0, idle=[0.25], server=0.5)
+    assert said == {
+        "arrivals": 3,
+        "refusal_rate": 1 / 3,
+        "staleness_mean": 4 / 3,
+        "refused": 1,
+        "staleness_max": 2,
+        "staleness_histogram": {"0": 1, "2": 2},
+        "concurrency": pytest.approx(7 / 3),
+        "clock_seconds": 3.0,
+        "updates_per_clock_second": pytest.approx(2 / 3),
+        "updates_per_second": pytest.approx(1 / 3),
+        "arrivals_per_second": 0.5,
+        "worker_idle_share": [0.25],
+        "server_cpu_share": 0.5,
+    }

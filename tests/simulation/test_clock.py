@@ -1,0 +1,50 @@
+"""Clocks by hand: which upload arrives next, and when places are filled."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.testing import assert_array_equal
+
+from mpifl.core.rng import key
+from mpifl.simulation.clock import DrawnClock, VirtualClock
+from mpifl.simulation.delays import Constant
+from mpifl.simulation.durations import Availability, visit_duration
+from mpifl.simulation.network import Links
+from mpifl.simulation.visits import Visit
+
+
+def visit(due: float, number: int) -> Visit:
+    """Return a visit of client `number`."""
+    return Visit(due, number, number, 0, 0, 0.0)
+
+
+def duration(**link) -> VirtualClock:
+    """Return a virtual clock over links."""
+    return VirtualClock(visit_duration(Constant(1.0), Links(**link), Availability(), key(0), 3))
+
+
+def test_places_are_filled_after_the_last_arrival_of_an_instant():
+    clock = duration()
+    for number, due in enumerate((2.0, 1.0, 2.0)):
+        clock.add(visit(due, number))
+    seen = []
+    for _ in range(3):
+        arrived = clock.pop(None)
+        seen.append((arrived.client, clock.now, clock.is_tied()))
+    assert seen == [(1, 1.0, False), (0, 2.0, True), (2, 2.0, False)]
+
+
+def test_a_drawn_clock_has_one_upload_a_second_from_the_first_on():
+    """Without a key visits arrive in the order of their starts; with one each second belongs to a client."""
+    clock = DrawnClock()
+    assert [clock.due(k, 0, 0, 0) for k in (4, 2, 4)] == [1.0, 2.0, 3.0]
+    clock = DrawnClock(3, key(5))
+    dues = [[clock.due(k, v, 0, 0) for v in range(400)] for k in range(3)]
+    seconds = np.sort(np.concatenate(dues))
+    assert seconds[0] == 1
+    assert_array_equal(seconds[:900], np.arange(1, 901), "nobody's second is lost, none is shared")
+    half = DrawnClock(3, key(5))
+    first = [half.due(0, v, 0, 0) for v in range(10)]
+    again = DrawnClock(3, key(5))
+    again.load_state_dict(half.state_dict())
+    assert first + [again.due(0, v, 0, 0) for v in range(10, 400)] == dues[0]
