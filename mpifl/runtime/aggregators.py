@@ -1,7 +1,7 @@
-"""How the uploads of a server step are compared and mixed: over MPI, or on rank 0 alone.
+"""How the uploads of a server step are compared and mixed: over MPI, on rank 0 alone, or not at all.
 
 `ServerStep` decides; an aggregator carries out. The synchronous engine leaves uploads with the workers and
-aggregates over MPI; the asynchronous engine has them on rank 0.
+aggregates over MPI; the asynchronous engine has them on rank 0; a forecast has none.
 """
 
 from __future__ import annotations
