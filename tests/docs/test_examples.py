@@ -13,6 +13,8 @@ from numpy.testing import assert_allclose
 
 import mpifl
 from mpifl import cli
+from mpifl.core import capabilities
+from mpifl.core.capabilities import Capability
 from mpifl.core.imports import load_object
 
 ROOT = Path(mpifl.__file__).parents[1]
@@ -70,6 +72,41 @@ def test_the_clustered_method_with_one_cluster_is_fedavg(tmp_path):
         "docs/examples/clustered.yaml", tmp_path / "fedavg", "--rounds", "4", "--algorithm", "fedavg"
     )
     assert summary(one)["digest"] == summary(fedavg)["digest"]
+
+
+SKEWED = ("--data.scenario", "{name: dirichlet, clients: 8, alpha: 0.5}", "--participation", "0.5")
+DRIFTING = (
+    "--data.scenario",
+    "{name: ccfl, clusters: 2, clients: 8, smallest: 20, largest: 40, test_images: 20, public: 40, exam: 40}",
+    *("--policy", "client_decides", "--rounds", "20"),
+)
+METHODS: dict[str, tuple[type[Capability], tuple[str, ...]]] = {  # class -> its capability, options
+    "LabelClusters": (capabilities.OneShotStatistics, SKEWED),
+    "JoiningLabelClusters": (capabilities.NewClients, (*SKEWED, "--newcomers.share", "0.5")),
+    "AverageOfAll": (capabilities.RememberedUploads, SKEWED),
+    "AgreeingUpdates": (capabilities.ComparedUploads, SKEWED),
+    "Transferable": (capabilities.SecondLook, SKEWED),
+    "RoutedArrivals": (capabilities.ServerEvaluation, DRIFTING),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_method_of_a_capability_runs(name, tmp_path):
+    capability, options = METHODS[name]
+    method = f"docs/examples/capabilities.py:{name}"
+    assert capability in capabilities.declared(load_object(method, "example"))
+    done = summary(run("tests/configs/tiny.yaml", tmp_path / "runs", "--algorithm.name", method, *options))
+    assert np.isfinite(done["accuracy_mean"])
+    assert len(done["digest"]) == 64
+
+
+def test_every_capability_has_a_section_and_an_example():
+    page = (ROOT / "docs" / "capabilities.md").read_text()
+    known = {c for c in vars(capabilities).values() if isinstance(c, type) and issubclass(c, Capability)}
+    assert known - {Capability} == {capability for capability, _ in METHODS.values()}
+    for name, (capability, _) in METHODS.items():
+        assert f"| `{capability.__name__}` |" in page
+        assert f"Example: `{name}`" in page
 
 
 def test_the_asynchronous_sweep_fills_its_table(tmp_path):
