@@ -17,6 +17,7 @@ from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
+from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import settle
 from mpifl.core.errors import UserError, require
@@ -25,7 +26,7 @@ from mpifl.core.parameters import Layout, flatten
 from mpifl.core.process import age
 from mpifl.core.rng import key
 from mpifl.core.types import ProblemInfo
-from mpifl.data import CacheMissing, PoolFederation, open_federation, open_public
+from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
 from mpifl.models import AUTOENCODERS
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
@@ -34,16 +35,18 @@ from mpifl.runtime.run_state import Checkpointer
 from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import SynchronousEngine
-from mpifl.simulation.clock import Clock
+from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.training.batched import stackable
 from mpifl.training.client import public_clients
 from mpifl.training.learner import Learner, pick_stack
 
-from .context import Decisions, Parts, RunContext, visit_duration_of
+from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
-from .schema import Config, SystemConfig, check_sections
+from .schema import Config, SystemConfig
+
+FLOAT_BYTES = 4
 
 Say = Callable[[str], None]
 InitialVectors = Callable[[int], torch.Tensor]
@@ -56,7 +59,7 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
     or what is wrong.
 
     Args:
-        config: what to run.
+        config: what to run, its sections checked against each other (`check_sections`).
         transport: connects the ranks.
         say: is told of progress, on rank 0.
 
@@ -70,13 +73,15 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
         nonlocal parts
         memory = check_resources(config.system, resources)
         federation = open_data(config, True, say)
-        parts = build_model(config, federation, public_sets(config, federation, True), resources.device)
+        public = public_sets(config.algorithm, config.data, federation, True)
+        parts = build_parts(config, federation, public, resources.device)
         return check(config, parts, memory, resources.num_ranks)
 
     decisions = on_server(transport, go_first)
     if parts is None:
         federation = open_data(config, False)
-        parts = build_model(config, federation, public_sets(config, federation, False), resources.device)
+        public = public_sets(config.algorithm, config.data, federation, False)
+        parts = build_parts(config, federation, public, resources.device)
     return RunContext(config, transport, parts, decisions, resources.places)
 
 
@@ -183,22 +188,24 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
     return federation
 
 
-def public_sets(config: Config, federation: Federation, is_server: bool) -> tuple[Split, ...]:
+def public_sets(
+    algorithm: Algorithm, data: DataConfig, federation: Federation, is_server: bool
+) -> tuple[Split, ...]:
     """Return the labelled sets that the server owns, for methods that evaluate uploads on them, or that have
     a network beside the model; the latter at rank 0 only.
     """
-    if uses(config.algorithm, ServerEvaluation):
+    if uses(algorithm, ServerEvaluation):
         return federation.public()
-    if config.algorithm.auxiliary() is None or not is_server:
+    if algorithm.auxiliary() is None or not is_server:
         return ()
     if sets := federation.public():
         return sets
     assert isinstance(federation, PoolFederation)
-    return (open_public(config.data, federation),)
+    return (open_public(data, federation),)
 
 
-def build_model(config: Config, federation: Federation, public: tuple[Split, ...], device: str) -> Parts:
-    """Build the model, the network beside it, and what the method may know of the problem.
+def build_parts(config: Config, federation: Federation, public: tuple[Split, ...], device: str) -> Parts:
+    """Build the model, the network beside it, what the method may know of the problem, and the network.
 
     Args:
         config: the run's.
@@ -206,8 +213,9 @@ def build_model(config: Config, federation: Federation, public: tuple[Split, ...
         public: the labelled sets that the server owns.
         device: of the model, `cpu` or `cuda:i`.
     """
-    init = initial_vectors(config, federation.shape, federation.num_classes)
-    module = config.model.build(federation.shape, federation.num_classes)
+    shape, num_classes, seed = federation.shape, federation.num_classes, config.seed
+    init = initial_vectors(config.model, seed.model, shape, num_classes)
+    module = config.model.build(shape, num_classes)
     layout = Layout.of(module)
     learner = Learner(
         module,
@@ -215,38 +223,62 @@ def build_model(config: Config, federation: Federation, public: tuple[Split, ...
         kernels=config.system.kernels,
         graphs=config.system.cuda_graphs,
         init=init(0),
-        auxiliary=_auxiliary(config, federation.shape, device),
+        auxiliary=auxiliary_learner(config.algorithm, seed.model, shape, device),
     )
     problem = ProblemInfo(
         num_clients=federation.num_clients,
-        num_classes=federation.num_classes,
+        num_classes=num_classes,
         num_samples=federation.sizes[:, 0].astype(np.int64),
         layout=layout,
         init=init,
         groups=federation.groups if config.algorithm.needs.groups else None,
         public=public_clients(federation, learner, config.local, public) if public else (),
     )
-    return Parts(federation, problem, learner)
+    duration = visit_duration(
+        config.delay,
+        config.network,
+        config.availability,
+        key(seed.system),
+        problem.num_clients,
+        FLOAT_BYTES * layout.size,
+    )
+    return Parts(federation, problem, learner, duration)
 
 
-def initial_vectors(config: Config, shape: tuple[int, int, int], num_classes: int) -> InitialVectors:
-    """Return j -> the j-th independent initial vector [d], addressed by the model seed."""
+def initial_vectors(model: Any, seed: int, shape: tuple[int, int, int], num_classes: int) -> InitialVectors:
+    """Return j -> the j-th independent initial vector [d].
+
+    Args:
+        model: the section of the configuration.
+        seed: of the model.
+        shape: (C, H, W) of a sample.
+        num_classes: number of labels.
+    """
 
     def init(j: int) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(config.seed.model, "init", j).entropy >> 65)
-            return flatten(config.model.build(shape, num_classes))
+            torch.manual_seed(key(seed, "init", j).entropy >> 65)
+            return flatten(model.build(shape, num_classes))
 
     return init
 
 
-def _auxiliary(config: Config, shape: tuple[int, int, int], device: str) -> Learner | None:
-    """Return the network beside the model, for methods that name one."""
-    options = dict(config.algorithm.auxiliary() or {})
+def auxiliary_learner(
+    algorithm: Algorithm, seed: int, shape: tuple[int, int, int], device: str
+) -> Learner | None:
+    """Return the learner of the network beside the model; None where the method has none.
+
+    Args:
+        algorithm: the method.
+        seed: of the model.
+        shape: (C, H, W) of a sample.
+        device: of the network.
+    """
+    options = dict(algorithm.auxiliary() or {})
     if not options:
         return None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(config.seed.model, "auxiliary").entropy >> 65)
+        torch.manual_seed(key(seed, "auxiliary").entropy >> 65)
         return Learner(AUTOENCODERS[options.pop("name")](**options).build(shape), device)
 
 
@@ -265,11 +297,16 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     Raises:
         UserError: names the key, its value and a remedy.
     """
-    algorithm, federation, problem = config.algorithm, parts.federation, parts.problem
-    sizes, local = federation.sizes, config.local
+    algorithm, needs, policy, local = config.algorithm, config.algorithm.needs, config.policy, config.local
+    federation, problem, system = parts.federation, parts.problem, key(config.seed.system)
+    n, sizes = problem.num_clients, federation.sizes
+
+    # the model takes the samples
     with torch.no_grad():
         module = config.model.build(federation.shape, federation.num_classes)
         module.eval()(federation.client(0).train.x[:2])
+
+    # the method finds what it needs
     try:
         algorithm.check(problem)
     except UserError as error:
@@ -277,66 +314,47 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     remedy = "this method needs labelled sets of the server's own; take a scenario that has them (ccfl)"
     has_public = bool(problem.public) or not uses(algorithm, ServerEvaluation)
     require(has_public, "data.scenario", type(config.data.scenario).__name__, remedy)
-    if algorithm.needs.validation:
-        empty = np.flatnonzero(sizes[:, 1] < 2)
-        remedy = f"client {empty[0] if len(empty) else 0} has no validation data, which this method needs"
-        require(not len(empty), "data.scenario.validation", 0, remedy)
-    if algorithm.needs.plain_sgd:
-        plain = local.optimizer == "sgd" and local.momentum == 0
-        require(plain, "local.momentum", local.momentum, "this method needs plain SGD without momentum")
+    empty = np.flatnonzero(sizes[:, 1] < 2)
+    if needs.validation and len(empty):
+        remedy = f"client {empty[0]} has no validation data, which this method needs"
+        raise UserError("data.scenario.validation", 0, remedy)
+    plain = local.optimizer == "sgd" and local.momentum == 0
+    remedy = "this method needs plain SGD without momentum"
+    require(plain or not needs.plain_sgd, "local.momentum", local.momentum, remedy)
     empty = np.flatnonzero(sizes[:, 0] < 1)
     require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
-    num_sampled = cohort_size(config.participation, config.cohort_size, problem.num_clients)
-    return Decisions(
-        num_sampled=num_sampled,
-        absent=_check_absent(config, federation),
-        mpi_memory=memory,
-        clock=_check_times(config, parts, num_sampled),
-        stack=_check_stack(config, parts, max(1, num_sampled // max(1, num_ranks - 1))),
-    )
 
+    # cohorts
+    num_sampled = cohort_size(config.participation, config.cohort_size, n)
+    late = config.newcomers
+    allowed = policy.synchronous or not (late.share or late.groups)
+    require(allowed, "newcomers.share", late.share, "newcomers join under policy rounds only")
+    absent = newcomers(late.share, n, system)
+    if late.groups:
+        groups = np.zeros(0) if federation.groups is None else federation.groups
+        known = np.unique(groups).tolist()
+        remedy = f"name some, not all, of the groups {known}"
+        require(set(late.groups) < set(known), "newcomers.groups", list(late.groups), remedy)
+        absent = tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
 
-def _check_absent(config: Config, federation: Federation) -> tuple[int, ...]:
-    """Return the clients that are not there at first."""
-    wanted = config.newcomers
-    rounds = not (wanted.share or wanted.groups) or config.policy.synchronous
-    require(rounds, "newcomers.share", wanted.share, "newcomers join under policy rounds only")
-    if not wanted.groups:
-        return newcomers(wanted.share, federation.num_clients, key(config.seed.system))
-    groups = np.zeros(0) if federation.groups is None else federation.groups
-    known = np.unique(groups).tolist()
-    some = set(wanted.groups) < set(known)
-    require(some, "newcomers.groups", list(wanted.groups), f"name some, not all, of the groups {known}")
-    return tuple(np.flatnonzero(np.isin(groups, wanted.groups)).tolist())
-
-
-def _check_times(config: Config, parts: Parts, num_sampled: int) -> Clock | None:
-    """Return the clock of an asynchronous run, None for rounds."""
-    n, duration = parts.problem.num_clients, visit_duration_of(config, parts.problem)
+    # times
     for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
-        duration.end(k, 0, 0.0)
-    check_sections(config)
-    system = key(config.seed.system)
-    return config.policy.open_clock(config.clock, duration, parts.federation, num_sampled, system)
+        parts.duration.end(k, 0, 0.0)
+    clock = policy.open_clock(config.clock, parts.duration, federation, num_sampled, system)
 
-
-def _check_stack(config: Config, parts: Parts, most: int) -> int:
-    """Return how many clients are trained together, measured where that is asked for.
-
-    Args:
-        config: the run's.
-        parts: what rank 0 built.
-        most: clients of a round at each worker.
-    """
-    asked, synchronous = config.system.stack, config.policy.synchronous
-    if asked > 1:
-        require(synchronous, "system.stack", asked, "clients are stacked under policy rounds only; take 1")
+    # clients that are trained together
+    stack = config.system.stack
+    if stack > 1:
+        remedy = "clients are stacked under policy rounds only; take 1"
+        require(policy.synchronous, "system.stack", stack, remedy)
         remedy = "a model with dropout, batch norm, buffers or hooks cannot be stacked; take 1"
-        require(stackable(parts.learner.flat.module), "system.stack", asked, remedy)
-    if asked or not synchronous:
-        return max(asked, 1)
-    typical = int(np.argsort(parts.federation.sizes[:, 0])[parts.problem.num_clients // 2])
-    return pick_stack(parts.learner, parts.federation.client(typical).train, config.local, most)
+        require(stackable(parts.learner.flat.module), "system.stack", stack, remedy)
+    elif not stack and policy.synchronous:
+        typical = int(np.argsort(sizes[:, 0])[n // 2])
+        most = max(1, num_sampled // max(1, num_ranks - 1))
+        stack = pick_stack(parts.learner, federation.client(typical).train, local, most)
+
+    return Decisions(num_sampled, absent, memory, max(stack, 1), clock)
 
 
 # -- what runs it --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from mpifl.core.rng import Key, key
 from mpifl.core.types import ProblemInfo
 from mpifl.results.identity import identity
 from mpifl.simulation.clock import Clock
-from mpifl.simulation.durations import VisitDuration, visit_duration
+from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.sampling import Sampler
 from mpifl.training.learner import Learner
 
@@ -31,11 +31,13 @@ class Parts:
         federation: the clients' data.
         problem: what the method may know.
         learner: the model on this rank's device.
+        duration: how long visits take on devices and links.
     """
 
     federation: Federation
     problem: ProblemInfo
     learner: Learner
+    duration: VisitDuration
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class RunContext:
     @property
     def duration(self) -> VisitDuration:
         """How long visits take on devices and links."""
-        return visit_duration_of(self.config, self.problem)
+        return self.parts.duration
 
     @property
     def evaluated_clients(self) -> np.ndarray:
@@ -128,15 +130,3 @@ class RunContext:
             options |= {"ranks": self.transport.size, "collective": system.collective}
         options |= {"stack": self.decisions.stack, "threads": torch.get_num_threads()}
         return identity(options, [place["machine"] for place in workers_of(self.places)])
-
-
-def visit_duration_of(config: Config, problem: ProblemInfo) -> VisitDuration:
-    """Return how long visits take on devices and links."""
-    return visit_duration(
-        config.delay,
-        config.network,
-        config.availability,
-        key(config.seed.system),
-        problem.num_clients,
-        4 * problem.layout.size,
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -12,15 +14,19 @@ from torch import nn
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
-from mpifl.experiment.build import initial_vectors
 from mpifl.experiment.schema import EvaluationConfig, Seeds, SystemConfig
 from mpifl.models import MODELS
 
 
+def initial(**seeds: int) -> Callable[[int], torch.Tensor]:
+    """Return j -> the j-th initial vector."""
+    config = worlds.config_of(CATALOGUE["fedavg"](), seed=Seeds(**seeds))
+    return worlds.context_of(config, worlds.Tiny()).problem.init
+
+
 def first(j: int = 0, **seeds: int) -> torch.Tensor:
     """Return the j-th initial vector."""
-    config = worlds.config_of(CATALOGUE["fedavg"](), seed=Seeds(**seeds))
-    return initial_vectors(config, worlds.SHAPE, worlds.CLASSES)(j)
+    return initial(**seeds)(j)
 
 
 @pytest.mark.parametrize("seed", ["data", "training", "system"])
@@ -31,9 +37,10 @@ def test_initial_weights_follow_the_models_seed_alone(seed):
 
 
 def test_initial_weights_are_independent_and_draw_nothing_from_the_process():
+    init = initial()
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    assert not torch.equal(first(0), first(1))
+    assert not torch.equal(init(0), init(1))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

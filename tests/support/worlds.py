@@ -177,7 +177,8 @@ def context_of(config: Config, federation: Federation, transport: Transport | No
     """Return what `build` would, for a federation that is already there."""
     config.policy.prepare(federation)
     transport, device = transport or Single(), device_of(config)
-    parts = build.build_model(config, federation, build.public_sets(config, federation, True), device)
+    public = build.public_sets(config.algorithm, config.data, federation, True)
+    parts = build.build_parts(config, federation, public, device)
     return RunContext(config, transport, parts, build.check(config, parts, MAIN, transport.size))
 
 
