@@ -21,7 +21,7 @@ from mpifl.simulation.durations import VisitDuration, visit_duration
 from mpifl.traffic.ledger import Moved
 
 from . import loader
-from .schema import Config, check_effects
+from .schema import Config, check_sections
 
 SECTIONS = ("network", "delay", "availability", "output")  # that `retime` may change
 NEW_FILES = ("config.yaml", "metrics.csv", "summary.json", "visits.csv")  # written, not copied
@@ -51,7 +51,7 @@ def retime(name: str, options: Sequence[str]) -> Path:
     require(bool(run.rows("visits.csv")), "RUN", name, remedy)
     place = {"output": {"folder": str(run.folder.parent), "id": None}}
     config = loader.from_tree(Config, loader.merged(loader.merged(before, place), asked))
-    check_effects(config)
+    check_sections(config)
     return write_retimed(run, config)
 
 

@@ -272,15 +272,11 @@ def check_sections(config: Config) -> None:
     """Check what sections demand of each other.
 
     Raises:
-        UserError: the method cannot run under the policy, or a setting would have no effect.
+        UserError: the method cannot run under the policy, or policy, clock or network leave a setting without
+            effect.
     """
-    config.policy.check(config.algorithm)
-    check_effects(config)
-
-
-def check_effects(config: Config) -> None:
-    """Raise `UserError` where policy, clock or network leave something without effect that was given."""
     policy, clock, computing = config.policy, config.clock, config.network.computing
+    policy.check(config.algorithm)
     policy.check_clock(clock)
     remedy = "has no effect: this network brings computing times of its own; leave it out"
     require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
