@@ -215,7 +215,7 @@ TRAFFIC = {**FLAG, "help": "instead, compare mpifl's counts of MPI bytes with th
 def doctor(transport: Transport, args: argparse.Namespace) -> int:
     """Check this job before an expensive run: MPI, cores, GPUs, versions, clocks, speed, data, disk."""
     from mpifl.tools.doctor import doctor as examine
-    from mpifl.tools.mpi_traffic_check import witness as check_traffic
+    from mpifl.tools.mpi_traffic_check import check_mpi_traffic as check_traffic
 
     def say(text: str) -> None:
         print(text, flush=True)
@@ -230,7 +230,7 @@ def doctor(transport: Transport, args: argparse.Namespace) -> int:
 @command()
 def calibrate(transport: Transport, args: argparse.Namespace) -> None:
     """Measure what messages and collectives cost over these ranks, and how well that predicts a round."""
-    from mpifl.tools.collective_calibration import sweep as measure
+    from mpifl.tools.collective_calibration import calibrate as measure
 
     refuse_options(args)
     text = measure(transport)

@@ -1,4 +1,4 @@
-"""A look at a world of clients before anything is trained: a table, and what its sheet shows."""
+"""`mpifl data`: a table and a sheet of images over the clients of a configuration; trains nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,24 @@ from . import loader
 from .schema import Config
 
 MAX_COUNTED, MAX_SHOWN, MAX_STRIPS = 2000, 500, 10
-PER_STRIP, MAX_LABEL_COLUMNS, LOOKED_AT = 10, 12, 8  # images, headed columns, clients searched for images
+PER_STRIP, MAX_LABEL_COLUMNS, LOOKED_AT = (
+    10,
+    12,
+    8,
+)  # images, columns with headings, clients searched for images
 
 
 def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
-    """Draw the sheet of a configuration's world and return its table; for rank 0 alone."""
+    """Draw the sheet of a configuration, and return its table; on rank 0 alone.
+
+    Args:
+        config: The configuration.
+        sheet: PNG file to write.
+        say: Called with lines of progress.
+
+    Raises:
+        UserError: The data cannot be opened, or the sheet cannot be written.
+    """
     federation = open_federation(config.data, config.seed.data, say)
     clients = _evenly(federation.num_clients, MAX_COUNTED)
     counts = histogram(federation, clients=clients)
@@ -39,7 +52,7 @@ def _title(config: Config, federation: PoolFederation) -> str:
 
 
 def _table(config: Config, federation: PoolFederation, clients: np.ndarray, counts: np.ndarray) -> list[str]:
-    """Return the lines that `mpifl data` fingerprints."""
+    """Return the lines of the table."""
     distance, parts = label_distance(counts), _parts(federation, clients)
     head = ("", "clients", "training", "validation", "test", "classes", "label distance")
     rows = [head, ("", "", *["min / median / max"] * 3, "per client", "mean (max)")]
@@ -77,7 +90,7 @@ def _group_name(federation: PoolFederation, group: int) -> str:
 
 
 def _remarks(federation: PoolFederation, clients: np.ndarray) -> list[str]:
-    """Return what the table's columns do not say."""
+    """Return the lines below the table."""
     lines = [f"test images            {federation.test_pool:,} different ones in all"]
     if len(clients) < federation.num_clients:
         lines.append(f"counted                {len(clients):,} clients, evenly spaced")
@@ -98,7 +111,7 @@ def _remarks(federation: PoolFederation, clients: np.ndarray) -> list[str]:
 
 
 def _sheet(config: Config, federation: PoolFederation, clients: np.ndarray, counts: np.ndarray) -> Sheet:
-    """Gather what the sheet shows."""
+    """Return the content of the sheet."""
     shown = _evenly(len(clients), MAX_SHOWN)
     by_label = federation.num_classes <= MAX_LABEL_COLUMNS
     dynamic = federation.changes
@@ -178,7 +191,7 @@ def _strip(
 
 
 def _chosen(images: np.ndarray, labels: np.ndarray, num_classes: int, title: str) -> Strip:
-    """Return the strip with one image of each label where labels are few, otherwise of ten labels present."""
+    """Return a strip with one image of each label; of ten of the labels present, where there are many."""
     where = {int(c): np.flatnonzero(labels == c) for c in np.unique(labels)}
     if num_classes <= MAX_LABEL_COLUMNS:
         return Strip(title, [images[where[c][0]] if c in where else None for c in range(num_classes)])

@@ -1,4 +1,4 @@
-"""Where the ranks of a job are: hosts, cores, GPUs, threads. Every rank states its own; rank 0 judges."""
+"""Where the ranks of a job run: hosts, cores, GPUs, threads. Each rank reports its place, rank 0 checks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.process import peak_bytes
 from mpifl.results.identity import machine
 
-Place = Mapping[str, Any]
+Place = Mapping[str, Any]  # what `place` returns
 CPU = "cpu"
-MAX_THREADS = 256  # on a machine with fewer cores; a hundred thousand of them end in a segmentation fault
-MPS = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # the variable, and where the pipes are without it
+MAX_THREADS = 256  # on a machine with fewer cores; a hundred thousand threads end in a segmentation fault
+MPS = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # the variable, and the folder of the pipes without it
 
 
 def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
-    """Return what this rank knows of its place.
+    """Return where this rank runs, and what it has used so far; an entry of `environment.json`.
 
     Args:
-        device: what it computes on, `cpu` or `cuda:i`.
+        transport: Connects the ranks.
+        device: What it computes on, `cpu` or `cuda:i`.
     """
     cuda = device != CPU
-    gpus = [_identity(i) for i in range(torch.cuda.device_count())] if cuda else []
+    gpus = [_gpu_id(i) for i in range(torch.cuda.device_count())] if cuda else []
     mask = sorted(os.sched_getaffinity(0))
     return {
         "host": socket.gethostname(),
@@ -50,8 +51,8 @@ def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
     }
 
 
-def _identity(index: int) -> str:
-    """Return what tells a GPU from all others of its host, however the ranks number them."""
+def _gpu_id(index: int) -> str:
+    """Return a name of a GPU that is unique on its host, however the ranks number the GPUs."""
     properties = torch.cuda.get_device_properties(index)
     return str(getattr(properties, "uuid", f"{os.environ.get('CUDA_VISIBLE_DEVICES')}:{index}"))
 
@@ -68,13 +69,21 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def cores(text: str) -> set[int]:
-    """Return the numbers that `ranges` wrote."""
+    """Return the numbers in a text that `ranges` wrote."""
     parts = [part.split("-") for part in text.split(",")]
     return {n for p in parts for n in range(int(p[0]), int(p[-1]) + 1)}
 
 
 def threads_of(transport: Transport, asked: int) -> int:
-    """Return the threads of every rank: as asked, or for 0 what the CPU masks give; every rank calls."""
+    """Return the number of threads of each rank; every rank calls.
+
+    Args:
+        transport: Connects the ranks.
+        asked: `system.threads`; 0 takes what the CPU masks allow.
+
+    Raises:
+        UserError: More are asked for than any machine can run.
+    """
     if asked:
         most = max(MAX_THREADS, os.cpu_count() or 1)
         remedy = f"this machine has {os.cpu_count()} cores; take at most {most}, or 0 for the CPU mask"
@@ -87,10 +96,12 @@ def threads_of(transport: Transport, asked: int) -> int:
 
 
 def threads_for(masks: Sequence[tuple[int, str]]) -> int:
-    """Return the threads that every worker can have for itself: the same for all, so that sums are the same.
+    """Return the most threads that every worker can have on cores of its own.
+
+    It is the same for all workers, because sums depend on the number of threads.
 
     Args:
-        masks: node and cores of each rank; rank 0 sleeps while others work.
+        masks: Node and cores of each rank; rank 0 waits while the others work.
     """
     workers = masks[1:] or masks
     least = []
@@ -102,12 +113,12 @@ def threads_for(masks: Sequence[tuple[int, str]]) -> int:
 
 
 def workers_of(places: Sequence[Place]) -> list[Place]:
-    """Return the places of the ranks that host clients."""
+    """Return the places of the ranks that train."""
     return [*(places[1:] or places)]
 
 
 def crowded(places: Sequence[Place]) -> list[str]:
-    """Return what is said of each host whose workers have more threads than cores."""
+    """Return a line for each host whose workers have more threads than cores."""
     out = []
     for node in sorted({p["node"] for p in places}):
         mine = [p for p in workers_of(places) if p["node"] == node]
@@ -139,10 +150,14 @@ def check_places(places: Sequence[Place], compiled: bool = True) -> None:
 
 
 def mpi_memory(asked: str, places: Sequence[Place]) -> str:
-    """Return whether MPI is given `main` or `device` memory, by `system.mpi_memory`.
+    """Return the kind of memory that MPI sends from: `main` or `device`.
+
+    Args:
+        asked: `system.mpi_memory`.
+        places: Of all ranks.
 
     Raises:
-        UserError: the device's is asked for, and there is none, or MPI does not take it.
+        UserError: Device memory is asked for, and a worker has none, or its MPI is not CUDA-aware.
     """
     blind = next((r for r, p in enumerate(places) if r and not p["mpi_cuda_aware"]), None)
     if asked != DEVICE:
@@ -157,7 +172,7 @@ def mpi_memory(asked: str, places: Sequence[Place]) -> str:
 
 
 def hints(places: Sequence[Place]) -> list[str]:
-    """Return advice on what runs, but could run better."""
+    """Return advice on a placement that works, but could be faster."""
     out = [f"{text}: fewer ranks or threads, or wider CPU masks" for text in crowded(places)]
     for node in sorted({p["node"] for p in places}):
         here = [p for p in places if p["node"] == node]
@@ -178,7 +193,10 @@ def hints(places: Sequence[Place]) -> list[str]:
 
 
 def table(places: Sequence[Place]) -> str:
-    """Return the binding report: a line for each rank, and hints. `start s`: until it was ready for work."""
+    """Return the binding report: a line for each rank, then hints.
+
+    `start s` are the seconds from the start of the process until it was ready to train.
+    """
     form = "{:>4}  {:16} {:>4} {:>5}  {:7} {:16} {:>7}  {:>7}"
     head = form.format("rank", "host", "node", "local", "device", "cpus", "threads", "start s")
     lines = []

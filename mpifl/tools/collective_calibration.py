@@ -1,4 +1,4 @@
-"""`mpifl calibrate`: what the ranks' messages and collectives cost, and how well that foretells a mixing."""
+"""`mpifl calibrate`: measures the costs of messages and collectives, and how well they forecast a mixing."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ from mpifl.comm.transport import Transport
 from mpifl.core.errors import require
 from mpifl.core.mixing import Mixing
 
-GRID = (  # K rows, m uploads, d numbers: few rows and many uploads, and the other way round
+GRID = (  # K rows, m uploads, d numbers: few rows of many uploads, many rows of few
     *((1, 8, 20_000), (1, 32, 20_000), (4, 4, 20_000), (4, 64, 20_000), (16, 8, 20_000)),
     *((1, 1, 100_000), (1, 8, 100_000), (4, 24, 100_000), (8, 4, 100_000), (1, 4, 400_000)),
 )
-REPEATS = 5  # the least counts: other programs only ever add
+REPEATS = 5  # the least time counts: other programs only add to it
 HEAD = f"{'K':>4}{'m':>5}{'d':>9}  {'Reduce, s':>21}  {'Gatherv, s':>21}  {'chosen':>8}{'faster':>8}  error"
 
 
-def sweep(transport: Transport) -> str:
-    """Return a page of costs and of a grid of mixings, foretold and measured; every rank calls."""
-    require(
-        transport.size > 1, "sweep", f"{transport.size} rank", "there is nothing to measure; use mpirun -n 2"
-    )
+def calibrate(transport: Transport) -> str:
+    """Return the costs of collectives, and a table of mixings with forecast and measured seconds.
+
+    Args:
+        transport: Connects the ranks; every rank calls.
+
+    Raises:
+        UserError: There is only one rank.
+    """
+    remedy = "there is nothing to measure; use mpirun -n 2"
+    require(transport.size > 1, "calibrate", f"{transport.size} rank", remedy)
     costs = measure(transport)
     rows = [_point(transport, costs, *point) for point in GRID]
     right = sum(row["chosen"] == row["faster"] for row in rows)
@@ -37,10 +43,10 @@ def sweep(transport: Transport) -> str:
         [
             f"{transport.size} ranks on {len(set(transport.nodes))} nodes",
             f"message      {1e3 * costs.latency_s:.3g} ms, then {costs.bytes_s / 1e6:.4g} MB/s",
-            *(_line(name, getattr(costs, name)) for name in ("reduce", "gather", "bcast")),
+            *(_cost_line(name, getattr(costs, name)) for name in ("reduce", "gather", "bcast")),
             "",
             HEAD,
-            *(_text(row) for row in rows),
+            *(_table_line(row) for row in rows),
             "",
             f"the chosen collective is the faster one at {right} of {len(rows)} points",
             f"a round's communication differs from the forecast by {np.median(errors):.0%} in the median, "
@@ -49,24 +55,24 @@ def sweep(transport: Transport) -> str:
     )
 
 
-def _line(name: str, line: Line) -> str:
+def _cost_line(name: str, line: Line) -> str:
     rate = f"{1e-6 / line.byte_s:.4g} MB/s" if line.byte_s else "no time per byte"
     return f"{name:12} {1e3 * line.once_s:.3g} ms once, {1e3 * line.block_s:.3g} ms a call, {rate}"
 
 
 def _point(transport: Transport, costs: Costs, k: int, m: int, d: int) -> dict[str, Any]:
-    """Return what was foretold and measured of a round's communication: K rows to all, m uploads mixed."""
-    seconds, foretold = {}, {}
+    """Return forecast and measured seconds of one round: K rows go to all ranks, m uploads are mixed."""
+    seconds, forecast = {}, {}
     owners = _owners(transport, m)
     size = (k, m, d, transport.size, True, int(np.isin(owners, far_ranks(transport.nodes)).sum()))
     for collective in (REDUCE, GATHER):
-        turns = [_round(transport, collective, k, m, d) for _ in range(REPEATS)]
-        seconds[collective] = min(turns)
-        foretold[collective] = costs.sharing(k, d) + costs.mixing(collective, *size)
+        repeats = [_round(transport, collective, k, m, d) for _ in range(REPEATS)]
+        seconds[collective] = min(repeats)
+        forecast[collective] = costs.sharing(k, d) + costs.mixing(collective, *size)
     faster = min(seconds, key=lambda c: seconds[c])
     chosen = costs.choose(*size)
-    error = abs(foretold[chosen] - seconds[chosen]) / seconds[chosen]
-    point = {"K": k, "m": m, "d": d, "seconds": seconds, "foretold": foretold}
+    error = abs(forecast[chosen] - seconds[chosen]) / seconds[chosen]
+    point = {"K": k, "m": m, "d": d, "seconds": seconds, "forecast": forecast}
     return {**point, "chosen": chosen, "faster": faster, "error": error}
 
 
@@ -92,10 +98,10 @@ def _round(transport: Transport, collective: str, k: int, m: int, d: int) -> flo
     return perf_counter() - start
 
 
-def _text(row: dict[str, Any]) -> str:
+def _table_line(row: dict[str, Any]) -> str:
     def pair(collective: str) -> str:
-        return f"{row['seconds'][collective]:.3g} ({row['foretold'][collective]:.3g})"
+        return f"{row['seconds'][collective]:.3g} ({row['forecast'][collective]:.3g})"
 
     size = f"{row['K']:>4}{row['m']:>5}{row['d']:>9}"
-    words = f"{row['chosen']:>8}{row['faster']:>8}  {100 * row['error']:.0f} %"
-    return f"{size}  {pair(REDUCE):>21}  {pair(GATHER):>21}  {words}"
+    choice = f"{row['chosen']:>8}{row['faster']:>8}  {100 * row['error']:.0f} %"
+    return f"{size}  {pair(REDUCE):>21}  {pair(GATHER):>21}  {choice}"

@@ -1,4 +1,4 @@
-"""`mpirun -n P mpifl doctor`: what an expensive job should not find out by itself. Every rank calls."""
+"""`mpirun -n P mpifl doctor`: checks of a job's environment, before an expensive run. Every rank calls."""
 
 from __future__ import annotations
 
@@ -27,14 +27,25 @@ from mpifl.results.identity import version_of
 PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn", "mpi4py", "safetensors")
 BLOCK = 1 << 20  # float32 numbers of the bandwidth check: 4 MiB
 SKEW_SECONDS, START_SECONDS, FREE_BYTES = 1.0, 60.0, 1 << 30
-SLOW, LATE_SECONDS, PAIRS_SHOWN = 4.0, 1e-3, 6  # times slower than the median pair; what is no delay yet
+SLOW, LATE_SECONDS, PAIRS_SHOWN = (
+    4.0,
+    1e-3,
+    6,
+)  # times slower than the median pair; more latency that is accepted
 LIMIT_S = 60.0  # for each exchange
 START_ADVICE = "many ranks read one environment at once: keep it in an image or on each node's own disk"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table. `advice`: what to do where it is not good."""
+    """The result of one check.
+
+    Attributes:
+        name: What was checked.
+        good: Whether it is as it should be.
+        found: What was found.
+        advice: What to do where it is not good.
+    """
 
     name: str
     good: bool
@@ -43,15 +54,19 @@ class Check:
 
 
 def facts(transport: Transport) -> dict[str, Any]:
-    """Return what a rank knows of its place, its versions and the time."""
+    """Return the place of this rank, its versions and its time."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = f"cuda:{getattr(transport, 'local_rank', 0) % gpus}" if gpus else "cpu"
     versions = {name: version_of(name) for name in PACKAGES} | {"python": platform.python_version()}
     return {**place(transport, device), "versions": versions, "time": time.time()}
 
 
-def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
-    """Judge versions, clocks, cores and devices, on rank 0."""
+def check_layout(places: Sequence[dict[str, Any]]) -> list[Check]:
+    """Check versions, clocks, kernels, cores and GPUs; on rank 0.
+
+    Args:
+        places: `facts` of each rank.
+    """
     out = []
     odd = [r for r, p in enumerate(places) if p["versions"] != places[0]["versions"]]
     out.append(
@@ -64,7 +79,7 @@ def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
     found = f"the slowest is rank {slow}: programs loaded after {stages.get('imports', 0):.1f} s, MPI after "
     found += f"{stages.get('mpi', 0):.1f} s"
     out.append(Check("start", stages.get("mpi", 0) < START_SECONDS, found, START_ADVICE))
-    out += _kernels(places)
+    out += _check_kernels(places)
     full = crowded(places)
     advice = "fewer ranks or threads, or wider CPU masks (--bind-to, --cpus-per-task)"
     out.append(Check("cores", not full, "; ".join(full) or "enough for every worker's threads", advice))
@@ -81,8 +96,8 @@ def _layout(places: Sequence[dict[str, Any]]) -> list[Check]:
     return out
 
 
-def _kernels(places: Sequence[dict[str, Any]]) -> list[Check]:
-    """Judge what decides last bits: the builds of the kernels and the processors of the ranks that train."""
+def _check_kernels(places: Sequence[dict[str, Any]]) -> list[Check]:
+    """Check what decides last bits: builds of the kernels and processors of the ranks that train."""
     workers = [p["machine"] for p in workers_of(places)]
     builds = sorted({w["kernels"] for w in workers})
     found = f"{', '.join(builds)}; compiler: {', '.join(sorted({w['compiler'] for w in workers}))}"
@@ -94,8 +109,8 @@ def _kernels(places: Sequence[dict[str, Any]]) -> list[Check]:
     return [*out, Check("processors", len(kinds) == 1, ", ".join(kinds), advice)]
 
 
-def _collectives(transport: Transport) -> list[Check]:
-    """Send sums and rows whose results are known; every rank calls."""
+def _check_collectives(transport: Transport) -> list[Check]:
+    """Check collectives on numbers whose results are known, and their speed; every rank calls."""
     size, out = transport.size, []
     total = torch.full((1000,), transport.rank + 1, dtype=torch.int64)
     transport.Reduce(total, "doctor")
@@ -128,11 +143,12 @@ def _collectives(transport: Transport) -> list[Check]:
     return out
 
 
-def judge_pairs(links: Sequence[Link], hosts: Sequence[str]) -> Check:
-    """Judge the links between nodes: right sums, and none far slower than the others.
+def check_links(links: Sequence[Link], hosts: Sequence[str]) -> Check:
+    """Check the links between nodes: sums are right, and no link is far slower than the others.
 
     Args:
-        hosts: of each rank.
+        links: The measured links.
+        hosts: Host of each rank.
     """
     if not links:
         return Check("pairs", True, "one node, no links between nodes")
@@ -153,8 +169,8 @@ def judge_pairs(links: Sequence[Link], hosts: Sequence[str]) -> Check:
     return Check("pairs", not slow, found + (f"; slow: {named(slow)}" if slow else ""), advice)
 
 
-def _folder(path: Path, what: str) -> Check:
-    """Judge free space and write speed of a folder."""
+def _check_folder(path: Path, what: str) -> Check:
+    """Check free space of a folder, and measure its write speed."""
     while not path.exists():
         path = path.parent
     free = shutil.disk_usage(path).free
@@ -172,15 +188,21 @@ def _folder(path: Path, what: str) -> Check:
 
 
 def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], str] | None:
-    """Return the checks and the binding report on rank 0; every rank calls."""
+    """Return the checks and the binding report on rank 0, None elsewhere; every rank calls.
+
+    Args:
+        transport: Connects the ranks.
+        data: The data root; empty where there is none.
+        runs: The folder of run folders.
+    """
     with within(transport, LIMIT_S, "the first message to rank 0"):
         transport.gather(None, "doctor")
-    links = measure_pairs(transport, LIMIT_S)  # before what all take part in: it tells which link is broken
+    links = measure_pairs(transport, LIMIT_S)  # before any collective: it names the broken link
     with within(transport, LIMIT_S, "what all ranks exchange"):
         transport.barrier()
         places = transport.gather(facts(transport), "doctor")
         reach = transport.gather(not data or os.access(data, os.R_OK), "doctor")
-        speed = _collectives(transport)
+        speed = _check_collectives(transport)
     if places is None or reach is None or links is None:
         return None
     library = getattr(transport, "library", "none: one process")
@@ -188,16 +210,16 @@ def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], st
     found = f"{library}; {transport.size} ranks on {len(hosts)} hosts"
     if transport.size > 1 and any(p["gpus"] for p in places):
         found += "; CUDA-aware (system.mpi_memory)" if cuda_aware() else "; not CUDA-aware"
-    checks = [Check("MPI", True, found), *_layout(places), *speed]
-    checks.append(judge_pairs(links, [p["host"] for p in places]))
+    checks = [Check("MPI", True, found), *check_layout(places), *speed]
+    checks.append(check_links(links, [p["host"] for p in places]))
     blind = [r for r, seen in enumerate(reach) if not seen]
     where = f"{data or 'not set'}: " + (f"ranks {blind} cannot read it" if blind else "all ranks read it")
     checks.append(Check("data", not blind, where, "put it where every node sees it (MPIFL_DATA)"))
-    return [*checks, _folder(Path(runs), "run folder")], table_of_bindings(places)
+    return [*checks, _check_folder(Path(runs), "run folder")], table_of_bindings(places)
 
 
 def table(checks: Sequence[Check]) -> str:
-    """Return the checks as text."""
+    """Return the checks as a table, with advice below those that are not good."""
     lines = []
     for check in checks:
         lines.append(f"{'ok ' if check.good else 'BAD'}  {check.name:12} {check.found}")
@@ -207,7 +229,16 @@ def table(checks: Sequence[Check]) -> str:
 
 
 def doctor(transport: Transport, runs: str, say: Callable[[str], None]) -> bool:
-    """Examine this job and say what was found on rank 0; return whether all is well, on every rank."""
+    """Check this job and show the result on rank 0.
+
+    Args:
+        transport: Connects the ranks; every rank calls.
+        runs: The folder of run folders.
+        say: Called with the result.
+
+    Returns:
+        Whether all checks are good, on every rank.
+    """
     seen = examine(transport, os.environ.get("MPIFL_DATA", ""), runs)
     well = True
     if seen is not None:

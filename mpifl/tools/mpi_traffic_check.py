@@ -18,8 +18,8 @@ from mpifl.experiment.loader import from_tree, merged
 from mpifl.experiment.run import run
 from mpifl.experiment.schema import Config
 
-TINY: dict[str, Any] = {  # a second: digits come with scikit-learn
-    "name": "witness",
+TINY: dict[str, Any] = {  # takes a second; its data come with scikit-learn
+    "name": "mpi-traffic-check",
     "rounds": 2,
     "participation": 0.5,
     "model": {"name": "mlp", "hidden": [12]},
@@ -27,12 +27,12 @@ TINY: dict[str, Any] = {  # a second: digits come with scikit-learn
     "data": {"source": "digits", "scenario": {"name": "rotated", "angles": [0, 180], "clients": 8}},
     "evaluation": {"every": 0},
 }
-RUNS: dict[str, dict[str, Any]] = {  # between them, every verb that moves numbers
+RUNS: dict[str, dict[str, Any]] = {  # between them, every collective that moves numbers
     "rounds, CFL": {"algorithm": {"name": "cfl", "warmup": 1, "eps1": 100, "eps2": 0}},
     "rounds, UCFL": {"algorithm": "ucfl"},
     "asynchronous, FedBuff": {"algorithm": "fedbuff", "policy": {"name": "buffer", "size": 2}},
 }
-CALLS = {  # what Open MPI tells apart -> calls of mpi_traffic.csv
+CALLS = {  # kinds that Open MPI counts -> calls of mpi_traffic.csv
     "O2A": ("bcast",),
     "A2O": ("reduce", "gatherv"),
     "A2A": ("reduce_scatter",),
@@ -47,7 +47,15 @@ NAMES = {
 
 
 class Line(NamedTuple):
-    """Bytes of one kind of call in one run; messages are compared rank by rank."""
+    """Bytes of one kind of call in one run.
+
+    Attributes:
+        run: The run.
+        kind: The kind of call, a key of `CALLS`.
+        ours: Bytes that mpifl counted.
+        theirs: Bytes that Open MPI counted.
+        difference: Between them; for messages, the sum of the differences of the ranks.
+    """
 
     run: str
     kind: str
@@ -56,22 +64,29 @@ class Line(NamedTuple):
     difference: int
 
 
-def seen(found: Mapping[str, Mapping[Any, Any]]) -> dict[str, int]:
-    """Return the bytes of each kind that one rank's monitoring found: collectives of mpifl's communicator
-    (those of others are the library's own, within and between nodes), and all messages.
+def bytes_by_kind(found: Mapping[str, Mapping[Any, Any]]) -> dict[str, int]:
+    """Return the bytes of each kind of call that Open MPI counted on one rank.
+
+    Collectives are those of mpifl's communicator: the library uses others for its own, within and between
+    nodes. Messages are all.
+
+    Args:
+        found: What `Monitor.read` returned.
     """
     calls = found["communicators"]["mpifl"].items()
     out = {kind: sum(count.size for (_, which), count in calls if which == kind) for kind in KINDS}
     return out | {"point": sum(count.size for count in found["point"].values())}
 
 
-def reconciled(
+def compare_counts(
     run: str, rows: Sequence[Mapping[str, str]], counts: Sequence[Mapping[str, int]]
 ) -> list[Line]:
     """Return a line for each kind of call.
 
     Args:
-        rows: of mpi_traffic.csv. counts: of each rank, by `seen`.
+        run: Name of the run.
+        rows: Of its `mpi_traffic.csv`.
+        counts: `bytes_by_kind` of each rank.
     """
     lines = []
     for kind, calls in CALLS.items():
@@ -79,33 +94,33 @@ def reconciled(
         for row in rows:
             mine[int(row["rank"])] += int(row["bytes"]) * (row["call"] in calls)
         ours, theirs = sum(mine.values()), sum(count[kind] for count in counts)
-        # Open MPI books what comes to one rank there, mpifl where it is sent from
+        # Open MPI counts a reduction at the receiving rank, mpifl at the sending ones
         apart = [abs(mine[r] - count[kind]) for r, count in enumerate(counts)]
         lines.append(Line(run, kind, ours, theirs, sum(apart) if kind == "point" else abs(ours - theirs)))
     return lines
 
 
-def warm(transport: Transport) -> None:
-    """Make each collective once: over several nodes, Open MPI's first ones make others, to find the nodes."""
+def warm_up(transport: Transport) -> None:
+    """Call each collective once: over several nodes, the first calls of Open MPI cause further ones."""
     row = torch.zeros(1, 8)
-    transport.Bcast(row[0], "witness")
-    transport.Reduce(row, "witness")
-    transport.Gatherv(row, [1] * transport.size, "witness")
+    transport.Bcast(row[0], "check")
+    transport.Reduce(row, "check")
+    transport.Gatherv(row, [1] * transport.size, "check")
     if transport.is_worker:
         workers = len(transport.workers)
-        transport.Reduce_scatter(torch.zeros(workers, 8), [0] + [1] * workers, "witness")
+        transport.Reduce_scatter(torch.zeros(workers, 8), [0] + [1] * workers, "check")
 
 
 def measure(transport: Transport) -> list[Line]:
-    """Return the lines of all runs on rank 0, none elsewhere; every rank calls.
+    """Make all runs; return their lines on rank 0, none elsewhere; every rank calls.
 
     Raises:
-        UserError: this MPI has no monitoring.
+        UserError: There is only one rank, or this MPI has no monitoring.
     """
     remedy = "one process sends nothing; start it as mpirun -n 3 mpifl doctor --check-mpi-traffic"
     require(transport.size > 1, "--check-mpi-traffic", "1 rank", remedy)
     monitor, lines = Monitor(), []
-    warm(transport)
+    warm_up(transport)
     with tempfile.TemporaryDirectory() as own:
         parent = on_server(transport, lambda: own)
         for number, (name, changes) in enumerate(RUNS.items()):
@@ -115,9 +130,9 @@ def measure(transport: Transport) -> list[Line]:
             transport.traffic.clear()
             monitor.read()
             folder = run(config, transport, quiet=True)
-            counts = transport.gather(seen(monitor.read()), "witness")
+            counts = transport.gather(bytes_by_kind(monitor.read()), "check")
             if folder is not None and counts is not None:
-                lines += reconciled(name, read(folder / "mpi_traffic.csv"), counts)
+                lines += compare_counts(name, read(folder / "mpi_traffic.csv"), counts)
         transport.barrier()
     return lines
 
@@ -129,7 +144,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return the lines, and their totals, as text."""
+    """Return the lines and their totals as an aligned table."""
     ours, theirs, apart = (sum(column) for column in list(zip(*lines, strict=True))[2:])
     heads = [("run", "bytes of", "mpi_traffic.csv", "monitoring", "difference")]
     body = [(x.run, NAMES[x.kind], f"{x.ours:,}", f"{x.theirs:,}", f"{x.difference:,}") for x in lines]
@@ -137,10 +152,18 @@ def table(lines: Sequence[Line]) -> str:
     return "\n".join(f"{a:22} {b:23}{c:>16}{d:>12}{e:>12}" for a, b, c, d, e in (*heads, *body, *total))
 
 
-def witness(transport: Transport, say: Callable[[str], None]) -> bool:
-    """Say the table on rank 0; return whether every difference is 0, on every rank."""
+def check_mpi_traffic(transport: Transport, say: Callable[[str], None]) -> bool:
+    """Show the table on rank 0; return whether every difference is 0, on every rank.
+
+    Args:
+        transport: Connects the ranks; every rank calls.
+        say: Called with the table.
+
+    Raises:
+        UserError: There is only one rank, or this MPI has no monitoring.
+    """
     lines = measure(transport)
     if lines:
         library = getattr(transport, "library", "")
         say(f"{library}, {transport.size} ranks: mpifl's counts beside the library's own\n\n{table(lines)}")
-    return bool(transport.bcast(all(line.difference == 0 for line in lines), "witness"))
+    return bool(transport.bcast(all(line.difference == 0 for line in lines), "check"))

@@ -24,7 +24,7 @@ def place(**changes):
 
 def bad(places) -> set[str]:
     """Return the names of the checks that fail."""
-    return {check.name for check in doctor._layout(places) if not check.good}
+    return {check.name for check in doctor.check_layout(places) if not check.good}
 
 
 def test_each_fault_of_a_layout_is_found_and_no_other():
@@ -49,13 +49,13 @@ def link(a: int, b: int, rate: float = 1e9, latency: float = 1e-5, right: bool =
 
 def test_a_link_that_is_slow_or_adds_wrongly_is_named():
     hosts, fine = ["a", "b", "c"], [link(0, 1), link(0, 2, 8e8), link(1, 2)]
-    assert doctor.judge_pairs([], hosts[:1]).good
-    assert doctor.judge_pairs(fine, hosts).good
-    slow = doctor.judge_pairs([*fine[:2], link(1, 2, 1e8)], hosts)
+    assert doctor.check_links([], hosts[:1]).good
+    assert doctor.check_links(fine, hosts).good
+    slow = doctor.check_links([*fine[:2], link(1, 2, 1e8)], hosts)
     assert not slow.good
     assert slow.found.endswith("3 pairs of nodes, 100 to 1000 MB/s, 10 to 10 us; slow: b - c")
-    assert doctor.judge_pairs([*fine[:2], link(1, 2, latency=2e-3)], hosts).found.endswith("slow: b - c")
-    wrong = doctor.judge_pairs([link(0, 1, right=False), *fine[1:]], hosts)
+    assert doctor.check_links([*fine[:2], link(1, 2, latency=2e-3)], hosts).found.endswith("slow: b - c")
+    wrong = doctor.check_links([link(0, 1, right=False), *fine[1:]], hosts)
     assert not wrong.good
     assert wrong.found.endswith("wrong sums: a - b")
 

@@ -7,7 +7,7 @@ from support import worlds
 
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
-from mpifl.tools.mpi_traffic_check import measure, reconciled, table
+from mpifl.tools.mpi_traffic_check import compare_counts, measure, table
 
 
 def row(rank: int, call: str, size: int) -> dict[str, str]:
@@ -17,7 +17,7 @@ def row(rank: int, call: str, size: int) -> dict[str, str]:
 
 def differences(rows, *counts) -> dict[str, int]:
     """Return the difference of each kind of call."""
-    return {line.kind: line.difference for line in reconciled("run", rows, counts)}
+    return {line.kind: line.difference for line in compare_counts("run", rows, counts)}
 
 
 def test_a_byte_too_many_shows_as_a_difference():
@@ -27,7 +27,7 @@ def test_a_byte_too_many_shows_as_a_difference():
     assert differences(rows, zero, one) == {"O2A": 0, "A2O": 0, "A2A": 0, "point": 0}
     assert differences(rows, zero | {"O2A": 17}, one)["O2A"] == 1
     assert differences(rows, zero, one | {"A2A": 2})["A2A"] == 2
-    lines = reconciled("run", rows, (zero | {"A2O": 27}, one))
+    lines = compare_counts("run", rows, (zero | {"A2O": 27}, one))
     assert table(lines).splitlines()[-1].split() == ["all", "48", "51", "3"]
 
 
@@ -36,12 +36,12 @@ def test_messages_are_compared_rank_by_rank():
     assert differences([row(1, "send", 8)], *counts)["point"] == 16
 
 
-def test_one_process_has_no_witness():
+def test_one_process_sends_nothing():
     with pytest.raises(UserError, match="mpirun -n 3 mpifl doctor --check-mpi-traffic"):
         measure(Single())
 
 
-def test_every_byte_of_rounds_and_of_an_asynchronous_run_is_witnessed(mpirun):
+def test_open_mpi_counts_the_same_bytes_of_rounds_and_of_an_asynchronous_run(mpirun):
     done = mpirun(3, "-m", "mpifl", "doctor", "--check-mpi-traffic", env=worlds.PYTHONPATH, timeout=300)
     if done.returncode == 2:
         assert "only Open MPI monitors itself" in done.stderr
