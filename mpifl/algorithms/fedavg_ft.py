@@ -13,7 +13,7 @@ from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import Algorithm, Client, Message, Notes, Server, State
 from mpifl.core.mixing import Plan, average
-from mpifl.training.evaluation import judge_tuned
+from mpifl.training.evaluation import evaluate_tuned
 
 from .fedavg import FedAvg
 
@@ -44,4 +44,4 @@ class FedAvgFT(Algorithm):
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Judge after fine-tuning, and before (`_initial`)."""
-        return judge_tuned(client, message["model"][0], split, self.tune_epochs, self.tune_part)
+        return evaluate_tuned(client, message["model"][0], split, self.tune_epochs, self.tune_part)

@@ -18,7 +18,7 @@ from mpifl.core.method import Algorithm, Client, Key, Message, Notes, ProblemInf
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
-from mpifl.training.evaluation import judge_tuned
+from mpifl.training.evaluation import evaluate_tuned
 
 PARTS = ("all", "body", "head")
 
@@ -69,4 +69,4 @@ class FedBABU(Algorithm):
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Judge after fine-tuning, and before (`_initial`)."""
         w = self.model_of(message, state, client)
-        return judge_tuned(client, w, split, self.tune_epochs, self.tune_part)
+        return evaluate_tuned(client, w, split, self.tune_epochs, self.tune_part)

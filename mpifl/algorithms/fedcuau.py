@@ -41,7 +41,7 @@ from mpifl.core.mixing import Mixing, Plan, average, by_cluster
 from mpifl.core.parameters import Layout, Part, put, take, within
 from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import proximal
-from mpifl.training.evaluation import judge_tuned
+from mpifl.training.evaluation import evaluate_tuned
 
 OVER = ("fedavg", "fedprox", "fedbabu", "fedper")
 
@@ -177,7 +177,7 @@ class FedCUAU(OneShotStatistics, Algorithm):
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Judge the own copy after fine-tuning, and (w^s, w^{C1}) as it is (`_initial`)."""
-        tuned = judge_tuned(client, self.model_of(message, state, client), split, self.tune_epochs)
+        tuned = evaluate_tuned(client, self.model_of(message, state, client), split, self.tune_epochs)
         first = self._model(message["trunk"][0], message["block"][0], state, client)
         return {
             **tuned,

@@ -31,7 +31,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.mixing import Mixing, Plan, componentwise, shares
 from mpifl.core.types import Reads
-from mpifl.training.evaluation import component_losses, judge_mixture, train_components
+from mpifl.training.evaluation import component_losses, evaluate_mixture, train_components
 
 
 @dataclass(frozen=True)
@@ -89,4 +89,4 @@ class FedEM(Algorithm):
         if self.variant == "emdcfl":
             return client.evaluate(state.get("last", message["model"][-1]), split)
         pi = state["pi"] if "pi" in state else self._expect(message, state, client)[1]
-        return judge_mixture(client, message["model"], pi, split)
+        return evaluate_mixture(client, message["model"], pi, split)

@@ -31,7 +31,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.mixing import Mixing, Plan, componentwise, shares
 from mpifl.core.types import Reads
-from mpifl.training.evaluation import component_losses, judge_mixture, train_components
+from mpifl.training.evaluation import component_losses, evaluate_mixture, train_components
 
 FLOOR = 1e-8  # of C
 VARIANTS = ("paper", "emdcfl")
@@ -100,4 +100,4 @@ class FedRC(Algorithm):
         if self.variant == "emdcfl":
             return client.evaluate(state.get("last", message["model"][-1]), split)
         omega = state["omega"] if "omega" in state else self._expect(message, state, client)[1]
-        return judge_mixture(client, message["model"], omega, split)
+        return evaluate_mixture(client, message["model"], omega, split)

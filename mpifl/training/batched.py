@@ -170,15 +170,15 @@ T = TypeVar("T")
 
 
 class _Visit(threading.Thread, Generic[T]):
-    """A thread that runs one visit, between `advance` and its next question."""
+    """A thread that runs one visit, between `advance` and its next request."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         super().__init__(daemon=True)
         self.work = work
         self.result: T | None = None
         self.error: BaseException | None = None
-        self.question: Any = None
-        self.answer: Any = None
+        self.request: Request | None = None
+        self.answer: Trained | Dismissed | None = None
         self.over = False
         self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)
 
@@ -193,28 +193,29 @@ class _Visit(threading.Thread, Generic[T]):
         self._theirs.release()
 
     def advance(self) -> None:
-        """Run the visit until it asks or ends."""
+        """Run the visit until its next request, or its end."""
         self._mine.release()
         self._theirs.acquire()
 
-    def ask(self, question: Any) -> Any:
-        """Block until a question is answered; called in the visit's own thread."""
-        self.question = question
+    def ask(self, request: Request) -> Trained:
+        """Block until a request is answered; called in the visit's own thread."""
+        self.request = request
         self._theirs.release()
         self._mine.acquire()
-        if isinstance(self.answer, BaseException):
+        if isinstance(self.answer, Dismissed):
             raise self.answer
+        assert self.answer is not None
         return self.answer
 
 
 class LockstepRunner:
-    """Runs visits in lockstep: each until its next question, then all questions are answered at once.
+    """Runs visits in lockstep: each until its next request, then all requests are answered at once.
 
     Args:
-        serve: maps the questions of all running visits, in their order, to the answers.
+        serve: maps the requests of all running visits, in their order, to the outcomes.
     """
 
-    def __init__(self, serve: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+    def __init__(self, serve: Callable[[Sequence[Request]], Sequence[Trained]]) -> None:
         self.serve = serve
         self._current: _Visit[Any] | None = None
 
@@ -223,32 +224,31 @@ class LockstepRunner:
         """Whether the calling thread is a visit of this runner."""
         return self._current is not None and threading.current_thread() is self._current
 
-    def ask(self, question: Any) -> Any:
-        """Return the answer to the current visit's question."""
+    def ask(self, request: Request) -> Trained:
+        """Block until the current visit's request is answered."""
         assert self._current is not None
-        return self._current.ask(question)
+        return self._current.ask(request)
 
     def run(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """Run all works and return their results, in order.
 
-        An exception of one ends the others and is raised; its attribute `place` is that one's index.
+        An exception of one ends the others and is raised.
         """
         visits = [_Visit(work) for work in works]
         for visit in visits:
             visit.start()
-        left = list(enumerate(visits))
+        left = visits
         while left:
-            for place, visit in left:
+            for visit in left:
                 self._current = visit
                 visit.advance()
                 self._current = None
                 if visit.error is not None:
                     self._dismiss(visits)
-                    visit.error.place = place  # type: ignore[attr-defined]
                     raise visit.error
-            left = [(place, visit) for place, visit in left if not visit.over]
-            answers = self.serve([visit.question for _, visit in left]) if left else []
-            for (_, visit), answer in zip(left, answers, strict=True):
+            left = [visit for visit in left if not visit.over]
+            requests = [visit.request for visit in left if visit.request is not None]
+            for visit, answer in zip(left, self.serve(requests) if left else [], strict=True):
                 visit.answer = answer
         return [visit.result for visit in visits]  # type: ignore[misc]  # all are over
 
@@ -286,5 +286,4 @@ class LockstepBackend(Backend):
 
     def train(self, request: Request) -> Trained:
         """Block until all other visits have asked; return this one's outcome."""
-        trained: Trained = self.runner.ask(request)
-        return trained
+        return self.runner.ask(request)

@@ -65,7 +65,7 @@ def _weighted(q: torch.Tensor) -> Loss:
     return loss
 
 
-def judge_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split) -> dict[str, float]:
+def evaluate_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split) -> dict[str, float]:
     """Return accuracy and loss of sum_k pi_k softmax(theta_k(x)) on `split`; NaN where it is empty."""
     if not len(split):
         return {"accuracy": float("nan"), "loss": float("nan")}
@@ -76,7 +76,7 @@ def judge_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split
     return {"accuracy": hits / len(split), "loss": float(loss)}
 
 
-def judge_tuned(
+def evaluate_tuned(
     client: Client, vector: Vector, split: Split, epochs: int, part: str = "all"
 ) -> dict[str, float]:
     """Fine-tune a model on the training data, then evaluate it.

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.fedem import FedEM
 from mpifl.core.federation import Split
-from mpifl.training.evaluation import judge_mixture
+from mpifl.training.evaluation import evaluate_mixture
 
 
 def test_the_e_and_m_step_by_hand():
@@ -46,7 +46,7 @@ def test_the_mixture_predicts():
     """
     client = byhand.Told([], [[[0.9, 0.1], [0.2, 0.8]], [[0.4, 0.6], [0.7, 0.3]]])
     split = Split(torch.zeros(2, 1), torch.tensor([0, 1]))
-    scores = judge_mixture(client, torch.tensor([[0.0], [1.0]]), torch.tensor([0.25, 0.75]), split)
+    scores = evaluate_mixture(client, torch.tensor([[0.0], [1.0]]), torch.tensor([0.25, 0.75]), split)
     assert scores["accuracy"] == 0.5
     assert_allclose(scores["loss"], -(math.log(0.525) + math.log(0.425)) / 2, rtol=1e-6)
 

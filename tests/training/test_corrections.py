@@ -13,7 +13,7 @@ from mpifl.core.client import Direction
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
 from mpifl.training.corrections import aligned, proximal, scaled, train_aligned, unsquared
-from mpifl.training.evaluation import best_model, component_losses, judge_mixture
+from mpifl.training.evaluation import best_model, component_losses, evaluate_mixture
 
 G, W = torch.tensor([0.5, -1.0, 2.0, 0.25]), torch.tensor([1.0, 2.0, -1.0, 3.0])
 ANCHOR = torch.tensor([0.0, 4.0, 1.0, 1.0])
@@ -97,12 +97,12 @@ def test_a_mixture_is_judged_by_the_shares_of_its_components():
     chances = [[[0.9, 0.1], [0.9, 0.1]], [[0.2, 0.8], [0.2, 0.8]]]
     client = byhand.Told([[0.0], [0.0]], chances)
     models = torch.tensor([[0.0], [1.0]])
-    scores = judge_mixture(client, models, torch.tensor([0.25, 0.75]), Split())
+    scores = evaluate_mixture(client, models, torch.tensor([0.25, 0.75]), Split())
     assert scores["accuracy"] == 0.5
     assert scores["loss"] == pytest.approx(
         -(torch.tensor([0.375, 0.625]).double().log().mean().item()), rel=1e-5
     )
-    scores = judge_mixture(client, models, torch.tensor([1.0, 0.0]), Split())
+    scores = evaluate_mixture(client, models, torch.tensor([1.0, 0.0]), Split())
     assert scores["loss"] == pytest.approx(-(torch.tensor([0.9, 0.1]).double().log().mean().item()), rel=1e-5)
 
 
