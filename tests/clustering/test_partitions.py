@@ -1,4 +1,4 @@
-"""Groupings, by hand and against brute force."""
+"""Clusterings, by hand and against brute force."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_canonical_numbers_labels_by_first_appearance():
 
 
 def test_match_labels_renames_for_most_agreement():
-    """New 0 meets old 1 three times, new 1 meets old 0 twice: swap. The newcomer gets the free number 2."""
+    """New 0 meets old 1 three times, new 1 meets old 0 twice: swap. The new one gets the free number 2."""
     old = np.array([1, 1, 1, 0, 0, 0])
     new = np.array([0, 0, 0, 1, 1, 2])
     assert_array_equal(G.match_labels(new, old), [1, 1, 1, 0, 0, 2])

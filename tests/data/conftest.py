@@ -95,7 +95,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def open_small(small_root: Path, cache: Path):
-    """Return a function (source, scenario, seed=0, **options) that opens a world of small files."""
+    """Return a function (source, scenario, seed=0, **options) that opens a federation of small files."""
 
     def opened(source: str, scenario: str, seed: int = 0, source_options: dict | None = None, **options):
         chosen = SOURCES[source](**(source_options or {}))
@@ -107,7 +107,7 @@ def open_small(small_root: Path, cache: Path):
 
 @pytest.fixture(scope="session")
 def open_real(cache: Path):
-    """Return a function (source, scenario, **options) that opens a world of real files, or skips the test."""
+    """Return a function (source, scenario, **options) that opens real files, or skips the test."""
     root = os.environ.get("MPIFL_DATA")
 
     def opened(source: str, scenario: str, seed: int = 0, **options):

@@ -18,7 +18,7 @@ from mpifl.data.pool import Pool
 from mpifl.data.scenario import FixedPartition, ScenarioSpec
 from mpifl.data.transforms import PermuteLabels, Rotate, ToTensor
 
-WORLDS = [
+SCENARIO_OPTIONS = [
     ("rotated", {}),
     ("dirichlet", {"alpha": 0.1}),
     ("dirichlet", {"alpha": 0.1, "by": "client"}),
@@ -45,7 +45,7 @@ def digests_elsewhere(arguments) -> list[str]:
     return [digest_of(federation, k, visit) for k, visit in order]
 
 
-@pytest.mark.parametrize(("scenario", "options"), WORLDS)
+@pytest.mark.parametrize(("scenario", "options"), SCENARIO_OPTIONS)
 def test_bytes_do_not_depend_on_process_or_order_of_access(cache, scenario, options):
     config = DataConfig(cache=str(cache), source=SOURCES["digits"](), scenario=SCENARIOS[scenario](**options))
     federation = open_federation(config, 3)
@@ -56,7 +56,7 @@ def test_bytes_do_not_depend_on_process_or_order_of_access(cache, scenario, opti
     assert here == there[::-1]
 
 
-@pytest.mark.parametrize(("scenario", "options"), WORLDS)
+@pytest.mark.parametrize(("scenario", "options"), SCENARIO_OPTIONS)
 def test_two_caches_and_two_builds_hold_the_same_bytes(cache, tmp_path, scenario, options):
     built = [
         open_federation(DataConfig(cache=str(c), scenario=SCENARIOS[scenario](**options)), 3)
@@ -69,7 +69,7 @@ def test_two_caches_and_two_builds_hold_the_same_bytes(cache, tmp_path, scenario
 @pytest.mark.parametrize("static", [False, True])
 def test_what_is_kept_at_hand_are_the_data_of_each_visit(cache, static):
     """Read twice and out of order, with and without memory; addresses are drawn for (client, visit)."""
-    options = dict(WORLDS)["ccfl"] | {"static": static}
+    options = dict(SCENARIO_OPTIONS)["ccfl"] | {"static": static}
     config = DataConfig(cache=str(cache), scenario=SCENARIOS["ccfl"](**options))
     fresh, kept = open_federation(config, 3), open_federation(config, 3)
     kept.keep(100)
@@ -85,13 +85,13 @@ def test_what_is_kept_at_hand_are_the_data_of_each_visit(cache, static):
             np.testing.assert_array_equal(kept.client(k, visit).train.y, labels)
 
 
-@pytest.mark.parametrize(("scenario", "options"), WORLDS)
+@pytest.mark.parametrize(("scenario", "options"), SCENARIO_OPTIONS)
 def test_another_seed_gives_other_data(cache, scenario, options):
     config = DataConfig(cache=str(cache), scenario=SCENARIOS[scenario](**options))
     assert digest_of(open_federation(config, 0), 5, 0) != digest_of(open_federation(config, 1), 5, 0)
 
 
-@pytest.mark.parametrize(("scenario", "options"), WORLDS)
+@pytest.mark.parametrize(("scenario", "options"), SCENARIO_OPTIONS)
 def test_what_a_client_says_about_itself_is_what_it_holds(cache, scenario, options):
     federation = open_federation(DataConfig(cache=str(cache), scenario=SCENARIOS[scenario](**options)), 0)
     assert federation.sizes.shape == (federation.num_clients, 3)
@@ -107,7 +107,7 @@ def test_what_a_client_says_about_itself_is_what_it_holds(cache, scenario, optio
 
 
 @pytest.mark.parametrize(
-    ("scenario", "options"), [w for w in WORLDS if w[0] not in ("ccfl", "population", "composed")]
+    ("scenario", "options"), [w for w in SCENARIO_OPTIONS if w[0] not in ("ccfl", "population", "composed")]
 )
 def test_no_image_is_with_two_clients_of_a_group_or_in_training_and_test(cache, scenario, options):
     """Digits are all different: equal pixels are one image. Rotated copies are compared within a group."""
@@ -158,9 +158,9 @@ def test_operations_give_the_same_whether_baked_or_run_at_the_visit(tiny_pool: P
         "val": from_lists([np.array([9]), np.zeros(0, np.int64)]),
         "test": from_lists([np.array([60, 61]), np.array([89])]),
     }
-    world = ScenarioSpec(groups=np.array([0, 1]), ops=ops)
+    spec = ScenarioSpec(groups=np.array([0, 1]), ops=ops)
     to_tensor = ToTensor((0.0,), (1.0,))
-    visited = PoolFederation(tiny_pool, world, FixedPartition(splits, world.groups), to_tensor)
+    visited = PoolFederation(tiny_pool, spec, FixedPartition(splits, spec.groups), to_tensor)
     materialized_splits = _materialize(visited, splits, tmp_path)
     images, labels = np.load(tmp_path / "images.npy"), np.load(tmp_path / "labels.npy")
     materialized = PoolFederation(
@@ -233,5 +233,5 @@ def test_writers_with_just_enough_samples_are_clients():
     origin = np.array([0] * 3 + [1] * 2 + [2] * 5 + [0, 1, 2])
     pool = Pool(np.zeros((13, 1, 2, 2), np.uint8), np.arange(13) % 2, 10, 2, origin)
     for least, clients in ((2, 3), (3, 2), (4, 1), (5, 1)):
-        world = SCENARIOS["natural"](min_samples=least).compose(pool, key(0))
-        assert len(world.facts["origins"]) == clients
+        spec = SCENARIOS["natural"](min_samples=least).compose(pool, key(0))
+        assert len(spec.facts["origins"]) == clients

@@ -1,4 +1,4 @@
-"""Cuts and draws: by hand on a few numbers, and that they end for every parameter."""
+"""Partitions: by hand on a few numbers, and that they end for every parameter."""
 
 from __future__ import annotations
 

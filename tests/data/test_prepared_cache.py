@@ -1,4 +1,4 @@
-"""The cache notices what was truncated or altered, says so, and is safe from concurrent builders."""
+"""The cache detects truncated and altered files, reports them, and is safe under concurrent builders."""
 
 from __future__ import annotations
 

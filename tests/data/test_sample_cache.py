@@ -1,4 +1,4 @@
-"""What was read last stays at hand, within its limit, and is what would be read again."""
+"""The cache keeps what was read last, within its limit, and returns what would be read again."""
 
 from __future__ import annotations
 

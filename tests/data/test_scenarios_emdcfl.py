@@ -1,4 +1,4 @@
-"""EMD-CFL's worlds: the counts, groups, histograms and colours of algorithms.md section 7.1."""
+"""EMD-CFL's scenarios: the counts, groups, histograms and colours of algorithms.md section 7.1."""
 
 from __future__ import annotations
 

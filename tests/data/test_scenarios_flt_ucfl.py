@@ -1,4 +1,4 @@
-"""FLT's and UCFL's worlds: the counts, groups and permutations of algorithms.md sections 7.2 and 7.3."""
+"""FLT's and UCFL's scenarios: the counts, groups and permutations of algorithms.md sections 7.2 and 7.3."""
 
 from __future__ import annotations
 

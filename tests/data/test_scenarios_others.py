@@ -1,4 +1,4 @@
-"""CCFL's drift, FedCUAU's mixed alphas, and the worlds everybody expects."""
+"""CCFL's drift, FedCUAU's mixed alphas, and the usual scenarios."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpifl.data.transforms import rotated
 
 @pytest.fixture(scope="module")
 def ccfl(open_small):
-    """Return a small CCFL world."""
+    """Return a small CCFL federation."""
     return open_small(
         "fashionmnist", "ccfl", smallest=100, largest=300, public=200, test_images=80, validation=0.1
     )
@@ -175,7 +175,7 @@ def test_fedcuau_groups_share_nothing(open_small):
 
 
 def opened(cache, scenario: str, **options):
-    """Open a world of digits."""
+    """Open a federation of digits."""
     return open_federation(DataConfig(cache=str(cache), scenario=SCENARIOS[scenario](**options)), 0)
 
 

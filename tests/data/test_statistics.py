@@ -1,4 +1,4 @@
-"""What a world tells about itself: names of groups, targets, number of test samples, histograms."""
+"""What a federation reports about itself: names of groups, targets, number of test samples, histograms."""
 
 from __future__ import annotations
 

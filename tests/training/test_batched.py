@@ -1,4 +1,4 @@
-"""Stacked training against one client after the other, and visits that wait for each other."""
+"""Stacked training against one client after the other, and visits in lockstep."""
 
 from __future__ import annotations
 

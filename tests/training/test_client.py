@@ -1,4 +1,4 @@
-"""What a method may ask of a client: evaluate, embed, compare."""
+"""A client's evaluation, embeddings, losses and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terms that methods add to the local objective: directions are the gradients of what they stand for."""
+"""Corrections of the gradient are the gradients of their terms; shared steps at a client."""
 
 from __future__ import annotations
 

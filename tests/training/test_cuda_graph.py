@@ -1,4 +1,4 @@
-"""Steps on tensors that stay where they are give what ordinary steps give; on a GPU as CUDA graphs."""
+"""Captured steps give what ordinary steps give; on a GPU they are CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one training loop against PyTorch's own optimisers, step for step."""
+"""The learner against PyTorch's own optimisers, step for step, with and without kernels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mpifl.training.learner import Learner
 KEY = key(3, "visit", 0, 0)
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "interpreted"], autouse=True)
-def compiled(request, monkeypatch):
-    """Test both kinds of loops, where both are there."""
+@pytest.fixture(params=[True, False], ids=["kernels", "pytorch"], autouse=True)
+def kernels(request, monkeypatch):
+    """Test with and without kernels, where they were built."""
     if not bindings.TRAINING_AVAILABLE and request.param:
         pytest.skip("the kernels were not built")
     monkeypatch.setattr(bindings, "TRAINING_AVAILABLE", request.param)
@@ -296,13 +296,13 @@ def test_batch_norm_that_averages_over_all_batches_of_a_rank_is_refused():
         Learner(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16, momentum=None), nn.Linear(16, 3)))
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize(
     "start", [torch.ones(()), torch.ones(1), torch.ones(3)], ids=lambda x: str(list(x.shape))
 )
-def test_a_start_of_another_length_is_refused(start, compiled):
+def test_a_start_of_another_length_is_refused(start, kernels):
     """One number would be copied to all places of the vector."""
-    learner = Learner(built(), kernels=compiled)
+    learner = Learner(built(), kernels=kernels)
     with pytest.raises(ValueError, match=str(learner.layout.size)):
         learner.sgd(start, SPLIT, CONFIGS["plain"], KEY)
 
