@@ -398,15 +398,15 @@ def main(argv: Sequence[str]) -> int:
     if renamed and transport.is_server:
         print(f"mpifl: {renamed}", file=sys.stderr, flush=True)
     code = outcome(transport, lambda: COMMANDS[args.command][0](transport, args))
-    transport.leave(code)
+    transport.finalize(code)
     return code
 
 
 def refused(error: UserError) -> int:
     """Say, on rank 0, why a command does not begin; return the exit code."""
-    from mpifl.comm.mpi_startup import asked_of
+    from mpifl.comm.mpi_startup import launch_info
 
-    if asked_of(os.environ).rank:
+    if launch_info(os.environ).rank:
         time.sleep(2.0)  # rank 0 speaks for all; a launcher ends it where another one leaves first
     else:
         print(f"mpifl: {error}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifl.comm.transport import CannotGoOn, Transport
+from mpifl.comm.transport import CannotRecover, Transport
 from mpifl.core.errors import UserError
 from mpifl.core.files import new_array
 
@@ -94,10 +94,10 @@ def new_owner(ranks: Sequence[int], k: int) -> int:
     """Return which of `ranks` takes over row `k` of a rank that was lost.
 
     Raises:
-        CannotGoOn: `ranks` is empty.
+        CannotRecover: `ranks` is empty.
     """
     if not ranks:
-        raise CannotGoOn("all workers of a node, which holds rows of tables, were lost")
+        raise CannotRecover("all workers of a node, which holds rows of tables, were lost")
     return ranks[k % len(ranks)]
 
 

@@ -85,7 +85,7 @@ def main(path: str, name: str, options: list[str]) -> int:
     """
     keep_freed()
     transport = connect()
-    transport.watch(0.0)  # its processes are stopped between turns
+    transport.watch_stopped(0.0)  # its processes are stopped between turns
     try:
         _run(transport, path, name, options)
     except Exception:

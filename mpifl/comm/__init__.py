@@ -1,1 +1,1 @@
-"""Everything that moves between ranks. The only package that imports mpi4py."""
+"""Communication between ranks; the only package that imports mpi4py."""

@@ -1,4 +1,4 @@
-"""The transport of this process: over MPI where a launcher started it, alone otherwise."""
+"""Connects this process to the others: over MPI where a launcher started it, alone otherwise."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def connect(monitored: bool = False) -> Transport:
     """Return the transport of this process: MPI when started by an MPI launcher, otherwise `Single`.
 
     Args:
-        monitored: ask Open MPI to count what it sends; works only before MPI has started.
+        monitored: turn on Open MPI's monitoring; works only before MPI has started.
 
     Raises:
-        UserError: a launcher started several processes that MPI does not bring together.
+        UserError: a launcher started several processes, and MPI does not connect them.
     """
     loaded = age()
     transport = _connected(monitored)
@@ -40,8 +40,8 @@ def _connected(monitored: bool) -> Transport:
     if monitored:
         prepare()
     with starting():
-        from .mpi import join
+        from .mpi import connect_mpi
 
-        transport = join()
+        transport = connect_mpi()
     check_size(transport.size, os.environ)
     return transport if transport.size > 1 else Single()

@@ -1,6 +1,7 @@
-"""Collectives between one rank of each pair of nodes: does every link carry them, and how fast?
+"""A test of the links between nodes: latency, bandwidth and sums of collectives between each pair of nodes.
 
-A limit for what all ranks do together, where nobody can say what comes of a link that is broken.
+A broken link may block a collective for ever, so each exchange has a deadline, after which the job is
+aborted.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ import numpy as np
 from .transport import Transport
 
 SMALL, LARGE = 1, 1 << 20  # float32 numbers: 4 bytes for the latency, 4 MiB for the bandwidth
-REPEATS = 5  # the least counts: other programs only ever add
+REPEATS = 5  # the fastest counts: other programs only add time
 
 
 class Link(NamedTuple):
-    """What was measured between two ranks: seconds of a short message, bytes a second, right sums."""
+    """What was measured between two ranks.
+
+    Attributes:
+        ranks: in ascending order.
+        latency_s: seconds of a short message.
+        bytes_s: bandwidth, bytes per second.
+        right: whether all sums were correct.
+    """
 
     ranks: tuple[int, int]
     latency_s: float
@@ -30,10 +38,11 @@ class Link(NamedTuple):
     right: bool
 
 
-def turns(number: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the pairs of so many players, turn by turn: each pair once, each player at most once in a turn.
+def rounds_of_pairs(number: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield rounds of disjoint pairs of 0..number - 1, in which each pair comes once.
 
-    The circle method: one player stays, the others go round; n - 1 turns, or n where n is odd.
+    The circle method for round-robin tournaments: one stays, the others rotate. There are number - 1 rounds,
+    or `number` where that is odd.
     """
     ring: list[int | None] = [*range(number), *([None] if number % 2 else [])]
     for _ in range(len(ring) - 1):
@@ -42,30 +51,39 @@ def turns(number: int) -> Iterator[list[tuple[int, int]]]:
         ring.insert(1, ring.pop())
 
 
-def leaders(nodes: tuple[int, ...]) -> list[int]:
-    """Return the first rank of each node."""
+def first_ranks(nodes: tuple[int, ...]) -> list[int]:
+    """Return the first rank of each node.
+
+    Args:
+        nodes: node of each rank.
+    """
     return [nodes.index(node) for node in sorted(set(nodes))]
 
 
 def measure(transport: Any, limit: float) -> list[Link] | None:
-    """Return the link of every pair of nodes on rank 0; every rank calls. Pairs of a turn go together; the
-    job ends with a message where one takes more than `limit` seconds.
+    """Return the link of every pair of nodes on rank 0, None elsewhere; every rank calls.
+
+    Pairs of a round are measured at the same time.
+
+    Args:
+        transport: over MPI.
+        limit: seconds for an exchange; the job is aborted with a message where one takes longer.
     """
-    first, found = leaders(transport.nodes), []
-    for turn in turns(len(first)):
+    first, found = first_ranks(transport.nodes), []
+    for turn in rounds_of_pairs(len(first)):
         for pair in [(first[a], first[b]) for a, b in turn]:
             if transport.rank in pair:
                 names = " and ".join(transport.names[r] for r in pair)
-                with within(transport, limit, f"the exchange between {names}"):
-                    found.append(transport.guard(partial(_link, transport, pair)))
-        with within(transport, limit, "a turn of exchanges between pairs of nodes"):
+                with deadline(transport, limit, f"the exchange between {names}"):
+                    found.append(transport.run_guarded(partial(_link, transport, pair)))
+        with deadline(transport, limit, "a round of exchanges between pairs of nodes"):
             transport.gather(None, "doctor")
     rows = transport.gather([link for link in found if link.ranks[0] == transport.rank], "doctor")
     return None if rows is None else sorted(link for links in rows for link in links)
 
 
 def _link(transport: Any, ranks: tuple[int, int]) -> Link:
-    """Return the link between this rank and another; both call."""
+    """Measure the link between two ranks; both call."""
     group = transport.comm.group.Incl([*ranks])
     comm = transport.comm.Create_group(group)
     there, total = np.arange(LARGE, dtype=np.float32), np.zeros(LARGE, np.float32)
@@ -78,7 +96,7 @@ def _link(transport: Any, ranks: tuple[int, int]) -> Link:
             start = perf_counter()
             comm.Bcast(row[:size])
             comm.Reduce(row[:size], total[:size])
-            comm.Bcast(total[:SMALL])  # the root of a reduction may be through before the other is
+            comm.Bcast(total[:SMALL])  # the root of a reduction may return before the other rank
             seconds.append(perf_counter() - start)
         least[size] = min(seconds)
     right = bool((row == there).all()) and (comm.rank > 0 or bool((total == 2 * there).all()))
@@ -89,22 +107,26 @@ def _link(transport: Any, ranks: tuple[int, int]) -> Link:
     return Link(ranks, latency, carried / max(least[LARGE] - least[SMALL], 1e-9), right)
 
 
-OTHERS_S = 5.0  # rank 0 knows more, and speaks first
+OTHERS_S = 5.0  # rank 0 knows more, and prints first
 
 
 @contextmanager
-def within(transport: Transport, seconds: float, what: str) -> Iterator[None]:
-    """End the job with a message unless the body ends in time: in a thread, for the body may be inside MPI.
+def deadline(transport: Transport, seconds: float, what: str) -> Iterator[None]:
+    """Abort the job with a message unless the `with` block ends in time.
+
+    A thread does it, because the block may be inside MPI.
 
     Args:
-        what: the body, in words; rank 0 adds whom it waits for.
+        transport: of this rank.
+        seconds: limit; other ranks than 0 wait a little longer.
+        what: names the block in the message; rank 0 adds the ranks that it waits for.
     """
 
     def end() -> None:
-        names = "; ".join(transport.awaited())
+        names = "; ".join(transport.waiting_for())
         text = f"{what} did not end within {seconds:g} s" + (f": no word from {names}" if names else "")
         print(f"mpifl: {text}", file=sys.stderr, flush=True)
-        transport.give_up(1)
+        transport.abort_from_any_thread(1)
 
     timer = threading.Timer(seconds + (0.0 if transport.is_server else OTHERS_S), end)
     timer.daemon = True

@@ -1,11 +1,4 @@
-"""A process, known by more than its number, so that this one and no other can be ended.
-
-Has processes of this host ended that are stopped, and would keep all others waiting.
-
-What happens when a rank is gone.
-
-Waiting without burning a core.
-"""
+"""Liveness of ranks: their processes, the watch for stopped ones, errors for lost ones, waiting."""
 
 from __future__ import annotations
 
@@ -29,57 +22,68 @@ from .stopped_process_watch import status
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a host.
+    """A process of a host; its start tells it from a later one with the same number.
 
     Attributes:
-        host, pid: where, and its number there.
-        born: clock ticks between the host's start and its own; -1 where the system does not tell.
+        host: name of the host.
+        pid: number of the process there.
+        start_ticks: clock ticks from the host's start to the process's; -1 where the system does not tell.
     """
 
     host: str
     pid: int
-    born: int
+    start_ticks: int
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return a process of this host."""
-        return cls(socket.gethostname(), pid, born(pid))
+        """Return a process of this host.
+
+        Args:
+            pid: its number.
+        """
+        return cls(socket.gethostname(), pid, start_ticks(pid))
 
     @property
     def program(self) -> str:
-        """The first 15 letters of what it runs; empty where that is unknown. Only on its own host."""
+        """First 15 characters of its program's name; empty where that is unknown. Only on its own host."""
         with suppress(OSError):
             return Path(f"/proc/{self.pid}/comm").read_text().strip()
         return ""
 
     def send(self, number: int) -> None:
-        """Send a signal, unless it is gone; only on its own host. SIGKILL ends a stopped process too."""
-        if self.born >= 0 and born(self.pid) == self.born:
+        """Send a signal, unless the process has ended; only on its own host.
+
+        Args:
+            number: of the signal. SIGKILL ends a stopped process too.
+        """
+        if self.start_ticks >= 0 and start_ticks(self.pid) == self.start_ticks:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
-def born(pid: int) -> int:
-    """Return when a process of this host began; -1 where there is none, or no way to know."""
+def start_ticks(pid: int) -> int:
+    """Return when a process of this host started, in clock ticks since the host's; -1: unknown."""
     return status(pid)[2]
 
 
-STOPPED_S = 30.0  # the limit until a configuration gives another
+STOPPED_S = 30.0  # the limit until a configuration sets another
 SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
-class Watcher:
-    """A program beside this process that watches others until it is closed, or all of them are gone.
+class StoppedProcessWatcher:
+    """A child process that kills processes of this host that stay stopped: they keep all others waiting.
+
+    It runs until it is closed or all of them have ended.
 
     Args:
-        limit: seconds that a process may be stopped, at most; then it is ended.
+        limit: seconds that a process may be stopped.
         processes: of this host, each with its name in messages.
     """
 
     def __init__(self, limit: float, processes: Iterable[tuple[Process, str]]) -> None:
-        rows = json.dumps([(process.pid, process.born, name) for process, name in processes])
+        rows = json.dumps([(process.pid, process.start_ticks, name) for process, name in processes])
         command = [sys.executable, "-I", "-S", stopped.__file__, str(limit)]
-        # launchers send signals to a rank and all that it started: the program inherits what is blocked here
+        # launchers signal a rank and all its children: the child inherits what is blocked here
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self._program: subprocess.Popen[bytes] | None = None
         try:
@@ -87,22 +91,25 @@ class Watcher:
             assert self._program.stdin is not None
             self._program.stdin.write(rows.encode() + b"\n")
             self._program.stdin.flush()
-        except OSError as error:  # the job can do without
-            warnings.warn(f"nobody watches for stopped ranks: {error}", stacklevel=2)
+        except OSError as error:  # the job can run without
+            warnings.warn(f"no watch for stopped ranks: {error}", stacklevel=2)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
-        """End it."""
+        """End the child process."""
         if self._program is not None:
             with suppress(BrokenPipeError):
                 self._program.communicate(b"\n")
 
 
-def patiently(ready: Callable[[], Any]) -> Any:
-    """Return the first true answer of `ready`, asking ever less often.
+def wait_until(ready: Callable[[], Any]) -> Any:
+    """Call `ready` until it returns something true, and return that; the core stays free meanwhile.
 
-    Sleeps grow to 2 % of the wait, 2 ms at most.
+    Pauses between two calls grow to 2 % of the time waited so far, at most 2 ms.
+
+    Args:
+        ready: polls.
     """
     start = time.perf_counter()
     while not (answer := ready()):

@@ -35,22 +35,24 @@ KINDS = ("O2A", "A2O", "A2A")
 
 
 class Count(NamedTuple):
-    """What a line says."""
+    """Bytes and calls of a line."""
 
-    size: int  # bytes
+    size: int
     calls: int
 
 
 def prepare() -> None:
-    """Ask Open MPI for monitoring that tells the program's messages from the library's, and not for
-    collectives in two levels: over several nodes, Open MPI 5.0.11 may crash in MPI_Finalize with both.
+    """Turn on Open MPI's monitoring, with the program's messages and the library's apart.
+
+    Collectives in two levels are turned off: over several nodes, Open MPI 5.0.11 may crash in MPI_Finalize
+    with both.
     """
     os.environ[ENABLE] = "2"
     os.environ.setdefault(LEVELS, "^han")
 
 
 class Monitor:
-    """What Open MPI counts at this rank, from now on.
+    """Reads what Open MPI counts at this rank from now on.
 
     Raises:
         UserError: this MPI has no monitoring.
@@ -81,7 +83,7 @@ class Monitor:
             raise RuntimeError(f"{name} failed with code {code}")
 
     def read(self) -> dict[str, dict[Any, Any]]:
-        """Return this rank's counts since the last reading, as `parse_monitoring` does, and start anew."""
+        """Return this rank's counts since the last call, in the form of `parse_monitoring`."""
         with tempfile.TemporaryDirectory() as folder:
             prefix = Path(folder) / "count"
             name = ctypes.create_string_buffer(os.fsencode(prefix))
@@ -94,7 +96,15 @@ class Monitor:
 
 
 def parse_monitoring(prefix: str | Path) -> dict[str, dict[Any, Any]]:
-    """Return counts by tag, {(rank, peer): Count}, and by communicator, {name: {(rank, kind): Count}}."""
+    """Return counts by tag, {(rank, peer): Count}, and by communicator, {name: {(rank, kind): Count}}.
+
+    Args:
+        prefix: of the files `PREFIX.<rank>.prof`.
+
+    Raises:
+        FileNotFoundError: there are none.
+        ValueError: a line has an unknown tag.
+    """
     found: dict[str, dict[Any, Any]] = {name: {} for name in PEER_TAGS.values()}
     found["communicators"] = defaultdict(dict)
     files = sorted(glob(f"{escape(str(prefix))}.*.prof"))

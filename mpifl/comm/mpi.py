@@ -1,10 +1,8 @@
-"""The verbs over MPI.
+"""Communication over MPI.
 
-Small objects travel as bytes in point-to-point messages, so that the server can wait for them without burning
-a core; blocks of numbers travel by collectives on flat buffers, never pickled. Bytes are counted at the
-sender, as an
-independent monitor of the MPI library would: a collective counts what leaves this rank towards each other
-rank.
+Objects travel pickled in point-to-point messages, so that the server can wait for them with a free core;
+blocks of numbers travel by collectives on flat buffers, never pickled. Bytes are counted at the sender, as a
+monitor of the MPI library counts them: a collective counts what leaves this rank for each other rank.
 """
 
 from __future__ import annotations
@@ -25,16 +23,16 @@ from mpi4py import MPI
 
 from mpifl.core.devices import CPU, wait
 
-from .liveness import STOPPED_S, Process, Watcher, patiently
+from .liveness import STOPPED_S, Process, StoppedProcessWatcher, wait_until
 from .mpi_startup import end_launcher_after, is_tolerant
-from .transport import CannotGoOn, Count, MpiTraffic, RankLost, Transport
+from .transport import CannotRecover, Count, MpiTraffic, RankLost, Transport
 
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
-TAGS = 30000  # tags of paired messages cycle through this many numbers; MPI guarantees 32767
+TAGS = 30000  # tags of scatter and gather cycle through so many numbers; MPI guarantees 32767
 HEADER, BLOCK, ALARM = 30001, 30002, 30003
-LISTEN = 16  # looks in vain for a message, after which it is worth asking whether another rank has failed
-POSTED = 32  # sends under way before it is worth asking which are over
-PARTING_SECONDS = 3.0
+POLLS_PER_CHECK = 16  # polls without a message between two checks whether another rank has failed
+MOST_SENDS = 32  # sends under way, above which those that are complete are dropped
+EXIT_SECONDS = 3.0
 NOTICE_SECONDS = 2.0  # in which the loss of a rank becomes known everywhere
 LOSSES = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}  # with `mpirun --with-ft ulfm`
 
@@ -42,52 +40,50 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def guarded(verb: Verb) -> Verb:
-    """Turn the loss of a rank into `RankLost`, here and, by revoking the communicator, on all ranks."""
+    """Raise the loss of a rank as `RankLost`, here and, by revoking the communicator, on all ranks."""
 
     @functools.wraps(verb)
     def call(self: Mpi, *args: Any, **options: Any) -> Any:
         try:
             out = verb(self, *args, **options)
-            self.alive = time.monotonic()
+            self.last_call = time.monotonic()
             return out
         except MPI.Exception as error:
             if not self.is_loss(error):
                 raise
             self.comm.Revoke()
-            self._team.Revoke()
+            self._workers_comm.Revoke()
             raise RankLost(str(error)) from error
 
-    return call  # type: ignore[return-value]  # the same call
+    return call  # type: ignore[return-value]  # the same signature
 
 
 def _buffer(block: torch.Tensor) -> list[Any]:
-    """Return a contiguous tensor as an MPI buffer; no copy. A device's memory goes by DLPack, once it is
-    written.
-    """
+    """Return a contiguous tensor as an MPI buffer, without a copy; device memory by DLPack, once written."""
     if block.device == CPU:
         return [block.numpy(), block.numel(), TYPES[block.dtype]]
     wait(block.device)
     return [block, block.numel(), TYPES[block.dtype]]
 
 
-def _ours(comm: MPI.Comm) -> MPI.Comm:
-    """Return a communicator of our traffic: an independent monitor finds it by its name."""
+def _named(comm: MPI.Comm) -> MPI.Comm:
+    """Name a communicator whose traffic is counted: a monitor of the MPI library finds it by its name."""
     comm.Set_name("mpifl")
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     return comm
 
 
-def join() -> Mpi:
-    """Return the transport over all ranks; the job ends with a message where one is lost meanwhile."""
+def connect_mpi() -> Mpi:
+    """Return the transport over all ranks; abort with a message where one is lost meanwhile."""
     try:
         transport = Mpi()
-        transport.watch(STOPPED_S)
+        transport.watch_stopped(STOPPED_S)
         return transport
     except (MPI.Exception, RankLost) as error:
         if not is_tolerant():
             raise
         if MPI.COMM_WORLD.rank:
-            time.sleep(NOTICE_SECONDS)  # rank 0 speaks first
+            time.sleep(NOTICE_SECONDS)  # rank 0 prints first
         text = f"a rank was lost while the job came up ({error}); start the job again"
         print(f"mpifl: {text}", file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)
@@ -95,40 +91,45 @@ def join() -> Mpi:
 
 
 class Mpi(Transport):
-    """All ranks of a communicator."""
+    """All ranks of a communicator.
+
+    Args:
+        comm: MPI.COMM_WORLD by default; it is duplicated.
+    """
 
     def __init__(self, comm: MPI.Comm | None = None) -> None:
-        self.comm = _ours((comm or MPI.COMM_WORLD).Dup())
-        self._exit = (comm or MPI.COMM_WORLD).Dup()
-        self._team = self._workers()
+        self.comm = _named((comm or MPI.COMM_WORLD).Dup())
+        self._exit_comm = (comm or MPI.COMM_WORLD).Dup()
+        self._workers_comm = self._workers()
         self.library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
         self.rank, self.size, self.traffic = self.comm.rank, self.comm.size, MpiTraffic()
         self.lost: list[str] = []
-        self._out_of_reach = False  # whether a lost rank may live on, on a node that nobody is left on
+        self._out_of_reach = False  # whether a lost rank may be alive on a node without any other rank
         self._sequence = 0
-        self._awaited = 0, self.size  # tag of what rank 0 collects, first rank whose word it does not have
-        self._received = 0  # bytes of the last paired message
-        self._posted: list[tuple[MPI.Request, Any]] = []  # sends under way, and what they read from
-        self._coming: list[tuple[MPI.Request, int, Any, torch.Tensor]] = []  # blocks under way
-        self._looks = 0  # in vain
-        self._failed = False  # here or elsewhere
-        self._heard: tuple[Exception | None, int] = None, 0  # with what a rank has failed, and who said so
+        self._waiting_for = 0, self.size  # tag of the gather under way, first rank whose value is missing
+        self._received = 0  # bytes of the last message received
+        self._sends: list[tuple[MPI.Request, Any]] = []  # sends under way and their buffers
+        self._receives: list[tuple[MPI.Request, int, Any, torch.Tensor]] = []  # blocks being received
+        self._empty_polls = 0  # polls without a message
+        self._failed = False  # whether an error was raised on this rank or another
+        self._remote_error: tuple[Exception | None, int] = None, 0  # the error of another rank, and that rank
         self._stopped_s = 0.0
-        self._watcher: Watcher | None = None
+        self._watcher: StoppedProcessWatcher | None = None
         self.nodes = self._find_nodes(comm or MPI.COMM_WORLD)
 
     def _workers(self) -> MPI.Comm:
-        """Return the communicator of the workers; rank 0 gets one of its own. Every rank calls."""
-        return _ours(self._exit.Split(int(self._exit.rank > 0)))  # the library's calls for it are not ours
+        """Return the communicator of the workers, on rank 0 one of its own; every rank calls.
+
+        It is split from a communicator without a name: a monitor does not count that as traffic of ours.
+        """
+        return _named(self._exit_comm.Split(int(self._exit_comm.rank > 0)))
 
     def _find_nodes(self, parent: MPI.Comm) -> tuple[int, ...]:
-        """Number the nodes by their first rank, and learn the ranks' names; the library's calls for the split
-        are the parent's.
-        """
+        """Return the node of each rank, numbered by their first ranks; exchange the ranks' processes."""
         local = parent.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank = local.rank
         first = MPI.Group.Translate_ranks(local.group, [0], self.comm.group)[0]
-        self._local = local  # never freed: Open MPI's monitoring would read it all the same
+        self._node_comm = local  # never freed: Open MPI's monitoring reads it to the end
         here = self.gather((Process.of(os.getpid()), first), "layout")
         self.processes, leaders = zip(*self.bcast(here, "layout"), strict=True)
         self.names = tuple(f"rank {r} on {p.host}, pid {p.pid}" for r, p in enumerate(self.processes))
@@ -141,7 +142,7 @@ class Mpi(Transport):
 
     @guarded
     def scatter(self, values: Sequence[Any] | None, purpose: str) -> Any:
-        """Send each rank its parcel."""
+        """Send each rank its value; an object that several ranks get is pickled once."""
         tag = self._tag()
         if self.rank:
             return self._recv(0, tag, purpose)
@@ -152,63 +153,63 @@ class Mpi(Transport):
             pending = [
                 self.comm.Isend([b, len(b), MPI.BYTE], dest=r, tag=tag) for r, b in enumerate(blobs, 1)
             ]
-            patiently(lambda: all([request.Test() for request in pending]))
+            wait_until(lambda: all([request.Test() for request in pending]))
         return values[0]
 
     @guarded
     def gather(self, value: Any, purpose: str) -> list[Any] | None:
-        """Send this rank's value to rank 0."""
+        """Send this rank's value to rank 0; see `Transport`."""
         tag = self._tag()
         if not self.rank:
             out = [value]
             for r in range(1, self.size):
-                self._awaited = tag, r
+                self._waiting_for = tag, r
                 out.append(self._recv(r, tag, purpose))
-            self._awaited = tag, self.size
+            self._waiting_for = tag, self.size
             return out
         blob = pickle.dumps(value, protocol=5)
         with self.traffic("send", purpose, sent=len(blob), messages=1):
             request = self.comm.Isend([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
-            patiently(request.Test)
+            wait_until(request.Test)
         return None
 
-    def awaited(self) -> list[str]:
-        """Ask the library which messages are there."""
-        tag, first = self._awaited
+    def waiting_for(self) -> list[str]:
+        """Return the ranks without a message that has arrived."""
+        tag, first = self._waiting_for
         return [self.names[r] for r in range(first, self.size) if not self.comm.Iprobe(r, tag)]
 
     def _recv(self, source: int, tag: int, purpose: str) -> Any:
         with self.traffic("receive", purpose):
             status = MPI.Status()
-            message = patiently(lambda: self.comm.Improbe(source, tag, status) or self._listen())
+            message = wait_until(lambda: self.comm.Improbe(source, tag, status) or self._check_alarm())
             blob = bytearray(status.Get_count(MPI.BYTE))
             message.Recv([blob, len(blob), MPI.BYTE])
             self._received = len(blob)
         return pickle.loads(blob)
 
-    def _listen(self) -> Any:
-        """Raise what another rank has failed with, if it says so; called after a look in vain."""
-        self._looks += 1
+    def _check_alarm(self) -> Any:
+        """Raise the error of another rank, if it has sent one; called after a poll without a message."""
+        self._empty_polls += 1
         status = MPI.Status()
-        if self._looks % LISTEN == 0 and self.comm.Iprobe(MPI.ANY_SOURCE, ALARM, status):
+        if self._empty_polls % POLLS_PER_CHECK == 0 and self.comm.Iprobe(MPI.ANY_SOURCE, ALARM, status):
             source = status.Get_source()
             error: Exception = self.comm.recv(source=source, tag=ALARM)
-            self._heard = error, source
+            self._remote_error = error, source
             raise error
 
-    def fail(self, error: Exception) -> None:
-        """Send it on a tag of its own; small enough to be on its way without anybody waiting for it."""
-        heard, source = self._heard
+    def raise_on_others(self, error: Exception) -> None:
+        """Send it on a tag of its own: small enough that the send completes without a receiver."""
+        known, source = self._remote_error
         self._failed = True
         others = range(1, self.size) if self.is_server else (0,)
         with suppress(MPI.Exception):
             for rank in others:
-                if error is not heard or rank != source:
-                    self._posted.append((self.comm.isend(error, rank, ALARM), error))
+                if error is not known or rank != source:
+                    self._sends.append((self.comm.isend(error, rank, ALARM), error))
 
     @guarded
     def gather_traffic(self) -> list[dict[str, Any]] | None:
-        """Send this rank's counts to rank 0, which adds the bytes of this very message."""
+        """Send this rank's counts to rank 0, which adds the bytes of this message."""
         tag, rows = self._tag(), self.traffic.rows(self.rank)
         if self.rank:
             blob = pickle.dumps(rows, protocol=5)
@@ -221,23 +222,27 @@ class Mpi(Transport):
         return rows
 
     @guarded
-    def guard(self, work: Callable[[], Any]) -> Any:
-        """Return what `work` returns; a rank that is lost in it is lost as in any verb."""
+    def run_guarded(self, work: Callable[[], Any]) -> Any:
+        """Return what `work` returns; raise `RankLost` where a rank is lost in it.
+
+        Args:
+            work: makes MPI calls of its own.
+        """
         return work()
 
     @guarded
     def barrier(self) -> None:
-        """Wait at a non-blocking barrier."""
+        """Poll a non-blocking barrier."""
         with self.traffic("barrier", "control"):
-            patiently(self.comm.Ibarrier().Test)
+            wait_until(self.comm.Ibarrier().Test)
 
     def final_barrier(self) -> bool:
-        """Wait at a barrier that nothing else uses, for as long as ranks may differ in speed."""
+        """Poll a barrier on a communicator that nothing else uses."""
         try:
-            request, end = self._exit.Ibarrier(), time.perf_counter() + PARTING_SECONDS
-            patiently(lambda: request.Test() or time.perf_counter() > end)
+            request, end = self._exit_comm.Ibarrier(), time.perf_counter() + EXIT_SECONDS
+            wait_until(lambda: request.Test() or time.perf_counter() > end)
             return bool(request.Test())
-        except MPI.Exception:  # somebody died instead
+        except MPI.Exception:  # a rank died instead
             return False
 
     @guarded
@@ -273,42 +278,41 @@ class Mpi(Transport):
 
     @guarded
     def Reduce_scatter(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
-        """Sum the workers' blocks and leave each its rows."""
+        """Sum the workers' blocks over their own communicator."""
         width = block.shape[1]
         out = torch.empty(counts[self.rank], width, dtype=block.dtype)
         with self.traffic("reduce_scatter", purpose, block.nbytes - out.nbytes, len(self.workers) - 1):
             sizes = [counts[r] * width for r in self.workers]
-            self._team.Reduce_scatter(_buffer(block), _buffer(out), recvcounts=sizes, op=MPI.SUM)
+            self._workers_comm.Reduce_scatter(_buffer(block), _buffer(out), recvcounts=sizes, op=MPI.SUM)
         return out
 
     @guarded
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
         """Start two sends: the header's bytes, then the block."""
-        if len(self._posted) > POSTED:
-            self._posted = [(r, keep) for r, keep in self._posted if not r.Test()]
+        if len(self._sends) > MOST_SENDS:
+            self._sends = [(r, keep) for r, keep in self._sends if not r.Test()]
         blob = pickle.dumps((block.numel(), header), protocol=5)
         with self.traffic(
             "send", purpose, sent=len(blob) + block.nbytes, messages=1 + int(block.numel() > 0)
         ):
-            self._posted.append((self.comm.Isend([blob, len(blob), MPI.BYTE], rank, HEADER), blob))
+            self._sends.append((self.comm.Isend([blob, len(blob), MPI.BYTE], rank, HEADER), blob))
             if block.numel():
-                self._posted.append((self.comm.Isend(_buffer(block), rank, BLOCK), block))
+                self._sends.append((self.comm.Isend(_buffer(block), rank, BLOCK), block))
 
     @guarded
     def poll(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
-        """Take one header; hand a message out once its block is complete.
+        """Receive one header; return a message once its block is complete.
 
-        As few calls as can be: on a machine with more ranks than cores, one that finds nothing gives the core
-        away.
+        Makes as few calls as possible: with more ranks than cores, a call without result gives up the core.
         """
-        for i, (request, source, header, block) in enumerate(self._coming):
+        for i, (request, source, header, block) in enumerate(self._receives):
             if request.Test():
-                del self._coming[i]
+                del self._receives[i]
                 return source, header, block
         status = MPI.Status()
         message = self.comm.Improbe(MPI.ANY_SOURCE, HEADER, status)
         if message is None:
-            self._listen()
+            self._check_alarm()
             return None
         blob, source = bytearray(status.Get_count(MPI.BYTE)), status.Get_source()
         message.Recv([blob, len(blob), MPI.BYTE])
@@ -317,11 +321,11 @@ class Mpi(Transport):
         request = self.comm.Irecv(_buffer(block), source, BLOCK) if size else MPI.REQUEST_NULL
         if request.Test():
             return source, header, block
-        self._coming.append((request, source, header, block))
+        self._receives.append((request, source, header, block))
         return None
 
-    def watch(self, limit: float) -> None:
-        """Have the node's first rank see to it."""
+    def watch_stopped(self, limit: float) -> None:
+        """Start the watch in the first rank of each node."""
         if limit != self._stopped_s:
             self._stopped_s = limit
             self._watch()
@@ -330,47 +334,50 @@ class Mpi(Transport):
         before, self._watcher = self._watcher, None
         near = [r for r in range(self.size) if self.nodes[r] == self.nodes[self.rank]]
         if self._stopped_s and self.rank == near[0]:
-            self._watcher = Watcher(self._stopped_s, [(self.processes[r], self.names[r]) for r in near])
+            self._watcher = StoppedProcessWatcher(
+                self._stopped_s, [(self.processes[r], self.names[r]) for r in near]
+            )
         if before is not None:
             before.close()
 
     def regroup(self) -> tuple[int, ...]:
-        """Shrink the communicator to the ranks that are left; their numbers close up."""
+        """Shrink the communicator to the ranks that are left, numbered without gaps."""
         left = tuple(range(self.size))
         while True:
             left = tuple(left[r] for r in self._shrink())
             try:
-                self._exit = self.comm.Dup()
-                self._exit.Set_errhandler(MPI.ERRORS_RETURN)
-                self._team = self._workers()
+                self._exit_comm = self.comm.Dup()
+                self._exit_comm.Set_errhandler(MPI.ERRORS_RETURN)
+                self._workers_comm = self._workers()
                 return left
             except MPI.Exception as error:
                 if not self.is_loss(error):
                     raise
 
     def _shrink(self) -> list[int]:
-        """Return the old numbers of the ranks that are left."""
+        """Return the former numbers of the ranks that are left."""
         old, nodes, names, processes = self.comm, self.nodes, self.names, self.processes
         old.Revoke()
-        self.comm = _ours(old.Shrink())
+        self.comm = _named(old.Shrink())
         left = MPI.Group.Translate_ranks(self.comm.group, [*range(self.comm.size)], old.group)
         self.rank, self.size = self.comm.rank, self.comm.size
         self.nodes, self.names = tuple(nodes[r] for r in left), tuple(names[r] for r in left)
         self.processes = tuple(processes[r] for r in left)
-        self._sequence, self._posted, self._coming = 0, [], []
+        self._sequence, self._sends, self._receives = 0, [], []
         for r in sorted({*range(len(names))} - {*left}):
             self.lost.append(names[r])
             if nodes[r] == self.nodes[self.rank]:
-                processes[r].send(signal.SIGKILL)  # it may be stopped, and mpirun would wait for it
+                processes[r].send(signal.SIGKILL)  # a stopped process would keep mpirun waiting
             self._out_of_reach |= nodes[r] not in self.nodes
         if 0 not in left:
-            raise CannotGoOn(f"{names[0]}, the server, was lost")
+            raise CannotRecover(f"{names[0]}, the server, was lost")
         self._watch()
         return left
 
     def is_loss(self, error: MPI.Exception) -> bool:
-        """Return whether a rank was lost. A collective that breaks off may name another reason, and may do so
-        before the loss is known here.
+        """Return whether an error means that a rank was lost.
+
+        A collective that fails may name another reason, and may do so before the loss is known here.
         """
 
         def known() -> bool:
@@ -380,13 +387,13 @@ class Mpi(Transport):
             return True
         end = time.perf_counter() + NOTICE_SECONDS
         try:
-            patiently(lambda: known() or time.perf_counter() > end)
+            wait_until(lambda: known() or time.perf_counter() > end)
             return known()
         except (MPI.Exception, NotImplementedError):  # an MPI without fault tolerance
             return False
 
-    def missing(self) -> list[str]:
-        """Return the names of the ranks that are known to be lost, and with which this one has not parted."""
+    def failed_ranks(self) -> list[str]:
+        """Return the names of the ranks that failed and are still in the communicator."""
         if not is_tolerant():
             return []
         known = self.comm.Get_failed()
@@ -394,10 +401,11 @@ class Mpi(Transport):
             self.names[r] for r in MPI.Group.Translate_ranks(known, [*range(known.size)], self.comm.group)
         ]
 
-    def leave(self, code: int) -> None:
-        """Leave without MPI_Finalize where ranks may be lost: it would wait for those, and for Open MPI's
-        thread that finds hangs. Ranks are watched to the last: one that is stopped here keeps the launcher
-        waiting.
+    def finalize(self, code: int) -> None:
+        """Exit without MPI_Finalize where ranks may be lost, or messages are left after a failure.
+
+        MPI_Finalize would wait for lost ranks and for Open MPI's failure detector. The watch for stopped
+        ranks goes on to the end: a rank that is stopped here keeps the launcher waiting.
         """
         if is_tolerant():
             if not code:
@@ -411,10 +419,11 @@ class Mpi(Transport):
             os._exit(code)
 
     def _drained(self) -> bool:
-        """Take in what ranks still sent to each other before they heard of a failure; return whether all is
-        taken in time. MPI_Finalize would wait for it.
+        """Receive what ranks sent to each other before a failure; return whether all arrived in time.
+
+        MPI_Finalize would wait for it.
         """
-        end = time.perf_counter() + PARTING_SECONDS
+        end = time.perf_counter() + EXIT_SECONDS
         status = MPI.Status()
 
         def drained(requests: Sequence[MPI.Request]) -> bool:
@@ -424,23 +433,23 @@ class Mpi(Transport):
             return message is None and all([request.Test() for request in requests])
 
         def in_time(requests: Sequence[MPI.Request]) -> bool:
-            return bool(patiently(lambda: drained(requests) or time.perf_counter() > end)) and drained(
+            return bool(wait_until(lambda: drained(requests) or time.perf_counter() > end)) and drained(
                 requests
             )
 
         try:
-            mine = [request for request, _ in self._posted] + [request for request, *_ in self._coming]
-            return in_time(mine) and in_time([self._exit.Ibarrier()])
+            mine = [request for request, _ in self._sends] + [request for request, *_ in self._receives]
+            return in_time(mine) and in_time([self._exit_comm.Ibarrier()])
         except MPI.Exception:
             return False
 
-    def give_up(self, code: int) -> None:
-        """Abort the job by force."""
+    def abort_from_any_thread(self, code: int) -> None:
+        """Abort the job, and kill the launcher if it stays."""
         self._out_of_reach = True
         self.abort(code)
 
     def abort(self, code: int) -> None:
         """Abort the job."""
         if self._out_of_reach and not self.rank:
-            end_launcher_after(PARTING_SECONDS)
+            end_launcher_after(EXIT_SECONDS)
         self.comm.Abort(code)

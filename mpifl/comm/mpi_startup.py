@@ -1,10 +1,7 @@
-"""Before MPI is up: what it is told, and what ends a start that never comes to its end.
+"""The start of MPI: what the launcher asked for, a limit for MPI_Init, and what the library supports.
 
-A rank that is stopped, or that dies under fault tolerance (`mpirun --with-ft ulfm`), before it has joined MPI
-leaves the others waiting for it inside MPI_Init, where no Python code runs any more: hence a child process
-that watches.
-
-Whether the MPI library takes addresses of GPU memory.
+A rank that is stopped, or that dies under fault tolerance (`mpirun --with-ft ulfm`), before it has called
+MPI_Init leaves the others waiting inside it, where no Python code runs: a child process of each rank watches.
 """
 
 from __future__ import annotations
@@ -27,11 +24,9 @@ from .stopped_process_watch import LOOKS, STOPPED, status
 
 HANG_S, START_S = "MPIFL_HANG_S", "MPIFL_START_S"  # environment variables: MPI starts before a configuration
 DEFAULTS = {HANG_S: 0.0, START_S: 120.0}
-RANK_S = (
-    2.0  # more for each rank, unless START_S is set: on few cores, many ranks load their programs in turn
-)
+RANK_S = 2.0  # more for each rank, unless START_S is set: on few cores, ranks load one after the other
 MOST_S = 1e7
-LOOK_S = 3.0  # between two looks at the ranks of this host
+POLL_S = 3.0  # between two polls of the ranks of this host
 TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`
 LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "prte")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -40,11 +35,12 @@ LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 STEP_SIZE, JOB_SIZE, TASK = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_PROCID"
 
 
-class Asked(NamedTuple):
-    """What a launcher asked for, as the environment of a process that it started tells.
+class LaunchInfo(NamedTuple):
+    """What a launcher asked for, by the environment of a process that it started.
 
     Attributes:
-        size, rank: number of ranks, and of this one.
+        size: number of ranks.
+        rank: of this process.
         name: the variable that `size` was read from; empty where there is none.
     """
 
@@ -53,27 +49,34 @@ class Asked(NamedTuple):
     name: str
 
 
-def asked_of(environment: Mapping[str, str]) -> Asked:
-    """Return what the launcher of a process asked for; one rank where nothing tells.
+def launch_info(environment: Mapping[str, str]) -> LaunchInfo:
+    """Return what the launcher of a process asked for; one rank where no variable tells.
 
-    In a batch script of Slurm SLURM_NTASKS is that of the job, while the script is one process: there, only
-    what srun sets for a step counts, or the number of a task that is not the first.
+    In a batch script of Slurm, SLURM_NTASKS is that of the job, while the script is one process. There only
+    the variables that srun sets for a step count, or the number of a task that is not the first.
+
+    Args:
+        environment: of the process.
     """
     numbers = {name: int(text) for name, text in environment.items() if text.isdecimal() and len(text) < 9}
     rank = next((numbers[name] for name in RANKS if name in numbers), 0)
     for name in (*SIZES, STEP_SIZE, *((JOB_SIZE,) if numbers.get(TASK) else ())):
         if name in numbers:
-            return Asked(max(numbers[name], 1), rank, name)
-    return Asked(1, rank, "")
+            return LaunchInfo(max(numbers[name], 1), rank, name)
+    return LaunchInfo(1, rank, "")
 
 
 def check_size(size: int, environment: Mapping[str, str]) -> None:
-    """Raise `UserError` where a launcher asked for several ranks and MPI has come up with one.
+    """Check that MPI has as many ranks as the launcher asked for.
 
     Args:
         size: of MPI.COMM_WORLD; 1 without MPI.
+        environment: of this process.
+
+    Raises:
+        UserError: the launcher asked for several ranks, and MPI has one.
     """
-    asked = asked_of(environment)
+    asked = launch_info(environment)
     if size == 1 < asked.size:
         remedy = (
             f"the launcher started {asked.size} processes, MPI knows of one: the launcher and mpi4py belong "
@@ -84,10 +87,17 @@ def check_size(size: int, environment: Mapping[str, str]) -> None:
 
 
 def seconds(name: str) -> float:
-    """Return one of the two limits; 0 for none."""
+    """Return a limit in seconds; 0 for none.
+
+    Args:
+        name: `HANG_S` or `START_S`, an environment variable.
+
+    Raises:
+        UserError: its value is no number of seconds.
+    """
     text = os.environ.get(name)
     if text is None:
-        return DEFAULTS[name] + (RANK_S * asked_of(os.environ).size if name == START_S else 0.0)
+        return DEFAULTS[name] + (RANK_S * launch_info(os.environ).size if name == START_S else 0.0)
     try:
         value = float(text)
     except ValueError:
@@ -97,14 +107,16 @@ def seconds(name: str) -> float:
 
 
 def is_tolerant() -> bool:
-    """Return whether this job goes on without a rank that died."""
+    """Return whether this job runs under fault tolerance, `mpirun --with-ft ulfm`."""
     return os.environ.get(TOLERANT) == "1"
 
 
 def find_hangs() -> None:
-    """Have Open MPI find ranks that do not answer: a thread in each tells a neighbour that it lives. Who
-    finds one out tells the others by itself: the launcher may not know of it. Off unless it is asked for: in
-    Open MPI 5.0.11 a rank crashed in 3 of 128 starts with it.
+    """Turn on Open MPI's detector of ranks that do not answer, if `MPIFL_HANG_S` is set.
+
+    A thread in each rank sends heartbeats to a neighbour; failures are broadcast by the ranks, because the
+    launcher may not know of them. Off by default: in Open MPI 5.0.11 a rank crashed in 3 of 128 starts with
+    it.
     """
     if limit := seconds(HANG_S):
         options = {"detector": "1", "detector_thread": "1", "propagator_with_rbcast": "1"}
@@ -115,13 +127,15 @@ def find_hangs() -> None:
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Within it MPI comes up, in time or never: past the limit, or where a rank of this host is stopped or
-    gone, the job ends with a message.
+    """Guard the start of MPI in the `with` block.
+
+    The job ends with a message where MPI does not start within the limit, or where a rank of this host is
+    stopped or has ended.
     """
     limit = seconds(START_S)
     if is_tolerant():
         find_hangs()
-    if not limit or asked_of(os.environ).size == 1:
+    if not limit or launch_info(os.environ).size == 1:
         yield
         return
     launcher = _launcher()
@@ -139,13 +153,14 @@ def starting() -> Iterator[None]:
 
 
 def _watch(heard: int, limit: float, launcher: Process | None) -> None:
-    """Wait, in the child, until the parent is up or gone; past the limit end the job. Looks are counted, not
-    seconds: while a scheduler suspends the whole job, no time passes here either.
+    """Wait, in the child, until the parent has started MPI or has ended; past the limit end the job.
+
+    Polls are counted, not seconds: while a scheduler suspends the whole job, no time passes here either.
     """
     parent, above = os.getppid(), _parent_of(os.getppid())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    pause, looks, fault, count, waited = min(LOOK_S, limit / LOOKS), _Looks(above), "", 0, 0.0
+    pause, looks, fault, count, waited = min(POLL_S, limit / LOOKS), _HostPoll(above), "", 0, 0.0
     while not select.select([heard], [], [], pause)[0]:
         if os.getppid() != parent:
             os._exit(0)
@@ -155,15 +170,15 @@ def _watch(heard: int, limit: float, launcher: Process | None) -> None:
             break
     else:
         os._exit(0)
-    time.sleep(min(asked_of(os.environ).rank, 50))  # one speaks, the others are ended
+    time.sleep(min(launch_info(os.environ).rank, 50))  # one prints, the others are killed
     if count < LOOKS:
         fault = f"MPI did not come up within {limit:.0f} s ({START_S}): a rank died or stands still"
     if select.select([heard], [], [], 0.0)[0] or os.getppid() != parent:
         os._exit(0)
     print(f"mpifl: {fault}; start the job again", file=sys.stderr, flush=True)
-    time.sleep(0.5)  # so that the launcher has read it
+    time.sleep(0.5)  # for the launcher to read it
     if launcher is not None:
-        launcher.send(signal.SIGTERM)  # it ends all ranks, stopped ones too
+        launcher.send(signal.SIGTERM)  # it kills all ranks, stopped ones too
         time.sleep(5.0)
     for pid in (*looks.stopped, parent):
         with suppress(ProcessLookupError):
@@ -177,13 +192,13 @@ def _parent_of(pid: int) -> int:
     return 0
 
 
-class _Looks:
-    """Looks at the ranks of this host: the processes of one launcher that run the same command.
+class _HostPoll:
+    """Polls the ranks of this host: the processes of one launcher that run the same command.
 
-    Only the host's first two ranks look, so that many ranks are not looked at by all the others.
+    Only the host's first two ranks poll, so that the cost does not grow with the square of the ranks.
 
     Attributes:
-        stopped: the ranks that were stopped at the last look.
+        stopped: the ranks that were stopped at the last poll.
     """
 
     def __init__(self, launcher: int) -> None:
@@ -197,7 +212,7 @@ class _Looks:
         return b""
 
     def fault(self) -> str:
-        """Return what is wrong with a rank of this host, empty where nothing is."""
+        """Return what is wrong with a rank of this host; empty for nothing."""
         if not self.command:
             return ""
         with suppress(OSError, ValueError):
@@ -221,10 +236,10 @@ def _launcher() -> Process | None:
 
 
 def end_launcher_after(limit: float) -> None:
-    """Force the launcher to end if it is there after so many seconds: it may wait for hosts that are gone."""
+    """Kill the launcher if it still runs after so many seconds: it may wait for lost hosts."""
     launcher = _launcher()
     if launcher is not None and os.fork() == 0:
-        os.setsid()  # the launcher ends the sessions of ranks
+        os.setsid()  # the launcher kills the sessions of ranks
         time.sleep(limit)
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the third forces it
             launcher.send(number)
@@ -232,12 +247,12 @@ def end_launcher_after(limit: float) -> None:
         os._exit(0)
 
 
-MAIN, DEVICE, AUTO = "main", "device", "auto"  # the memory MPI is given: `system.mpi_memory`
+MAIN, DEVICE, AUTO = "main", "device", "auto"  # memory of MPI buffers: `system.mpi_memory`
 CUDA = 0  # MPIX_GPU_SUPPORT_CUDA of MPICH
 
 
 def cuda_aware() -> bool:
-    """Return what the library says of itself, as Open MPI and MPICH can; False where it says nothing."""
+    """Return whether the MPI library takes addresses of GPU memory; False where it does not tell."""
     from mpi4py import MPI
 
     library, supported = ctypes.CDLL(MPI.__file__), ctypes.c_int(0)

@@ -1,10 +1,10 @@
-"""Ends processes of this host that are stopped: `python stopped.py SECONDS`, a program of its own, which goes
-on where its parent stands still, and which takes nothing but the standard library, so that it is light.
+"""A program that kills processes of this host that stay stopped: `python stopped_process_watch.py SECONDS`.
 
-It reads a line of JSON, [[pid, born, name], ...], and watches those processes until another line comes. Where
-its input ends without one, its parent is gone: then it watches for one limit more, or until all are gone,
-because a rank that is stopped at the end keeps the launcher waiting. Looks are counted, not seconds: while a
-scheduler suspends the whole job, this program stands still too.
+It runs on where its parent is stopped, and imports the standard library only, to stay small. It reads a line
+of JSON, [[pid, start in clock ticks, name], ...], and watches those processes until it reads another line.
+Where its input ends without one, its parent has ended: then it watches for one limit more, or until all have
+ended, because a rank that is stopped at the end keeps the launcher waiting. Polls are counted, not seconds:
+while a scheduler suspends the whole job, this program is suspended too.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-LOOKS = 10  # within the limit
-GONE_S = 0.1  # between looks whether any process is left
-DISK_LIMITS = 10  # so many limits a process may wait for a disk before that is said
-HEARD_S = 0.5  # a launcher drops what it has not heard yet when a rank ends
-STOPPED, DISK, DEAD = "T", "D", "Z"  # states of proc(5); t, stopped by a debugger, is none of our business
+LOOKS = 10  # polls within the limit
+GONE_S = 0.1  # between two checks whether any process is left
+DISK_LIMITS = 10  # limits that a process may wait for a disk before a message
+HEARD_S = 0.5  # a launcher drops the output that it has not read when a rank ends
+STOPPED, DISK, DEAD = "T", "D", "Z"  # states of proc(5); t, stopped by a debugger, is left alone
 
-Row = tuple[int, int, str]  # pid, born, name
-Looked = tuple[str, int, int]  # state, processor time then, how often in a row
+Row = tuple[int, int, str]  # pid, start in clock ticks, name
+Seen = tuple[str, int, int]  # state, processor time, number of polls in a row
 
 
 def status(pid: int) -> tuple[str, int, int]:
-    """Return of a process of this host its state, its processor time and when it began, both in clock ticks;
-    "", 0, -1 where there is none, or no way to know. Source: proc(5).
+    """Return the state of a process of this host, its processor time and its start, both in clock ticks.
+
+    Return "", 0, -1 where there is no such process, or the system does not tell. Source: proc(5).
+
+    Args:
+        pid: number of the process.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -40,11 +44,12 @@ def status(pid: int) -> tuple[str, int, int]:
         return "", 0, -1
 
 
-def look(rows: Iterable[Row], seen: dict[int, Looked]) -> Iterator[tuple[str, Row]]:
-    """Yield those that have stood still at enough looks in a row, each once, with the state they are in.
+def poll(rows: Iterable[Row], seen: dict[int, Seen]) -> Iterator[tuple[str, Row]]:
+    """Yield the processes that did not run for enough polls in a row, each once, with their state.
 
     Args:
-        seen: what the looks before saw, by pid; brought up to date.
+        rows: the processes.
+        seen: what earlier polls found, by pid; updated.
     """
     for row in rows:
         pid, born, _ = row
@@ -56,7 +61,7 @@ def look(rows: Iterable[Row], seen: dict[int, Looked]) -> Iterator[tuple[str, Ro
 
 
 def wait(rows: Iterable[Row], seconds: float) -> bool:
-    """Wait as long as any of the processes is there, at most so many seconds; return whether one still is."""
+    """Block while any of the processes runs, at most so many seconds; return whether one still does."""
     end = time.monotonic() + seconds
     while any(status(pid)[2] == born and status(pid)[0] != DEAD for pid, born, _ in rows):
         if time.monotonic() > end:
@@ -66,10 +71,14 @@ def wait(rows: Iterable[Row], seconds: float) -> bool:
 
 
 def main(limit: float) -> None:
-    """Watch until there is nothing to watch."""
-    told = open(0, "rb", buffering=0)  # noqa: SIM115  # so that `select` sees all that was not read
+    """Watch until another line is read, or all processes have ended.
+
+    Args:
+        limit: seconds that a process may be stopped.
+    """
+    told = open(0, "rb", buffering=0)  # noqa: SIM115  # unbuffered, so that `select` sees all input
     rows: list[Row] = [(pid, born, name) for pid, born, name in json.loads(told.readline() or "[]")]
-    seen: dict[int, Looked] = {}
+    seen: dict[int, Seen] = {}
     heard = min(HEARD_S, limit / 2)
     pause, more = (limit - heard) / LOOKS, LOOKS + 1
     while more:
@@ -81,9 +90,9 @@ def main(limit: float) -> None:
             more -= 1
             if not wait(rows, pause):
                 return
-        found = [*look(rows, seen)]
+        found = [*poll(rows, seen)]
         for state, (_, _, name) in found:
-            text = f"{name}, has waited for a disk for {DISK_LIMITS * limit:g} s; it is waited for"
+            text = f"{name}, has waited for a disk for {DISK_LIMITS * limit:g} s; the run waits for it"
             if state == STOPPED:
                 text = f"{name}, was stopped for {limit:g} s (system.stopped_timeout_s) and is ended"
             print(f"mpifl: {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
-"""Tasks for workers, one at a time and in no fixed order: what events are made of.
+"""A pool of workers that run tasks one at a time, in no fixed order; the asynchronous engine uses it.
 
-The server submits tasks with an urgency; each worker holds one that runs and one that waits, so that nobody
-waits for a message. Headers are small objects; vectors travel as one flat float32 block a task.
+The server submits tasks with a priority. Each worker holds one task that runs and others that wait, so that
+it is never idle for the time of a message. Headers are pickled; vectors travel as one flat float32 block a
+task.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 import torch
 
-from .liveness import patiently
+from .liveness import wait_until
 from .transport import RankLost, Transport
 
 AHEAD = 2  # tasks at a worker: one runs, one waits
-MOST_AHEAD, SHARE = 5, 4  # where many are under way: a quarter of a worker's share of them, but no more
+MOST_AHEAD, SHARE = 5, 4  # where many are under way: a quarter of a worker's share of them, at most so many
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Task:
     """Work for one worker.
 
     Attributes:
-        number: names the task; results are asked for by it.
-        urgency: smaller is sooner.
-        header: a small object.
-        vectors: name -> rows [r, w] that travel with it.
-        ranks: workers that may take it.
+        number: identifies the task.
+        urgency: the task with the smallest is sent first.
+        header: any picklable object.
+        vectors: name -> rows [r, w], float32.
+        ranks: workers that may run it.
     """
 
     number: int
@@ -41,19 +42,24 @@ class Task:
     ranks: tuple[int, ...]
 
 
-Answer = tuple[Any, dict[str, torch.Tensor]]  # (small object, name -> rows [r, w])
+Answer = tuple[Any, dict[str, torch.Tensor]]  # (picklable object, name -> rows [r, w])
 Handler = Callable[[Any, Mapping[str, torch.Tensor]], Answer]
 
 
 def packed(vectors: Mapping[str, torch.Tensor]) -> tuple[list[tuple[str, tuple[int, ...]]], torch.Tensor]:
-    """Return the shapes of named tensors and one flat block that holds them."""
+    """Return the names and shapes of tensors, and one flat block with their numbers."""
     shapes = [(name, tuple(v.shape)) for name, v in vectors.items()]
     flat = [v.reshape(-1).cpu() for v in vectors.values()]
     return shapes, flat[0].contiguous() if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0)
 
 
 def unpacked(shapes: Sequence[tuple[str, tuple[int, ...]]], block: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the named tensors, as views of the block."""
+    """Return named tensors, as views of a flat block.
+
+    Args:
+        shapes: as `packed` returned them.
+        block: as `packed` returned it.
+    """
     if len(shapes) == 1:
         return {shapes[0][0]: block.view(shapes[0][1])}
     sizes = [int(torch.Size(shape).numel()) for _, shape in shapes]
@@ -62,37 +68,51 @@ def unpacked(shapes: Sequence[tuple[str, tuple[int, ...]]], block: torch.Tensor)
 
 
 class Pool(ABC):
-    """The server's view of the workers."""
+    """Runs tasks; rank 0 has one.
 
-    answers: dict[int, Answer]  # here, and not yet handed on
+    Attributes:
+        answers: by task number; received, and not yet returned by `result`.
+    """
+
+    answers: dict[int, Answer]
 
     @abstractmethod
     def submit(self, task: Task) -> None:
-        """Hand in a task."""
+        """Submit a task."""
 
     @abstractmethod
     def result(self, number: int) -> Answer:
-        """Wait, politely, for a task's answer and return it."""
+        """Block until a task is done, and return its answer; the core stays free meanwhile."""
 
     @abstractmethod
     def finished(self) -> list[int]:
-        """Return the numbers of tasks whose answers are here, in the order in which they came."""
+        """Return the numbers of the tasks whose answers have been received, in their order of arrival."""
 
     @abstractmethod
-    def look(self) -> None:
-        """See whether more answers have come."""
+    def poll(self) -> None:
+        """Receive the answers that have arrived; in one process, run one task."""
 
     @abstractmethod
-    def order_all(self, word: str, what: Any = None) -> None:
-        """Say a word to every worker: they finish what they hold, then leave `serve` with it."""
+    def command_all(self, command: str, argument: Any = None) -> None:
+        """Send a command to all workers: each finishes the tasks it holds, then returns it from `serve`.
+
+        Args:
+            command: one word.
+            argument: any picklable object.
+        """
 
     @abstractmethod
-    def close(self, word: str, what: Any = None) -> None:
-        """Say the last word; drop what nobody has begun, and take in what the workers still send."""
+    def close(self, command: str, argument: Any = None) -> None:
+        """Send the last command; drop tasks that were not sent, and receive the answers to the others.
+
+        Args:
+            command: one word.
+            argument: any picklable object.
+        """
 
 
-class _Alone(Pool):
-    """One process: a task runs when its answer is asked for, or when somebody looks what is finished."""
+class _LocalPool(Pool):
+    """One process: a task runs when its result is asked for, or at a poll."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -111,25 +131,25 @@ class _Alone(Pool):
     def finished(self) -> list[int]:
         return list(self.answers)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self.waiting:
             number = min(self.waiting.values(), key=lambda t: (t.urgency, t.number)).number
             self.answers[number] = self.result(number)
 
-    def order_all(self, word: str, what: Any = None) -> None:
+    def command_all(self, command: str, argument: Any = None) -> None:
         return
 
-    def close(self, word: str, what: Any = None) -> None:
+    def close(self, command: str, argument: Any = None) -> None:
         return
 
 
-class _Remote(Pool):
-    """Workers behind a transport."""
+class _WorkerPool(Pool):
+    """Sends tasks to workers over a transport."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.queues: dict[int, list[tuple[float, int, Task]]] = {r: [] for r in transport.workers}
-        self.shared: list[tuple[float, int, Task]] = []  # any worker may take these
+        self.shared: list[tuple[float, int, Task]] = []  # any worker may run these
         self.held = dict.fromkeys(transport.workers, 0)
         self.under_way = 0  # submitted and not answered
         self.answers = {}
@@ -145,7 +165,7 @@ class _Remote(Pool):
         self._send()
 
     def _send(self) -> None:
-        """Top up every worker, the emptiest first, with the most urgent task it may take."""
+        """Send each worker the most urgent tasks that it may run, those with the fewest tasks first."""
         if not self.shared and not any(self.queues.values()):
             return
         for level in range(self._depth()):
@@ -157,15 +177,15 @@ class _Remote(Pool):
                     self.held[rank] += 1
 
     def _depth(self) -> int:
-        """Return how many tasks a worker may hold: a server that is late then leaves nobody idle."""
+        """Return how many tasks a worker may hold: enough that a server that is late leaves none idle."""
         return max(AHEAD, min(MOST_AHEAD, self.under_way // (SHARE * len(self.held))))
 
     def _heap(self, rank: int) -> list[tuple[float, int, Task]]:
-        """Return where the most urgent task is that a worker may take."""
+        """Return the queue with the most urgent task that a worker may run."""
         own, shared = self.queues[rank], self.shared
         return own if own and (not shared or own[0][:2] < shared[0][:2]) else shared
 
-    def look(self) -> None:
+    def poll(self) -> None:
         while (message := self.transport.poll("report")) is not None:
             rank, (number, header, shapes), block = message
             self.answers[number] = (header, unpacked(shapes, block))
@@ -176,35 +196,38 @@ class _Remote(Pool):
     def result(self, number: int) -> Answer:
         def here() -> bool:
             if number not in self.answers:
-                self.look()
+                self.poll()
             return number in self.answers
 
-        patiently(here)
+        wait_until(here)
         return self.answers.pop(number)
 
     def finished(self) -> list[int]:
         return list(self.answers)
 
-    def order_all(self, word: str, what: Any = None) -> None:
+    def command_all(self, command: str, argument: Any = None) -> None:
         for rank in self.transport.workers:
-            self.transport.isend(rank, (word, 0, what, []), torch.empty(0), "control")
+            self.transport.isend(rank, (command, 0, argument, []), torch.empty(0), "control")
 
-    def close(self, word: str, what: Any = None) -> None:
+    def close(self, command: str, argument: Any = None) -> None:
         self.queues, self.shared = {r: [] for r in self.transport.workers}, []
-        self.order_all(word, what)
+        self.command_all(command, argument)
 
         def empty() -> bool:
-            self.look()
+            self.poll()
             return not any(self.held.values())
 
-        patiently(empty)
+        wait_until(empty)
 
 
-class Lasting(Pool):
-    """A pool that outlives its workers: what a lost one held is given out again to those that are left.
+class RecoveringPool(Pool):
+    """A pool that survives the loss of workers: their tasks are sent again to those that are left.
 
     Args:
-        regroup: brings those that are left together. ranks: who may take a task now.
+        transport: connects the ranks.
+        handler: runs a task.
+        regroup: forms a group of the ranks that are left.
+        ranks: returns the workers that may run a task now.
     """
 
     def __init__(
@@ -215,12 +238,12 @@ class Lasting(Pool):
         ranks: Callable[[Task], Sequence[int]],
     ) -> None:
         self.transport, self.handler, self.regroup, self.ranks = transport, handler, regroup, ranks
-        self.tasks: dict[int, Task] = {}  # whose answers were not handed on
+        self.tasks: dict[int, Task] = {}  # without those whose result was returned
         self.answers = {}
         self.pool = self._open()
 
     def _open(self) -> Pool:
-        return _Alone(self.handler) if self.transport.size == 1 else _Remote(self.transport)
+        return _LocalPool(self.handler) if self.transport.size == 1 else _WorkerPool(self.transport)
 
     def _try(self, call: Callable[[Pool], Any]) -> Any:
         while True:
@@ -230,7 +253,7 @@ class Lasting(Pool):
                 self.recover()
 
     def recover(self) -> None:
-        """Start again with the workers that are left."""
+        """Regroup, and send all tasks without an answer again."""
         while True:
             try:
                 self.regroup()
@@ -244,65 +267,68 @@ class Lasting(Pool):
                 continue
 
     def submit(self, task: Task) -> None:
+        """Submit a task, again after the loss of a worker."""
         self.tasks[task.number] = task
         try:
             self.pool.submit(task)
         except RankLost:
-            self.recover()  # gives this one out as well
+            self.recover()  # sends this one as well
 
     def result(self, number: int) -> Answer:
+        """Block until a task is done, and return its answer."""
         answer: Answer = self._try(lambda pool: pool.result(number))
         del self.tasks[number]
         return answer
 
     def finished(self) -> list[int]:
+        """Return the numbers of the tasks whose answers have been received."""
         return self.pool.finished()
 
-    def look(self) -> None:
-        self._try(lambda pool: pool.look())
+    def poll(self) -> None:
+        """Receive the answers that have arrived."""
+        self._try(lambda pool: pool.poll())
 
-    def order_all(self, word: str, what: Any = None) -> None:
-        self._try(lambda pool: pool.order_all(word, what))
+    def command_all(self, command: str, argument: Any = None) -> None:
+        """Send a command to all workers; see `Pool`."""
+        self._try(lambda pool: pool.command_all(command, argument))
 
-    def close(self, word: str, what: Any = None) -> None:
+    def close(self, command: str, argument: Any = None) -> None:
+        """Send the last command; see `Pool`."""
         self.tasks.clear()
-        self._try(lambda pool: pool.close(word, what))
-
-
-def open_pool(
-    transport: Transport,
-    handler: Handler,
-    regroup: Callable[[], None],
-    ranks: Callable[[Task], Sequence[int]],
-) -> Lasting:
-    """Return the pool of rank 0; `regroup` and `ranks`: see `Lasting`."""
-    return Lasting(transport, handler, regroup, ranks)
+        self._try(lambda pool: pool.close(command, argument))
 
 
 @dataclass(frozen=True)
-class Word:
-    """What ended a worker's service.
+class Command:
+    """What rank 0 sends all workers between tasks.
 
     Attributes:
-        word, what: as rank 0 said it.
-        idle, seconds: how long the worker had nothing to do, and how long it served.
+        name: one word.
+        argument: any picklable object.
+        idle: seconds for which this worker had no task before the command.
+        seconds: for which it served tasks.
     """
 
-    word: str
-    what: Any
+    name: str
+    argument: Any
     idle: float
     seconds: float
 
 
-def serve(transport: Transport, handler: Handler) -> Word:
-    """Run tasks at a worker until rank 0 says a word."""
+def serve(transport: Transport, handler: Handler) -> Command:
+    """Run tasks at a worker until the next command of rank 0, and return that.
+
+    Args:
+        transport: connects the ranks.
+        handler: runs a task: from its header and vectors to an answer and its vectors.
+    """
     idle, begin = 0.0, perf_counter()
     while True:
         start = perf_counter()
-        _, (word, number, header, shapes), block = patiently(lambda: transport.poll("visit"))
+        _, (name, number, header, shapes), block = wait_until(lambda: transport.poll("visit"))
         idle += perf_counter() - start
-        if word != "task":
-            return Word(word, header, idle, perf_counter() - begin)
+        if name != "task":
+            return Command(name, header, idle, perf_counter() - begin)
         answer, vectors = handler(header, unpacked(shapes, block))
         out_shapes, out = packed(vectors)
         transport.isend(0, (number, answer, out_shapes), out, "report")

@@ -1,10 +1,8 @@
-"""The verbs by which ranks speak, and their meaning for one process alone.
+"""Communication between ranks: the interface, its implementation for one process, and the count of its bytes.
 
-Rank 0 is the server; ranks 1..P-1 are workers; alone, rank 0 is both. Every rank walks every verb, in the
-same order. Small objects are dealt and collected, blocks of numbers are shared, reduced, gathered and
-scattered.
-
-What this program's own communication moved: bytes, messages, seconds per call and purpose.
+Rank 0 is the server; ranks 1..P-1 are workers; a process alone is both. Methods are named after MPI's calls:
+lower case for picklable objects, upper case for blocks of numbers. Collectives are called by every rank, in
+the same order.
 """
 
 from __future__ import annotations
@@ -25,11 +23,15 @@ from mpifl.core.errors import UserError
 
 
 class RankLost(Exception):
-    """A rank died or no longer answers; the others can go on once all of them have regrouped."""
+    """A rank died or does not answer; the others can go on once all of them have called `regroup`."""
 
 
-class CannotGoOn(RuntimeError):
-    """What was lost is not held by any rank that is left: only a checkpoint helps."""
+class CannotRecover(RuntimeError):
+    """State was lost that no other rank holds; the run can be resumed from a checkpoint.
+
+    Args:
+        what: was lost.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}; go on from the last checkpoint: mpifl resume RUN")
@@ -39,13 +41,14 @@ class Transport(ABC):
     """A group of ranks.
 
     Attributes:
-        rank, size: of this process.
+        rank: of this process.
+        size: number of ranks.
         nodes: node number of each rank.
-        names: what each rank is called in messages: its first number, host, process.
-        lost: names of the ranks that died on the way.
-        wire: what this rank sent.
-        started: stage -> seconds from the start of the process to its end.
-        alive: when a verb last came to its end (`time.monotonic`).
+        names: of each rank in messages: its number at the start, host and process.
+        lost: names of the ranks that were lost during the run.
+        started: stage of the start -> seconds from the start of the process to the end of the stage.
+        last_call: when a call last returned, by `time.monotonic`.
+        traffic: what this rank sent.
     """
 
     rank: int
@@ -54,7 +57,7 @@ class Transport(ABC):
     names: tuple[str, ...]
     lost: list[str]
     started: Mapping[str, float] = MappingProxyType({})
-    alive: float = 0.0
+    last_call: float = 0.0
     traffic: MpiTraffic
 
     @property
@@ -74,137 +77,191 @@ class Transport(ABC):
 
     @abstractmethod
     def scatter(self, values: Sequence[Any] | None, purpose: str) -> Any:
-        """Give `values[r]` of rank 0 to rank r; return this rank's."""
+        """Send `values[r]` of rank 0 to rank r, and return this rank's.
+
+        Args:
+            values: on rank 0; None elsewhere.
+            purpose: under which it is counted.
+        """
 
     @abstractmethod
     def gather(self, value: Any, purpose: str) -> list[Any] | None:
-        """Return the values of all ranks, in rank order, on rank 0; None elsewhere. The server waits
-        politely.
+        """Return the values of all ranks, in rank order, on rank 0; None elsewhere.
+
+        Rank 0 polls with growing pauses, so that its core stays free.
+
+        Args:
+            value: of this rank.
+            purpose: under which it is counted.
         """
 
     @abstractmethod
     def gather_traffic(self) -> list[dict[str, Any]] | None:
-        """Return on rank 0 what all ranks sent, this call included: a row per rank, call and purpose."""
+        """Return a row for each rank, call and purpose, this call included, on rank 0; None elsewhere."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait, politely, until all ranks are here."""
+        """Block until all ranks have called; the core stays free meanwhile."""
 
     @abstractmethod
     def final_barrier(self) -> bool:
-        """Wait a little for all ranks to leave together; return whether all came.
+        """Block for a few seconds at most until all ranks have called; return whether all did.
 
-        A launcher kills the others as soon as one rank leaves with an error.
+        Called before a process exits: a launcher kills the others as soon as one rank exits with an error.
         """
 
     @abstractmethod
     def Bcast(self, block: torch.Tensor, purpose: str) -> None:
-        """Fill `block` of every rank with that of rank 0."""
+        """Overwrite `block` of every rank with that of rank 0.
+
+        Args:
+            block: contiguous; of the same shape and type on all ranks.
+            purpose: under which it is counted.
+        """
 
     @abstractmethod
     def Reduce(self, block: torch.Tensor, purpose: str) -> None:
-        """Add `block` of all ranks into that of rank 0."""
+        """Overwrite `block` of rank 0 with the sum of all ranks' blocks.
+
+        Args:
+            block: contiguous; of the same shape and type on all ranks.
+            purpose: under which it is counted.
+        """
 
     @abstractmethod
     def Gatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
-        """Return the rows [sum counts, b] of all ranks in rank order on rank 0; `block` is this rank's
-        [counts, b].
+        """Return the rows [sum counts, b] of all ranks, in rank order, on rank 0; None elsewhere.
+
+        Args:
+            block: rows [counts[rank], b] of this rank, contiguous.
+            counts: rows of each rank.
+            purpose: under which it is counted.
         """
 
     @abstractmethod
     def Reduce_scatter(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor:
-        """Return this worker's rows [counts[rank], b] of the sum of all workers' `block` [sum counts, b].
+        """Return this worker's rows [counts[rank], b] of the sum of all workers' blocks; only workers call.
 
-        The workers call, rank 0 only where it is one.
+        Args:
+            block: [sum counts, b], contiguous.
+            counts: rows that each rank receives.
+            purpose: under which it is counted.
         """
 
     @abstractmethod
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
-        """Send a small object and a flat float32 block to a rank, without waiting for it to be taken."""
+        """Send an object and a flat float32 block to a rank, without waiting until they are received.
+
+        Args:
+            rank: of the receiver.
+            header: any picklable object.
+            block: may be empty; not to be written to afterwards.
+            purpose: under which it is counted.
+        """
 
     @abstractmethod
     def poll(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
-        """Return (rank, header, block) of a posted message that has arrived, None while there is none."""
+        """Return (rank, header, block) of a message of `isend` that has arrived; None where there is none.
+
+        Args:
+            purpose: under which it is counted.
+        """
 
     @abstractmethod
     def regroup(self) -> tuple[int, ...]:
-        """Go on with the ranks that are left after `RankLost`: return the old number of each. All of them
-        call.
+        """Form a group of the ranks that are left after `RankLost`; all of them call.
+
+        Returns:
+            The former number of each rank.
 
         Raises:
-            CannotGoOn: rank 0 is gone.
+            CannotRecover: rank 0 was lost.
         """
 
-    def missing(self) -> list[str]:
-        """Return the names of ranks that are lost."""
+    def failed_ranks(self) -> list[str]:
+        """Return the names of ranks that MPI knows to have failed, and that are still in the group."""
         return []
 
-    def watch(self, limit: float) -> None:
-        """From now on, end ranks that are stopped (SIGSTOP) for so many seconds; 0 for none."""
+    def watch_stopped(self, limit: float) -> None:
+        """Kill ranks that are stopped (SIGSTOP) for longer than a limit.
+
+        Args:
+            limit: seconds; 0 turns it off.
+        """
         return
 
-    def awaited(self) -> list[str]:
-        """Return the names of the ranks whose word rank 0 waits for, in `collect`; from any thread."""
+    def waiting_for(self) -> list[str]:
+        """Return the names of the ranks whose values rank 0 waits for in `gather`; from any thread."""
         return []
 
-    def give_up(self, code: int) -> None:
-        """End every rank, and the launcher, though hosts may be out of reach; from any thread."""
+    def abort_from_any_thread(self, code: int) -> None:
+        """Kill every rank and the launcher, though hosts may be unreachable; callable from any thread."""
         self.abort(code)
 
-    def leave(self, code: int) -> None:
-        """The work is done; the process may end here, with this exit code."""
+    def finalize(self, code: int) -> None:
+        """Close communication before the process exits; may end the process here.
+
+        Args:
+            code: of its exit.
+        """
         return
 
-    def fail(self, error: Exception) -> None:
-        """Have the others raise `error` too, where they wait next for a word: rank 0 if a worker calls, all
-        workers if rank 0 does. They may be elsewhere, and then do not hear of it.
+    def raise_on_others(self, error: Exception) -> None:
+        """Raise an error on other ranks too: on rank 0 if a worker calls, on all workers if rank 0 does.
+
+        They raise it in their next call that waits for a message. A rank that makes none does not raise it.
         """
         return
 
     @abstractmethod
     def abort(self, code: int) -> None:
-        """End every rank, now."""
+        """Kill every rank."""
 
     def bcast(self, value: Any, purpose: str) -> Any:
-        """Return rank 0's `value` on every rank."""
+        """Return the value of rank 0 on every rank.
+
+        Args:
+            value: on rank 0; ignored elsewhere.
+            purpose: under which it is counted.
+        """
         return self.scatter([value] * self.size if self.is_server else None, purpose)
 
 
 class Single(Transport):
-    """One process: every verb is the identity."""
+    """One process: collectives return their argument."""
 
     def __init__(self) -> None:
         self.rank, self.size, self.nodes, self.traffic = 0, 1, (0,), MpiTraffic()
         self.names, self.lost = (f"pid {os.getpid()}",), []
-        self.alive = time.monotonic()
+        self.last_call = time.monotonic()
 
     def scatter(self, values: Sequence[Any] | None, purpose: str) -> Any:
-        """Return the only parcel."""
-        self.alive = time.monotonic()
+        """Return the only value."""
+        self.last_call = time.monotonic()
         assert values is not None
         return values[0]
 
     def gather(self, value: Any, purpose: str) -> list[Any] | None:
         """Return the only value."""
-        self.alive = time.monotonic()
+        self.last_call = time.monotonic()
         return [value]
 
     def gather_traffic(self) -> list[dict[str, Any]] | None:
-        """Return the own counts."""
+        """Return the rows of this process."""
         return self.traffic.rows(self.rank)
 
     def barrier(self) -> None:
-        """Nobody else to wait for."""
+        """Return at once."""
 
     def final_barrier(self) -> bool:
-        """Nobody else to wait for."""
+        """Return True."""
         return True
 
     def Bcast(self, block: torch.Tensor, purpose: str) -> None:
-        """Nobody else to share with."""
+        """Leave the block as it is."""
 
     def Reduce(self, block: torch.Tensor, purpose: str) -> None:
-        """Nothing to add."""
+        """Leave the block as it is."""
 
     def Gatherv(self, block: torch.Tensor, counts: Sequence[int], purpose: str) -> torch.Tensor | None:
         """Return the block."""
@@ -215,15 +272,15 @@ class Single(Transport):
         return block
 
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
-        """Nobody to send to: a process alone runs its tasks itself."""
+        """Raise: one process has no other rank."""
         raise NotImplementedError
 
     def poll(self, purpose: str) -> tuple[int, Any, torch.Tensor] | None:
-        """Return nothing: nobody sends."""
+        """Return None."""
         return None
 
     def regroup(self) -> tuple[int, ...]:
-        """Nobody else to lose."""
+        """Raise: one process has no other rank."""
         raise NotImplementedError
 
     def abort(self, code: int) -> None:
@@ -261,7 +318,7 @@ def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = 
 
 @dataclass
 class Count:
-    """A running count."""
+    """Calls, messages, bytes and seconds of one call and purpose."""
 
     calls: int = 0
     messages: int = 0
@@ -270,7 +327,7 @@ class Count:
 
 
 class _Call:
-    """A block whose time is that of a call."""
+    """A context that adds its time to a count."""
 
     def __init__(self, count: Count) -> None:
         self.count = count
@@ -283,13 +340,20 @@ class _Call:
 
 
 class MpiTraffic:
-    """Counts of one rank, by (call, purpose). Each byte is counted once, at the rank that sends it."""
+    """Counts of one rank, by (call, purpose); each byte is counted once, at its sender."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], Count] = defaultdict(Count)
 
     def __call__(self, call: str, purpose: str, sent: int = 0, messages: int = 0) -> _Call:
-        """Count one call that sends `sent` bytes in `messages` messages, and the time of the block."""
+        """Count a call; the time is that of the `with` block.
+
+        Args:
+            call: name of the MPI call.
+            purpose: what it is for.
+            sent: bytes that leave this rank.
+            messages: how many leave this rank.
+        """
         count = self.counts[call, purpose]
         count.calls += 1
         count.messages += messages
@@ -297,7 +361,7 @@ class MpiTraffic:
         return _Call(count)
 
     def clear(self) -> None:
-        """Count from nothing."""
+        """Set all counts to 0."""
         self.counts.clear()
 
     @property

@@ -68,7 +68,7 @@ def run(
     """
     start = perf_counter()
     bar = Progress(config.rounds, config.name, quiet or not transport.is_server, bar=transport.size == 1)
-    transport.watch(config.system.stopped_timeout_s)
+    transport.watch_stopped(config.system.stopped_timeout_s)
     with bar as progress, Signals() as signals:
         context = build(config, transport, progress.say)
         announce(context, progress.say, bind_report)
@@ -80,7 +80,7 @@ def run(
         token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
         store = ClientStore(token, config.system.scratch, checkpoints.clients)
         log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
-        watchdog = Watchdog(config.system.watchdog_s, lambda: transport.alive, log)
+        watchdog = Watchdog(config.system.watchdog_s, lambda: transport.last_call, log)
         with closing(checkpoints), closing(store), RankLog(log, transport.is_server):
             server_step = build_server_step(context, store)
             arrived = recorder.arrived if recorder else ignore

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.tables import read_rows
-from mpifl.comm.task_pool import Lasting, Task, open_pool, serve
+from mpifl.comm.task_pool import RecoveringPool, Task, serve
 from mpifl.comm.transport import RankLost
 from mpifl.core.devices import message_on
 from mpifl.core.errors import require
@@ -182,7 +182,7 @@ class AsynchronousEngine(Engine):
         if not server_step.transport.is_server:
             self._serve()
             return None
-        pool = open_pool(
+        pool = RecoveringPool(
             server_step.transport,
             self._visit,
             lambda: regroup(server_step),
@@ -193,7 +193,7 @@ class AsynchronousEngine(Engine):
         pool.close(END)
         return server
 
-    def _begin(self, pool: Lasting, saved: Saved | None) -> Server:
+    def _begin(self, pool: RecoveringPool, saved: Saved | None) -> Server:
         if saved is None:
             server: Server | None = self._on_all(pool, "begin", self.server_step.initialize)
             assert server is not None
@@ -203,11 +203,11 @@ class AsynchronousEngine(Engine):
         self._on_all(pool, "restore", lambda: self.server_step.distribute(restored))
         return restored
 
-    def _on_all(self, pool: Lasting, command: str, act: Callable[[], Any]) -> Any:
+    def _on_all(self, pool: RecoveringPool, command: str, act: Callable[[], Any]) -> Any:
         """Execute a command on every rank, again if one is lost meanwhile; on rank 0."""
         while True:
             self.server_step.ledger.commit()
-            pool.order_all(command)
+            pool.command_all(command)
             try:
                 return act()
             except RankLost:
@@ -235,10 +235,10 @@ class AsynchronousEngine(Engine):
         }
         while command != END:
             try:
-                said = serve(server_step.transport, self._visit)
-                self.last_served, command = {"idle": said.idle, "elapsed": said.seconds}, said.word
+                last = serve(server_step.transport, self._visit)
+                self.last_served, command = {"idle": last.idle, "elapsed": last.seconds}, last.name
                 if command == STOP:
-                    self.checkpointer.stop(said.what)
+                    self.checkpointer.stop(last.argument)
                 acts.get(command, lambda: None)()
             except RankLost:
                 regroup(server_step)
@@ -253,7 +253,7 @@ class AsynchronousEngine(Engine):
     # -- at the server ---------------------------------------------------------------------------------------
 
     def _drive(
-        self, server: Server, pool: Lasting, observe: Callable[[Record], None], saved: Saved | None
+        self, server: Server, pool: RecoveringPool, observe: Callable[[Record], None], saved: Saved | None
     ) -> Server:
         if self.clock.needs_bytes:
             self.upload_bytes = self._upload_bytes(server)
@@ -291,7 +291,7 @@ class AsynchronousEngine(Engine):
         report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
         return upload_bytes(c.payload, report, message)
 
-    def _fill(self, server: Server, pool: Lasting) -> None:
+    def _fill(self, server: Server, pool: RecoveringPool) -> None:
         """Start visits until as many are under way as the policy wants, or no client can start."""
         while True:
             dispatch = DispatchState(
@@ -310,7 +310,7 @@ class AsynchronousEngine(Engine):
                 return
             self.clock.advance(self.sampler.num_clients)
 
-    def _start(self, k: int, version: int, pool: Lasting) -> None:
+    def _start(self, k: int, version: int, pool: RecoveringPool) -> None:
         """Send a client what it reads, and add its visit to the clock."""
         remedy = f"reads version {version}, and the server is at {max(self.servers)}: no trace of such a run"
         require(version in self.servers, "clock.trace", f"client {k}", remedy)
@@ -329,11 +329,13 @@ class AsynchronousEngine(Engine):
         self.busy.add(k)
         self.num_started += 1
 
-    def _submit(self, pool: Lasting, visit: Visit, header: Any, vectors: Mapping[str, torch.Tensor]) -> None:
+    def _submit(
+        self, pool: RecoveringPool, visit: Visit, header: Any, vectors: Mapping[str, torch.Tensor]
+    ) -> None:
         ranks = tuple(self.server_step.scheduler.candidates(visit.client))
         pool.submit(Task(visit.number, visit.due, header, vectors, ranks))
 
-    def _next(self, server: Server, pool: Lasting) -> Arrival | None:
+    def _next(self, server: Server, pool: RecoveringPool) -> Arrival | None:
         """Return the next upload to arrive; None where the visit has failed."""
         with self.server_step.watch("wait"):
             visit = self.clock.pop(pool)
@@ -393,13 +395,13 @@ class AsynchronousEngine(Engine):
         return new
 
     def _record(
-        self, server: Server, cohort: list[int], pool: Lasting, observe: Callable[[Record], None]
+        self, server: Server, cohort: list[int], pool: RecoveringPool, observe: Callable[[Record], None]
     ) -> None:
         """Evaluate if that is due, and pass on the record of the step."""
         scores, timing, start = None, None, now()
         if self.evaluation.due(server.version, self.num_steps):
             scores, timing = self._on_all(pool, "evaluate", lambda: self._evaluate(server))
-            pool.look()  # workers train on while rank 0 writes
+            pool.poll()  # workers train on while rank 0 writes
         observe(
             Record(
                 step=server.version,
@@ -432,7 +434,7 @@ class AsynchronousEngine(Engine):
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
-    def _save(self, server: Server, pool: Lasting) -> None:
+    def _save(self, server: Server, pool: RecoveringPool) -> None:
         """Write the state if that is due, and end the run if that was asked for."""
         command = self.checkpointer.due(server.version)
         if not command:
@@ -449,7 +451,7 @@ class AsynchronousEngine(Engine):
             pool.close(STOP, server.version)
             self.checkpointer.stop(server.version)
 
-    def _state(self, server: Server, pool: Lasting) -> Saved:
+    def _state(self, server: Server, pool: RecoveringPool) -> Saved:
         """Return the engine's part of the state: between two steps, when no upload waits."""
         assert not self.rows, "the rows of arrivals are passed on at each step"
         saved = Saved(server.version)
@@ -468,7 +470,7 @@ class AsynchronousEngine(Engine):
         self._put_visits(saved, pool)
         return saved
 
-    def _put_visits(self, saved: Saved, pool: Lasting) -> None:
+    def _put_visits(self, saved: Saved, pool: RecoveringPool) -> None:
         """Add the visits under way and the rows they have read, each row once."""
         names: dict[tuple[Any, ...], str] = {}
         visits = []
@@ -501,7 +503,7 @@ class AsynchronousEngine(Engine):
         self.metrics = {k: m for k, m in values["metrics"]}
         return server
 
-    def _restore_visits(self, saved: Saved, pool: Lasting) -> None:
+    def _restore_visits(self, saved: Saved, pool: RecoveringPool) -> None:
         """Restore the clock, and submit the visits that were under way."""
         self.clock.load_state_dict(saved.values["clock"])
         for about in saved.values["visits"]:

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from mpifl.comm.transport import CannotGoOn, RankLost, Transport
+from mpifl.comm.transport import CannotRecover, RankLost, Transport
 from mpifl.core.errors import CodeFailed, Stopped, UserError
 from mpifl.core.files import is_full
 
@@ -42,7 +42,7 @@ def outcome(transport: Transport, command: Callable[[], int | None]) -> int:
             print(f"mpifl: {end}", file=sys.stderr, flush=True)
         transport.final_barrier()
         return STOPPED
-    except (RankLost, CannotGoOn) as error:
+    except (RankLost, CannotRecover) as error:
         return _lost(transport, error)
     except (SystemExit, KeyboardInterrupt) as end:  # of the user's own code: mpifl itself raises neither
         code = 130 if isinstance(end, KeyboardInterrupt) else FAILED
@@ -65,7 +65,7 @@ def outcome(transport: Transport, command: Callable[[], int | None]) -> int:
 
 def _failed(transport: Transport, error: Exception, text: str, code: int) -> int:
     """End all ranks with one message and an exit code; abort only where other ranks do not hear of it."""
-    transport.fail(error)
+    transport.raise_on_others(error)
     if transport.is_server:
         print(text, file=sys.stderr, flush=True)
     if not transport.final_barrier():
@@ -75,14 +75,14 @@ def _failed(transport: Transport, error: Exception, text: str, code: int) -> int
     return code
 
 
-def _lost(transport: Transport, error: RankLost | CannotGoOn) -> int:
+def _lost(transport: Transport, error: RankLost | CannotRecover) -> int:
     """End a job that has lost a rank and cannot go on without it."""
     if not transport.is_server:
         time.sleep(2.0)  # rank 0 speaks first, if it is left
-    gone = [name for name in (*transport.lost, *transport.missing()) if name not in str(error)]
+    gone = [name for name in (*transport.lost, *transport.failed_ranks()) if name not in str(error)]
     names = "; ".join(gone) or f"a rank ({error})"
     text = f"lost {names} before the first step; start the job again"
-    if isinstance(error, CannotGoOn):
+    if isinstance(error, CannotRecover):
         text = f"lost {names}; {error}" if gone else str(error)
     print(f"mpifl: {text}", file=sys.stderr, flush=True)
     transport.abort(FAILED)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpifl.comm.transport import CannotGoOn
+from mpifl.comm.transport import CannotRecover
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 
@@ -80,11 +80,11 @@ class Scheduler:
             workers: ranks that host clients.
 
         Raises:
-            CannotGoOn: no worker is left on a node that holds states.
+            CannotRecover: no worker is left on a node that holds states.
         """
         self._set_workers(nodes, workers)
         if self.pinned and not set(np.unique(self.home).tolist()) <= set(self.groups):
-            raise CannotGoOn("all workers of a node, which holds states of clients, were lost")
+            raise CannotRecover("all workers of a node, which holds states of clients, were lost")
 
     def assign(self, clients: np.ndarray, costs: np.ndarray) -> np.ndarray:
         """Return the rank [m] of each task.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf, nextafter
 from typing import Any, Protocol
 
-from mpifl.comm.liveness import patiently
+from mpifl.comm.liveness import wait_until
 from mpifl.comm.task_pool import Pool
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
@@ -357,9 +357,9 @@ class WallClock(Clock):
             return next((v for n in pool.finished() if (v := self._visits[n]).due <= now), None)
 
         def arrived() -> Visit | None:
-            return due() or pool.look() or due()
+            return due() or pool.poll() or due()
 
-        visit: Visit = patiently(arrived)
+        visit: Visit = wait_until(arrived)
         self.now = self._time()
         return self._visits.pop(visit.number)
 
@@ -378,7 +378,7 @@ class WallClock(Clock):
         """Wait for the first return of a client."""
         presence, now = self.duration.presence, self.now / self.scale
         first = min(presence.next_available(k, now) for k in range(num_clients))
-        patiently(lambda: self._time() >= first * self.scale)
+        wait_until(lambda: self._time() >= first * self.scale)
         self.now = self._time()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.comm.link_test import Link, within
+from mpifl.comm.link_test import Link, deadline
 from mpifl.comm.link_test import measure as measure_pairs
 from mpifl.comm.mpi_startup import cuda_aware
 from mpifl.comm.transport import Transport
@@ -195,10 +195,10 @@ def examine(transport: Transport, data: str, runs: str) -> tuple[list[Check], st
         data: The data root; empty where there is none.
         runs: The folder of run folders.
     """
-    with within(transport, LIMIT_S, "the first message to rank 0"):
+    with deadline(transport, LIMIT_S, "the first message to rank 0"):
         transport.gather(None, "doctor")
     links = measure_pairs(transport, LIMIT_S)  # before any collective: it names the broken link
-    with within(transport, LIMIT_S, "what all ranks exchange"):
+    with deadline(transport, LIMIT_S, "what all ranks exchange"):
         transport.barrier()
         places = transport.gather(facts(transport), "doctor")
         reach = transport.gather(not data or os.access(data, os.R_OK), "doctor")

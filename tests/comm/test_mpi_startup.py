@@ -8,7 +8,7 @@ import pytest
 from faults import deaths
 
 from mpifl.comm import mpi_startup as starting
-from mpifl.comm.mpi_startup import Asked, asked_of, check_size, seconds
+from mpifl.comm.mpi_startup import LaunchInfo, check_size, launch_info, seconds
 from mpifl.core.errors import UserError
 
 ASKED = {
@@ -26,7 +26,7 @@ ASKED = {
 
 @pytest.mark.parametrize(("environment", "size", "rank"), ASKED.values(), ids=ASKED)
 def test_the_environment_tells_how_many_ranks_a_launcher_asked_for(environment, size, rank):
-    asked = asked_of(environment)
+    asked = launch_info(environment)
     assert (asked.size, asked.rank) == (size, rank)
     if size > 1:
         with pytest.raises(UserError, match=f"{asked.name} = {size}.*launcher"):
@@ -46,7 +46,7 @@ def test_limits_that_are_no_seconds_are_refused(name, text, monkeypatch):
 
 def test_more_ranks_may_take_longer_to_start(monkeypatch):
     monkeypatch.delenv(starting.START_S, raising=False)
-    assert asked_of({}) == Asked(1, 0, "")
+    assert launch_info({}) == LaunchInfo(1, 0, "")
     for size, limit in ((3, 126.0), (64, 248.0)):
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(size))
         assert seconds(starting.START_S) == limit

@@ -13,7 +13,7 @@ import pytest
 from support import worlds
 
 from mpifl.comm import stopped_process_watch as stopped
-from mpifl.comm.liveness import Process, Watcher
+from mpifl.comm.liveness import Process, StoppedProcessWatcher
 
 LIMIT = 1.0
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="only Linux tells of processes")
@@ -27,9 +27,9 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def looked(looks: int, rows: list[stopped.Row], seen: dict[int, stopped.Looked]) -> list[str]:
-    """Return the states of those that were found to stand still at so many looks."""
-    return [state for _ in range(looks) for state, _ in stopped.look(rows, seen)]
+def polled(polls: int, rows: list[stopped.Row], seen: dict[int, stopped.Seen]) -> list[str]:
+    """Return the states of those that were found to stand still at so many polls."""
+    return [state for _ in range(polls) for state, _ in stopped.poll(rows, seen)]
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -38,23 +38,23 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     os.waitpid(process.pid, os.WUNTRACED)
 
 
-def test_only_looks_without_a_break_count(sleeper):
+def test_only_polls_without_a_break_count(sleeper):
     rows, seen = [(sleeper.pid, stopped.status(sleeper.pid)[2], "x")], {}
-    assert looked(2 * stopped.LOOKS, rows, seen) == []
+    assert polled(2 * stopped.LOOKS, rows, seen) == []
     stop(sleeper)
-    assert looked(stopped.LOOKS - 1, rows, seen) == []
+    assert polled(stopped.LOOKS - 1, rows, seen) == []
     sleeper.send_signal(signal.SIGCONT)
     os.waitpid(sleeper.pid, os.WCONTINUED)
-    looked(1, rows, seen)
+    polled(1, rows, seen)
     stop(sleeper)
-    assert looked(stopped.LOOKS - 1, rows, seen) == []
-    assert looked(stopped.LOOKS, rows, seen) == ["T"], "once"
+    assert polled(stopped.LOOKS - 1, rows, seen) == []
+    assert polled(stopped.LOOKS, rows, seen) == ["T"], "once"
 
 
 def test_another_process_of_the_same_number_is_left_alone(sleeper):
     stop(sleeper)
-    assert looked(stopped.LOOKS, [(sleeper.pid, stopped.status(sleeper.pid)[2] + 1, "x")], {}) == []
-    assert looked(stopped.LOOKS, [(sleeper.pid, -1, "x")], {}) == []
+    assert polled(stopped.LOOKS, [(sleeper.pid, stopped.status(sleeper.pid)[2] + 1, "x")], {}) == []
+    assert polled(stopped.LOOKS, [(sleeper.pid, -1, "x")], {}) == []
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_another_process_of_the_same_number_is_left_alone(sleeper):
 def test_states_are_told_apart(state, works, found, monkeypatch):
     ticks = iter(range(10**6))
     monkeypatch.setattr(stopped, "status", lambda pid: (state, works * next(ticks), 7))
-    assert looked(2 * stopped.DISK_LIMITS * stopped.LOOKS, [(1, 7, "x")], {}) == found
+    assert polled(2 * stopped.DISK_LIMITS * stopped.LOOKS, [(1, 7, "x")], {}) == found
 
 
 def test_a_stopped_process_is_ended_by_a_watcher_that_no_signal_to_its_group_ends(sleeper, capfd):
-    watcher = Watcher(LIMIT, [(Process.of(sleeper.pid), "rank 7")])
+    watcher = StoppedProcessWatcher(LIMIT, [(Process.of(sleeper.pid), "rank 7")])
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
         watcher._program.send_signal(number)
     sleeper.send_signal(signal.SIGSTOP)
@@ -84,15 +84,15 @@ def test_a_stopped_process_is_ended_by_a_watcher_that_no_signal_to_its_group_end
 
 def test_a_closed_watcher_ends_at_once(sleeper):
     begin = time.monotonic()
-    Watcher(3600.0, [(Process.of(sleeper.pid), "rank 7")]).close()
+    StoppedProcessWatcher(3600.0, [(Process.of(sleeper.pid), "rank 7")]).close()
     assert time.monotonic() - begin < 30
 
 
 PARENT = """
 import sys
 from mpifl.comm.liveness import Process
-from mpifl.comm.liveness import Watcher
-watcher = Watcher(float(sys.argv[2]), [(Process.of(int(sys.argv[1])), "rank 7")])
+from mpifl.comm.liveness import StoppedProcessWatcher
+watcher = StoppedProcessWatcher(float(sys.argv[2]), [(Process.of(int(sys.argv[1])), "rank 7")])
 print(watcher._program.pid)
 """
 

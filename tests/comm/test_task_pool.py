@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from mpifl.comm.task_pool import Task, _Remote
+from mpifl.comm.task_pool import Task, _WorkerPool
 
 
 class Silent:
@@ -36,7 +36,7 @@ class Silent:
 )
 def test_workers_hold_two_tasks_and_more_where_many_are_under_way(under_way, held):
     transport = Silent()
-    pool = _Remote(transport)
+    pool = _WorkerPool(transport)
     for number in range(under_way):
         pool.submit(Task(number, 0.0, None, {"x": torch.zeros(1, 1)}, (1, 2)))
     assert sorted(Counter(rank for rank, _ in transport.sent).values()) == held

@@ -65,7 +65,7 @@ def main() -> int:
         args, rest = cli.parser().parse_known_args(words)
         args.options = rest
         code = code or outcome(transport, functools.partial(cli.COMMANDS[args.command][0], transport, args))
-    transport.leave(code)
+    transport.finalize(code)
     return code
 
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from support import worlds
 
-from mpifl.comm.link_test import Link, turns
+from mpifl.comm.link_test import Link, rounds_of_pairs
 from mpifl.comm.transport import Single
 from mpifl.tools import doctor
 
@@ -62,7 +62,7 @@ def test_a_link_that_is_slow_or_adds_wrongly_is_named():
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 16])
 def test_every_pair_of_nodes_meets_once_and_none_twice_at_a_time(nodes):
-    rounds = list(turns(nodes))
+    rounds = list(rounds_of_pairs(nodes))
     assert sorted(pair for pairs in rounds for pair in pairs) == [*combinations(range(nodes), 2)]
     assert all(len({n for pair in pairs for n in pair}) == 2 * len(pairs) for pairs in rounds)
     assert len(rounds) == (nodes - 1 if nodes % 2 == 0 else nodes if nodes > 1 else 1)
