@@ -116,7 +116,10 @@ def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     require(len(above) <= MAX_BASES, "base", str(path), f"has more than {MAX_BASES} above it; join some")
     tree = yaml_file(path, "CONFIG") or {}
     require(isinstance(tree, dict), "CONFIG", str(path), "must hold a mapping of keys to values")
-    tree = renamed(tree, warn_once)
+    told: list[str] = []
+    tree = renamed(tree, told.append)
+    if told:
+        warn_once(f"{path}: {', '.join(told)}")
     base = tree.pop("base", None)
     return merged(read(str(path.parent / str(base)), (*above, path.resolve())), tree) if base else tree
 
@@ -162,12 +165,12 @@ def renamed(tree: Mapping[str, Any], say: Callable[[str], None] | None = None) -
         if isinstance(part, dict) and name in part:
             now = new.rpartition(".")[2]
             out[section] = {(now if key == name else key): value for key, value in part.items()}
-            told(f"{old} is now {new}; write that")
+            told(f"{old} is now {new}")
     count = out.get("participation")
     if isinstance(count, (int, float)) and 1 < count < MAX_INTEGER and count == int(count):
         out = {("cohort_size" if key == "participation" else key): value for key, value in out.items()}
         out["cohort_size"] = int(count)
-        told(f"participation = {count} is a number of clients; write --cohort_size {int(count)}")
+        told(f"participation: {count} is now cohort_size: {int(count)}")
     return out
 
 

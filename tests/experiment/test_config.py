@@ -131,9 +131,7 @@ def test_keys_of_an_earlier_release_are_renamed_and_said_once(capsys):
     warn_once.cache_clear()
     for _ in range(2):
         assert load(TINY, ["--participation", "4"]).cohort_size == 4
-    assert (
-        capsys.readouterr().err == "mpifl: participation = 4 is a number of clients; write --cohort_size 4\n"
-    )
+    assert capsys.readouterr().err == "mpifl: participation: 4 is now cohort_size: 4\n"
 
 
 @pytest.mark.parametrize(("old", "new"), loader.OLD_KEYS.items())
@@ -144,7 +142,18 @@ def test_an_old_key_is_the_new_one_in_files_options_and_below_a_base(old, new, t
     assert value_of(load(TINY, [f"--{old}", str(given)]), new) == given
     assert value_of(load(str(tmp_path / "old.yaml")), new) == given
     assert value_of(load(str(tmp_path / "old.yaml"), [f"--{new}", str(other)]), new) == other
-    assert capsys.readouterr().err == f"mpifl: {old} is now {new}; write that\n"
+    line, other_line = capsys.readouterr().err.splitlines()
+    assert line == f"mpifl: {old} is now {new}", "once"
+    assert other_line == f"mpifl: {tmp_path / 'old.yaml'}: {old} is now {new}"
+
+
+def test_a_file_with_several_old_keys_is_one_line(tmp_path, capsys):
+    (tmp_path / "old.yaml").write_text(
+        f"base: {TINY}\nparticipation: 4\nsystem: {{keep_mb: 1, stopped_s: 2}}\n"
+    )
+    assert load(str(tmp_path / "old.yaml")).cohort_size == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [word in line for word in ("sample_cache_mb", "stopped_timeout_s", "cohort_size: 4")] == [True] * 3
 
 
 def value_of(found: Config, path: str) -> object:

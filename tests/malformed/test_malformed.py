@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[Make, int]] = {
     "run folders": (runfolders.make, 120),
     "tables": (tables.make, 100),
 }
-OLD_NAME = r"[^\n]* (is now|is a number of clients; write) [^\n]*"  # of a key or a command
+OLD_NAME = r"[^\n]* is now [^\n]*"  # of a key or a command
 pytestmark = pytest.mark.nightly
 
 
