@@ -176,7 +176,8 @@ def test_again_restarts_what_was_killed_and_nothing_else(codes, ended, tmp_path)
 
 def test_an_installation_is_made_anew_when_any_of_its_sources_changes(tmp_path):
     """A pull that changes a file in C must not leave the old library in use."""
-    sources = [*(f.relative_to(ROOT) for f in (ROOT / "mpifl" / "core").glob("*.[ch]"))]
+    kernels = ROOT / "mpifl" / "kernels"
+    sources = [f.relative_to(ROOT) for f in (*kernels.glob("*.[ch]"), *kernels.glob("*.inc"))]
     sources += [Path(name) for name in ("setup.cfg", "setup.py", "pyproject.toml", "constraints.txt")]
     for file in [*sources, Path("launch/common.sh")]:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
