@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -22,20 +22,13 @@ import yaml
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
+from mpifl.core.old_keys import OLD_KEYS, renamed
 from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of
 from mpifl.results.logging import warn_once
 
 from .schema import CHOICES, Config, Seeds, check_sections
 
 SHIPPED = Path(__file__).parents[1] / "configs"  # the configurations that travel with mpifl
-OLD_KEYS: dict[str, str] = {
-    "system.compiled": "system.kernels",
-    "system.graphs": "system.cuda_graphs",
-    "system.shuffle": "system.placement_seed",
-    "system.keep_mb": "system.sample_cache_mb",
-    "system.stopped_s": "system.stopped_timeout_s",
-    "evaluation.first": "evaluation.at_start",
-}  # dotted key of an earlier release -> the present one, of the same values
 EXCLUSIVE = ("participation", "cohort_size")  # of a run: the one that is given last counts
 MAX_BASES = 32  # length of a chain of bases
 MAX_INTEGER = 2**63 - 1
@@ -149,29 +142,6 @@ def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
     for key in reversed(keys):
         value = {key: value}
     return dict(value)
-
-
-def renamed(tree: Mapping[str, Any], say: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Return a tree in which keys of earlier releases have their present names; values stay.
-
-    Args:
-        tree: of a configuration, or a part of it.
-        say: called with one line for each old key.
-    """
-    out, told = dict(tree), say or (lambda line: None)
-    for old, new in OLD_KEYS.items():
-        section, _, name = old.rpartition(".")
-        part = out.get(section)
-        if isinstance(part, dict) and name in part:
-            now = new.rpartition(".")[2]
-            out[section] = {(now if key == name else key): value for key, value in part.items()}
-            told(f"{old} is now {new}")
-    count = out.get("participation")
-    if isinstance(count, (int, float)) and 1 < count < MAX_INTEGER and count == int(count):
-        out = {("cohort_size" if key == "participation" else key): value for key, value in out.items()}
-        out["cohort_size"] = int(count)
-        told(f"participation: {count} is now cohort_size: {int(count)}")
-    return out
 
 
 def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:

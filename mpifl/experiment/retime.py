@@ -43,14 +43,13 @@ def retime(name: str, options: Sequence[str]) -> Path:
     run, asked = load(name), loader.overrides(options)
     for section in asked:
         require(section in SECTIONS, section, asked[section], f"re-timing changes only {', '.join(SECTIONS)}")
-    before = loader.renamed(run.config)
-    old = loader.from_tree(Config, before)
+    old = loader.from_tree(Config, run.config)
     remedy = "which upload comes first depends on the network: run it again under the new one"
     require(old.policy.fixed_visits, "RUN", name, remedy)
     remedy = "has no visits.csv, from which the times are computed; run it again"
     require(bool(run.rows("visits.csv")), "RUN", name, remedy)
     place = {"output": {"folder": str(run.folder.parent), "id": None}}
-    config = loader.from_tree(Config, loader.merged(loader.merged(before, place), asked))
+    config = loader.from_tree(Config, loader.merged(loader.merged(run.config, place), asked))
     check_sections(config)
     return write_retimed(run, config)
 

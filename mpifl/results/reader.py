@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.core import old_keys
 from mpifl.core.errors import UserError, require, shortened
 from mpifl.core.textfiles import csv_file, json_file, yaml_file
 
@@ -79,7 +80,7 @@ class Run:
 
     Attributes:
         folder: The run folder.
-        config: The resolved configuration, as nested mappings.
+        config: The resolved configuration, as nested mappings, under the present keys.
         summary: The content of `summary.json`, under the present names.
     """
 
@@ -204,6 +205,7 @@ def load(folder: str | Path) -> Run:
     remedy = f"has format {form!r} of another version of mpifl; this one reads {FORMAT}: run it again"
     require(form in (OLD_FORMAT, FORMAT), "RUN", str(folder), remedy)
     if form == OLD_FORMAT:
+        config = {"participation": 1.0, "cohort_size": None, **old_keys.renamed(config)}
         names = ", ".join(f"{old} is now {new}" for old, new in OLD_NAMES.items())
         warn_once(f"run folders of mpifl 0.1 are read for one more release; {names}")
         summary = renamed(summary)

@@ -17,6 +17,7 @@ from mpifl.experiment import loader
 from mpifl.results.identity import machine
 from mpifl.results.logging import warn_once
 from mpifl.results.reader import OLD_NAMES, load, renamed
+from mpifl.results.seed_groups import gather
 
 OLD = Path(__file__).parents[1] / "old_runs" / "0.1.0"
 EXPECTED = OLD / "expected"
@@ -96,6 +97,12 @@ def test_old_names_are_said_once(old, capsys):
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert "wire.csv is now mpi_traffic.csv" in said[0]
+
+
+def test_an_old_run_and_a_new_one_of_its_configuration_are_one_group(old):
+    assert cli.main(["run", "configurations/cohorts.yaml", "--output.id", "again", "--quiet"]) == 0
+    (group,) = gather(["cohorts-finished", "runs/cohorts-again"])
+    assert (group.name, len(group.runs)) == ("ditto", 2)
 
 
 def test_every_table_of_an_old_run_is_read(old):

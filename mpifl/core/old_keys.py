@@ -1,0 +1,39 @@
+"""Configuration keys of earlier releases; they are read for one release after they were renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+OLD_KEYS: dict[str, str] = {
+    "system.compiled": "system.kernels",
+    "system.graphs": "system.cuda_graphs",
+    "system.shuffle": "system.placement_seed",
+    "system.keep_mb": "system.sample_cache_mb",
+    "system.stopped_s": "system.stopped_timeout_s",
+    "evaluation.first": "evaluation.at_start",
+}  # dotted key of an earlier release -> the present one, of the same values
+MAX_COUNT = 2**63 - 1
+
+
+def renamed(tree: Mapping[str, Any], say: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Return a tree in which keys of earlier releases have their present names; values stay.
+
+    Args:
+        tree: The configuration, or a part of it, as nested mappings.
+        say: Called with one line for each old key.
+    """
+    out, told = dict(tree), say or (lambda line: None)
+    for old, new in OLD_KEYS.items():
+        section, _, name = old.rpartition(".")
+        part = out.get(section)
+        if isinstance(part, dict) and name in part:
+            now = new.rpartition(".")[2]
+            out[section] = {(now if key == name else key): value for key, value in part.items()}
+            told(f"{old} is now {new}")
+    count = out.get("participation")
+    if isinstance(count, (int, float)) and 1 < count < MAX_COUNT and count == int(count):
+        out = {("cohort_size" if key == "participation" else key): value for key, value in out.items()}
+        out["cohort_size"] = int(count)
+        told(f"participation: {count} is now cohort_size: {int(count)}")
+    return out
