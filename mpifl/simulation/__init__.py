@@ -1,1 +1,1 @@
-"""When things happen: clocks, delays, networks, policies and sampling."""
+"""Time in a simulated federation: clocks, delays, networks, policies and sampling."""

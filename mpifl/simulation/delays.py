@@ -1,4 +1,4 @@
-"""How long a visit takes in virtual seconds. Every draw is addressed by (client, visit)."""
+"""Delay models: how long a client computes, in virtual seconds; each draw is addressed by (client, visit)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
 
-MOST_SIGMA = 20.0  # of a logarithm: the wildest draw is then e^200 times the median
+MOST_SIGMA = 20.0  # of a logarithm: a draw of ten sigma is then e^200 times the median
 
 
 class Delay(ABC):
@@ -22,7 +22,13 @@ class Delay(ABC):
 
     @abstractmethod
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Return the duration of one visit."""
+        """Return the duration of one visit.
+
+        Args:
+            client: who trains.
+            visit: how many visits it made before.
+            key: address of the draws.
+        """
 
     def check(self, num_clients: int) -> None:
         """Raise `UserError` where the model does not fit a population."""
@@ -52,7 +58,8 @@ class Uniform(Delay):
     """Uniform between two bounds.
 
     Attributes:
-        low_s, high_s: seconds.
+        low_s: lower bound, seconds.
+        high_s: upper bound, seconds.
     """
 
     low_s: float = 0.5
@@ -63,16 +70,16 @@ class Uniform(Delay):
         require(self.low_s <= self.high_s < inf, "high_s", self.high_s, "take at least low_s")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Draw."""
+        """Draw a duration."""
         return float(key.of(client, visit).numpy().uniform(self.low_s, self.high_s))
 
 
 @dataclass(frozen=True)
 class Exponential(Delay):
-    """Exponential: visits of a client end at random times, at a constant rate.
+    """Exponential.
 
     Attributes:
-        mean_s: seconds.
+        mean_s: mean, seconds.
     """
 
     mean_s: float = 1.0
@@ -81,13 +88,13 @@ class Exponential(Delay):
         require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "take 0 or more seconds")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Draw."""
+        """Draw a duration."""
         return float(key.of(client, visit).numpy().exponential(self.mean_s))
 
 
 @dataclass(frozen=True)
 class ShiftedExponential(Delay):
-    """T_min + Exp(mu): UCFL, section IV. The slowest of m takes T_min + H_m / mu in the mean.
+    """T_min + Exp(mu), UCFL, section IV; the slowest of m takes T_min + H_m / mu in the mean.
 
     Attributes:
         min_s: T_min, seconds.
@@ -102,7 +109,7 @@ class ShiftedExponential(Delay):
         require(0 <= self.mean_s < inf, "mean_s", self.mean_s, "take 0 or more seconds")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Draw."""
+        """Draw a duration."""
         return self.min_s + float(key.of(client, visit).numpy().exponential(self.mean_s))
 
 
@@ -123,13 +130,13 @@ class LogNormal(Delay):
         require(0 <= self.sigma <= MOST_SIGMA, "sigma", self.sigma, f"take 0 to {MOST_SIGMA:g}")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Draw."""
+        """Draw a duration."""
         return self.median_s * float(np.exp(self.sigma * key.of(client, visit).numpy().standard_normal()))
 
 
 @dataclass(frozen=True)
 class Tiers(Delay):
-    """Each client belongs for good to one tier, drawn by share; visits vary by a tenth of the tier's time.
+    """Each client belongs to one tier for the whole run; visits vary by a tenth of the tier's time.
 
     Attributes:
         tiers_s: seconds of each tier.
@@ -148,14 +155,14 @@ class Tiers(Delay):
         )
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Draw."""
+        """Draw a duration."""
         tier = int(key.of("tier", client).numpy().choice(len(self.tiers_s), p=self.shares))
         return self.tiers_s[tier] * float(key.of(client, visit).numpy().uniform(0.9, 1.1))
 
 
 @dataclass(frozen=True)
 class Measured(Delay):
-    """Durations from a file; a client whose rows are used up begins again with its first.
+    """Durations from a file; after its last row a client begins again with its first.
 
     Attributes:
         file: a CSV file with the columns `client` and `seconds`; every client has at least one row.
@@ -164,11 +171,11 @@ class Measured(Delay):
     file: str = ""
 
     def check(self, num_clients: int) -> None:
-        """Every client must have a row, and no other may."""
+        """Raise `UserError` unless exactly the clients have rows."""
         check_per_client(_durations(self.file), num_clients, self.file, "delay.file")
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
-        """Look up."""
+        """Return the client's row of this visit."""
         rows = _durations(self.file)[client]
         return rows[visit % len(rows)]
 

@@ -1,6 +1,6 @@
-"""How long a visit takes on the simulated devices: computing, the network, and times when nobody is there.
+"""How long a visit takes on the simulated clients: computing, transfers, and times of absence.
 
-Both engines ask here, so synchronous rounds and asynchronous visits share one time axis.
+Both engines use it, so synchronous rounds and asynchronous visits share one time axis.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ MOST_PHASES = 10_000  # during a visit, in the mean
 
 @dataclass(frozen=True)
 class Availability:
-    """Clients drop out and come back; their work waits for them.
+    """Clients go away and come back; their work pauses meanwhile.
 
     Attributes:
-        on_s, off_s: mean seconds of presence and of absence, both exponential. off_s = 0: always there.
+        on_s: mean seconds of a phase of presence, exponential.
+        off_s: mean seconds of a phase of absence, exponential; 0: clients are always there.
     """
 
     on_s: float = 100.0
@@ -40,7 +41,12 @@ class Availability:
 
 
 class Presence:
-    """When each client is there: phases of presence and absence in turn, drawn by (client, phase)."""
+    """When each client is there: alternating phases of presence and absence, drawn by (client, phase).
+
+    Args:
+        model: mean lengths of the phases.
+        key: address of the draws.
+    """
 
     def __init__(self, model: Availability, key: Key) -> None:
         self.model, self.key = model, key
@@ -52,7 +58,7 @@ class Presence:
         return bool(self.key.of("first", client).numpy().random() < share)
 
     def _phase(self, client: int, time: float) -> tuple[bool, float]:
-        """Return whether a client is there at `time`, and until when that stays so."""
+        """Return whether a client is there at `time`, and when that changes."""
         ends, there = self._ends.setdefault(client, []), self._first(client)
         while not ends or ends[-1] <= time:
             mean = self.model.on_s if there == (len(ends) % 2 == 0) else self.model.off_s
@@ -62,16 +68,25 @@ class Presence:
         return there == (number % 2 == 0), ends[number]
 
     def is_available(self, client: int, time: float) -> bool:
-        """Return whether a client is there."""
+        """Return whether a client is there at `time`."""
         return not self.model.off_s or self._phase(client, time)[0]
 
     def next_available(self, client: int, time: float) -> float:
-        """Return when a client is next there: now, or at its return."""
+        """Return `time` if a client is there, otherwise the time of its return."""
         here, until = (True, time) if not self.model.off_s else self._phase(client, time)
         return time if here else until
 
     def end(self, client: int, start: float, work: float) -> float:
-        """Return when a client that begins at `start` has been there for `work` seconds."""
+        """Return when a client has been there for `work` seconds since `start`.
+
+        Args:
+            client: who works.
+            start: in seconds on the run's clock.
+            work: seconds of presence.
+
+        Raises:
+            UserError: the work never ends, or spans too many phases.
+        """
         require(isfinite(work), "delay", work, f"a visit of client {client} would never end; take less")
         if not self.model.off_s:
             return start + work
@@ -87,11 +102,14 @@ class Presence:
 
 @dataclass(frozen=True)
 class VisitDuration:
-    """When a visit that starts now is over, and when a round is.
+    """How long visits and rounds last.
 
     Attributes:
-        delay: computing times; key: address of their draws.
-        network, links: the links, and the address of their draws.
+        delay: computing times.
+        key: address of the draws of `delay`.
+        network: the links.
+        links: address of the draws of `network`.
+        presence: when clients are there.
         model_bytes: of the whole model in float32.
     """
 
@@ -103,7 +121,15 @@ class VisitDuration:
     model_bytes: int = 0
 
     def end(self, client: int, visit: int, start: float, down: int = 0, up: int = 0) -> float:
-        """Return the end of a visit that downloads and uploads so many bytes."""
+        """Return the end of a visit, in seconds on the run's clock.
+
+        Args:
+            client: who trains.
+            visit: how many visits it made before.
+            start: in seconds on the run's clock.
+            down: bytes of the download.
+            up: bytes of the upload.
+        """
         rates = self.rates(client, visit)
         work = self.delay.seconds(client, visit, self.key) + 2 * rates.latency_s
         return self.presence.end(client, start, work + (down / rates.down + up / rates.up))
@@ -113,10 +139,12 @@ class VisitDuration:
         return self.network.rates(client, visit, self.links, self.model_bytes)
 
     def round_end(self, start: float, moved: Sequence[Moved], cast_bytes: int) -> float:
-        """Return the end of a round that starts at `start`.
+        """Return the end of a round, in seconds on the run's clock.
 
         Args:
-            moved: what each client downloads and uploads. cast_bytes: the downloads, each row once.
+            start: in seconds on the run's clock.
+            moved: what each client downloads and uploads.
+            cast_bytes: bytes of the downloads, each row once.
         """
         if not self.network.shared:
             ends = [self.end(m.client, m.visit, start, m.bytes_down, m.bytes_up) for m in moved if m.trains]
@@ -130,7 +158,7 @@ class VisitDuration:
         return self._uploads(moved, ready, start)
 
     def _only_moving(self, m: Moved) -> float:
-        """Return how long a client takes that computes nothing."""
+        """Return how long a client takes that only downloads and uploads."""
         rates = self.rates(m.client, m.visit)
         return 2 * rates.latency_s + (m.bytes_down / rates.down + m.bytes_up / rates.up)
 
@@ -148,7 +176,7 @@ class VisitDuration:
         return out
 
     def _uploads(self, moved: Sequence[Moved], ready: Sequence[float], start: float) -> float:
-        """Return when the last upload is there; over a server's link one follows the other."""
+        """Return when the last upload arrives; over a server's link with a rate, one follows the other."""
         capacity, last, free = self.network.server_bytes_s or inf, start, start
         for i in sorted(range(len(moved)), key=lambda i: (ready[i], moved[i].client)):
             m, link = moved[i], self.rates(moved[i].client, moved[i].visit)
@@ -166,7 +194,19 @@ def visit_duration(
     num_clients: int,
     model_bytes: int = 0,
 ) -> VisitDuration:
-    """Return the duration of a run whose system key is `key`."""
+    """Return how long the visits of a run last.
+
+    Args:
+        delay: computing times, unless the network brings its own.
+        network: the links.
+        availability: when clients are there.
+        key: of the system's draws.
+        num_clients: N, to check files.
+        model_bytes: of the whole model in float32.
+
+    Raises:
+        UserError: a file does not fit the clients.
+    """
     computing = network.computing or delay
     computing.check(num_clients)
     network.check(num_clients)

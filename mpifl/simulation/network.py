@@ -1,4 +1,4 @@
-"""What links the clients of a simulated federation to its server, and how fast these links are."""
+"""Network models: the links between the clients of a simulated federation and its server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ MEGABIT = 125_000  # bytes
 
 @dataclass(frozen=True)
 class LinkRates:
-    """A client's link: bytes per second, infinite without a limit; seconds until a first byte is there."""
+    """A client's link.
+
+    Attributes:
+        down: bytes per second of a download; infinite without a limit.
+        up: bytes per second of an upload; infinite without a limit.
+        latency_s: seconds until the first byte of a message arrives.
+    """
 
     down: float = inf
     up: float = inf
@@ -33,9 +39,9 @@ class Network(ABC):
     Attributes:
         cast: `unicast`: each client is sent its rows over its own link, all at the same time; `group`: the
             server sends each row once, one after the other, at the rate of the slowest client of the cohort,
-            and the clients begin when the last is sent (UCFL, section IV).
-        server_bytes_s: rate of the server's own link, which all messages of a direction share, one after the
-            other; None is without limit.
+            and the clients start when the last is sent (UCFL, section IV).
+        server_bytes_s: bytes per second of the server's own link, which all messages of a direction share,
+            one after the other; None: no limit.
     """
 
     cast: Literal["unicast", "group"] = "unicast"
@@ -46,12 +52,15 @@ class Network(ABC):
         """Return a client's link at a visit.
 
         Args:
+            client: who trains.
+            visit: how many visits it made before.
+            key: address of the draws.
             model_bytes: of the whole model in float32.
         """
 
     @property
     def computing(self) -> Delay | None:
-        """The computing time that belongs to the system; None: that of the section `delay`."""
+        """The computing times that the network brings; None: those of the section `delay`."""
         return None
 
     @property
@@ -65,7 +74,7 @@ class Network(ABC):
 
     @property
     def shared(self) -> bool:
-        """Whether what one client moves holds up others."""
+        """Whether a message of one client delays those of others."""
         return self.cast == "group" or self.server_bytes_s is not None
 
 
@@ -77,14 +86,16 @@ def _check_shared(network: Network) -> None:
 
 @dataclass(frozen=True)
 class Links(Network):
-    """Every client has a link to the server of its own.
+    """Every client has its own link to the server.
 
     Attributes:
-        uplink_bytes_s, downlink_bytes_s: bytes per second; None is without limit.
+        uplink_bytes_s: bytes per second of uploads; None: no limit.
+        downlink_bytes_s: bytes per second of downloads; None: no limit.
         rho: T_ul / T_dl instead of an uplink rate: how much longer an upload takes than a download.
-        latency_s: seconds until a message's first byte is there, in either direction.
-        spread: sigma of the logarithm of a factor that makes a client's link faster or slower for good.
-        cast, server_bytes_s: see `Network`.
+        latency_s: seconds until the first byte of a message arrives, in either direction.
+        spread: standard deviation of the logarithm of a factor on a client's rates, drawn once per client.
+        cast: see `Network`.
+        server_bytes_s: see `Network`.
     """
 
     uplink_bytes_s: float | None = None
@@ -110,12 +121,12 @@ class Links(Network):
 
     @property
     def counts_bytes(self) -> bool:
-        """Only where there is a limit."""
+        """Whether any rate has a limit."""
         rates = (self.uplink_bytes_s, self.downlink_bytes_s, self.server_bytes_s)
         return any(rate is not None for rate in rates)
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
-        """The same for all, but for the spread."""
+        """Return the same rates for all, times the client's factor."""
         down = inf if self.downlink_bytes_s is None else self.downlink_bytes_s
         up = inf if self.uplink_bytes_s is None else self.uplink_bytes_s
         up = up if self.rho is None else down / self.rho
@@ -131,8 +142,10 @@ class System(Network):
     A round takes rho T_dl + T_min + H_m / mu + (number of streams) T_dl in the mean.
 
     Attributes:
-        download_s: T_dl, seconds for one model of float32.
-        rho: T_ul / T_dl. min_s, mean_s: T_min and 1 / mu of the computing time.
+        download_s: T_dl, seconds for one model in float32.
+        rho: T_ul / T_dl.
+        min_s: T_min of the computing time, seconds.
+        mean_s: 1 / mu of the computing time, seconds.
     """
 
     download_s: float
@@ -148,11 +161,11 @@ class System(Network):
 
     @property
     def computing(self) -> Delay:
-        """T_min + Exp(mu)."""
+        """Computing times T_min + Exp(mu)."""
         return ShiftedExponential(self.min_s, self.mean_s)
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
-        """One model in T_dl seconds down, in rho T_dl up."""
+        """Return rates by which a model takes T_dl down and rho T_dl up."""
         down = model_bytes / self.download_s
         return LinkRates(down, down / self.rho)
 
@@ -196,14 +209,16 @@ TIERS: dict[str, LinkRates] = {  # round figures of everyday links, not measurem
 
 @dataclass(frozen=True)
 class NetworkTiers(Network):
-    """Each client belongs for good to one kind of link, drawn by share.
+    """Each client has one kind of link for the whole run, drawn by share.
 
     Rates down and up, and latency: lte 20 and 5 Mbit/s, 50 ms; wifi 100 and 40 Mbit/s, 10 ms; wan 1000 and
     1000 Mbit/s, 30 ms.
 
     Attributes:
-        tiers: names. shares: probability of each.
-        cast, server_bytes_s: see `Network`.
+        tiers: names of the kinds.
+        shares: probability of each.
+        cast: see `Network`.
+        server_bytes_s: see `Network`.
     """
 
     tiers: tuple[str, ...] = ("lte", "wifi", "wan")
@@ -220,19 +235,20 @@ class NetworkTiers(Network):
         _check_shared(self)
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
-        """Those of the client's tier."""
+        """Return the rates of the client's tier."""
         tier = int(key.of("tier", client).numpy().choice(len(self.tiers), p=self.shares))
         return TIERS[self.tiers[tier]]
 
 
 @dataclass(frozen=True)
 class NetworkTrace(Network):
-    """Links from a file; a client whose rows are used up begins again with its first.
+    """Links from a file; after its last row a client begins again with its first.
 
     Attributes:
         file: a CSV file with the columns `client`, `downlink_bytes_s`, `uplink_bytes_s` and, if wanted,
             `latency_s`; every client has at least one row.
-        cast, server_bytes_s: see `Network`.
+        cast: see `Network`.
+        server_bytes_s: see `Network`.
     """
 
     file: str = ""
@@ -243,11 +259,11 @@ class NetworkTrace(Network):
         _check_shared(self)
 
     def check(self, num_clients: int) -> None:
-        """Every client must have a row, and no other may."""
+        """Raise `UserError` unless exactly the clients have rows."""
         check_per_client(_links(self.file), num_clients, self.file, "network.file")
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
-        """Look up."""
+        """Return the client's row of this visit."""
         rows = _links(self.file)[client]
         return rows[visit % len(rows)]
 

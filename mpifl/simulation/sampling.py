@@ -1,4 +1,4 @@
-"""Which clients take part in a step: addressed by step, so that every method meets the same cohorts."""
+"""Sampling of cohorts, addressed by step: every method trains the same clients in the same step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ class Sampler:
     """Draws m of N clients, uniformly without replacement.
 
     Attributes:
-        num_clients: N. num_sampled: m. key: address of the draws.
-        late: clients that are not there before step `joins`.
+        num_clients: N.
+        num_sampled: m.
+        key: address of the draws.
+        late: clients that take part from step `joins` on.
+        joins: the first step of `late`.
     """
 
     num_clients: int
@@ -39,7 +42,13 @@ class Sampler:
 
 
 def newcomers(share: float, num_clients: int, key: Key) -> tuple[int, ...]:
-    """Return who is not there at first: a share of the clients, at most all but one, ascending."""
+    """Return the clients that join later, ascending: a share of all, at most all but one.
+
+    Args:
+        share: of the clients.
+        num_clients: N.
+        key: of the system's draws.
+    """
     count = min(round(share * num_clients), num_clients - 1)
     if not count:
         return ()

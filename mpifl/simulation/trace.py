@@ -1,4 +1,4 @@
-"""A trace: who visited when, as `events.csv` of an earlier run has it."""
+"""The trace of an earlier run: when its visits started and arrived, from `events.csv`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ COLUMNS = ("time", "client", "visit", "start", "read_version")
 
 @dataclass(frozen=True)
 class Row:
-    """One arrival; `place` names its line."""
+    """One arrival.
+
+    Attributes:
+        time: of the arrival.
+        client: who trained.
+        visit: how many visits it made before.
+        start: when the visit started.
+        read_version: version of the rows that it read.
+        place: names its line in messages.
+    """
 
     time: float
     client: int
@@ -36,6 +45,9 @@ class Trace:
     Args:
         path: an `events.csv`.
         num_clients: N, to check the trace.
+
+    Raises:
+        UserError: the file is missing, or no trace of such a run.
     """
 
     def __init__(self, path: str, num_clients: int) -> None:
@@ -63,35 +75,43 @@ class Trace:
         self._order = sorted(self._starts)
 
     def arrival(self, client: int, visit: int) -> float:
-        """Return when a visit arrives."""
+        """Return when a visit of a client arrives."""
         return self._times[client, visit]
 
     def next_time(self) -> float | None:
-        """Return when the next arrival is; None after the last."""
+        """Return the time of the next arrival; None after the last."""
         return self.rows[self.at].time if self.at < len(self.rows) else None
 
     def pop(self) -> Row:
-        """Return the next arrival."""
+        """Return the next arrival, and go on to the one after it.
+
+        Raises:
+            UserError: the trace has ended.
+        """
         if self.at == len(self.rows):
             raise UserError("clock.trace", "its end", "the trace ends before the run; take fewer rounds")
         self.at += 1
         return self.rows[self.at - 1]
 
     def starting(self, now: float) -> list[Start]:
-        """Return who starts at an instant, and which version each reads; each is told once."""
+        """Return the clients that start at an instant and the version that each reads; once an instant."""
         return self._starts.pop(now, [])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place: rows read, and the instants at which somebody is yet to start."""
+        """Return the position: rows read, and the instants whose starts have not been returned."""
         return {"at": self.at, "left": sorted(self._starts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a place."""
+        """Restore a position."""
         self.at = state["at"]
         self._starts = defaultdict(list, {t: self._starts[t] for t in state["left"]})
 
     def next_start(self) -> float:
-        """Return the first instant at which somebody is yet to start."""
+        """Return the first instant whose starts have not been returned.
+
+        Raises:
+            UserError: there is none.
+        """
         left = [t for t in self._order if t in self._starts]
         if not left:
             raise UserError("clock.trace", "its end", "the trace ends before the run; take fewer rounds")

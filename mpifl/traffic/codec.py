@@ -1,9 +1,9 @@
-"""What becomes of vectors on their way: rounded to the payload's type, and compressed on the way up.
+"""The coding of messages: rounding to the payload's type, and compression of uploads; and their sizes.
 
-Runs where a client runs, addressed by client and visit, so that it does not depend on the ranks. An upload
-is coded as its difference from the downloaded row of the same name; where several were downloaded and it is
-not row for row, from the nearest of them, whose number goes along. An upload of another name is coded as it
-is.
+Runs where the client runs; draws are addressed by client and visit, so they do not depend on the ranks. An
+upload is coded as its difference from the downloaded row of the same name. Where several rows were
+downloaded, and not one for each row of the upload, it is the difference from the nearest, whose number is
+sent too. An upload of another name is coded as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from .payload import Payload
 
 
 def sizes(payload: Payload, report: Report, message: Message | None) -> dict[str, int]:
-    """Return the bytes of each vector that a report sends; arguments as for `Coder.up`."""
+    """Return the bytes of each vector that a report sends.
+
+    Args:
+        payload: the form in which numbers travel.
+        report: what the client sends.
+        message: what the client had downloaded, as for `Coder.up`.
+    """
     sent = {name: x for name, x in report.vectors.items() if name not in report.unsent}
     if message is None or not payload.compresses:
         return {name: payload.size(x.numel()) for name, x in sent.items()}
@@ -63,7 +69,12 @@ def upload_bytes(payload: Payload, report: Report, message: Message | None) -> i
 
 
 class Coder:
-    """Codes the messages of the clients of this rank."""
+    """Codes the messages of the clients of this rank.
+
+    Args:
+        payload: the form in which numbers travel.
+        store: keeps the residuals of error feedback.
+    """
 
     def __init__(self, payload: Payload, store: ClientStore) -> None:
         self.payload, self.store = payload, store
@@ -81,8 +92,10 @@ class Coder:
         """Return a report as it arrives at the server, and the bytes of its vectors.
 
         Args:
+            report: what the client sends.
             message: what the client had downloaded; None: this is no training, and nothing is compressed.
             visit: how many visits the client made before.
+            key: address of the draws.
         """
         payload, arrived = self.payload, dict(report.vectors)
         feeds_back = payload.error_feedback and message is not None
@@ -102,7 +115,7 @@ class Coder:
     def _compressed(
         self, x: torch.Tensor, rows: torch.Tensor | None, error: torch.Tensor | None, key: Key
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what arrives of an upload [d] or [C, d], and what was left out [C, d]."""
+        """Return what arrives of an upload [d] or [C, d], and the residual [C, d]."""
         how, upload = self.payload.compression, x.reshape(-1, x.shape[-1]).cpu()  # [C, d]
         base = _base(upload, rows)
         wanted = upload - base
@@ -124,7 +137,7 @@ def _chooses(upload: torch.Tensor, rows: torch.Tensor | None) -> bool:
 
 
 def _base(upload: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    """Return what an upload [C, d] is the difference from."""
+    """Return the rows [C, d] that are subtracted from an upload before it is coded."""
     if rows is None or not _fits(upload, rows):
         return torch.zeros_like(upload)
     if not _chooses(upload, rows):

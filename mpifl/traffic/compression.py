@@ -1,7 +1,6 @@
-"""Lossy forms of an upload. Each says how many bytes it takes and what the server has in the end.
+"""Lossy compression of uploads: the bytes of each form, and the vector that the server decodes.
 
-What is coded is the difference from the row that the client had downloaded (see `coding`), so that small
-changes of a large model are what is kept.
+The difference from the downloaded row is compressed (see `codec`), not the model.
 """
 
 from __future__ import annotations
@@ -19,27 +18,34 @@ INDEX_BYTES, SCALE_BYTES, SEED_BYTES = 4, 4, 8
 
 
 class Compression(ABC):
-    """A coding of vectors of d numbers."""
+    """A lossy coding of vectors."""
 
     @abstractmethod
     def size(self, d: int, number_bytes: int) -> int:
-        """Return the bytes of a coded vector, whose numbers take `number_bytes` each where they are sent."""
+        """Return the bytes of a coded vector.
+
+        Args:
+            d: numbers of the vector.
+            number_bytes: bytes of a number where it is sent as it is.
+        """
 
     @abstractmethod
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
-        """Return what the server makes of a coded vector [d].
+        """Return the vector [d] that the server decodes.
 
         Args:
-            unbiased: in the mean over draws, what is sent is x; not wanted where errors are fed back.
+            x: the vector [d].
+            key: address of the draws.
+            unbiased: whether the mean over draws is x; not wanted with error feedback.
         """
 
 
 @dataclass(frozen=True)
 class Uncompressed(Compression):
-    """All numbers."""
+    """No compression."""
 
     def size(self, d: int, number_bytes: int) -> int:
-        """All of them."""
+        """Return the bytes of all numbers."""
         return d * number_bytes
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
@@ -53,10 +59,10 @@ def _check_share(share: float) -> None:
 
 @dataclass(frozen=True)
 class TopK(Compression):
-    """The numbers that are largest in size, and where they are. Aji and Heafield, EMNLP 2017.
+    """The numbers of largest absolute value and their indices. Aji and Heafield, EMNLP 2017.
 
     Attributes:
-        share: of the numbers that are sent, at least one.
+        share: of the numbers that is sent; at least one number.
     """
 
     share: float = 0.1
@@ -65,11 +71,11 @@ class TopK(Compression):
         _check_share(self.share)
 
     def size(self, d: int, number_bytes: int) -> int:
-        """Values and places."""
+        """Return the bytes of values and indices."""
         return _kept(self.share, d) * (number_bytes + INDEX_BYTES)
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
-        """Return zeros but for the largest."""
+        """Return x with all but the largest set to zero."""
         chosen = x.abs().topk(_kept(self.share, len(x)), sorted=False).indices
         out = torch.zeros_like(x)
         out[chosen] = x[chosen]
@@ -78,10 +84,10 @@ class TopK(Compression):
 
 @dataclass(frozen=True)
 class RandomK(Compression):
-    """Numbers at random places, which a seed names. Konecny et al., 2016, "random mask".
+    """Numbers at random indices, which a seed gives. Konecny et al., 2016, "random mask".
 
     Attributes:
-        share: of the numbers that are sent, at least one.
+        share: of the numbers that is sent; at least one number.
     """
 
     share: float = 0.1
@@ -90,11 +96,11 @@ class RandomK(Compression):
         _check_share(self.share)
 
     def size(self, d: int, number_bytes: int) -> int:
-        """Values and a seed."""
+        """Return the bytes of values and the seed."""
         return _kept(self.share, d) * number_bytes + SEED_BYTES
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
-        """Return zeros but for the chosen, scaled by d / k where unbiased."""
+        """Return x with all but the chosen set to zero; scaled by d / k where unbiased."""
         k = _kept(self.share, len(x))
         chosen = torch.randperm(len(x), generator=key.torch())[:k]
         out = torch.zeros_like(x)
@@ -106,10 +112,10 @@ class RandomK(Compression):
 class QSGD(Compression):
     """Random rounding to 2^(bits - 1) - 1 levels of a bucket's norm. Alistarh et al., NeurIPS 2017.
 
-    Numbers take a fixed number of bits: no entropy code follows.
+    Each number takes a fixed number of bits, without an entropy code.
 
     Attributes:
-        bits: of each number, its sign among them.
+        bits: of each number, including its sign.
         bucket: numbers that share a norm.
     """
 
@@ -121,11 +127,11 @@ class QSGD(Compression):
         require(self.bucket >= 1, "bucket", self.bucket, "take at least one number")
 
     def size(self, d: int, number_bytes: int) -> int:
-        """The numbers' bits, and the norms."""
+        """Return the bytes of the numbers and the norms."""
         return ceil(d * self.bits / 8) + SCALE_BYTES * ceil(d / self.bucket)
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:
-        """Return the rounded numbers; where errors are fed back they shrink, or the errors would grow."""
+        """Return the rounded numbers; with error feedback scaled down, or the residuals would grow."""
         rows, s = _buckets(x, self.bucket), 2 ** (self.bits - 1) - 1
         norm = rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
         noise = torch.rand(rows.shape, generator=key.torch())
@@ -150,7 +156,7 @@ class Int8(Compression):
         require(self.bucket >= 1, "bucket", self.bucket, "take at least one number")
 
     def size(self, d: int, number_bytes: int) -> int:
-        """One byte a number, and the scales."""
+        """Return the bytes of the numbers and the scales."""
         return d + SCALE_BYTES * ceil(d / self.bucket)
 
     def code(self, x: torch.Tensor, key: Key, unbiased: bool) -> torch.Tensor:

@@ -1,6 +1,4 @@
-"""What a real federation would have sent. Derived from what methods read and report, never typed in by a
-method.
-"""
+"""The ledger: the bytes that a real federation would have sent, derived from what methods read and report."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from mpifl.core.types import Reads
 
 from .payload import Payload
 
-KINDS: dict[str, str] = {  # what the methods call their vectors and notes -> what these are
+KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind
     **dict.fromkeys(("model", "init", "delta"), "model"),
     **dict.fromkeys(("body", "head", "block", "trunk", "shared", "extractor", "last_layer"), "part"),
     **dict.fromkeys(("gradient", "direction", "profile"), "gradient"),
@@ -30,8 +28,11 @@ KINDS: dict[str, str] = {  # what the methods call their vectors and notes -> wh
 
 
 def kind_of(name: str, is_note: bool = False) -> str:
-    """Return what a payload is by its name: a model, a part, a gradient, ...; an unknown vector is a model,
-    an unknown note a statistic.
+    """Return the kind of a payload by its name; an unknown vector is a model, an unknown note a statistic.
+
+    Args:
+        name: what the method calls it.
+        is_note: whether it is a note.
     """
     return KINDS.get(name, "statistic" if is_note else "model")
 
@@ -41,13 +42,17 @@ class Entry:
     """Traffic of one step, direction, name, cast and stream.
 
     Attributes:
+        step: server step in which it was sent.
+        direction: `up` or `down`.
         kind: model, part, gradient, embedding, statistic, centroid, assignment, seed or control.
         name: what the method calls it.
-        cast: what a multicast link would make of it: `unicast`, `group` (several of the cohort read the row)
-            or `broadcast` (all of them do).
-        stream: the row that is sent, or that the sender had read; empty where it is none or several.
-        messages, bytes: all of them sent by unicast. group_messages, group_bytes: a row that several clients
-            read is sent once, to the group of its readers.
+        cast: how a multicast link would send it: `unicast`, `group` (several of the cohort read the row) or
+            `broadcast` (all of them do).
+        stream: the row that is sent, or that the sender had read; empty for none or several.
+        messages: sent by unicast.
+        bytes: sent by unicast.
+        group_messages: where a row that several clients read is sent once.
+        group_bytes: where a row that several clients read is sent once.
         numbers: in the unicast messages, before compression.
     """
 
@@ -64,7 +69,15 @@ class Entry:
     numbers: int = 0
 
     def add(self, messages: int, size: int, groups: int, group_size: int, numbers: int) -> None:
-        """Count messages of `size` bytes in all."""
+        """Add to the counts.
+
+        Args:
+            messages: by unicast.
+            size: their bytes in all.
+            groups: messages where each row is sent once.
+            group_size: their bytes in all.
+            numbers: in the unicast messages.
+        """
         self.messages += messages
         self.bytes += size
         self.group_messages += groups
@@ -77,8 +90,10 @@ class Moved:
     """What one client downloaded and uploaded in a step, in bytes, by unicast.
 
     Attributes:
+        step: 0 before training.
+        client: who.
         visit: how many visits it had made before.
-        trains: whether it took part in the step; a client may also give statistics, or be looked at.
+        trains: whether it was in the cohort; other clients may send statistics, or answer a probe.
         bytes_down: downloaded.
         bytes_up: uploaded.
     """
@@ -92,19 +107,23 @@ class Moved:
 
 
 def count_numbers(value: Any) -> int:
-    """Return how many numbers a note holds; NaN stands for none, such as the padding of a short list."""
+    """Return how many numbers a vector or a note holds; NaN is padding and not counted."""
     if isinstance(value, torch.Tensor):
         return int(value.numel())
     return int(np.size(value) - np.count_nonzero(np.isnan(value)))
 
 
 class Ledger:
-    """Bytes of the federation: by step, direction, name, cast and stream, and per client.
+    """Counts the federation's bytes by step, direction, name, cast and stream, and per client.
+
+    Args:
+        num_clients: N.
+        payload: the form in which numbers travel.
 
     Attributes:
-        up, down: bytes of each client [N], by unicast.
-        payload: the form in which numbers travel.
-        moved: what each client of each synchronous step moved, once `closed`.
+        up: bytes that each client uploaded [N].
+        down: bytes that each client downloaded [N], by unicast.
+        moved: what each client moved in each synchronous step that is closed.
     """
 
     def __init__(self, num_clients: int, payload: Payload | None = None) -> None:
@@ -114,17 +133,17 @@ class Ledger:
         self.down = np.zeros(num_clients, np.int64)
         self.moved: list[Moved] = []
         self._open: dict[int, list[int]] = {}  # client -> [down, up] of the step under way
-        self._streams: dict[int, int | str] = {}  # client -> the row it read last
+        self._streams: dict[int, int | str] = {}  # client -> the row that it read last
         self._totals: Counter[tuple[str, int]] = Counter()
         self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each stream once
-        self._undo: list[Callable[[], object]] = []  # how to take back what was counted since the last commit
+        self._undo: list[Callable[[], object]] = []  # undo what was counted since a commit
 
     def commit(self) -> None:
-        """Take what was counted for good."""
+        """Make what was counted permanent."""
         self._undo.clear()
 
     def roll_back(self) -> None:
-        """Forget what was counted since the last commit."""
+        """Undo what was counted since the last commit."""
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
@@ -145,10 +164,10 @@ class Ledger:
         self._undo.append(lambda: self._casts.update({step: -size}))
 
     def _count(self, step: int, direction: str, client: int, size: int) -> None:
-        self._count_for_good(step, direction, client, size)
-        self._undo.append(lambda: self._count_for_good(step, direction, client, -size))
+        self._count_bytes(step, direction, client, size)
+        self._undo.append(lambda: self._count_bytes(step, direction, client, -size))
 
-    def _count_for_good(self, step: int, direction: str, client: int, size: int) -> None:
+    def _count_bytes(self, step: int, direction: str, client: int, size: int) -> None:
         (self.up if direction == "up" else self.down)[client] += size
         self._open.setdefault(client, [0, 0])[direction == "up"] += size
         self._totals[direction, step] += size
@@ -163,10 +182,16 @@ class Ledger:
         messages: int = 1,
         note: bool = False,
     ) -> None:
-        """Count what a client sends.
+        """Count what a client uploads.
 
         Args:
-            numbers: before compression. size: bytes; None: those of the numbers as the payload has them.
+            step: server step.
+            name: of the vector or note.
+            client: who uploads.
+            numbers: before compression.
+            size: bytes; None: those of the numbers in the payload's form.
+            messages: how many.
+            note: whether it is a note.
         """
         if size is None:
             size = self.payload.size(numbers, messages, note)
@@ -176,7 +201,15 @@ class Ledger:
         self._count(step, "up", client, size)
 
     def add_down(self, step: int, name: str, client: int, numbers: int, messages: int = 1) -> None:
-        """Count what is sent to one client alone."""
+        """Count what is sent to one client alone.
+
+        Args:
+            step: server step.
+            name: of the vector.
+            client: who downloads.
+            numbers: in all messages.
+            messages: how many.
+        """
         size = self.payload.size(numbers, messages)
         entry = self._entry(step, "down", name, "unicast", "", False)
         self._add(entry, messages, size, messages, size, numbers)
@@ -187,7 +220,9 @@ class Ledger:
         """Count the rows that the clients of a cohort download.
 
         Args:
-            reads: client -> what it reads. A mixture of rows is one vector, for one client.
+            step: server step.
+            reads: client -> the rows that it reads; a mixture of rows is one vector for one client.
+            widths: numbers in a row of each table.
         """
         readers: dict[tuple[str, int], int] = {}
         for client, tables in reads.items():
@@ -213,14 +248,16 @@ class Ledger:
         return int((self.up if direction == "up" else self.down).sum())
 
     def cast_bytes(self, step: int) -> int:
-        """Return the bytes downloaded in a step where every stream is sent once, to all its readers."""
+        """Return the bytes downloaded in a step if each row is sent once to all its readers."""
         return self._casts[step]
 
     def close(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> list[Moved]:
-        """Return what each client moved since the last call; a synchronous step is over.
+        """Close a synchronous step; return what each client moved since the last call.
 
         Args:
-            cohort: who took part. visits: how many visits each client had made before the step [N].
+            step: 0 before training.
+            cohort: clients that trained.
+            visits: how many visits each client had made before the step [N].
         """
         taking_part = set(cohort.tolist())
         moved = {**dict.fromkeys(taking_part, (0, 0)), **self._open}
@@ -251,7 +288,7 @@ class Ledger:
         return [{**dict(zip(heads, at, strict=True)), **found[at]} for at in sorted(found)]
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return everything counted, as arrays."""
+        """Return all counts, as arrays."""
         entries = self.entries.values()
         out = {f.name: np.array([getattr(e, f.name) for e in entries]) for f in fields(Entry)}
         out["is_row"] = np.array([isinstance(e.stream, int) for e in entries], bool)
@@ -286,7 +323,7 @@ class Ledger:
 
 
 def _stream(tables: Reads) -> int | str:
-    """Return the one row that a client reads, empty for none or several."""
+    """Return the one row that a client reads; empty for none or several."""
     rows: set[int] = set()
     for which in tables.values():
         if isinstance(which, np.ndarray):

@@ -1,4 +1,4 @@
-"""The form in which numbers travel between the clients and the server of a federation."""
+"""The form in which numbers travel between clients and server of a federation."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mpifl.core.errors import require
 from .compression import Compression, Uncompressed
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-NOTE_BYTES = 4  # of a note's number: float32 or int32; labels and seeds bear no rounding
+NOTE_BYTES = 4  # of a number in a note, float32 or int32: labels and seeds cannot be rounded
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What a message of a federation looks like. Numbers are really rounded: results change with it.
+    """The form of a federation's messages. Numbers are rounded to it, so results depend on it.
 
     Attributes:
         dtype: of the numbers in vectors, in both directions: `float32`, `float16` or `bfloat16`.
-        header_bytes: in front of every message. Rows, vectors and notes are messages of their own. As a
-            guide: TCP and IPv4 take 40 bytes of each packet of 1500, HTTP/2 with gRPC 14 of each message.
+        header_bytes: of each message. Each row, vector and note is a message. As a guide: TCP and IPv4 take
+            40 bytes of each packet of 1500, HTTP/2 with gRPC 14 of each message.
         compression: of the vectors that clients upload after training.
-        error_feedback: what compression left out is kept at the client and added to its next upload.
+        error_feedback: whether the client keeps the residual of compression and adds it to its next upload.
             Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
@@ -50,9 +50,15 @@ class Payload:
         return DTYPES[self.dtype].itemsize
 
     def size(self, numbers: int, messages: int = 1, note: bool = False) -> int:
-        """Return the bytes of messages that hold so many numbers, uncompressed."""
+        """Return the bytes of uncompressed messages.
+
+        Args:
+            numbers: in all messages.
+            messages: how many.
+            note: whether they are notes.
+        """
         return numbers * (NOTE_BYTES if note else self.number_bytes) + messages * self.header_bytes
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
-        """Return numbers as they arrive, in float32."""
+        """Return a vector rounded to the payload's type, in float32."""
         return x if self.dtype == "float32" else x.to(DTYPES[self.dtype]).float()
