@@ -20,7 +20,7 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import CodeFailed, MethodError, Missing, NotFinite, UserError
 from mpifl.core.types import ASKED_FOR
 
-DROP, ABORT = "drop", "abort"
+DROP = "drop"  # value of on_client_error that leaves out clients that fail twice
 ENGINE = str(Path(__file__).parent)
 LOG = logging.getLogger("mpifl.clients")
 Made = TypeVar("Made")

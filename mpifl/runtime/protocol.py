@@ -151,7 +151,7 @@ def gathered_reports(
         num_samples=np.array([header.num_samples for header in headers]),
         staleness=staleness,
         fresh=np.array([header.fresh for header in headers]),
-        columns=stacked_notes(headers, hook),
+        columns=_stacked_notes(headers, hook),
     )
     max_abs = {name: np.array([header.max_abs[name] for header in headers]) for name in first.max_abs}
     return GatheredReports(headers, owners, notes, max_abs)
@@ -163,7 +163,7 @@ def _uploads(header: ReportHeader) -> str:
     return ", ".join(shapes) or "nothing"
 
 
-def stacked_notes(headers: Sequence[ReportHeader], hook: str = "notes") -> dict[str, np.ndarray]:
+def _stacked_notes(headers: Sequence[ReportHeader], hook: str = "notes") -> dict[str, np.ndarray]:
     """Stack the notes and findings of all reports; a report without one gets NaN.
 
     Args:
