@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ Loss = (
         [nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
     ]
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,37 @@ class Client(ABC):
     ) -> Report:
         """Return a report of this visit with the named vectors."""
         return Report(self.id, self.num_samples, vectors, notes or {}, metrics or {}, unsent)
+
+
+class ClientHost(ABC):
+    """Makes the clients of this rank. Implemented in `training/`.
+
+    Attributes:
+        device: where clients train.
+        layout: of the model's flat vector.
+    """
+
+    device: torch.device
+    layout: Layout
+
+    @abstractmethod
+    def client(self, k: int, visit: int = 0, step: int = 1, **changes: Any) -> Client:
+        """Return a client at a visit.
+
+        Args:
+            k: its number.
+            visit: number of its visits before this one.
+            step: the server step, from 1.
+            changes: fields of `LocalConfig` that differ for this client.
+        """
+
+    @abstractmethod
+    def public_clients(self) -> Sequence[Client]:
+        """Return the labelled sets that the server owns, each as a client."""
+
+    @abstractmethod
+    def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """Return what several visits make; they train side by side, in one stack where that is possible."""
 
 
 class Peer(ABC):

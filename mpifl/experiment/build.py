@@ -39,7 +39,7 @@ from mpifl.simulation.durations import visit_duration
 from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.training.batched import stackable
-from mpifl.training.client import public_clients
+from mpifl.training.client import LocalClients, public_clients
 from mpifl.training.learner import Learner, pick_stack
 
 from .context import Decisions, Parts, RunContext
@@ -373,8 +373,7 @@ def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
             transport=context.transport,
             algorithm=config.algorithm,
             federation=context.federation,
-            learner=context.learner,
-            local=config.local,
+            clients=LocalClients(context.federation, context.learner, config.local),
             problem=context.problem,
             store=store,
             seed=key(config.seed.training),

@@ -31,7 +31,6 @@ from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.staleness import damp
 from mpifl.simulation.visits import DispatchState, Visit
 from mpifl.traffic.codec import download_bytes, upload_bytes
-from mpifl.training.client import LocalClient
 
 from .aggregators import LocalAggregator
 from .engine import Engine, EvaluationSchedule, Record
@@ -286,8 +285,8 @@ class AsynchronousEngine(Engine):
         c = self.server_step.config
         reads = c.algorithm.reads(server, 0)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
-        client = LocalClient(0, c.federation, c.learner, replace(c.local, epochs=0))
-        message = message_on(Message(vectors, reads), c.learner.device)
+        client = c.clients.client(0, epochs=0)
+        message = message_on(Message(vectors, reads), c.clients.device)
         report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
         return upload_bytes(c.payload, report, message)
 

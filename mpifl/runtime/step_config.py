@@ -9,12 +9,11 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import Costs
 from mpifl.comm.transport import Transport
 from mpifl.core.algorithm import Algorithm
+from mpifl.core.client import ClientHost
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.types import ProblemInfo
 from mpifl.traffic.payload import Payload
-from mpifl.training.config import LocalConfig
-from mpifl.training.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,7 @@ class StepConfig:
         transport: the ranks.
         algorithm: the method.
         federation: the clients' data.
-        learner: trains and evaluates on this rank's device.
-        local: how clients train.
+        clients: makes the clients of this rank.
         problem: what the method may know.
         store: what clients keep between visits.
         seed: the training seed's key.
@@ -47,8 +45,7 @@ class StepConfig:
     transport: Transport
     algorithm: Algorithm
     federation: Federation
-    learner: Learner
-    local: LocalConfig
+    clients: ClientHost
     problem: ProblemInfo
     store: ClientStore
     seed: Key

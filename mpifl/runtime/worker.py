@@ -22,7 +22,6 @@ from mpifl.core.types import Message, Report, State, Vector
 from mpifl.traffic.codec import Coder
 from mpifl.traffic.ledger import count_numbers
 from mpifl.traffic.payload import Payload
-from mpifl.training.client import LocalClient, public_clients
 
 from .hook_errors import Dropped, VisitPlace, attempt
 from .hooks import ClientHooks
@@ -61,7 +60,7 @@ class Worker:
 
     def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch) -> None:
         self.config, self.tables, self.watch = config, tables, watch
-        self.hooks = ClientHooks(config.algorithm, config.learner.device)
+        self.hooks = ClientHooks(config.algorithm, config.clients.device)
         self.coder = Coder(config.payload, config.store)
         self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
         kept = self._remembered is not None or uses(config.algorithm, SecondLook) or config.payload.compresses
@@ -69,10 +68,9 @@ class Worker:
         self._buffer = UploadBuffer()
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
 
-    def client(self, k: int, visit: int, step: int) -> LocalClient:
+    def client(self, k: int, visit: int, step: int) -> Client:
         """Return client `k` at its visit."""
-        c = self.config
-        return LocalClient(k, c.federation, c.learner, c.local, visit, step)
+        return self.config.clients.client(k, visit, step)
 
     def message(self, task: ClientTask, step: int, version: int) -> Message:
         """Return what the client downloads."""
@@ -117,10 +115,10 @@ class Worker:
         """Return the bytes of a step's uploads that may stay on the device."""
         t = self.config.transport
         ranks = sum(t.nodes[r] == t.nodes[t.rank] for r in t.workers)
-        return room(self.config.learner.device, ranks)
+        return room(self.config.clients.device, ranks)
 
     def _report(
-        self, task: ClientTask, batch: TaskBatch, peers: list[LocalClient], visits: _Blocks | None
+        self, task: ClientTask, batch: TaskBatch, peers: list[Client], visits: _Blocks | None
     ) -> tuple[ReportHeader, Mapping[str, Vector]]:
         """Return what a client reports; its one-shot statistics where `visits` is None."""
         hook = "fingerprint" if visits is None else "local_update"
@@ -132,7 +130,7 @@ class Worker:
     def _fingerprint(self, task: ClientTask, batch: TaskBatch) -> Coded:
         with self.watch("train"):
             client = self.client(task.client, task.visit, batch.step)
-            shown = message_on(self.message(task, batch.step, 0), self.config.learner.device).vectors
+            shown = message_on(self.message(task, batch.step, 0), self.config.clients.device).vectors
             key = self._key("fingerprint", task.client)
             report = self.hooks.fingerprint(task, client, shown, key)
         return self.coder.up(self._home(report), None, task.visit, key)
@@ -156,13 +154,13 @@ class Worker:
             messages.append(self.message(task, batch.step, batch.version))
             works.append(partial(self.hooks.local_update, task, *self._before(client, task, messages[-1])))
         with self.watch("train"):
-            made = self.config.learner.lockstep.run(works)
+            made = self.config.clients.run_lockstep(works)
         return {
             task.number: self._after(task, message, *done)
             for task, message, done in zip(tasks, messages, made, strict=True)
         }
 
-    def _train(self, client: LocalClient, task: ClientTask, message: Message) -> Coded:
+    def _train(self, client: Client, task: ClientTask, message: Message) -> Coded:
         """Train one client and commit its state."""
         arguments = self._before(client, task, message)
         with self.watch("train"):
@@ -170,14 +168,14 @@ class Worker:
         return self._after(task, message, *made)
 
     def _before(
-        self, client: LocalClient, task: ClientTask, message: Message
-    ) -> tuple[Message, State, LocalClient, Key]:
+        self, client: Client, task: ClientTask, message: Message
+    ) -> tuple[Message, State, Client, Key]:
         """Return what a visit starts from: message, state, client with its data loaded, key."""
         with self.watch("load"):
             keeps = self.config.algorithm.needs.client_state
             state = self.config.store.load("state", task.client, task.visit) if keeps else {}
             _ = client.data
-        device = self.config.learner.device
+        device = self.config.clients.device
         key = self._key("visit", task.client, task.visit)
         return message_on(message, device), state_on(state, device), client, key
 
@@ -194,7 +192,7 @@ class Worker:
 
     def _home(self, report: Report) -> Report:
         """Return a report whose notes are in main memory; its vectors too, unless they are only summed."""
-        return report_home(report, self.config.learner.device, vectors=not self._sums_only)
+        return report_home(report, self.config.clients.device, vectors=not self._sums_only)
 
     def _header(
         self,
@@ -236,10 +234,10 @@ class Worker:
         name, num_rows = compared
         with self.watch("cluster"):
             u, rows = staged(report.vectors[name]), self.tables.rows(name, list(range(num_rows)))
-            return {"row_distance": row_distances(u, rows, self.config.learner.layout.num_parameters)}
+            return {"row_distance": row_distances(u, rows, self.config.clients.layout.num_parameters)}
 
     def _probe(
-        self, report: Report, task: ClientTask, peers: list[LocalClient], step: int
+        self, report: Report, task: ClientTask, peers: list[Client], step: int
     ) -> tuple[Mapping[str, Any], Mapping[str, Any], Exchanges]:
         """Return notes, findings and exchanges of a look at the peers."""
         exchanges: _Exchanges = {}
@@ -266,7 +264,7 @@ class Worker:
 
         def work() -> tuple[ReportHeader, Report]:
             report, sizes = self._train(client, task, self.coder.down(message))
-            report = report_home(report, self.config.learner.device)
+            report = report_home(report, self.config.clients.device)
             findings = self._inspect(task, report)
             return self._header("local_update", task, report, sizes, {}, findings, {}), report
 
@@ -283,7 +281,7 @@ class Worker:
             return {}
         with self.watch("evaluate"):
             if not self._public:
-                self._public = public_clients(c.federation, c.learner, c.local)
+                self._public = c.clients.public_clients()
             return self.hooks.inspect(task, report.vectors, self._public)
 
     # -- evaluation ------------------------------------------------------------------------------------------
@@ -296,7 +294,7 @@ class Worker:
             some more training as `accuracy_finetuned`.
         """
         out: dict[int, dict[str, float]] = {}
-        device = self.config.learner.device
+        device = self.config.clients.device
         with self.watch("evaluate"):
             for task in batch.visits:
                 # where data change, a model is evaluated by those it was made for
@@ -310,7 +308,7 @@ class Worker:
                 out[task.client] = scores
         return out
 
-    def _scores(self, message: Message, state: State, client: LocalClient) -> dict[str, float]:
+    def _scores(self, message: Message, state: State, client: Client) -> dict[str, float]:
         scores = dict(self.hooks.evaluate(message, state, client, client.data.test))
         for name, split in client.data.extra.items():
             extra = self.hooks.evaluate(message, state, client, split)
@@ -320,7 +318,7 @@ class Worker:
             scores |= self._finetuned(client, start)
         return scores
 
-    def _finetuned(self, client: LocalClient, start: Vector) -> dict[str, float]:
+    def _finetuned(self, client: Client, start: Vector) -> dict[str, float]:
         """Return what a model scores after some more epochs on the client's training data."""
         key = self._key("finetune", client.id, client.visit)
         tuned = client.sgd(start, key, epochs=self.config.finetune_epochs).vector
@@ -411,7 +409,7 @@ class CountedPeer(Peer):
         payload: how numbers are encoded on the way.
     """
 
-    def __init__(self, me: int, them: LocalClient, exchanges: _Exchanges, payload: Payload) -> None:
+    def __init__(self, me: int, them: Client, exchanges: _Exchanges, payload: Payload) -> None:
         self.id, self._me, self._them, self._exchanges, self._payload = them.id, me, them, exchanges, payload
 
     def _count(self, kind: str, direction: str, client: int, tensor: torch.Tensor) -> None:

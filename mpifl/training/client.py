@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,11 +11,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mpifl.core.client import Client, Direction, Loss, Trained
+from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained
 from mpifl.core.devices import CPU, split_on
 from mpifl.core.errors import Missing
 from mpifl.core.federation import ClientData, Federation, Split
-from mpifl.core.parameters import Part
+from mpifl.core.parameters import Layout, Part
 from mpifl.core.rng import Key
 from mpifl.core.types import Vector
 
@@ -171,3 +171,41 @@ def public_clients(
     """
     sets = _ServerSets(federation.public() if splits is None else splits, federation)
     return tuple(LocalClient(g, sets, learner, config, home=CPU) for g in range(sets.num_clients))
+
+
+@dataclass(frozen=True)
+class LocalClients(ClientHost):
+    """The clients of a rank: the data of all, one learner, the options of local training.
+
+    Attributes:
+        federation: the clients' data.
+        learner: trains and evaluates on this rank's device.
+        local: how clients train.
+    """
+
+    federation: Federation
+    learner: Learner
+    local: LocalConfig
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # attributes of ClientHost
+        """Where clients train."""
+        return self.learner.device
+
+    @property
+    def layout(self) -> Layout:  # type: ignore[override]
+        """The layout of the model's flat vector."""
+        return self.learner.layout
+
+    def client(self, k: int, visit: int = 0, step: int = 1, **changes: Any) -> LocalClient:
+        """Return a client at a visit."""
+        local = replace(self.local, **changes) if changes else self.local
+        return LocalClient(k, self.federation, self.learner, local, visit, step)
+
+    def public_clients(self) -> Sequence[LocalClient]:
+        """Return the labelled sets that the server owns, each as a client."""
+        return public_clients(self.federation, self.learner, self.local)
+
+    def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """Return what several visits make, trained side by side."""
+        return self.learner.lockstep.run(works)

@@ -62,7 +62,7 @@ def test_a_step_of_fedavg_is_the_mean_of_what_the_clients_train(tmp_path):
     """Step 1 by hand: sum_k n_k w_k / sum n, each w_k trained with the key of its first visit."""
     federation = worlds.Tiny()
     done = worlds.run(CATALOGUE["fedavg"](), federation, tmp_path, steps=1)
-    learner = done.server_step.config.learner
+    learner = done.server_step.config.clients.learner
     start = done.servers[0].tables["model"][0]
     trained = [
         LocalClient(k, federation, learner, worlds.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
