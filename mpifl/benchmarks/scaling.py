@@ -1,7 +1,7 @@
-"""`mpifl bench scaling`: one workload on 1 to n workers, and what many more would do.
+"""One workload on 1 to n workers, and an extrapolation to many more (`mpifl bench scaling`).
 
 Strong scaling keeps the cohort, weak scaling keeps the visits per worker. The extrapolation is a sum of three
-terms, so that it can say which of them binds first:
+terms, which shows the one that limits first:
 
     training   visit_s * ceil(m / w)         visits are whole: the busiest of w workers has ceil(m / w); data
                                              and the sum of the upload included
@@ -31,17 +31,20 @@ from .turns import Job, mpirun, scratch_folder
 from .workloads import WORKLOADS
 
 MANY = (16, 64, 256, 1024)
-BUSY = ("train", "load", "reduce")  # phases of a worker that its visits fill
-LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network that is assumed for the extrapolation
+BUSY = ("train", "load", "reduce")  # phases of a worker that are part of its visits
+LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network assumed in the extrapolation
 
 
 @dataclass(frozen=True)
 class Model:
-    """The cost of a round as a function of the number of workers; the terms are in the module's text.
+    """The seconds of a round as a function of the number of workers; see the module for the terms.
 
     Attributes:
-        visit_s: seconds of a visit. once_s, rank_s: of the server, per round and per worker.
-        m, d: visits in a round, numbers in the model.
+        visit_s: Seconds of a visit.
+        once_s: Seconds of the server in a round.
+        rank_s: Seconds of the server in a round, for each worker.
+        m: Visits in a round.
+        d: Numbers in the model.
     """
 
     visit_s: float
@@ -65,13 +68,19 @@ class Model:
         return sum(self.terms(workers).values())
 
     def binds(self, workers: int) -> str:
-        """Return the largest of the terms that more workers do not shrink, or `training`."""
+        """Return the name of the largest term."""
         terms = self.terms(workers)
         return max(terms, key=lambda name: terms[name])
 
 
 def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
-    """Return the model that fits rounds of `m` visits, measured as workers -> {seconds, train, ...}."""
+    """Return the model that fits measured rounds.
+
+    Args:
+        measured: Number of workers -> seconds of a round under `seconds`, and of each phase of a worker.
+        m: Visits in a round.
+        d: Numbers in the model.
+    """
     busy = {w: sum(f.get(phase, 0.0) for phase in BUSY) for w, f in measured.items()}
     workers = np.array(sorted(measured), float)
     rest = np.array([max(0.0, measured[int(w)]["seconds"] - busy[int(w)]) for w in workers])
@@ -84,7 +93,17 @@ def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
 
 
 def measure_scaling(name: str, most: int | None, turns: int | None, options: Sequence[str]) -> dict[str, Any]:
-    """Measure workload `name` on 1 to `most` workers (default: the cores there are) and extrapolate."""
+    """Measure a workload on 1 to `most` workers, extrapolate, and print both.
+
+    Args:
+        name: The workload.
+        most: Largest number of workers; None for the number of cores.
+        turns: Turns of each job; None for 5.
+        options: Command-line options, laid over the configuration.
+
+    Returns:
+        The figures.
+    """
     config = loader.load(WORKLOADS[name].config, list(options))
     prepare(config.data, config.seed.data, download=False)
     federation = open_federation(config.data, config.seed.data, build=False)
@@ -101,7 +120,7 @@ def measure_scaling(name: str, most: int | None, turns: int | None, options: Seq
 
 
 def _measure(name: str, workers: int, m: int, turns: int | None, options: Sequence[str]) -> dict[str, float]:
-    """Return the medians of a round on so many workers, in seconds: all, and each phase of a worker."""
+    """Return the median seconds of a round on some workers, and of each phase of a worker."""
     config = WORKLOADS[name].config
     with scratch_folder() as place:
         asked = [*options, "--cohort_size", str(m), "--system.scratch", place]
@@ -120,7 +139,7 @@ def _measure(name: str, workers: int, m: int, turns: int | None, options: Sequen
 
 
 def lines(out: dict[str, Any], model: Model) -> list[str]:
-    """Return what is printed."""
+    """Return the figures as text lines."""
     strong, weak, first = out["strong"], out["weak"], min(out["strong"])
     page = [
         f"{out['workload']}: {out['m']} visits a round",

@@ -94,11 +94,11 @@ def test_the_runs_do_what_they_are_there_for(runs_at, monitored):
     assert runs.summary("cfl")["num_clusters"] >= 3
     assert runs.summary("ifca")["num_clusters"] >= 2
     assert runs.summary("emdcfl")["num_clusters"] >= 2
-    assert runs.wire("ucfl")["reduce_scatter"] > 0, "rows live with their readers"
-    assert runs.wire("ucfl-4")["reduce_scatter"] == 0
-    assert runs.wire("fedavg")["reduce"] > 0 == runs.wire("fedavg")["gatherv"]
-    assert runs.wire("cfl")["gatherv"] > 0, "products of all pairs"
-    gathered, reduced = runs.wire("fedavg-gathered"), runs.wire("ucfl-reduced")
+    assert runs.mpi_bytes("ucfl")["reduce_scatter"] > 0, "rows live with their readers"
+    assert runs.mpi_bytes("ucfl-4")["reduce_scatter"] == 0
+    assert runs.mpi_bytes("fedavg")["reduce"] > 0 == runs.mpi_bytes("fedavg")["gatherv"]
+    assert runs.mpi_bytes("cfl")["gatherv"] > 0, "products of all pairs"
+    gathered, reduced = runs.mpi_bytes("fedavg-gathered"), runs.mpi_bytes("ucfl-reduced")
     assert gathered["gatherv"] > 0 == gathered["reduce"]
     assert reduced["reduce"] > 0 == reduced["reduce_scatter"]
     assert runs_at("alone").summary("fedavg")["mpi_bytes"] == 0
@@ -109,17 +109,17 @@ def test_bytes_are_those_that_open_mpi_monitored(monitored):
     runs, prefix = monitored
     if not list(prefix.parent.iterdir()):
         pytest.skip("this MPI has no monitoring (Open MPI has)")
-    seen, wire = parse_monitoring(str(prefix)), runs.wire(*RUNS)
+    seen, sent = parse_monitoring(str(prefix)), runs.mpi_bytes(*RUNS)
     calls = seen["communicators"]["mpifl"]
     kind = {
         k: sum(count.size for (_, which), count in calls.items() if which == k) for k in ("O2A", "A2O", "A2A")
     }
-    assert wire["bcast"] == kind["O2A"]
-    assert wire["reduce"] + wire["gatherv"] == kind["A2O"]
-    assert wire["reduce_scatter"] == kind["A2A"]
-    assert wire["send"] == sum(count.size for count in seen["point"].values())
-    assert sum(runs.summary(name)["mpi_bytes"] for name in RUNS) == sum(wire.values())
-    assert min(wire[call] for call in ("bcast", "reduce", "gatherv", "reduce_scatter", "send")) > 0
+    assert sent["bcast"] == kind["O2A"]
+    assert sent["reduce"] + sent["gatherv"] == kind["A2O"]
+    assert sent["reduce_scatter"] == kind["A2A"]
+    assert sent["send"] == sum(count.size for count in seen["point"].values())
+    assert sum(runs.summary(name)["mpi_bytes"] for name in RUNS) == sum(sent.values())
+    assert min(sent[call] for call in ("bcast", "reduce", "gatherv", "reduce_scatter", "send")) > 0
 
 
 def test_each_rank_counted_what_it_sent_itself(monitored):
@@ -185,7 +185,7 @@ def test_a_run_folder_is_complete_and_its_figures_agree(runs_at, monitored):
         for way in ("up", "down"):
             total = sum(int(row["bytes"]) for row in ledger if row["direction"] == way)
             assert summary[f"federation_bytes_{way}"] == total
-        assert summary["mpi_bytes"] == sum(runs.wire(name).values())
+        assert summary["mpi_bytes"] == sum(runs.mpi_bytes(name).values())
         (last,) = runs.table(name, "metrics.csv")
         assert float(last["accuracy_mean"]) == summary["accuracy_mean"]
         assert {row["rank"] for row in runs.table(name, "timing.csv")} == {"0", "1", "2", "3"}

@@ -55,7 +55,7 @@ class Runs:
         with (self.folder / f"tiny-{name}" / file).open() as lines:
             return list(csv.DictReader(lines))
 
-    def wire(self, *names: str) -> Counter[str]:
+    def mpi_bytes(self, *names: str) -> Counter[str]:
         """Return the bytes of each call."""
         rows = (row for name in names for row in self.table(name, "mpi_traffic.csv"))
         total: Counter[str] = Counter()
