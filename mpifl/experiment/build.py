@@ -191,8 +191,10 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
 def public_sets(
     algorithm: Algorithm, data: DataConfig, federation: Federation, is_server: bool
 ) -> tuple[Split, ...]:
-    """Return the labelled sets that the server owns, for methods that evaluate uploads on them, or that have
-    a network beside the model; the latter at rank 0 only.
+    """Return the labelled sets that the server owns, where the method asks for them.
+
+    Methods that evaluate uploads on them have them on every rank, those with a network beside the model on
+    rank 0 only.
     """
     if uses(algorithm, ServerEvaluation):
         return federation.public()

@@ -151,9 +151,7 @@ def _visited_share(context: RunContext, workers: int) -> float:
 
 
 def _sample_bytes(context: RunContext, visited: float) -> int:
-    """Return the bytes of the samples that are cached after all rounds, and of the mapped pixels behind
-    them.
-    """
+    """Return the bytes of the samples cached after all rounds, and of the mapped pixels behind them."""
     federation, limit = context.federation, context.config.system.sample_cache_mb * 10**6
     if not isinstance(federation, PoolFederation):
         return 0
