@@ -31,7 +31,7 @@ from mpifl.core.rng import Key, key
 from mpifl.core.types import Notes, Server
 from mpifl.experiment import build
 from mpifl.experiment.context import RunContext
-from mpifl.experiment.schema import Config, EvaluationConfig, Seeds
+from mpifl.experiment.schema import Config, EvaluationConfig, Seeds, check_sections
 from mpifl.models import MODELS
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.server_step import ServerStep
@@ -175,6 +175,7 @@ def device_of(config: Config) -> str:
 
 def context_of(config: Config, federation: Federation, transport: Transport | None = None) -> RunContext:
     """Return what `build` would, for a federation that is already there."""
+    check_sections(config)
     config.policy.prepare(federation)
     transport, device = transport or Single(), device_of(config)
     public = build.public_sets(config.algorithm, config.data, federation, True)
