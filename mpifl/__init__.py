@@ -97,6 +97,7 @@ def run(config: Config | str, **changes: Any) -> Run:
     """
     from mpifl.comm.connect import connect
     from mpifl.core.errors import require
+    from mpifl.core.old_keys import renamed
     from mpifl.experiment import loader
     from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.schema import Config, check_sections
@@ -106,7 +107,7 @@ def run(config: Config | str, **changes: Any) -> Run:
     remedy = "runs in one process; over several: mpirun -n P mpifl run CONFIG"
     require(transport.size == 1, "mpifl.run", f"{transport.size} ranks", remedy)
     tree = loader.read(config) if isinstance(config, str) else loader.to_tree(config)
-    whole = loader.from_tree(Config, loader.merged(tree, loader.renamed(changes)))
+    whole = loader.from_tree(Config, loader.merged(tree, renamed(changes)))
     check_sections(whole)
     folder = run_experiment(whole, transport, quiet=True)
     assert folder is not None, "rank 0 has the run folder"

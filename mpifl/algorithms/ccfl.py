@@ -170,7 +170,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
         for A in self.sharpen:
             u = np.exp(A * u - (A * u).max())
             u /= u.sum()
-        return u
+        return np.asarray(u)
 
 
 def pretrained(problem: ProblemInfo, epochs: int, key: Key) -> torch.Tensor:

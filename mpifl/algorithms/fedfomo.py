@@ -124,7 +124,7 @@ class FedFomo(Algorithm):
 def gains(losses: np.ndarray, distances: np.ndarray) -> np.ndarray:
     """Return max((L(w_i) - L(w_j)) / ||w_j - w_i||, 0) [M] from losses [1 + M], own first; 0 if equal."""
     better = np.maximum(losses[0] - losses[1:], 0.0)
-    return np.divide(better, distances, out=np.zeros_like(better), where=distances > 0)
+    return np.asarray(np.divide(better, distances, out=np.zeros_like(better), where=distances > 0))
 
 
 def choose(P: np.ndarray, size: int, epsilon: float, address: Key) -> np.ndarray:

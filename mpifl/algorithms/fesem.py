@@ -111,9 +111,9 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
         """Return k_i [m] of each report."""
         apart = notes["row_distance"]  # [m, K]
         if self.variant == "emdcfl" and server.version == 0:
-            return server.assign[notes.client]
+            return np.asarray(server.assign[notes.client])
         if self.variant != "flt":
-            return apart.argmin(1)
+            return np.asarray(apart.argmin(1))
         gram = notes["gram"]
         centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
         points, K = principal_coordinates(centred, len(gram)), min(self.num_clusters, len(gram))

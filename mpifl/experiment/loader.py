@@ -44,7 +44,8 @@ def load(name: str, options: Sequence[str] = ()) -> Config:
     Raises:
         UserError: names the key or the file.
     """
-    return from_tree(Config, merged(read(name), overrides(options)))
+    found: Config = from_tree(Config, merged(read(name), overrides(options)))
+    return found
 
 
 def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()) -> Config:
@@ -64,7 +65,8 @@ def load_everywhere(transport: Transport, name: str, options: Sequence[str] = ()
         check_sections(from_tree(Config, found))
         return found
 
-    return from_tree(Config, on_server(transport, tree))
+    config: Config = from_tree(Config, on_server(transport, tree))
+    return config
 
 
 # -- files and options ---------------------------------------------------------------------------------------
@@ -325,4 +327,4 @@ def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
 
 def dump(config: Config) -> str:
     """Return the resolved configuration as YAML."""
-    return yaml.safe_dump(to_tree(config), sort_keys=False)
+    return str(yaml.safe_dump(to_tree(config), sort_keys=False))

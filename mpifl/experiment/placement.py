@@ -129,8 +129,11 @@ def crowded(places: Sequence[Place]) -> list[str]:
 
 
 def check_places(places: Sequence[Place], compiled: bool = True) -> None:
-    """Raise `UserError` where a rank was given several GPUs that no other rank of its node can use, or where
-    the workers do not all have the same loops that small networks are trained by.
+    """Refuse ranks with idle GPUs, and workers with different kernels.
+
+    Raises:
+        UserError: a rank has several GPUs that no other rank of its node can use, or the workers do not
+            all have the same kernels.
     """
     loops = {f"{p['host']} (process {p['pid']})": p["machine"]["kernels"] for p in workers_of(places)}
     remedy = (

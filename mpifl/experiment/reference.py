@@ -1,5 +1,6 @@
-"""What there is to configure, read from the dataclasses and their docstrings: pages of `mpifl show` and
-`mpifl list`, and the JSON Schema of configuration files.
+"""The pages of `mpifl show` and `mpifl list`, and the JSON Schema of configuration files.
+
+All of it is read from the dataclasses and their docstrings.
 """
 
 from __future__ import annotations

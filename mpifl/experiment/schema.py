@@ -236,7 +236,7 @@ class Config:
     payload: Payload = field(default_factory=Payload)
     availability: Availability = field(default_factory=Availability)
     clock: ClockConfig = field(default_factory=VirtualTime)
-    vary: dict | None = None  # any keys
+    vary: dict[str, Any] | None = None  # any keys
 
     def __post_init__(self) -> None:
         error = self.on_client_error

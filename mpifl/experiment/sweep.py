@@ -24,6 +24,7 @@ import yaml
 
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import UserError, require
+from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import MAX_NAME_BYTES, yaml_file
 from mpifl.results import run_folder as folders
 from mpifl.results.metrics import over_runs
@@ -93,7 +94,7 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
                 _check_algorithm(tree, file, str(value))
                 one = loader.merged(file, one)
             else:
-                one = loader.merged(one, loader.renamed(loader.nested(key.split("."), value)))
+                one = loader.merged(one, renamed(loader.nested(key.split("."), value)))
         labels = dict(zip(vary, (label for label, _ in combination), strict=True))
         out.append(Case(labels, loader.from_tree(Config, one)))
         check_sections(out[-1].config)
@@ -215,7 +216,7 @@ def _started_with(folder: Path) -> dict[str, Any]:
             path.rename(path.with_stem("sweep"))
     tree = yaml_file(folder / SWEEP_FILE, "RUN")
     require(isinstance(tree, dict), "RUN", str(folder), f"has a {SWEEP_FILE} that holds no mapping")
-    tree = loader.renamed(tree)
+    tree = renamed(tree)
     cases(tree)
     return tree
 

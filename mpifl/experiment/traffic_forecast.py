@@ -25,7 +25,7 @@ from mpifl.core.capabilities import (
 from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server
-from mpifl.traffic.codec import download_bytes, upload_bytes
+from mpifl.traffic.encoding import download_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
 from mpifl.training.client import LocalClient, public_clients
 

@@ -103,7 +103,7 @@ def _values(run: Run, name: str) -> np.ndarray:
     """Return a column of a run; `bytes` is the sum of both directions."""
     metrics = run.metrics
     if name == "bytes":
-        return metrics["federation_bytes_up"] + metrics["federation_bytes_down"]
+        return np.asarray(metrics["federation_bytes_up"] + metrics["federation_bytes_down"])
     return metrics.get(name, np.full(len(metrics["round"]), np.nan))
 
 

@@ -30,7 +30,7 @@ from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.staleness import damp
 from mpifl.simulation.visits import DispatchState, Visit
-from mpifl.traffic.codec import download_bytes, upload_bytes
+from mpifl.traffic.encoding import download_bytes, upload_bytes
 
 from .aggregators import LocalAggregator
 from .engine import Engine, EvaluationSchedule, Record

@@ -19,7 +19,7 @@ from mpifl.core.devices import CPU, message_on, report_home, room, staged, state
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
-from mpifl.traffic.codec import Coder
+from mpifl.traffic.encoding import Coder
 from mpifl.traffic.ledger import count_numbers
 from mpifl.traffic.payload import Payload
 

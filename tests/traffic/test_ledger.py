@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 from support import worlds
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.traffic.codec import download_bytes
+from mpifl.traffic.encoding import download_bytes
 from mpifl.traffic.ledger import Ledger, Moved, count_numbers
 from mpifl.traffic.payload import Payload
 

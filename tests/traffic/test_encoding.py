@@ -10,8 +10,8 @@ from torch.testing import assert_close
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.rng import key
 from mpifl.core.types import Report
-from mpifl.traffic.codec import Coder, sizes
 from mpifl.traffic.compression import TopK
+from mpifl.traffic.encoding import Coder, sizes
 from mpifl.traffic.payload import Payload
 
 HALF = TopK(0.5)  # one of two numbers: 4 bytes, and 4 for its place
