@@ -142,7 +142,7 @@ class Algorithm(ABC):
     # -- before a run
 
     def check(self, problem: ProblemInfo) -> None:
-        """Raise `UserError` when this method cannot run in this problem. Default: when K is larger than N."""
+        """Raise `UserError` when this method cannot run on this problem. Default: when K is larger than N."""
         for name in ("num_clusters", "num_components", "num_groups"):
             remedy = f"there are only {problem.num_clients} clients; take fewer"
             require(getattr(self, name, 0) <= problem.num_clients, name, getattr(self, name, 0), remedy)
@@ -150,6 +150,14 @@ class Algorithm(ABC):
     def auxiliary(self) -> Mapping[str, Any] | None:
         """Return name and options of the network beside the model (`Client.auxiliary`). Default: none."""
         return None
+
+    def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
+        """Return what a run sends beside the reads and reports of equal rounds: bytes (down, up), by unicast.
+
+        The forecast multiplies round 1 by the number of rounds. A method whose rounds differ, or that has a
+        second look, adds here what is missing; what is sent less is negative. Default: nothing.
+        """
+        return 0, 0
 
     # -- evaluation
 
@@ -180,14 +188,6 @@ class Algorithm(ABC):
         if not uses(self, NewClients):
             return visited
         return np.asarray(visited | server.algorithm_state["known"].astype(bool))
-
-    def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
-        """Return what a run sends beside the reads and reports of equal rounds: bytes (down, up), by unicast.
-
-        The forecast multiplies round 1 by the number of rounds. A method whose rounds differ, or that has a
-        second look, adds here what is missing; what is sent less is negative. Default: nothing.
-        """
-        return 0, 0
 
     def mixtures(self, server: Server) -> np.ndarray | None:
         """Return the estimated share [N, K] of each group in each client's data (none by default)."""
