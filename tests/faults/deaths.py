@@ -35,8 +35,8 @@ RUNS: dict[str, list[str]] = {
     ],
 }
 SYNCHRONOUS = ("fedavg", "scaffold", "cfl", "ucfl")
-ROUNDS_CALLS = ("deal", "collect", "meet", "share", "reduce", "train")
-EVENTS_CALLS = ("pick", "post", "train", "collect")
+ROUNDS_CALLS = ("scatter", "gather", "barrier", "Bcast", "Reduce", "train")
+EVENTS_CALLS = ("poll", "isend", "train", "gather")
 ULFM = ("--with-ft", "ulfm")
 
 Plan = Sequence[dict[str, Any]]
@@ -48,8 +48,8 @@ def plan_of(rng: random.Random, name: str, ranks: int, victims: int) -> list[dic
     calls, plan = ROUNDS_CALLS if name in SYNCHRONOUS else EVENTS_CALLS, []
     for rank in rng.sample(range(1, ranks), victims):
         call = rng.choice(calls)
-        lowest = {"deal": 14, "collect": 8, "share": 1, "pick": 4}.get(call, 1)
-        most = {"deal": 10, "collect": 6, "pick": 400, "post": 6, "share": 5}.get(call, 6)
+        lowest = {"scatter": 14, "gather": 8, "Bcast": 1, "poll": 4}.get(call, 1)
+        most = {"scatter": 10, "gather": 6, "poll": 400, "isend": 6, "Bcast": 5}.get(call, 6)
         nth, number = lowest + rng.randrange(most), rng.choice((9, 9, 19))  # killed or stopped
         plan.append({"rank": rank, "call": call, "nth": nth, "signal": number})
     return plan

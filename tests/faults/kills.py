@@ -90,7 +90,9 @@ def arm(plan: dict[str, Any]) -> None:
     if moment in ("mpi", "verbs"):
         with starting():
             from mpifl.comm.mpi import Mpi
-        for name in ("_find_nodes",) if moment == "mpi" else ("collect", "deal", "share", "reduce", "post"):
+        for name in (
+            ("_find_nodes",) if moment == "mpi" else ("gather", "scatter", "Bcast", "Reduce", "isend")
+        ):
             watch(Mpi, name)
 
 

@@ -22,7 +22,7 @@ STOP = {"signal": signal.SIGSTOP}
 FEW: dict[
     str, deaths.Plan
 ] = {  # of one job of six ranks: each run goes on with those that the one before left
-    "scaffold": [{"rank": 1, "call": "train", "nth": 3}, {"rank": 5, "call": "reduce", "nth": 4}],
+    "scaffold": [{"rank": 1, "call": "train", "nth": 3}, {"rank": 5, "call": "Reduce", "nth": 4}],
     "ucfl": [{"rank": 2, "call": "train", "nth": 3, **STOP}],  # rows that live with their readers
     "fedbuff": [{"rank": 3, "call": "train", "nth": 3}],
     "scaffold-events": [{"rank": 4, "call": "train", "nth": 5}],  # rank 0 is left alone
@@ -79,7 +79,7 @@ def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("rank", "launcher"), [(2, ()), (0, deaths.ULFM)], ids=["2", "0"])
 def test_a_stopped_rank_without_which_the_job_cannot_go_on_ends_it(rank, launcher, whole, mpirun, tmp_path):
-    plan = [{"rank": rank, "call": "reduce", "nth": 4, "signal": signal.SIGSTOP}]
+    plan = [{"rank": rank, "call": "Reduce", "nth": 4, "signal": signal.SIGSTOP}]
     asked = deaths.arguments(tmp_path, "x", "scaffold", whole.cache)
     end = deaths.launch(mpirun, 3, plan, *asked, launcher=launcher)
     if not has_ulfm(end.stderr):
@@ -101,7 +101,7 @@ def test_a_tolerant_run_in_which_nobody_dies_ends(whole, mpirun, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("call", ["start", "deal", "open_federation"])
+@pytest.mark.parametrize("call", ["start", "scatter", "open_federation"])
 def test_the_loss_of_a_rank_during_start_up_is_overcome_or_told(call, whole, mpirun, tmp_path):
     asked = deaths.arguments(tmp_path, "x", "fedavg", whole.cache)
     plan, limit = [{"rank": 1, "call": call, "nth": 1}], {"MPIFL_START_S": "5"}
@@ -118,7 +118,7 @@ def test_the_loss_of_a_rank_during_start_up_is_overcome_or_told(call, whole, mpi
 
 def test_a_job_that_is_killed_goes_on_at_another_number_of_ranks(whole, mpirun, tmp_path):
     asked = [*deaths.arguments(tmp_path, "x", "scaffold", whole.cache), "--checkpoint.every", "2"]
-    end = deaths.launch(mpirun, 2, [{"rank": 0, "call": "reduce", "nth": 6}], *asked)
+    end = deaths.launch(mpirun, 2, [{"rank": 0, "call": "Reduce", "nth": 6}], *asked)
     assert end.returncode not in (0, 2, 75)
     folder = tmp_path / "tiny-x"
     assert not (folder / "summary.json").exists()
