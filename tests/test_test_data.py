@@ -8,7 +8,7 @@ tuned or chosen on them. Where a visit evaluated on them, all that is trained mu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,34 +83,36 @@ class SealedWorld(worlds.Tiny):
             self.judging = before
 
 
-class Sealed:
-    """A method in whose hooks test data are sealed, and whose scores are means over test images."""
+def sealed(algorithm: Algorithm, world: SealedWorld) -> Algorithm:
+    """Return a method in whose hooks test data are sealed, and whose scores are means over test images."""
 
-    def __init__(self, inner: Algorithm, world: SealedWorld) -> None:
-        self.inner, self.world = inner, world
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if name.startswith("_") or not callable(found):
-            return found
-
+    def wrapped(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
         def hook(*args: Any, **named: Any) -> Any:
-            with self.world.now(judging=False):
+            with world.now(judging=False):
                 result = found(*args, **named)
                 if name == "evaluate":
-                    self._is_a_mean(result, *args)
+                    assert_mean(algorithm, result, *args)
             return result
 
         return hook
 
-    def _is_a_mean(
-        self, whole: dict[str, float], message: Message, state: State, client: Client, split: Split
-    ) -> None:
-        parts = [Split(split.x[part], split.y[part]) for part in PARTS]
-        scores = [self.inner.evaluate(message, state, client, part) for part in parts]
-        for name, value in whole.items():
-            mean = sum(len(p) * s[name] for p, s in zip(parts, scores, strict=True)) / len(split)
-            assert_allclose(value, mean, rtol=1e-4, err_msg=f"{name} is no mean over test images")
+    return worlds.with_hooks(algorithm, wrapped)
+
+
+def assert_mean(
+    algorithm: Algorithm,
+    whole: dict[str, float],
+    message: Message,
+    state: State,
+    client: Client,
+    split: Split,
+) -> None:
+    """Assert that scores are means over images: those of parts, weighted, give the whole."""
+    parts = [Split(split.x[part], split.y[part]) for part in PARTS]
+    scores = [algorithm.evaluate(message, state, client, part) for part in parts]
+    for name, value in whole.items():
+        mean = sum(len(p) * s[name] for p, s in zip(parts, scores, strict=True)) / len(split)
+        assert_allclose(value, mean, rtol=1e-4, err_msg=f"{name} is no mean over test images")
 
 
 @pytest.fixture
@@ -150,9 +152,8 @@ def run(algorithm: Algorithm, world: SealedWorld, folder: Path, **changes: Any) 
     """Take two steps of a method and evaluate after each, also after fine-tuning."""
     evaluated = EvaluationConfig(every=1, at_start=True, finetune_epochs=1)
     take = worlds.events if "policy" in changes else worlds.run
-    sealed: Any = Sealed(algorithm, world)
     world.judged_in_hooks = 0
-    out = take(sealed, world, folder / "marked", steps=2, evaluation=evaluated, **changes)
+    out = take(sealed(algorithm, world), world, folder / "marked", steps=2, evaluation=evaluated, **changes)
     if world.judged_in_hooks:
         world.others = True
         other = take(algorithm, world, folder / "others", steps=2, evaluation=evaluated, **changes)

@@ -426,7 +426,7 @@ def test_fedclust_cuts_the_distances_of_final_layers_and_newcomers_join_the_near
     fingerprints = byhand.notes([1, 3, 2], gram=gram(POINTS))
     server = method.setup(world([1, 3, 2, 1, 1]), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, [0, 0, 1, 2, 2])
-    (signature,) = method.found(server, fingerprints).mixings
+    (signature,) = method.initial_plan(server, fingerprints).mixings
     assert_allclose(signature.weights, [[0.5, 0.5, 0], [0, 0, 1]])
     plan = method.assign_new_clients(
         server, byhand.notes([1, 1], [3, 4], row_distance=[[5.5, 3.0], [2.5, 6.0]])
@@ -481,7 +481,7 @@ def test_fedclust_under_emdcfl_averages_once_by_samples():
     fingerprints = byhand.notes([1, 3, 2], gram=gram(POINTS))
     method = CATALOGUE["fedclust"](threshold=2.0, variant="emdcfl")
     server = method.setup(world([1, 3, 2]), fingerprints, byhand.KEY)
-    signature, model = method.found(server, fingerprints).mixings
+    signature, model = method.initial_plan(server, fingerprints).mixings
     assert_allclose(signature.weights, [[0.5, 0.5, 0], [0, 0, 1]])
     assert_allclose(model.weights, [[1 / 4, 3 / 4, 0], [0, 0, 1], [0, 0, 0]])
     assert_array_equal(model.keep, [0, 0, 1])
@@ -549,7 +549,7 @@ def test_flexcfl_groups_directions_not_lengths(measure):
     fingerprints = byhand.notes([9, 1, 1, 1], gram=gram(dw))
     server = method.setup(world([9, 1, 1, 1]), fingerprints, byhand.KEY)
     assert_array_equal(server.assign, [0, 0, 1, 1])
-    start, directions = method.found(server, fingerprints).mixings
+    start, directions = method.initial_plan(server, fingerprints).mixings
     assert_allclose(start.weights, [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0, 0]])
     assert_array_equal(start.keep, [1, 1, 1])
     assert (start.of, directions.into) == ("delta", "direction")
@@ -559,7 +559,9 @@ def test_the_cold_start_of_flexcfl_counts_every_client_the_same_under_emdcfl_too
     """Samples 9, 1 and 2 in one group: a third of each update."""
     method = CATALOGUE["flexcfl"](num_groups=1, variant="emdcfl")
     fingerprints = byhand.notes([9, 1, 2], gram=gram([[1.0], [1.0], [2.0]]))
-    start, _ = method.found(method.setup(world([9, 1, 2]), fingerprints, byhand.KEY), fingerprints).mixings
+    start, _ = method.initial_plan(
+        method.setup(world([9, 1, 2]), fingerprints, byhand.KEY), fingerprints
+    ).mixings
     assert_allclose(start.weights, [[1 / 3] * 3, [0] * 3])
 
 

@@ -46,7 +46,7 @@ def test_ranks_that_take_turns_may_stand_still(monkeypatch):
     limits, seen = [30.0], []
 
     class Watched(Single):
-        def watch(self, limit: float) -> None:
+        def watch_stopped(self, limit: float) -> None:
             limits.append(limit)
 
     monkeypatch.setattr(one, "connect", Watched)

@@ -23,6 +23,7 @@ from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm.mpi_startup import MAIN
 from mpifl.comm.transport import Single, Transport
 from mpifl.core.algorithm import Algorithm
+from mpifl.core.capabilities import CAPABILITIES
 from mpifl.core.client import Client, Peer
 from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.core.mixing import Plan
@@ -293,11 +294,16 @@ def observed_method(algorithm: Algorithm, told: Told) -> Algorithm:
 
         return hook
 
+    return with_hooks(algorithm, observe)
+
+
+def with_hooks(algorithm: Algorithm, wrapped: Callable[[str, Callable[..., Any]], Any]) -> Algorithm:
+    """Return a method whose hooks, also of its capabilities, are what `wrapped(name, hook)` makes of them."""
     out = copy.copy(algorithm)
-    for name in dir(Algorithm):
-        found = getattr(algorithm, name)
+    for name in {name for cls in (Algorithm, *CAPABILITIES) for name in dir(cls)}:
+        found = getattr(algorithm, name, None)
         if not name.startswith("_") and callable(found):
-            object.__setattr__(out, name, observe(name, found))  # a dataclass that is frozen
+            object.__setattr__(out, name, wrapped(name, found))  # a dataclass that is frozen
     return out
 
 
