@@ -19,7 +19,6 @@ from typing import Any
 from mpifl.core.errors import require
 
 REDUCE, GATHER, SCATTER, BCAST = "reduce", "gather", "scatter", "bcast"
-COLLECTIVES = (REDUCE, GATHER, SCATTER)
 BLOCK = 1 << 18  # numbers per message of a mixing: 1 to 2 MB, the fastest size measured
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from mpifl.core.devices import CPU, staged
+from mpifl.core.devices import CPU, to_main_memory
 from mpifl.kernels import bindings
 
 MAGIC = 1.5 * 2.0**52
@@ -65,7 +65,7 @@ def exact_sum(
         chosen = [j for j, u in enumerate(uploads) if u.device == device]
         sums = torch.zeros(len(spacing), width, dtype=torch.int64, device=device)
         _backend(device)(sums, [uploads[j] for j in chosen], weights[:, chosen], MAGIC * spacing)
-        total = sums if total is None else staged(total).add_(staged(sums))
+        total = sums if total is None else to_main_memory(total).add_(to_main_memory(sums))
     assert total is not None
     return total
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mpifl.comm.transport import Transport
-from mpifl.core.devices import staged
+from mpifl.core.devices import to_main_memory
 from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import Part, take
 
@@ -220,7 +220,7 @@ class Mixer:
         active = len(plan.rows) if self.transport.is_worker else 0
         for columns in _blocks(plan.width, active) if active else ():
             block = [u[columns] for u in mine]
-            sums = staged(self._sums(plan, block, columns.stop - columns.start))
+            sums = to_main_memory(self._sums(plan, block, columns.stop - columns.start))
             sums = self.transport.Reduce_scatter(sums, plan.owned, f"mix:{plan.into}")
             keep = None if plan.keep is None else plan.keep[own]
             kept = None if keep is None else kept_rows(keep, table.read(rows, columns))
@@ -242,7 +242,7 @@ class Mixer:
 
     def _for_mpi(self, block: torch.Tensor) -> torch.Tensor:
         """Return a block in memory that MPI reads; rank 0 works in main memory."""
-        return block if self.direct and not self.transport.is_server else staged(block)
+        return block if self.direct and not self.transport.is_server else to_main_memory(block)
 
     def gram(
         self, vectors: Sequence[torch.Tensor], counts: Sequence[int], owners: np.ndarray | None, width: int
@@ -289,7 +289,7 @@ def mix_exact(
     spacing = spacings(mixing.weights, max_abs)
     for columns in _blocks(width, mixing.num_rows, LOCAL_BLOCK):
         block = [u[columns] for u in parts]
-        sums = staged(exact_sum(block, mixing.weights, spacing, columns.stop - columns.start))
+        sums = to_main_memory(exact_sum(block, mixing.weights, spacing, columns.stop - columns.start))
         blocks.append(finish(sums, spacing, kept_rows(mixing.keep, old[:, columns])))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
@@ -333,7 +333,7 @@ def _parts(uploads: Sequence[torch.Tensor], part: Part | None) -> Sequence[torch
 def _stacked(block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
     """Return vectors as one contiguous [n, width], in main memory if they are on different devices."""
     if len({u.device for u in block}) > 1:
-        block = [staged(u) for u in block]
+        block = [to_main_memory(u) for u in block]
     return torch.stack(list(block)) if len(block) else torch.empty(0, width)
 
 

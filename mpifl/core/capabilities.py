@@ -196,8 +196,3 @@ def upload_named(algorithm: HasCapabilities, capability: type[Capability], role:
         role: the attribute, for example `gram`.
     """
     return getattr(algorithm, role) if capability in algorithm.capabilities else None
-
-
-def capability_of_hook(hook: str) -> type[Capability] | None:
-    """Return the capability that brings a hook; None for the hooks of every method."""
-    return next((c for c in CAPABILITIES if hook in vars(c)), None)

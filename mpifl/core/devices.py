@@ -17,15 +17,15 @@ CPU = torch.device("cpu")
 SHARE = 0.25  # of a device's free memory that the uploads of a round may take
 
 
-def staged(value: torch.Tensor) -> torch.Tensor:
+def to_main_memory(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor in main memory, copied from a GPU through page-locked memory."""
-    home = sent_home(value)
+    home = start_to_main_memory(value)
     if home is not value:
         wait(value.device)
     return home
 
 
-def sent_home(value: torch.Tensor) -> torch.Tensor:
+def start_to_main_memory(value: torch.Tensor) -> torch.Tensor:
     """Start the copy of a tensor to main memory; it is complete after `wait(value.device)`."""
     if not value.is_cuda:
         return value.to(CPU)
@@ -38,7 +38,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def room(device: torch.device, ranks: int) -> int:
+def upload_budget(device: torch.device, ranks: int) -> int:
     """Return the bytes that the uploads of a round may take on a device.
 
     A share of the memory that is free there or cached by this process.
@@ -55,7 +55,7 @@ def room(device: torch.device, ranks: int) -> int:
     return int(SHARE * (free + again) / sharing)
 
 
-def settle(device: torch.device) -> None:
+def use_deterministic_algorithms(device: torch.device) -> None:
     """Use deterministic algorithms on a GPU; call it before anything is computed there.
 
     Operations without a deterministic form warn, and their bits may differ between runs.
@@ -88,7 +88,7 @@ def split_on(split: Split, device: torch.device) -> Split:
     return Split(split.x.to(device, non_blocking=True), split.y.to(device, non_blocking=True))
 
 
-def report_home(report: Report, device: torch.device, vectors: bool = True) -> Report:
+def report_to_main_memory(report: Report, device: torch.device, vectors: bool = True) -> Report:
     """Return a report with its notes, and its vectors, in main memory.
 
     Args:
@@ -98,10 +98,13 @@ def report_home(report: Report, device: torch.device, vectors: bool = True) -> R
     """
     if device == CPU:
         return report
-    notes, heavy = _sent_home(report.notes), _sent_home(report.vectors) if vectors else report.vectors
+    notes, heavy = (
+        _start_to_main_memory(report.notes),
+        _start_to_main_memory(report.vectors) if vectors else report.vectors,
+    )
     wait(device)
     return replace(report, vectors=heavy, notes=notes)
 
 
-def _sent_home(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: sent_home(v) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+def _start_to_main_memory(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: start_to_main_memory(v) if isinstance(v, torch.Tensor) else v for name, v in values.items()}

@@ -19,7 +19,7 @@ from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
-from mpifl.core.devices import settle
+from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation, Split
 from mpifl.core.parameters import Layout, flatten
@@ -117,7 +117,7 @@ def take_resources(system: SystemConfig, transport: Transport) -> Resources:
     if device != CPU:
         torch.cuda.set_device(device)  # page-locked memory, and MPI, would open a context on another GPU
     if system.deterministic:
-        settle(torch.device(device))
+        use_deterministic_algorithms(torch.device(device))
     if "ready" not in transport.started:  # of several runs in a process, only the first starts anything
         now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
         transport.started = {**transport.started, **now}

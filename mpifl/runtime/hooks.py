@@ -339,13 +339,7 @@ def _checked_report(
         if upload is not None and upload not in vectors:
             what = f"no upload {upload!r}, which {need} = {upload!r} names"
             raise call.error(what, f"uploads are {', '.join(vectors) or 'none'}: name one of them")
-    return _with(report, vectors)
-
-
-def _with(report: Report, vectors: Mapping[str, torch.Tensor]) -> Report:
-    if all(v is report.vectors[name] for name, v in vectors.items()):
-        return report
-    return Report(report.client, report.num_samples, vectors, report.notes, report.metrics, report.unsent)
+    return replace(report, vectors=vectors)
 
 
 def _problem(x: Any, device: torch.device) -> tuple[str, str] | None:

@@ -15,7 +15,15 @@ from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.core.capabilities import RememberedUploads, SecondLook, ServerEvaluation, upload_named, uses
 from mpifl.core.client import Client, Peer
-from mpifl.core.devices import CPU, message_on, report_home, room, staged, state_on, tensors_on
+from mpifl.core.devices import (
+    CPU,
+    message_on,
+    report_to_main_memory,
+    state_on,
+    tensors_on,
+    to_main_memory,
+    upload_budget,
+)
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
@@ -115,7 +123,7 @@ class Worker:
         """Return the bytes of a step's uploads that may stay on the device."""
         t = self.config.transport
         ranks = sum(t.nodes[r] == t.nodes[t.rank] for r in t.workers)
-        return room(self.config.clients.device, ranks)
+        return upload_budget(self.config.clients.device, ranks)
 
     def _report(
         self, task: ClientTask, batch: TaskBatch, peers: list[Client], visits: _Blocks | None
@@ -192,7 +200,7 @@ class Worker:
 
     def _home(self, report: Report) -> Report:
         """Return a report whose notes are in main memory; its vectors too, unless they are only summed."""
-        return report_home(report, self.config.clients.device, vectors=not self._sums_only)
+        return report_to_main_memory(report, self.config.clients.device, vectors=not self._sums_only)
 
     def _header(
         self,
@@ -233,7 +241,7 @@ class Worker:
             return {}
         name, num_rows = compared
         with self.watch("cluster"):
-            u, rows = staged(report.vectors[name]), self.tables.rows(name, list(range(num_rows)))
+            u, rows = to_main_memory(report.vectors[name]), self.tables.rows(name, list(range(num_rows)))
             return {"row_distance": row_distances(u, rows, self.config.clients.layout.num_parameters)}
 
     def _probe(
@@ -264,7 +272,7 @@ class Worker:
 
         def work() -> tuple[ReportHeader, Report]:
             report, sizes = self._train(client, task, self.coder.down(message))
-            report = report_home(report, self.config.clients.device)
+            report = report_to_main_memory(report, self.config.clients.device)
             findings = self._inspect(task, report)
             return self._header("local_update", task, report, sizes, {}, findings, {}), report
 
@@ -386,7 +394,7 @@ class UploadBuffer:
         if rows.device != CPU and size <= self._room:
             self._room -= size
             return list(rows)
-        rows = staged(rows)
+        rows = to_main_memory(rows)
         if visits * size < LEAST:
             return list(rows)
         return [self._next(rows.shape[1]).copy_(row) for row in rows]

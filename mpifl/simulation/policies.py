@@ -67,9 +67,9 @@ class Policy(ABC):
     def check_clock(self, clock: ClockConfig) -> None:
         """Raise `UserError` for a clock that has no effect under the policy."""
 
-    @abstractmethod
     def prepare(self, federation: Federation) -> None:
-        """Prepare the clients' data; every rank calls."""
+        """Prepare the clients' data; every rank calls. Default: leave them as they are."""
+        return
 
     @abstractmethod
     def open_clock(
@@ -112,9 +112,6 @@ class Synchronous(Policy):
         """Accept the default alone."""
         remedy = "has no effect under policy rounds, whose virtual time follows delay and network"
         require(clock == VirtualTime(), "clock", clock, f"{remedy}; leave it out")
-
-    def prepare(self, federation: Federation) -> None:
-        """Leave the data as they are."""
 
     def open_clock(
         self,
@@ -195,9 +192,6 @@ class AsynchronousPolicy(Policy):
 
     def check_clock(self, clock: ClockConfig) -> None:
         """Accept every clock."""
-
-    def prepare(self, federation: Federation) -> None:
-        """Leave the data as they are, unless a subclass changes them."""
 
     def open_clock(
         self,

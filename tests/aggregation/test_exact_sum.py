@@ -15,7 +15,7 @@ from support.pretended import Pretended, there
 from mpifl.aggregation import exact_sum as exact
 from mpifl.aggregation.exact_sum import exact_sum, finish, float32_sum, kept_rows, spacings
 from mpifl.aggregation.mixer import mix_exact
-from mpifl.core.devices import CPU, staged
+from mpifl.core.devices import CPU, to_main_memory
 from mpifl.core.mixing import Mixing
 from mpifl.kernels import bindings
 
@@ -204,7 +204,7 @@ def test_sums_are_made_where_the_uploads_are(away):
             found = exact_sum(uploads, w, spacing, 1000)
         assert sorted(map(str, devices)) == sorted({str(u.device) for u in uploads})
         assert found.device == (uploads[0].device if away == "all" else CPU)
-        assert torch.equal(staged(found), sums_of(x, w, spacing))
+        assert torch.equal(to_main_memory(found), sums_of(x, w, spacing))
 
 
 def wide(rows: int, uploads: int, width: int) -> tuple[torch.Tensor, np.ndarray]:

@@ -8,7 +8,7 @@ from support import worlds
 from support.pretended import DEVICE, Pretended, there
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.core.devices import CPU, staged
+from mpifl.core.devices import CPU, to_main_memory
 from mpifl.runtime import worker
 from mpifl.runtime.worker import UploadBuffer
 
@@ -40,7 +40,7 @@ def test_uploads_stay_on_their_device_as_long_as_there_is_room(monkeypatch):
             vectors = [there(torch.full((2, 3), float(j))) for j in range(3)]
             rows = [row for vector in vectors for row in place.put(vector, 3)]
             assert [row.device for row in rows] == [DEVICE] * 2 + [CPU] * 4
-            assert_array_equal(torch.stack([staged(row) for row in rows])[:, 0], [0, 0, 1, 1, 2, 2])
+            assert_array_equal(torch.stack([to_main_memory(row) for row in rows])[:, 0], [0, 0, 1, 1, 2, 2])
             place.clear()
             assert place.put(vectors[0], 3)[0].device == CPU
 

@@ -145,6 +145,6 @@ def _each(function: Callable[[Any], Any], value: Any) -> Any:
 def gpu(room: int = 1 << 40) -> Iterator[None]:
     """Train everything inside on the device, which has room for so many bytes of a round's uploads."""
 
-    has_room = mock.patch.object(visits, "room", return_value=room)
+    has_room = mock.patch.object(visits, "upload_budget", return_value=room)
     with Pretended(), has_room, mock.patch.object(worlds, "device_of", return_value=DEVICE):
         yield

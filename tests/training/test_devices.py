@@ -12,7 +12,16 @@ from support.cases import CASES, OPTIONS, named
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.core.devices import CPU, message_on, report_home, room, settle, split_on, state_on, tensors_on
+from mpifl.core.devices import (
+    CPU,
+    message_on,
+    report_to_main_memory,
+    split_on,
+    state_on,
+    tensors_on,
+    upload_budget,
+    use_deterministic_algorithms,
+)
 from mpifl.core.federation import Split
 from mpifl.core.types import Message, Report
 from mpifl.experiment.schema import SystemConfig
@@ -42,7 +51,7 @@ def test_on_the_cpu_nothing_is_copied():
     report = Report(0, 1, {"model": rows}, {"loss": 1.0})
     assert message_on(message, CPU) is message
     assert state_on(state, CPU) is state
-    assert report_home(report, CPU) is report
+    assert report_to_main_memory(report, CPU) is report
     assert tensors_on(state, CPU)["a"] is state["a"]
 
 
@@ -60,12 +69,12 @@ def test_clients_of_the_server_answer_in_its_memory():
 
 def test_a_gpu_is_asked_for_the_same_bits_each_time_and_a_cpu_is_left_alone(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    settle(CPU)
+    use_deterministic_algorithms(CPU)
     assert not torch.are_deterministic_algorithms_enabled()
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     try:
-        settle(torch.device("cuda:3"))
+        use_deterministic_algorithms(torch.device("cuda:3"))
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -78,7 +87,7 @@ def test_a_gpu_is_asked_for_the_same_bits_each_time_and_a_cpu_is_left_alone(monk
 def test_reports_come_home_through_page_locked_memory():
     there = {"model": torch.arange(1e6, device="cuda"), "loss": torch.ones(2, 3, device="cuda").T}
     report = Report(0, 1, {"model": there["model"]}, {"loss": there["loss"], "n": 4})
-    home = report_home(report, torch.device("cuda", 0))
+    home = report_to_main_memory(report, torch.device("cuda", 0))
     assert home.vectors["model"].is_pinned()
     assert_close(home.vectors["model"], torch.arange(1e6), rtol=0, atol=0)
     assert_close(home.notes["loss"], torch.ones(3, 2), rtol=0, atol=0)
@@ -90,8 +99,8 @@ def test_ranks_share_a_quarter_of_what_is_free_on_their_gpus(monkeypatch):
     facts = {"mem_get_info": (800, 1000), "memory_reserved": 300, "memory_allocated": 100, "device_count": 2}
     for name, fact in facts.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, fact=fact: fact)
-    assert [room(torch.device("cuda", 0), ranks) for ranks in (1, 2, 3)] == [250, 250, 125]
-    assert room(CPU, 1) == 0, "nothing is away from main memory"
+    assert [upload_budget(torch.device("cuda", 0), ranks) for ranks in (1, 2, 3)] == [250, 250, 125]
+    assert upload_budget(CPU, 1) == 0, "nothing is away from main memory"
 
 
 @pytest.mark.usefixtures("flat_plane")
