@@ -99,12 +99,25 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
         run_experiment(config, transport, args.quiet, folder, args.bind_report, args.from_start)
 
 
-@command(CONFIG=CONFIG)
+ONLY = {"metavar": "KEY=LABEL,...", "action": "append", "help": "only these values of a varied key"}
+CASE = {"metavar": "i/N", "help": "only the i-th of N parts: processes with one output.id share a sweep"}
+LIST = {**FLAG, "help": "list the cases, and run none"}
+
+
+@command(CONFIG=CONFIG, only=ONLY, case=CASE, list=LIST)
 def sweep(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration for every combination of what its `vary` names; write a table and a figure."""
+    from mpifl.comm.transport import on_server
+    from mpifl.experiment.sweep import Part, listed
     from mpifl.experiment.sweep import sweep as run_sweep
 
-    run_sweep(args.CONFIG, args.options, transport, args.quiet)
+    part = Part.of(args.only or (), args.case)
+    if args.list:
+        text = on_server(transport, lambda: listed(args.CONFIG, args.options, part))
+        if transport.is_server:
+            print(text)
+    else:
+        run_sweep(args.CONFIG, args.options, transport, args.quiet, part)
 
 
 @command(RUN=RUN)

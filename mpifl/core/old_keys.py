@@ -13,6 +13,9 @@ OLD_KEYS: dict[str, str] = {
     "system.stopped_s": "system.stopped_timeout_s",
     "evaluation.first": "evaluation.at_start",
 }  # dotted key of an earlier release -> the present one, of the same values
+NEW_KEYS: dict[str, Any] = {
+    "table": None,
+}  # dotted key that release 0.1 did not have -> the value that stands for what it did
 MAX_COUNT = 2**63 - 1
 
 

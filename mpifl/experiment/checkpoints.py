@@ -31,7 +31,7 @@ from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 from . import loader
 from .schema import Config
 
-MAY_CHANGE = ("name", "rounds", "system", "output", "checkpoint", "vary")  # sections, when a run is resumed
+MAY_CHANGE = ("name", "rounds", "system", "output", "checkpoint", "vary", "table")  # when a run is resumed
 
 
 class Checkpoints(Checkpointer):

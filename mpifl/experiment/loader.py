@@ -22,7 +22,7 @@ import yaml
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.old_keys import OLD_KEYS, renamed
+from mpifl.core.old_keys import NEW_KEYS, OLD_KEYS, renamed
 from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of
 from mpifl.results.logging import warn_once
 
@@ -148,7 +148,12 @@ def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
 
 def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tree of a configuration under the keys of release 0.1, whose checkpoints hold its digest."""
-    out = dict(tree)
+    out: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in tree.items()}
+    for key, plain in NEW_KEYS.items():
+        section, _, name = key.rpartition(".")
+        part = out.get(section) if section else out
+        if isinstance(part, dict) and name in part and part[name] == plain:
+            del part[name]
     size = out.pop("cohort_size")
     out["participation"] = out["participation"] if size is None else float(size)
     for old, new in OLD_KEYS.items():

@@ -29,6 +29,8 @@ from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.payload import Payload
 from mpifl.training.config import LocalConfig
 
+from .sweep_table import TableConfig
+
 
 @dataclass(frozen=True)
 class Seeds:
@@ -213,6 +215,7 @@ class Config:
         availability: when clients are present.
         clock: what orders the arrivals of an asynchronous run.
         vary: for `mpifl sweep`: keys, and the values that each of them takes; null for a single run.
+        table: for `mpifl sweep`: the layout of its table, beside a paper's figures; null for none.
     """
 
     algorithm: Algorithm
@@ -237,6 +240,7 @@ class Config:
     availability: Availability = field(default_factory=Availability)
     clock: ClockConfig = field(default_factory=VirtualTime)
     vary: dict[str, Any] | None = None  # any keys
+    table: TableConfig | None = None
 
     def __post_init__(self) -> None:
         error = self.on_client_error

@@ -101,7 +101,9 @@ class Run:
     @cached_property
     def label(self) -> str:
         """The configuration without seeds, output and machine: equal for runs that differ in their seeds."""
-        tree = {k: v for k, v in self.config.items() if k not in ("seed", "output", "system", "vary")}
+        tree = {
+            k: v for k, v in self.config.items() if k not in ("seed", "output", "system", "vary", "table")
+        }
         return json.dumps(tree, sort_keys=True, default=str)
 
     def rows(self, file: str) -> Rows:

@@ -14,7 +14,7 @@ from mpifl.core.errors import require
 
 from .reader import Run, load
 
-HIDDEN = ("name", "seed", "output", "system", "vary")  # sections that no title names
+HIDDEN = ("name", "seed", "output", "system", "vary", "table")  # sections that no title names
 ALGORITHM = "algorithm.name"
 AXES = {  # axis -> its title
     "round": "rounds",

@@ -1,0 +1,267 @@
+"""The table that a sweep writes in the layout of a paper, beside the published numbers.
+
+The section `table` of a sweep names the figures and the published numbers; `vary.rows` and `vary.columns`
+name what stands down and across. Figures of several seeds become their mean and sample standard deviation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpifl.core.errors import UserError, nearest, require
+from mpifl.results.metrics import over_runs
+
+ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
+FIGURE_KEYS = ["of", "percent", "digits"]
+NUMBER = re.compile(r"\s*(-?\d*\.?\d+)")  # what a published text begins with
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """How a sweep's results are laid out, beside the figures that a paper prints.
+
+    Attributes:
+        title: which table or figure of the paper.
+        figures: label -> `{of: a column of metrics.csv (last evaluation) or a number of summary.json,
+            percent: whether hundredths are shown, digits: after the point}`.
+        published: row -> list in the order of `figures`, of numbers or of texts that begin with the number;
+            null where the paper prints none. Below the label of the group of columns where there are any.
+        spread: what the paper's "+-" is.
+        blocked: why the table cannot be run with the data at hand; empty where it can.
+        notes: readings that decide.
+        findings: what came out here, and the tested causes of differences; for `docs/reproductions`.
+    """
+
+    title: str
+    figures: dict[str, Any]
+    published: dict[str, Any] = field(default_factory=dict)
+    spread: str = ""
+    blocked: str = ""
+    notes: str = ""
+    findings: str = ""
+
+    def __post_init__(self) -> None:
+        require(bool(self.title), "title", self.title, "say which table of which paper it is")
+        remedy = "name at least one, as in {ARI: {of: ari}}"
+        require(bool(self.figures), "figures", self.figures, remedy)
+        for label, given in self.figures.items():
+            path = f"figures.{label}"
+            fits = isinstance(given, dict) and isinstance(given.get("of"), str)
+            require(fits, path, given, "take a mapping such as {of: accuracy_mean, percent: true}")
+            for key in given:
+                if key not in FIGURE_KEYS:
+                    raise UserError(f"{path}.{key}", given[key], f"unknown key; {nearest(key, FIGURE_KEYS)}")
+            percent, digits = given.get("percent", False), given.get("digits", 0)
+            require(isinstance(percent, bool), f"{path}.percent", percent, "take true or false")
+            require(isinstance(digits, int), f"{path}.digits", digits, "take a number of digits")
+
+    @property
+    def columns(self) -> list[Figure]:
+        """The figures, in order."""
+        return [
+            Figure(label, given["of"], given.get("percent", False), given.get("digits", 2))
+            for label, given in self.figures.items()
+        ]
+
+    def check(self, vary: Mapping[str, Any]) -> None:
+        """Check the published numbers against the labels of a sweep.
+
+        Args:
+            vary: The sweep's `vary`.
+
+        Raises:
+            UserError: A published row or group of columns that the sweep does not have, or a row with another
+                number of figures.
+        """
+        groups = labels_of(vary[COLUMNS]) if COLUMNS in vary else [""]
+        lines = labels_of(vary.get(down(vary), []))
+        tables = self.published if COLUMNS in vary else {"": self.published} if self.published else {}
+        for group, rows in tables.items():
+            path = f"published.{group}".rstrip(".")
+            if group not in groups:
+                raise UserError(path, group, f"vary.columns has no such label; {nearest(group, groups)}")
+            require(isinstance(rows, dict), path, rows, "take a mapping of rows to lists of figures")
+            for row, given in rows.items():
+                if str(row) not in lines:
+                    raise UserError(f"{path}.{row}", row, f"no such row; {nearest(str(row), lines)}")
+                fits = isinstance(given, list) and len(given) == len(self.figures)
+                require(fits, f"{path}.{row}", given, f"take a list of {len(self.figures)} figures")
+
+    def text_of(self, group: str, row: str) -> list[str]:
+        """Return the published figures of a row as the paper prints them; empty texts where it has none."""
+        rows = self.published.get(group, {}) if group else self.published
+        given = {str(label): values for label, values in rows.items()}.get(row)
+        return ["" if v is None else str(v) for v in given] if given else [""] * len(self.figures)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A column of the table.
+
+    Attributes:
+        label: The paper's.
+        of: Column of `metrics.csv` at the last evaluation, or a number of `summary.json` (dotted).
+        percent: Whether hundredths are shown.
+        digits: After the decimal point.
+    """
+
+    label: str
+    of: str
+    percent: bool
+    digits: int
+
+    def scaled(self, value: float) -> float:
+        """Return a value in the unit that the table shows."""
+        return 100 * value if self.percent else value
+
+
+@dataclass(frozen=True)
+class Result:
+    """The final figures of one case.
+
+    Attributes:
+        labels: Varied key -> label of its value.
+        values: Name -> number; see `Figure.of`.
+    """
+
+    labels: Mapping[str, str]
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of one row: published, and over the seeds that ran.
+
+    Attributes:
+        published: As the paper prints it; empty where it prints none.
+        values: Of each seed, in the table's unit.
+        digits: After the decimal point.
+    """
+
+    published: str
+    values: tuple[float, ...]
+    digits: int
+
+    @property
+    def measured(self) -> str:
+        """Mean, and sample standard deviation over several seeds."""
+        if not self.values:
+            return ""
+        centre, spread = over_runs(np.array(self.values))
+        more = f" ± {spread:.{self.digits}f}" if len(self.values) > 1 else ""
+        return f"{centre:.{self.digits}f}{more}"
+
+    @property
+    def difference(self) -> float | None:
+        """The mean minus the published number; None where one of them is missing."""
+        number = NUMBER.match(self.published)
+        if number is None or not self.values:
+            return None
+        return float(np.mean(self.values)) - float(number[1])
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table.
+
+    Attributes:
+        group: Label of its group of columns; empty where there is one only.
+        labels: Its labels: the row's, and those of other varied keys.
+        cells: One for each figure.
+        seeds: How many seeds ran.
+    """
+
+    group: str
+    labels: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    seeds: int
+
+
+def labels_of(values: Any) -> list[str]:
+    """Return the labels of the values of a varied key."""
+    if isinstance(values, dict):
+        return [str(label) for label in values]
+    return [label_of(value) for value in values]
+
+
+def label_of(value: Any) -> str:
+    """Return the label of a value: the name of a section, a file name without its folder."""
+    name = value.get("name", value) if isinstance(value, dict) else value
+    return str(name).rpartition("/")[2]
+
+
+def down(keys: Mapping[str, Any] | Sequence[str]) -> str:
+    """Return the varied key whose labels are the rows: `rows`, otherwise the first that is not across."""
+    return ROWS if ROWS in keys else next((key for key in keys if key not in (COLUMNS, SEED)), "")
+
+
+def lines(table: TableConfig, results: Sequence[Result]) -> list[Line]:
+    """Return the rows of a table, in the order of the results.
+
+    Args:
+        table: The layout.
+        results: Of the cases that ran.
+    """
+    groups: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
+    for result in results:
+        labels = result.labels
+        rest = tuple(label for key, label in labels.items() if key not in (COLUMNS, SEED))
+        groups.setdefault((labels.get(COLUMNS, ""), rest), []).append(result)
+    return [_line(table, group, labels, found) for (group, labels), found in groups.items()]
+
+
+def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequence[Result]) -> Line:
+    """Return one row over all of its seeds."""
+    keys = [key for key in results[0].labels if key not in (COLUMNS, SEED)]
+    alone = len(keys) == 1  # the paper prints no row that depends on another key
+    row = results[0].labels.get(down(results[0].labels), "")
+    texts = table.text_of(group, row) if alone or ROWS not in keys else [""] * len(table.figures)
+    cells = []
+    for figure, published in zip(table.columns, texts, strict=True):
+        values = [result.values.get(figure.of) for result in results]
+        shown = tuple(figure.scaled(v) for v in values if v is not None)
+        cells.append(Cell(published, shown, figure.digits))
+    return Line(group, labels, tuple(cells), len(results))
+
+
+def largest_difference(found: Sequence[Line], table: TableConfig) -> tuple[float, str] | None:
+    """Return the largest difference to a published number, and where; None where nothing is comparable."""
+    places = [
+        (cell.difference, " ".join(filter(None, (line.group, *line.labels, figure.label))))
+        for line in found
+        for cell, figure in zip(line.cells, table.columns, strict=True)
+        if cell.difference is not None
+    ]
+    return max(places, key=lambda place: abs(place[0]), default=None)
+
+
+def markdown(table: TableConfig, results: Sequence[Result]) -> str:
+    """Return the table as Markdown, for each group of columns: published and measured figures."""
+    found = lines(table, results)
+    out = []
+    for group in dict.fromkeys(line.group for line in found):
+        mine = [line for line in found if line.group == group]
+        out += [f"**{group}**\n"] if group else []
+        out += [*_rows(table, mine), ""]
+    return "\n".join(out)
+
+
+def _rows(table: TableConfig, found: Sequence[Line]) -> Iterator[str]:
+    """Yield the lines of one Markdown table."""
+    printed = any(cell.published for line in found for cell in line.cells)
+    header = [""] * len(found[0].labels)
+    for figure in table.columns:
+        header += [f"{figure.label}, published", f"{figure.label}, here"] if printed else [figure.label]
+    header.append("seeds")
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
+    for line in found:
+        row = [*line.labels]
+        for cell in line.cells:
+            row += [cell.published or "-"] * printed + [cell.measured or "-"]
+        yield f"| {' | '.join([*row, str(line.seeds)])} |"

@@ -1,0 +1,157 @@
+"""The table of a sweep in a paper's layout; parts of a sweep that several processes share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mpifl.cli import main
+from mpifl.comm.transport import Single
+from mpifl.core.errors import UserError
+from mpifl.experiment.loader import from_tree
+from mpifl.experiment.sweep import Part, cases, sweep
+from mpifl.experiment.sweep_table import Result, TableConfig, largest_difference, lines, markdown
+
+TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
+TABLE = {
+    "title": "Table 1",
+    "figures": {"avg": {"of": "accuracy_mean", "percent": True}, "ARI": {"of": "ari"}},
+    "published": {"FedAvg": ["24.2 (2.6)", None], "Local": [38.3, 0]},
+}
+ROWS = {"FedAvg": {"algorithm": "fedavg"}, "Local": {"algorithm": "local", "local": {"lr": 0.2}}}
+
+
+def tree(**keys):
+    return {"base": TINY, "name": "t", "vary": {"rows": ROWS, "seed": [0, 1]}, "table": TABLE, **keys}
+
+
+def file_of(tmp_path, **keys):
+    path = tmp_path / "t.yaml"
+    path.write_text(yaml.safe_dump(tree(**keys), sort_keys=False))
+    return str(path)
+
+
+def whole(**keys):
+    """Return a tree without a base, for `cases`."""
+    own = {k: v for k, v in tree(**keys).items() if k != "base"}
+    return {**own, "algorithm": "fedavg", "model": "mlp"}
+
+
+def test_rows_lay_parts_of_a_configuration_over_the_sweep():
+    found = {case.slug: case.config for case in cases(whole())}
+    assert [*found] == ["FedAvg-0", "FedAvg-1", "Local-0", "Local-1"]
+    assert type(found["Local-1"].algorithm).__name__ == "Local"
+    assert (found["FedAvg-1"].local.lr, found["Local-1"].local.lr) == (0.01, 0.2)
+    assert found["Local-1"].seed.model == 1
+
+
+def test_a_group_of_columns_changes_single_rows():
+    columns = {"A": {"rounds": 3}, "B": {"rounds": 4, "rows": {"Local": {"local": {"lr": 0.5}}}}}
+    vary = {"rows": ROWS, "columns": columns}
+    found = {c.slug: (c.config.rounds, c.config.local.lr) for c in cases(whole(vary=vary, table=None))}
+    assert found == {
+        "FedAvg-A": (3, 0.01),
+        "FedAvg-B": (4, 0.01),
+        "Local-A": (3, 0.2),
+        "Local-B": (4, 0.5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vary": {"rows": {"A": "fedavg"}}}, "vary.rows = 'fedavg'"),
+        ({"vary": {"rows": ROWS, "columns": {"X": {"rows": {"Locl": {}}}}}}, "vary.columns.X.rows = 'Locl'"),
+        ({"table": {**TABLE, "published": {"FedAvgg": [1, 2]}}}, "published.FedAvgg"),
+        ({"table": {**TABLE, "published": {"FedAvg": [1]}}}, "take a list of 2 figures"),
+        ({"table": {**TABLE, "figures": {}}}, "table.figures"),
+        ({"table": {**TABLE, "figures": {"a": {"of": "ari", "percnt": True}}}}, "table.figures.a.percnt"),
+        ({"table": {"title": "T", "figures": TABLE["figures"], "titel": 1}}, "table.titel"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_and_its_key_named(change, message):
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        cases(whole(**change))
+
+
+def results(**accuracies):
+    return [
+        Result({"rows": row, "seed": str(seed)}, {"accuracy_mean": value, "ari": 1.0})
+        for row, values in accuracies.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_figures_of_seeds_stand_beside_the_published_ones():
+    """By hand: the mean of .25 and .27 is 26 %, their sample deviation 1.41 points."""
+    table = from_tree(TableConfig, TABLE)
+    found = results(FedAvg=[0.25, 0.27], Local=[0.4])
+    text = markdown(table, found)
+    assert "| FedAvg | 24.2 (2.6) | 26.00 ± 1.41 | - | 1.00 ± 0.00 | 2 |" in text
+    assert "| Local | 38.3 | 40.00 | 0 | 1.00 | 1 |" in text
+    difference, where = largest_difference(lines(table, found), table)
+    assert (round(difference, 2), where) == (1.8, "FedAvg avg")
+
+
+def test_published_numbers_stand_in_the_row_and_group_that_they_were_printed_for():
+    table = from_tree(TableConfig, {**TABLE, "published": {"B": {"Local": [5, 6]}}})
+    found = [Result({"rows": "Local", "columns": c}, {"accuracy_mean": 0.5, "ari": 0.0}) for c in "AB"]
+    assert [line.cells[0].published for line in lines(table, found)] == ["", "5"]
+    more = [Result({"rows": "Local", "columns": "B", "local.lr": "1"}, {"accuracy_mean": 0.5})]
+    assert lines(table, more)[0].cells[0].published == "", "printed for one rate only"
+    assert lines(table, more)[0].cells[1].measured == ""
+
+
+def test_two_processes_share_a_sweep_and_its_table(tmp_path):
+    file, place = file_of(tmp_path), ["--output.folder", str(tmp_path), "--output.id", "x"]
+    one = sweep(file, place, Single(), True, Part.of(share="1/2"))
+    assert one == tmp_path / "t-x"
+    assert {p.name for p in one.iterdir() if p.is_dir()} == {"t-FedAvg-0", "t-Local-0"}
+    sweep(file, place, Single(), True, Part.of(share="2/2"))
+    alone = sweep(file, [*place[:-1], "alone"], Single(), True)
+    for name in ("table.md", "sweep.md"):
+        mine, theirs = ((f / name).read_text() for f in (one, alone))
+        assert without_seconds(mine) == without_seconds(theirs), name
+    rows = [line.split(" | ") for line in (one / "table.md").read_text().splitlines() if "FedAvg" in line]
+    values = [
+        json.loads((one / f"t-FedAvg-{s}" / "summary.json").read_text())["accuracy_mean"] for s in (0, 1)
+    ]
+    assert rows[0][2].startswith(f"{50 * sum(values):.2f} ± ")
+
+
+def without_seconds(text: str) -> list[list[str]]:
+    """Return the cells of a table without its last column, wall seconds."""
+    return [line.split(" | ")[:-1] for line in text.splitlines()]
+
+
+def test_a_sweep_of_another_configuration_is_not_joined(tmp_path):
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "--rounds", "1"]
+    file = file_of(tmp_path)
+    sweep(file, place, Single(), True, Part.of(only=["rows=Local", "seed=1"]))
+    assert [p.name for p in (tmp_path / "t-x").iterdir() if p.is_dir()] == ["t-Local-1"]
+    with pytest.raises(UserError, match="has other settings"):
+        sweep(file, [*place, "--local.lr", "0.3"], Single(), True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--case", "3/2"], "--case = '3/2'"),
+        (["--case", "x"], "--case = 'x'"),
+        (["--only", "rows"], "--only = 'rows'"),
+        (["--only", "row=Local"], "--only = 'row'"),
+        (["--only", "rows=Locl"], "--only = 'rows=Locl'"),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused(options, message, tmp_path, capsys):
+    assert main(["sweep", file_of(tmp_path), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_cases_are_listed_without_running_any(tmp_path, capsys):
+    assert main(["sweep", file_of(tmp_path), "--list", "--only", "seed=1"]) == 0
+    assert capsys.readouterr().out == "rows FedAvg, seed 1\nrows Local, seed 1\n2 of 4 cases\n"
+    assert not list(tmp_path.glob("t-*"))
