@@ -2,8 +2,8 @@
 
 `vary` maps keys of the configuration to values: a list, or a mapping of labels to values. Three of its keys
 are no keys of the configuration. The values of `vary.configuration` are names of whole configurations, over
-which the sweep's own keys are laid. Those of `vary.rows` and `vary.columns` are parts of a configuration, laid
-over it; the part of a group of columns may hold `rows`, what it changes in single rows.
+which the sweep's own keys are laid. Those of `vary.rows` and `vary.columns` are parts of a configuration,
+which are laid over it; the part of a group of columns may hold `rows`, what it changes in single rows.
 
 The sweep's folder holds one run folder a case, a table over all cases (`sweep.csv`; `sweep.md` with means and
 standard deviations over `vary.seed`), a figure (`sweep.png`), and `table.md` where the sweep has a `table`.
