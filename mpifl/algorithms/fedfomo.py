@@ -9,6 +9,13 @@ epsilon, M at random.
 
 Readings: a client is never sent its own model; ties are broken at random; before the first round all models
 are alike and nothing is sent; a client is evaluated by its own model, as trained.
+
+Variant `ucfl`, the UCFL repository, which shapes that paper's FedFomo rows: losses are those on the client's
+*test* data, so the row is optimistic and no validation data are needed; ||w_j - w_i|| is the sum of the norms
+over tensors; w_i is the model that the client trained a round before its last, and its last one is a
+candidate like the others; where none helps, the client goes on from its last model. After round 1 all clients
+start from the average by samples. A client is evaluated by what it mixes before it trains. There every client
+weighs all others: `num_models` of N - 1.
 """
 
 from __future__ import annotations
@@ -33,6 +40,7 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Plan, own_rows
+from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
 from mpifl.core.types import Reads, Vector
 
@@ -45,16 +53,22 @@ class FedFomo(Algorithm):
         num_models: M, models sent to a client.
         epsilon: chance that they are drawn at random, in the first round.
         epsilon_decay: taken off epsilon after every round.
+        variant: `paper`, or `ucfl`, which weighs models on the client's test data.
     """
 
     num_models: int = 5
     epsilon: float = 0.3
     epsilon_decay: float = 0.05
+    variant: str = "paper"
 
     paper = "zhang2021personalized"
     needs = Needs(client_state=True, validation=True, fresh_uploads=True)
 
     def __post_init__(self) -> None:
+        require(self.variant in ("paper", "ucfl"), "variant", self.variant, "take paper or ucfl")
+        if self.variant == "ucfl":
+            needs = Needs(client_state=True, fresh_uploads=True)
+            object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
         require(self.num_models >= 1, "num_models", self.num_models, "take at least one model")
         require(0 <= self.epsilon <= 1, "epsilon", self.epsilon, "take a chance in [0, 1]")
         require(self.epsilon_decay >= 0, "epsilon_decay", self.epsilon_decay, "take 0 or more")
@@ -75,29 +89,48 @@ class FedFomo(Algorithm):
         return Server({"model": models}, np.arange(num_clients), algorithm_state)
 
     def reads(self, server: Server, k: int) -> Reads:
-        """Download the chosen models of others."""
-        return {"model": tuple(int(j) for j in server.algorithm_state["chosen"][k])} if server.version else {}
+        """Download the chosen models of others; in variant `ucfl`, at first the average of all."""
+        if not server.version:
+            return {}
+        if self.variant == "ucfl" and server.version == 1:
+            return {"model": server.algorithm_state["shares"]}
+        return {"model": tuple(int(j) for j in server.algorithm_state["chosen"][k])}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the client's own model."""
-        return {}
+        """Judge by the client's own model; in variant `ucfl`, by its mixture of what it reads."""
+        return self.reads(server, k) if self.variant == "ucfl" else {}
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Mix what helps into the own model, then train it."""
-        w = self.model_of(message, state, client)
-        raw, notes = np.zeros(0), {}
-        if "model" in message.vectors:
-            others = message["model"]  # [M, d]
+        w, notes = self.mixed(message, state, client)
+        trained = client.sgd(w, key)
+        new = {"model": trained.vector}
+        if self.variant == "ucfl":
+            new["before"] = state.get("model", client.init)
+        return client.report(notes, {"train_loss": trained.loss}, model=trained.vector), new
+
+    def mixed(self, message: Message, state: State, client: Client) -> tuple[Vector, dict[str, np.ndarray]]:
+        """Return the client's mixture w of its own model and those it reads, and their gains as a note."""
+        w = state.get("model", client.init)
+        if "model" not in message.vectors:
+            return w, {}
+        if isinstance(message.rows["model"], np.ndarray):  # the average
+            return message["model"][0], {}
+        others = message["model"]  # [M, d]
+        if self.variant == "paper":
             losses = [client.loss(v, client.data.val) for v in (w, *others)]
             distances = [float((v - w).double().norm()) for v in others]
             raw = gains(np.array(losses), np.array(distances))  # [M]
-            notes = {"gain": raw}
+            if raw.any():
+                omega = torch.from_numpy(raw / raw.sum()).to(w)
+                w = w + omega @ (others - w)
+            return w, {"gain": raw}
+        before, candidates = state.get("before", client.init), torch.cat([w[None], others])  # [1 + M, d]
+        losses = [client.loss(v, client.data.test) for v in (before, *candidates)]
+        raw = gains(np.array(losses), by_tensors(candidates - before, client.layout))  # [1 + M]
         if raw.any():
-            omega = torch.from_numpy(raw / raw.sum()).to(w)
-            w = w + omega @ (others - w)
-        trained = client.sgd(w, key)
-        metrics = {"train_loss": trained.loss}
-        return client.report(notes, metrics, model=trained.vector), {"model": trained.vector}
+            w = torch.from_numpy(raw / raw.sum()).to(w) @ candidates
+        return w, {"gain": raw[1:]}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Remember each model in its client's row, add the gains to P, choose what to send next."""
@@ -108,23 +141,35 @@ class FedFomo(Algorithm):
         address = key(int(server.algorithm_state["seed"]), server.version)
         chosen = choose(P, self.num_models, epsilon, address)
         mixing = own_rows(np.eye(len(notes)), notes, len(server.assign))
-        return Plan([mixing], algorithm_state={**server.algorithm_state, "affinity": P, "chosen": chosen})
+        algorithm_state = {**server.algorithm_state, "affinity": P, "chosen": chosen}
+        if self.variant == "ucfl" and not server.version:
+            n = np.bincount(notes.client, notes.num_samples, len(P))
+            algorithm_state["shares"] = n / n.sum()
+        return Plan([mixing], algorithm_state=algorithm_state)
 
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
-        """Count M models down and M gains up from round 2 on."""
-        visits, M = (run.num_rounds - 1) * run.num_sampled, self.num_models
-        models, gains = M * run.problem.layout.size, M
-        return visits * run.message_bytes(models, M), visits * run.message_bytes(gains, note=True)
+        """Count M models down, M gains up from round 2 on; in variant `ucfl` an average in round 2."""
+        d, M, ucfl = run.problem.layout.size, self.num_models, self.variant == "ucfl"
+        visits = max(run.num_rounds - 1 - ucfl, 0) * run.num_sampled
+        averages = run.num_sampled * (ucfl and run.num_rounds > 1)
+        down = visits * run.message_bytes(M * d, M) + averages * run.message_bytes(d)
+        return down, visits * run.message_bytes(M, note=True)
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
-        """Return the client's own model."""
-        return state.get("model", client.init)
+        """Return the client's own model; in variant `ucfl`, its mixture."""
+        return self.mixed(message, state, client)[0]
 
 
 def gains(losses: np.ndarray, distances: np.ndarray) -> np.ndarray:
     """Return max((L(w_i) - L(w_j)) / ||w_j - w_i||, 0) [M] from losses [1 + M], own first; 0 if equal."""
     better = np.maximum(losses[0] - losses[1:], 0.0)
     return np.asarray(np.divide(better, distances, out=np.zeros_like(better), where=distances > 0))
+
+
+def by_tensors(differences: torch.Tensor, layout: Layout) -> np.ndarray:
+    """Return sum_l ||v_l|| over the tensors l of each difference v: [M] from [M, d]."""
+    norms = [differences[:, s].double().norm(dim=1) for s in layout.slices.values()]
+    return np.asarray(torch.stack(norms).sum(0))
 
 
 def choose(P: np.ndarray, size: int, epsilon: float, address: Key) -> np.ndarray:

@@ -10,8 +10,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import byhand, worlds
 from torch.testing import assert_close
 
-from mpifl.algorithms.fedfomo import FedFomo, choose, gains
+from mpifl.algorithms.fedfomo import FedFomo, by_tensors, choose, gains
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
+from mpifl.core.types import Message
+from mpifl.experiment.traffic_forecast import forecast
 
 
 def test_weights_by_hand():
@@ -100,3 +104,79 @@ def test_nothing_is_sent_before_the_first_round(tmp_path):
     done = worlds.run(FedFomo(num_models=2), worlds.Tiny(), tmp_path / "two", steps=2, evaluate=False)
     assert done.server_step.ledger.total("down") == 4 * 6 * 2 * done.server_step.problem.layout.size
     agree(Limit("first step", "fedfomo", steps=1), "local", 0.5, tmp_path)
+
+
+# ---- variant ucfl
+
+
+def test_the_ucfl_variant_by_hand():
+    """Test loss (w - 4)^2 / 2. Own models: 0 before the last (L = 8), 1 the last (L = 4.5). Others 2 (2), -1.
+
+    Against 0: gains (8 - 4.5) / 1 = 3.5, (8 - 2) / 2 = 3, 0; omega = (7, 6, 0) / 13, its own last model among
+    them: w = 19 / 13. One step of rate 0.5 towards 6 on the training data: (19 / 13 + 6) / 2.
+    """
+    state = {"model": torch.tensor([1.0]), "before": torch.tensor([0.0])}
+    client, method = byhand.Quadratic([6.0], test=[4.0]), FedFomo(variant="ucfl")
+    message = byhand.message(model=[[2.0], [-1.0]])
+    report, new = method.local_update(message, state, client, byhand.KEY)
+    assert_allclose(report.notes["gain"], [3, 0])
+    assert_close(new, {"model": torch.tensor([(19 / 13 + 6) / 2]), "before": torch.tensor([1.0])})
+    assert_close(method.model_of(message, state, client), torch.tensor([19 / 13]))
+
+
+def test_in_the_ucfl_variant_a_client_whom_nothing_helps_goes_on_from_its_last_model():
+    """Test target 0 = the model before the last: nothing gains."""
+    state = {"model": torch.tensor([1.0]), "before": torch.tensor([0.0])}
+    client = byhand.Quadratic([6.0], test=[0.0])
+    assert_close(
+        FedFomo(variant="ucfl").model_of(byhand.message(model=[[2.0]]), state, client), state["model"]
+    )
+
+
+def test_the_ucfl_variant_measures_tensor_by_tensor():
+    """Tensors of 2 and 1 numbers: ||(3, 4)|| + ||12|| = 17, where the whole vector has norm 13."""
+    layout = Layout(("w", "b"), ((2,), (1,)), 3)
+    assert_allclose(by_tensors(torch.tensor([[3.0, 4.0, 12.0], [0.0, 0.0, 0.0]]), layout), [17, 0])
+
+
+def test_the_ucfl_variant_averages_by_samples_after_the_first_round():
+    """n = 1 and 3 of the clients that took part, 0 and 2: all start from 1/4 w_0 + 3/4 w_2."""
+    method = FedFomo(num_models=2, variant="ucfl")
+    algorithm_state = {"affinity": np.zeros((3, 3)), "seed": 0}
+    server = byhand.server(3, algorithm_state, model=[[0.0]] * 3)
+    plan = method.aggregate(server, byhand.notes([1, 3], client=[0, 2]))
+    after = byhand.server(3, dict(plan.algorithm_state), version=1, model=[[0.0]] * 3)
+    for hook in (method.reads, method.serves):
+        assert_allclose(hook(after, 1)["model"], [0.25, 0, 0.75])
+    average = Message({"model": torch.tensor([[5.0]])}, {"model": np.array([0.25, 0, 0.75])})
+    client = byhand.Quadratic([6.0], test=[4.0])
+    assert_close(method.model_of(average, {"model": torch.tensor([1.0])}, client), torch.tensor([5.0]))
+
+
+def test_two_rounds_of_the_ucfl_variant_start_from_fedavgs_model(tmp_path):
+    """All clients of round 2 train from FedAvg's model of round 1: its second model is their average."""
+    fomo, fedavg = (
+        worlds.run(method, worlds.Tiny(), tmp_path / name, steps=2, evaluate=False)
+        for name, method in (("fomo", FedFomo(num_models=5, variant="ucfl")), ("avg", CATALOGUE["fedavg"]()))
+    )
+    n = np.asarray(fomo.server_step.problem.num_samples)
+    average = torch.from_numpy(n / n.sum()) @ fomo.server.tables["model"].double()
+    assert_close(average.float(), fedavg.server.tables["model"][0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_the_traffic_of_the_ucfl_variant_is_foretold(tmp_path, steps):
+    """Six clients: nothing, one average each, then M models each and M gains."""
+    method = FedFomo(num_models=2, variant="ucfl")
+    done = worlds.run(method, worlds.Tiny(), tmp_path / "run", steps=steps, evaluate=True)
+    d = done.server_step.problem.layout.size
+    late = max(steps - 2, 0)
+    expected = 4 * 6 * ((steps > 1) * d + late * 2 * d), 4 * 6 * (steps * d + late * 2)
+    assert (done.server_step.ledger.total("down"), done.server_step.ledger.total("up")) == expected
+    context = worlds.context_of(worlds.config_of(method, rounds=steps), worlds.Tiny())
+    assert forecast(context).total == expected
+
+
+def test_only_the_paper_needs_validation_data():
+    assert FedFomo().needs.validation
+    assert not FedFomo(variant="ucfl").needs.validation
