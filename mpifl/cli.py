@@ -217,6 +217,21 @@ def compare(transport: Transport, args: argparse.Namespace) -> None:
         write_tables(rows, args.csv, args.latex)
 
 
+SWEEPS = {"help": "folders of sweeps of papers' tables", "nargs": "+", "metavar": "SWEEP"}
+
+
+@command(SWEEPS=SWEEPS)
+def record(transport: Transport, args: argparse.Namespace) -> None:
+    """Keep what sweeps of papers' tables gave, for `mpifl list papers` and docs/reproductions."""
+    from mpifl.comm.transport import on_server
+    from mpifl.experiment.papers import record as keep
+
+    refuse_options(args)
+    written = on_server(transport, lambda: keep(args.SWEEPS))
+    if transport.is_server and not args.quiet:
+        print("\n".join(map(str, written)))
+
+
 # -- the machine ---------------------------------------------------------------------------------------------
 
 
@@ -273,13 +288,13 @@ def bench(transport: Transport, args: argparse.Namespace) -> None:
 # -- what there is -------------------------------------------------------------------------------------------
 
 
-@command(WHAT={"help": "algorithms, data or models"})
+@command(WHAT={"help": "algorithms, data, models or papers"})
 def list(transport: Transport, args: argparse.Namespace) -> None:
-    """List algorithms, data (sources and scenarios) or models."""
-    from mpifl.experiment.reference import listed
+    """List algorithms, data (sources and scenarios), models, or papers (their tables, and what they gave)."""
+    from mpifl.experiment import papers, reference
 
     refuse_options(args)
-    text = listed(args.WHAT)
+    text = papers.listed() if args.WHAT == "papers" else reference.listed(args.WHAT)
     if transport.is_server:
         print(text)
 

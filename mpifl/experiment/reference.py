@@ -179,7 +179,7 @@ def listed(what: str) -> str:
         UserError: it is something else.
     """
     if what not in LISTED:
-        raise UserError("list", what, nearest(what, [*LISTED]))
+        raise UserError("list", what, nearest(what, [*LISTED, "papers"]))
     lines = []
     for title, catalogue in LISTED[what].items():
         lines += [title, *(f"  {name:22} {_summary(cls)}" for name, cls in catalogue.items())]

@@ -30,7 +30,8 @@ class TableConfig:
         figures: label -> `{of: a column of metrics.csv (last evaluation) or a number of summary.json,
             percent: whether hundredths are shown, digits: after the point}`.
         published: row -> list in the order of `figures`, of numbers or of texts that begin with the number;
-            null where the paper prints none. Below the label of the group of columns where there are any.
+            null, or nothing more, where the paper prints none. Below the label of the group of columns where
+            there are any.
         spread: what the paper's "+-" is.
         blocked: why the table cannot be run with the data at hand; empty where it can.
         notes: readings that decide.
@@ -89,14 +90,15 @@ class TableConfig:
             for row, given in rows.items():
                 if str(row) not in lines:
                     raise UserError(f"{path}.{row}", row, f"no such row; {nearest(str(row), lines)}")
-                fits = isinstance(given, list) and len(given) == len(self.figures)
-                require(fits, f"{path}.{row}", given, f"take a list of {len(self.figures)} figures")
+                fits = isinstance(given, list) and len(given) <= len(self.figures)
+                require(fits, f"{path}.{row}", given, f"take a list of {len(self.figures)} figures or fewer")
 
     def text_of(self, group: str, row: str) -> list[str]:
         """Return the published figures of a row as the paper prints them; empty texts where it has none."""
         rows = self.published.get(group, {}) if group else self.published
-        given = {str(label): values for label, values in rows.items()}.get(row)
-        return ["" if v is None else str(v) for v in given] if given else [""] * len(self.figures)
+        given = {str(label): values for label, values in rows.items()}.get(row, [])
+        texts = ["" if value is None else str(value) for value in given]
+        return texts + [""] * (len(self.figures) - len(texts))
 
 
 @dataclass(frozen=True)

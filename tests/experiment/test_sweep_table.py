@@ -66,7 +66,7 @@ def test_a_group_of_columns_changes_single_rows():
         ({"vary": {"rows": {"A": "fedavg"}}}, "vary.rows = 'fedavg'"),
         ({"vary": {"rows": ROWS, "columns": {"X": {"rows": {"Locl": {}}}}}}, "vary.columns.X.rows = 'Locl'"),
         ({"table": {**TABLE, "published": {"FedAvgg": [1, 2]}}}, "published.FedAvgg"),
-        ({"table": {**TABLE, "published": {"FedAvg": [1]}}}, "take a list of 2 figures"),
+        ({"table": {**TABLE, "published": {"FedAvg": [1, 2, 3]}}}, "take a list of 2 figures"),
         ({"table": {**TABLE, "figures": {}}}, "table.figures"),
         ({"table": {**TABLE, "figures": {"a": {"of": "ari", "percnt": True}}}}, "table.figures.a.percnt"),
         ({"table": {"title": "T", "figures": TABLE["figures"], "titel": 1}}, "table.titel"),

@@ -1,0 +1,290 @@
+"""The papers' tables and figures: which sweep makes each, and what it gave here.
+
+A file `configs/papers/PAPER/TABLE.yaml` is a sweep with all rows of a table. `record` keeps the figures of
+finished sweeps in `measured/TABLE.json` beside it, one line a case, each with what differs from the file
+(fewer rounds, say), and writes the pages in `docs/reproductions`. `mpifl list papers` reads the same files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.files import write_atomically
+from mpifl.core.textfiles import json_file, yaml_file
+from mpifl.results.reader import load
+
+from . import loader
+from .sweep import SWEEP_FILE, Case, cases, result_of, table_of
+from .sweep_table import SEED, Result, TableConfig, largest_difference, lines, markdown
+
+PAPERS = {  # folder -> the paper
+    "emdcfl": "EMD-CFL: Clustered Federated Learning via Embedding Distributions",
+    "flt": "FLT: Federated Learning with Taskonomy for Non-IID Data",
+    "ucfl": "UCFL: User-Centric Federated Learning",
+    "ccfl": "CCFL: Client-Centric Federated Learning under Dynamic Mixtures of Distributions",
+    "fedcuau": "FedCUAU: Clustered Federated Learning Using Weight Divergence",
+}
+FOLDER = loader.SHIPPED / "papers"
+PAGES = Path(__file__).parents[2] / "docs" / "reproductions"  # of a checkout
+SAME = ("name", "output", "system", "checkpoint", "vary", "table")  # sections that change no number
+SAME_KEYS = ("data.root", "data.cache", "evaluation.every", "evaluation.at_start")
+SHOWN_LABELS = 4  # of rows that a list names
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep file of a paper.
+
+    Attributes:
+        paper: The folder.
+        stem: The file's name without `.yaml`.
+    """
+
+    paper: str
+    stem: str
+
+    @property
+    def name(self) -> str:
+        """What `mpifl sweep` takes."""
+        return f"papers/{self.paper}/{self.stem}"
+
+    @cached_property
+    def tree(self) -> dict[str, Any]:
+        """The sweep with its bases."""
+        return loader.read(str(FOLDER / self.paper / f"{self.stem}.yaml"))
+
+    @cached_property
+    def table(self) -> TableConfig:
+        """Its layout and the published figures."""
+        return table_of(self.tree)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """Its cases."""
+        return cases(self.tree)
+
+    @property
+    def measured_file(self) -> Path:
+        """Where `record` keeps its figures."""
+        return FOLDER / self.paper / "measured" / f"{self.stem}.json"
+
+    @cached_property
+    def measured(self) -> list[dict[str, Any]]:
+        """What is kept of each case that ran, in the order of the cases."""
+        if not self.measured_file.exists():
+            return []
+        kept = json_file(self.measured_file, "RUN")["cases"]
+        order = {json.dumps(dict(case.labels)): i for i, case in enumerate(self.cases)}
+        known = [one for one in kept if json.dumps(one["labels"]) in order]
+        return sorted(known, key=lambda one: order[json.dumps(one["labels"])])
+
+    @property
+    def results(self) -> list[Result]:
+        """The figures of the cases that ran."""
+        return [Result(one["labels"], one["values"]) for one in self.measured]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows over all groups of columns, seeds not counted."""
+        return len({json.dumps({k: v for k, v in c.labels.items() if k != SEED}) for c in self.cases})
+
+    @property
+    def size(self) -> str:
+        """What was changed in the cases that ran; `as the file` where nothing was."""
+        changed = {f"{k} {v}" for one in self.measured for k, v in one["changed"].items()}
+        return ", ".join(sorted(changed)) or "as the file"
+
+    def state(self) -> str:
+        """Return whether it ran here, at what size, and the largest difference to a published figure."""
+        if not self.measured:
+            return f"not run: {self.table.blocked}" if self.table.blocked else "not run"
+        text = f"{len(self.measured)} of {len(self.cases)} cases, {self.size}"
+        found = largest_difference(lines(self.table, self.results), self.table)
+        return text if found is None else f"{text}; largest difference {found[0]:+.2f} ({found[1]})"
+
+
+def sweeps(paper: str | None = None) -> list[Sweep]:
+    """Return the sweep files of one paper, or of all."""
+    found = []
+    for folder in [paper] if paper else PAPERS:
+        files = sorted((FOLDER / folder).glob("[!_]*.yaml"), key=lambda path: _by_number(path.stem))
+        found += [sweep for path in files if "table" in (sweep := Sweep(folder, path.stem)).tree]
+    return found
+
+
+def _by_number(stem: str) -> list[tuple[int, str]]:
+    """Return a key that sorts `table10` behind `table9`, and tables before figures."""
+    digits = "".join(c if c.isdigit() else " " for c in stem).split()
+    kind = 0 if stem.startswith("table") else 1
+    return [(kind, ""), (int(digits[0]) if digits else 0, stem)]
+
+
+def listed() -> str:
+    """Return the page of `mpifl list papers`."""
+    out = []
+    for paper, title in PAPERS.items():
+        out += [f"{paper}/  {title}"]
+        for sweep in sweeps(paper):
+            out += [f"  {sweep.name:36} {sweep.table.title}", f"    {sweep.num_rows} rows; {sweep.state()}"]
+    return "\n".join(out)
+
+
+# -- keeping what sweeps gave --------------------------------------------------------------------------------
+
+
+def record(folders: Sequence[str]) -> list[Path]:
+    """Keep the figures of sweeps beside their files, and write the pages of a checkout.
+
+    Args:
+        folders: Of sweeps, complete or not; what was kept of the same cases before is replaced.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UserError: A folder is no sweep of a paper, or has no finished case.
+    """
+    written = []
+    for folder in map(Path, folders):
+        found = _sweep_of(folder)
+        new = [*_records(found, folder)]
+        require(bool(new), "RUN", str(folder), "has no finished case; run it first")
+        kept = {json.dumps(one["labels"]): one for one in (*found.measured, *new)}
+        text = ",\n".join(f"  {json.dumps(one)}" for one in _in_order(found, kept))
+        write_atomically(found.measured_file, f'{{"sweep": "{found.name}", "cases": [\n{text}\n]}}\n')
+        written.append(found.measured_file)
+    if PAGES.is_dir():
+        for path, text in pages().items():
+            write_atomically(path, text)
+            written.append(path)
+    return written
+
+
+def _sweep_of(folder: Path) -> Sweep:
+    """Return the paper's sweep that a folder is of."""
+    tree = yaml_file(folder / SWEEP_FILE, "RUN")
+    paper, _, stem = str(tree.get("name", "")).partition("-")
+    known = [sweep.stem for sweep in sweeps(paper)] if paper in PAPERS else []
+    if stem not in known:
+        names = ", ".join(PAPERS)
+        raise UserError("RUN", str(folder), f"is no sweep of a paper (papers/PAPER/TABLE of {names})")
+    return Sweep(paper, stem)
+
+
+def _in_order(sweep: Sweep, kept: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is kept in the order of the cases."""
+    order = [json.dumps(dict(case.labels)) for case in sweep.cases]
+    return [kept[key] for key in order if key in kept]
+
+
+def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield what is kept of each finished case."""
+    names = dict.fromkeys(figure.of for figure in sweep.table.columns)
+    for case in sweep.cases:
+        done = folder / f"{case.config.name}-{case.slug}"
+        if not (done / "summary.json").is_file():
+            continue
+        run, values = load(done), result_of(case.labels, done).values
+        environment = json_file(done / "environment.json", "RUN")
+        ended = datetime.fromtimestamp((done / "summary.json").stat().st_mtime, UTC)
+        yield {
+            "labels": dict(case.labels),
+            "values": {name: float(f"{values[name]:.6g}") for name in names if name in values},
+            "changed": _changed(case, run.config),
+            "date": f"{ended:%Y-%m-%d}",
+            "commit": (environment.get("git_commit") or "")[:10],
+            "digest": run.summary["digest"][:16],
+            "seconds": round(run.summary["wall_seconds"]),
+        }
+
+
+def _changed(case: Case, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys in which a run differs from its case: dotted key -> the run's value."""
+    ours, theirs = (
+        dict(_flat({k: v for k, v in tree.items() if k not in SAME}))
+        for tree in (json.loads(json.dumps(loader.to_tree(case.config), default=str)), config)
+    )
+    return {
+        key: theirs.get(key)
+        for key in dict.fromkeys([*ours, *theirs])
+        if key not in SAME_KEYS and key in theirs and ours.get(key) != theirs[key]
+    }
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+# -- pages ---------------------------------------------------------------------------------------------------
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages in `docs/reproductions`: one for each paper, and their index."""
+    out = {PAGES / "README.md": _index()}
+    for paper in PAPERS:
+        found = [sweep for sweep in sweeps(paper) if sweep.measured]
+        if found:
+            head = f"# {PAPERS[paper]}\n\nWritten by `mpifl record`; see the [index](README.md).\n"
+            out[PAGES / f"{paper}.md"] = "\n".join([head, *map(_section, found)])
+    return out
+
+
+def _index() -> str:
+    """Return the index of the pages."""
+    head = (
+        "# Beside the published figures\n\n"
+        "Every table and figure of the five papers, its sweep, and what it gave here. `mpifl sweep SWEEP`\n"
+        "runs all rows of one and writes its table beside the published figures; `mpifl record FOLDER`\n"
+        "keeps them and writes these pages; `mpifl list papers` prints this list.\n"
+    )
+    out = [head]
+    for paper, title in PAPERS.items():
+        out += [f"## {title}\n", "| sweep | table | rows | here |", "|---|---|---|---|"]
+        for sweep in sweeps(paper):
+            name = f"[{sweep.name}]({paper}.md)" if sweep.measured else sweep.name
+            out.append(f"| {name} | {sweep.table.title} | {sweep.num_rows} | {sweep.state()} |")
+        out.append("")
+    return "\n".join(out)
+
+
+def _section(sweep: Sweep) -> str:
+    """Return what a page says of one sweep."""
+    table, ran = sweep.table, sweep.measured
+    dates, commits = (sorted({one[key] for one in ran}) for key in ("date", "commit"))
+    seeds = sorted({one["labels"].get(SEED, "0") for one in ran})
+    hours = sum(one["seconds"] for one in ran) / 3600
+    options = "".join(f" --{key} {json.dumps(v)!r}" for key, v in _common_changes(sweep).items())
+    facts = [
+        f"{len(ran)} of {len(sweep.cases)} cases",
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
+        f"{hours:.1f} hours of one core or more",
+        f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}",
+        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
+    ]
+    parts = [
+        f"## {table.title}\n",
+        f"```bash\nmpifl sweep {sweep.name} --data.root DIR{options}\n```\n",
+        f"{'; '.join(facts)}. Size: {sweep.size}.\n",
+        markdown(table, sweep.results),
+    ]
+    if table.spread:
+        parts.append(f'Published "+-": {table.spread}. Here: sample standard deviation over the seeds.\n')
+    parts += [f"{text.strip()}\n" for text in (table.notes, table.findings) if text]
+    return "\n".join(parts)
+
+
+def _common_changes(sweep: Sweep) -> dict[str, Any]:
+    """Return the changes that all cases share: what the command line said."""
+    first, *others = [one["changed"] for one in sweep.measured]
+    return {key: value for key, value in first.items() if all(o.get(key) == value for o in others)}
