@@ -160,30 +160,35 @@ def observer(
 def figures(context: RunContext, record: Record, visits: np.ndarray) -> dict[str, float]:
     """Return the figures that only some methods have; on rank 0.
 
+    `accuracy_before`: in asynchronous runs of methods whose clients download nothing (Local), mean over the
+    clients that have trained; their own model is what they are evaluated by. Other methods report it.
     `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of their last visit.
     `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods whose
-    rows belong to the sets that the server owns.
+    rows belong to the sets that the server owns; `accuracy_cluster_std` is its standard deviation over them.
+    The recorder adds the means of both figures over all evaluations so far (`recorder.AVERAGED`).
 
     Args:
         context: of the run.
         record: of a step with scores.
         visits: of each client so far [N].
     """
-    out = {}
-    u = context.config.algorithm.mixtures(record.server)  # [N, K]
+    out, algorithm, seen = {}, context.config.algorithm, visits[record.evaluated_clients] > 0
+    alone = not context.config.policy.synchronous and not algorithm.reads(record.server, 0)
+    if alone and record.scores is not None and seen.any():
+        out["accuracy_before"] = float(record.scores["accuracy"][seen].mean())
+    u = algorithm.mixtures(record.server)  # [N, K]
     last = [(k, max(int(visits[k]) - 1, 0)) for k in record.evaluated_clients.tolist()]
     truth = [] if u is None else [context.federation.mixture(k, visit) for k, visit in last]
     known = [t for t in truth if t is not None]
     if u is not None and len(known) == len(last) and known[0].shape == u[0].shape:
         out["mixture_kl"] = mixture_kl(np.stack(known), u[record.evaluated_clients])
-    evaluates = uses(context.config.algorithm, ServerEvaluation)
+    evaluates = uses(algorithm, ServerEvaluation)
     group_test_sets = context.federation.group_test_sets() if evaluates else ()
     if group_test_sets:
         rows = record.server.tables["model"]
         evaluate = context.problem.public[0].evaluate
-        out["accuracy_cluster"] = float(
-            np.mean([evaluate(w, split)["accuracy"] for w, split in zip(rows, group_test_sets, strict=True)])
-        )
+        scores = [evaluate(w, split)["accuracy"] for w, split in zip(rows, group_test_sets, strict=True)]
+        out["accuracy_cluster"], out["accuracy_cluster_std"] = float(np.mean(scores)), float(np.std(scores))
     return out
 
 

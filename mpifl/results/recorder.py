@@ -90,6 +90,7 @@ def metrics_row(
     return row
 
 
+AVERAGED = ("accuracy_cluster", "mixture_kl")  # NAME_all: mean over the evaluations after steps so far
 BUFFERED_ROWS = 500  # of events.csv: opening a file costs more than an arrival
 
 
@@ -116,6 +117,7 @@ class Recorder:
         self._labels: list[np.ndarray] = []
         self._placed = np.zeros(0, bool)
         self._arrivals: list[Mapping[str, Any]] = []
+        self._history: dict[str, list[float]] = {}  # values so far of the figures in `AVERAGED`
 
     def record_evaluation(
         self,
@@ -138,7 +140,8 @@ class Recorder:
             scores: Name -> value of each evaluated client [n].
             clients: The evaluated clients [n].
             labels: Estimated cluster of every client [N].
-            train: Means of what clients reported of their training.
+            train: Means of what clients reported of their training, and figures that only some methods have;
+                those in `AVERAGED` are also written as their mean over the evaluations so far.
             traffic: Bytes of the federation so far.
             timing: Seconds of each phase since the evaluation before, for each rank.
             virtual_seconds: Time on the simulated clock; None where there is none.
@@ -151,6 +154,7 @@ class Recorder:
         self.last = metrics_row(scores, labels, self.groups, pool, aimed, before, placed)
         self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
+        train = {**train, **self._averages(step, train)}
         self.metrics.append(
             {"round": step, "seconds": round(seconds, 3), **virtual, **self.last, **train, **traffic}
         )
@@ -161,6 +165,14 @@ class Recorder:
         ]
         self._labels.append(labels)
         return self.last
+
+    def _averages(self, step: int, figures: Mapping[str, float]) -> dict[str, float]:
+        """Return NAME_all for each figure in `AVERAGED`: its mean over the evaluations after step 0."""
+        if step:
+            for name in AVERAGED:
+                if name in figures:
+                    self._history.setdefault(name, []).append(figures[name])
+        return {f"{name}_all": float(np.mean(values)) for name, values in self._history.items()}
 
     def arrived(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append uploads to `events.csv`, some hundred at a time."""
@@ -173,7 +185,13 @@ class Recorder:
         self._write_arrivals()
         before = self._labels[-1].tolist() if self._labels else None
         placed = self._placed.tolist()
-        return {"timing": self.timing, "last": self.last, "labels": before, "placed": placed}
+        return {
+            "timing": self.timing,
+            "last": self.last,
+            "labels": before,
+            "placed": placed,
+            "history": self._history,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], metrics: bytes, events: int) -> None:
         """Continue from a checkpoint.
@@ -186,6 +204,7 @@ class Recorder:
         self.timing, self.last = state["timing"], state["last"]
         self._labels = [] if state["labels"] is None else [np.array(state["labels"])]
         self._placed = np.array(state["placed"], bool)
+        self._history = {name: list(values) for name, values in state.get("history", {}).items()}
         self.metrics.restore(metrics)
         self.events.truncate(events)
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.aggregation.tables import read_rows
+from mpifl.aggregation.tables import read_rows, rows_of
 from mpifl.comm.task_pool import RecoveringPool, Task, serve
 from mpifl.comm.transport import RankLost
+from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import message_on
 from mpifl.core.errors import require
 from mpifl.core.mixing import Plan
@@ -41,6 +42,7 @@ from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_wor
 from .server_step import ServerStep
 
 Row = dict[str, Any]  # of events.csv
+SPREAD = ("accuracy_before",)  # metrics of visits whose standard deviation over clients is reported too
 
 
 @dataclass
@@ -401,6 +403,9 @@ class AsynchronousEngine(Engine):
         if self.evaluation.due(server.version, self.num_steps):
             scores, timing = self._on_all(pool, "evaluate", lambda: self._evaluate(server))
             pool.poll()  # workers train on while rank 0 writes
+        train: dict[str, float] = {}
+        if scores is not None:
+            train = {**self._mean_metrics(), **self._received_metrics(server, pool), **self.stats.metrics()}
         observe(
             Record(
                 step=server.version,
@@ -408,7 +413,7 @@ class AsynchronousEngine(Engine):
                 cohort=np.array(cohort, np.int64),
                 evaluated_clients=self.evaluation.clients,
                 scores=scores,
-                train={**self._mean_metrics(), **self.stats.metrics()} if scores is not None else {},
+                train=train,
                 seconds=perf_counter() - float(self.start[0]),
                 timing=timing or [],
                 virtual_seconds=self.clock.now if self.clock.in_seconds else None,
@@ -418,9 +423,47 @@ class AsynchronousEngine(Engine):
             self.evaluation_time += now() - start
 
     def _mean_metrics(self) -> dict[str, float]:
-        """Return the means over clients of the metrics of their last visits."""
+        """Return the means over clients of the metrics of their last visits; of accuracies the spread too."""
         names = dict.fromkeys(name for m in self.metrics.values() for name in m)
-        return {name: float(np.mean([m[name] for m in self.metrics.values() if name in m])) for name in names}
+        values = {name: [m[name] for m in self.metrics.values() if name in m] for name in names}
+        spreads = {f"{name}_std": float(np.std(values[name])) for name in names if name in SPREAD}
+        return {name: float(np.mean(values[name])) for name in names} | spreads
+
+    def _received_metrics(self, server: Server, pool: RecoveringPool) -> dict[str, float]:
+        """Return the accuracy of the models that clients received in answer to their last upload.
+
+        Rank 0 evaluates each of them on the test data of the visit that was uploaded, while workers train on.
+        For methods that declare `ServerEvaluation` and keep nothing at the client.
+
+        Args:
+            server: now; answers the clients whose next visit has not begun.
+            pool: holds what the visits under way have read.
+
+        Returns:
+            `accuracy_received` and `accuracy_received_std` over the evaluated clients that have uploaded;
+            nothing where there is none, or where a client is not served what it reads.
+        """
+        step, algorithm = self.server_step, self.server_step.algorithm
+        clients = self.evaluation.clients[step.visits[self.evaluation.clients] > 0]
+        if not len(clients) or not uses(algorithm, ServerEvaluation) or algorithm.needs.client_state:
+            return {}
+        with step.watch("evaluate"):
+            tasks = {v.client: pool.tasks[v.number] for v in self.clock.visits}
+            found = []
+            for k, serves in step.hooks.reads("serves", server, clients).items():
+                if k in tasks:
+                    vectors = served_of(tasks[k].header[0].reads, tasks[k].vectors, serves)
+                else:
+                    vectors = {name: rows_read(server, name, which) for name, which in serves.items()}
+                if vectors is None:
+                    return {}
+                client = step.config.clients.client(k, int(step.visits[k]) - 1)
+                message = step.worker.coder.down(Message(vectors, serves, server.version, server.version))
+                scores = step.worker.hooks.evaluate(
+                    message_on(message, step.config.clients.device), {}, client, client.data.test
+                )
+                found.append(scores["accuracy"])
+        return {"accuracy_received": float(np.mean(found)), "accuracy_received_std": float(np.std(found))}
 
     def _evaluate(self, server: Server | None) -> tuple[Any, Any]:
         """Return the scores and the timing of all ranks, on rank 0; every rank calls."""
@@ -534,6 +577,39 @@ def largest_weight(plan: Plan, j: int, m: int) -> float:
         return 0.0
     weights = plan.mixings[0].weights
     return float(np.abs(weights.reshape(len(weights), m, -1)[:, j]).max())
+
+
+def served_of(
+    reads: Reads, vectors: Mapping[str, torch.Tensor], serves: Reads
+) -> dict[str, torch.Tensor] | None:
+    """Return what a client is evaluated with, from what it has downloaded.
+
+    Args:
+        reads: what it downloaded, by name of the table.
+        vectors: the download.
+        serves: what it is evaluated with: the mixture that it downloaded, or a choice or mixture of the rows
+            that it downloaded.
+
+    Returns:
+        Name of the table -> rows; None where they cannot be made from the download.
+    """
+    out = {}
+    for name, which in serves.items():
+        have = reads.get(name, ())
+        if isinstance(have, np.ndarray):
+            if not np.array_equal(have, which):
+                return None
+            out[name] = vectors[name]
+            continue
+        place = {row: j for j, row in enumerate(have)}
+        if any(row not in place for row in rows_of(which)):
+            return None
+
+        def rows(name: str, numbers: list[int], place: dict[int, int] = place) -> torch.Tensor:
+            return vectors[name][[place[number] for number in numbers]]
+
+        out[name] = read_rows(rows, name, which)
+    return out
 
 
 def rows_read(server: Server, name: str, which: tuple[int, ...] | np.ndarray) -> torch.Tensor:

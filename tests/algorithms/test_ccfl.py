@@ -5,6 +5,8 @@ The server's rules are in `tests/runtime/test_asynchronous_rules.py`.
 
 from __future__ import annotations
 
+import csv
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,14 +14,18 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand
+from support import byhand, worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.ccfl import CCFL
 from mpifl.algorithms.fedsoft_async import FedSoftAsync
+from mpifl.algorithms.local import Local
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
 from mpifl.experiment.run import figures
+from mpifl.experiment.schema import EvaluationConfig, Seeds
+from mpifl.results.recorder import Recorder
+from mpifl.simulation.policies import ClientDecides, Synchronous
 
 
 def owned(target: float, num_samples: int) -> byhand.Quadratic:
@@ -120,7 +126,8 @@ def context():
         mixture=lambda k, visit: np.array(truth[k, visit]), group_test_sets=lambda: ("a", "b")
     )
     problem = SimpleNamespace(public=[SimpleNamespace(evaluate=evaluate)])
-    return SimpleNamespace(config=SimpleNamespace(algorithm=CCFL()), federation=federation, problem=problem)
+    config = SimpleNamespace(algorithm=CCFL(), policy=ClientDecides())
+    return SimpleNamespace(config=config, federation=federation, problem=problem)
 
 
 def test_the_estimate_is_compared_with_the_truth_of_the_last_visit(context):
@@ -129,7 +136,82 @@ def test_the_estimate_is_compared_with_the_truth_of_the_last_visit(context):
     Rows 0 and 1 score 0.9 and 0.7 on the test sets of their own groups.
     """
     server = byhand.server(2, {"u": [[0.25, 0.75], [0.5, 0.5]]}, model=[[0.0], [1.0]])
-    record = SimpleNamespace(server=server, evaluated_clients=np.arange(2))
+    record = SimpleNamespace(server=server, evaluated_clients=np.arange(2), scores=None)
     found = figures(context, record, np.array([3, 0]))
     assert_allclose(found["mixture_kl"], (np.log(4 / 3) / 2 + np.log(2)) / 2)
     assert_allclose(found["accuracy_cluster"], 0.8)
+    assert_allclose(found["accuracy_cluster_std"], 0.1)
+    assert "accuracy_before" not in found, "the clients report it"
+
+
+def test_a_client_on_its_own_is_evaluated_by_the_model_before_its_upload(context):
+    """Of three clients the last has not trained."""
+    context.config.algorithm = Local()
+    scores = {"accuracy": np.array([0.5, 0.7, 0.1])}
+    server = byhand.server(3, {}, model=[[0.0]])
+    record = SimpleNamespace(server=server, evaluated_clients=np.arange(3), scores=scores)
+    assert_allclose(figures(context, record, np.array([3, 1, 0]))["accuracy_before"], 0.6)
+    context.config.policy = Synchronous()
+    assert figures(context, record, np.array([3, 1, 0])) == {}
+
+
+def test_the_recorder_averages_the_clusters_accuracy_over_all_cycles(tmp_path):
+    """Evaluations before the first step, and at 4, 8 and 12: (0.4 + 0.6 + 0.8) / 3; a resumed run goes on."""
+    folders = tmp_path / "whole", tmp_path / "resumed"
+    for folder in folders:
+        folder.mkdir()
+    recorder = Recorder(folders[0], worlds.Tiny(2))
+
+    def evaluate(step: int, value: float) -> None:
+        recorder.record_evaluation(
+            *(step, 0.0, {"accuracy": np.ones(2), "loss": np.ones(2)}, np.arange(2), np.zeros(2, int)),
+            *({"accuracy_cluster": value}, {}, []),
+        )
+
+    for step, value in ((0, 0.1), (4, 0.4), (8, 0.6)):
+        evaluate(step, value)
+    state = json.loads(json.dumps(recorder.state_dict()))
+    written = recorder.metrics.path.read_bytes()
+    recorder = Recorder(folders[1], worlds.Tiny(2))
+    recorder.load_state_dict(state, written, 0)
+    evaluate(12, 0.8)
+    with (folders[1] / "metrics.csv").open() as file:
+        rows = [row["accuracy_cluster_all"] for row in csv.DictReader(file)]
+    assert rows[0] == ""
+    assert_allclose([float(value) for value in rows[1:]], [0.4, 0.5, 0.6])
+
+
+# ---- accuracies before and after an upload
+
+
+@pytest.mark.parametrize(
+    ("method", "shares"),
+    [(CCFL(alpha0=0.9, bar_loss=-1, sharpen=(20.0,)), "u"), (FedSoftAsync(alpha0=0.9), "mu")],
+)
+def test_the_accuracy_after_an_upload_is_that_of_the_model_received_at_it(method, shares, tmp_path):
+    """Each upload is answered with the mixture of the rows just after it; other uploads move the rows later.
+
+    Both figures are those of the client's last upload, on the test images of that visit, and their spread
+    over the clients that have uploaded. After the last upload of all, its client's next visit has not begun.
+    """
+    federation, every = worlds.Drifting(), EvaluationConfig(every=4, at_start=True)
+    done = worlds.events(
+        method, federation, tmp_path, 16, policy=ClientDecides(), evaluation=every, seed=Seeds(training=3)
+    )
+    model = done.server_step.config.clients
+    after, now = {}, {}
+    for t, row in enumerate(done.arrivals, start=1):
+        k, visit, server = row["client"], row["visit"], done.servers[t]
+        mixed = torch.from_numpy(server.algorithm_state[shares][k]) @ server.tables["model"].double()
+        after[k] = model.client(k, visit).evaluate(mixed.float())["accuracy"]
+        now[k] = visit
+        if t % 4 == 0:
+            assert len(now) < federation.num_clients or t > 8, "who has not uploaded does not count"
+            figures = done.reported[t]
+            assert_allclose(figures["accuracy_received"], np.mean([*after.values()]), atol=1e-9)
+            assert_allclose(figures["accuracy_received_std"], np.std([*after.values()]), atol=1e-9)
+    end = []
+    for k, visit in now.items():
+        last = torch.from_numpy(done.server.algorithm_state[shares][k]) @ done.server.tables["model"].double()
+        end.append(model.client(k, visit).evaluate(last.float())["accuracy"])
+    assert abs(np.mean(end) - figures["accuracy_received"]) > 0.01, "later uploads make a difference"

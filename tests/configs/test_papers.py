@@ -20,7 +20,7 @@ FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.yaml"))
 WHOLE = [name for name in FILES if not Path(name).name.startswith("_")]
 PAPERS = [name for name in WHOLE if name.startswith("papers/")]
 FEW_PAPERS = [  # planned in every suite; all of them take a minute
-    "papers/ccfl/ablation-clients-100.yaml",
+    "papers/ccfl/table1-fashionmnist.yaml",
     "papers/emdcfl/table1.yaml",
     "papers/fedcuau/table1-c1.yaml",
     "papers/fedcuau/table3-femnist-fedbabu.yaml",

@@ -9,8 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from support import worlds
+from support.runs import columns_of
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent / "configs" / "tiny.yaml"
@@ -24,6 +27,12 @@ RUNS: dict[str, list[str]] = {
     "fedasync": ["--algorithm", "fedasync", "--policy", "every_arrival", *FEW],
     "fedbuff": ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3, max_staleness: 2}", *FEW],
     "ccfl": ["--algorithm", f"{{name: ccfl, {BARS}}}", *CCFL],
+    "ccfl_one": [
+        "--algorithm",
+        f"{{name: ccfl, {BARS}}}",
+        *CCFL[:-1],
+        CCFL[-1].replace("clusters: 2", "clusters: 1"),
+    ],
     "fedsoft": ["--algorithm", "{name: fedsoft_async, pretrain_epochs: 1}", *CCFL],
     "local": ["--algorithm", "local", *CCFL],
     "drift": [
@@ -121,6 +130,8 @@ def test_virtual_time_gives_the_same_run_on_any_number_of_ranks(ranks, at):
         assert alone.table(name, "ledger.csv") == there.table(name, "ledger.csv"), name
         for figure in ("accuracy_mean", "accuracy_worst", "federation_bytes_up", "federation_bytes_down"):
             assert one[figure] == other[figure], name
+        files = [place.folder / f"tiny-{name}" / "metrics.csv" for place in (alone, there)]
+        assert columns_of(files[0]) == columns_of(files[1]), name
 
 
 @pytest.mark.parametrize("ranks", [None, 3])
@@ -170,7 +181,7 @@ def test_a_run_says_how_asynchronous_it_was(at):
         last = place.table(name, "metrics.csv")[-1]
         for figure in ("arrivals", "refusal_rate", "staleness_mean"):
             assert float(last[figure]) == said[figure], (name, figure)
-        steps = name in ("ccfl", "fedsoft", "local", "drawn")
+        steps = name in ("ccfl", "ccfl_one", "fedsoft", "local", "drawn")
         assert said["clock_seconds"] == (None if steps else float(events[-1]["time"]))
         assert len(said["worker_idle_share"]) == 2
         assert all(0 <= share <= 1 for share in said["worker_idle_share"])
@@ -183,9 +194,24 @@ def test_a_run_says_how_asynchronous_it_was(at):
 
 def test_ccfl_reports_before_after_clusters_and_mixtures(at):
     (row,) = at(3).table("ccfl", "metrics.csv")
-    for name in ("accuracy_mean", "accuracy_before", "accuracy_cluster"):
+    for name in ("accuracy_mean", "accuracy_before", "accuracy_received", "accuracy_cluster"):
         assert 0 < float(row[name]) <= 1
+    assert float(row["accuracy_received"]) != float(row["accuracy_mean"])
+    assert row["accuracy_cluster_all"] == row["accuracy_cluster"], "there is one evaluation"
     assert 0 < float(row["mixture_kl"]) < 5
     (row,) = at(3).table("fedsoft", "metrics.csv")
     assert float(row["mixture_kl"]) > 0
-    assert "mixture_kl" not in at(3).table("local", "metrics.csv")[0]
+    (row,) = at(3).table("local", "metrics.csv")
+    assert "mixture_kl" not in row
+    assert "accuracy_received" not in row
+    assert row["accuracy_before"] != "", "Local's own model"
+
+
+def test_ccfl_runs_with_one_cluster(at):
+    """The cluster is all of every client: the brackets of Algorithm 2 sum to K - 1 = 0."""
+    place = at(3)
+    (row,) = place.table("ccfl_one", "metrics.csv")
+    assert float(row["mixture_kl"]) == 0
+    with np.load(place.folder / "tiny-ccfl_one" / "algorithm_state.npz") as state:
+        assert_array_equal(state["u"], np.ones((8, 1)))
+        assert state["changed"][0] > 0, "it moved"

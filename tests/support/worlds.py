@@ -113,7 +113,8 @@ class Run:
     Attributes:
         server: after the last step. servers: after setup and after each step.
         notes, plans: what each step was decided from, and the decision. scores: of the last judging, [N].
-        scored: step -> scores, of a run that an engine drove.
+        scored: step -> scores, of a run that an engine drove. reported: step -> means of what clients
+            reported, and figures of the engine, where the step was evaluated.
         engine, arrivals, times: of an asynchronous run: what drove it, its events, the time of each step.
     """
 
@@ -123,6 +124,7 @@ class Run:
     plans: list[Plan] = field(default_factory=list)
     scores: Mapping[str, np.ndarray] = field(default_factory=dict)
     scored: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    reported: dict[int, Mapping[str, float]] = field(default_factory=dict)
     served: dict[int, tuple[Any, Any, Client]] = field(default_factory=dict)
     engine: Engine | None = None
     arrivals: list[dict[str, Any]] = field(default_factory=list)
@@ -154,6 +156,7 @@ class Run:
         self.scores = record.scores or self.scores
         if record.scores is not None:
             self.scored[record.step] = record.scores
+            self.reported[record.step] = record.train
 
     def model(self, k: int) -> torch.Tensor:
         """Return the vector that client `k` is evaluated by."""
