@@ -68,6 +68,15 @@ class Client(ABC):
     def data(self) -> ClientData:
         """The client's own data at this visit."""
 
+    def pixels(self, split: str = "train") -> Split:
+        """Return `train`, `val` or `test` at this visit with the images as they are stored, in main memory.
+
+        Stored images are uint8 [n, C, H, W], neither resized nor normalised. Default: those of `data`, for
+        clients whose data are stored as tensors.
+        """
+        found: Split = getattr(self.data, split)
+        return found
+
     @property
     @abstractmethod
     def auxiliary(self) -> Client:

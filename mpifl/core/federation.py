@@ -72,6 +72,14 @@ class Federation(ABC):
         """
         return int(self.sizes[k, 0])
 
+    def pixels(self, k: int, split: str = "train", visit: int = 0) -> Split:
+        """Return a split of client `k`, `train`, `val` or `test`, with its images as they are stored.
+
+        Default: as `client` returns it, for federations that store nothing else.
+        """
+        found: Split = getattr(self.client(k, visit), split)
+        return found
+
     @property
     def test_pool(self) -> int:
         """Return the number of different test samples of all clients together."""

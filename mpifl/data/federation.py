@@ -168,6 +168,11 @@ class PoolFederation(Federation):
         x, y = self._pixels(self.partition.of(k, split, visit), self._ops[split])
         return np.array(x), np.array(y)
 
+    def pixels(self, k: int, split: str = "train", visit: int = 0) -> Split:
+        """Return a split of client `k` with images uint8 [n, C, H, W], neither resized nor normalised."""
+        x, y = self.samples(k, split, visit)
+        return Split(torch.from_numpy(x), torch.from_numpy(y))
+
     def labels(self, k: int, split: str = "train", visit: int = 0) -> np.ndarray:
         """Return client `k`'s labels int64 [n] without reading any image."""
         draw = self.partition.of(k, split, visit)

@@ -68,6 +68,10 @@ class LocalClient(Client):
         train, val, test = (split_on(s, device) for s in (data.train, data.val, data.test))
         return ClientData(train, val, test, extra)
 
+    def pixels(self, split: str = "train") -> Split:
+        """Return a split at this visit with the images as they are stored, in main memory."""
+        return self._federation.pixels(self.id, split, self.visit)
+
     @property
     def auxiliary(self) -> LocalClient:
         """The same client with the auxiliary network (`Algorithm.auxiliary`)."""

@@ -402,6 +402,41 @@ def test_pacfl_under_emdcfl_takes_each_channel_for_an_image():
     assert_allclose(signature(two, PLANES, p=1).shape, (4, 1))
 
 
+def line(*images: list[int], dtype: torch.dtype = torch.float32) -> Split:
+    """Return images of two pixels, all of class 0."""
+    return Split(torch.tensor(images, dtype=dtype)[:, None, None], torch.zeros(len(images)))
+
+
+class Stored(byhand.Quadratic):
+    """A client whose stored images point elsewhere than its tensors."""
+
+    data = ClientData(line([1, 0], [1, 0]), line([3, 3]), line([0, 0]))
+
+    def __init__(self) -> None:
+        super().__init__([0.0])
+        self.layout = FLAT
+
+    def pixels(self, split: str = "train") -> Split:
+        """Return the images as they are stored."""
+        stored = {"train": ([255, 255], [200, 200]), "val": ([0, 200],)}
+        return line(*stored[split], dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("options", "direction"),
+    [
+        ({}, [0.5**0.5, 0.5**0.5]),
+        ({"pixels": "normalised"}, [1.0, 0.0]),
+        ({"variant": "emdcfl"}, [0.5**0.5, 0.5**0.5]),
+        ({"variant": "emdcfl", "pixels": "raw"}, [0.0, 1.0]),
+    ],
+)
+def test_pacfl_sees_stored_pixels_and_under_emdcfl_normalised_ones(options, direction):
+    """Training images (255, 255), (200, 200), normalised (1, 0); validation (0, 200), normalised (3, 3)."""
+    U = CATALOGUE["pacfl"](p=1, **options).fingerprint(Stored(), {}, byhand.KEY).notes["basis"]
+    assert_allclose(np.abs(U[:, 0]), direction, atol=1e-6)
+
+
 def test_pacfls_budget_is_shared_among_the_classes():
     """Four of six images are of class 0: of three vectors it has two, class 1 one. By p each has one."""
     x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 1.0], [3.0, 3.0], [3.0, 3.0]])

@@ -9,6 +9,7 @@ import multiprocessing
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
@@ -17,6 +18,10 @@ from mpifl.data.partition.csr import everyone, from_lists
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import FixedPartition, ScenarioSpec
 from mpifl.data.transforms import PermuteLabels, Rotate, ToTensor
+from mpifl.models import MODELS
+from mpifl.training.client import LocalClient
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
 
 SCENARIO_OPTIONS = [
     ("rotated", {}),
@@ -208,6 +213,23 @@ def test_a_client_of_600_mnist_images_is_read_in_well_under_a_millisecond_beside
     for _ in range(100):
         federation.samples(3)
     assert (time.process_time() - start) / 100 < 1e-3
+
+
+def test_pixels_are_those_of_the_source_and_not_what_the_model_sees(open_small):
+    """CIFAR-10 at 32 x 32, shown to the model at 64 x 64 and normalised."""
+    federation = open_small("cifar10", "emdcfl_cifar", clients=4, resize=64)
+    learner = Learner(MODELS["mlp"](hidden=(2,)).build(federation.shape, 10), "cpu")
+    for split in ("train", "val", "test"):
+        stored, seen = federation.pixels(1, split), getattr(federation.client(1), split)
+        assert (stored.x.dtype, stored.x.shape[1:], seen.x.shape[1:]) == (
+            torch.uint8,
+            (3, 32, 32),
+            (3, 64, 64),
+        )
+        np.testing.assert_array_equal(stored.x.numpy(), federation.samples(1, split)[0])
+        assert_close(stored.y, seen.y)
+        again = LocalClient(1, federation, learner, LocalConfig()).pixels(split)
+        assert_close(again.x, stored.x, rtol=0, atol=0)
 
 
 def test_mixture_is_one_hot_where_nothing_drifts(cache):
