@@ -14,6 +14,7 @@ import torch
 from mpifl.comm.transport import CannotRecover, Transport
 from mpifl.core.errors import UserError
 from mpifl.core.files import new_array
+from mpifl.core.parameters import Layout
 
 from .exact_sum import kept_rows
 
@@ -284,6 +285,10 @@ def rows_of(which: tuple[int, ...] | np.ndarray) -> list[int]:
     return np.flatnonzero(which).tolist() if isinstance(which, np.ndarray) else list(which)
 
 
-def row_distances(upload: torch.Tensor, rows: torch.Tensor, p: int) -> np.ndarray:
-    """Return the Euclidean distances [K] of an upload [d] from rows [K, d] over the first `p` numbers."""
+def row_distances(upload: torch.Tensor, rows: torch.Tensor, layout: Layout) -> np.ndarray:
+    """Return the Euclidean distances [K] of an upload [w] from rows [K, w].
+
+    Of uploads as long as the model's vector the parameters count and no buffers; others count in full.
+    """
+    p = layout.num_parameters if len(upload) == layout.size else len(upload)
     return np.array([float((upload[:p] - row[:p]).double().norm()) for row in rows])

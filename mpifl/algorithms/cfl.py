@@ -8,7 +8,10 @@ test gamma_max < sqrt((1 - alpha_cross) / 2) is in no code: options here. Legend
 cosine matrix, alpha_cross its largest entry across the cut, gamma_i = ||dw_i - mean|| / ||mean|| with the
 mean over the client's side of the cut.
 
-Norms and cosines are over parameters; variant `emdcfl` counts the running statistics of batch norm, too.
+Norms and cosines are over parameters. Variant `emdcfl`, the EMD-CFL repository: updates of whole state dicts,
+running statistics and the counters of batches included, whose growth by the number of steps keeps the mean
+update of a ResNet long and all cosines near 1, so that it never splits; averages by samples; a first split in
+round 2.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from mpifl.clustering.partitions import bipartition
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Message, Notes, Report, Server, State
 from mpifl.core.mixing import Mixing, Plan
+from mpifl.training.evaluation import state_change
 
 
 @dataclass(frozen=True)
@@ -31,20 +35,21 @@ class CFL(ComparedUploads, Algorithm):
     Attributes:
         eps1: largest norm of the mean update at which a cluster splits (absolute: it depends on the model).
         eps2: smallest largest norm of an update at which it splits (absolute, likewise).
-        warmup: rounds before the first split.
+        warmup: rounds before the first split; None: 20, under `emdcfl` 1.
         linkage: `complete` (code) or `single` (paper).
         gamma_max: demand gamma_max < sqrt((1 - alpha_cross) / 2) as well, for a bound in [0, 1]; -1 takes the
             largest gamma_i of the updates; None: no such test.
-        weighted: average updates by samples (EMD-CFL repository); otherwise each member counts the same.
-        variant: `paper` or `emdcfl`.
+        weighted: average updates by samples; otherwise each member counts the same. None: only under
+            `emdcfl`.
+        variant: `paper` or `emdcfl`: updates of state dicts, `warmup` 1, `weighted` true.
     """
 
     eps1: float = 0.4
     eps2: float = 1.6
-    warmup: int = 20
+    warmup: int | None = None
     linkage: str = "complete"
     gamma_max: float | None = None
-    weighted: bool = False
+    weighted: bool | None = None
     variant: str = "paper"
 
     paper = "sattler2020clustered"
@@ -53,7 +58,7 @@ class CFL(ComparedUploads, Algorithm):
     def __post_init__(self) -> None:
         require(self.eps1 >= 0, "eps1", self.eps1, "take 0 or more; 0 never splits")
         require(self.eps2 >= 0, "eps2", self.eps2, "take 0 or more")
-        require(self.warmup >= 0, "warmup", self.warmup, "take 0 or more rounds")
+        require(self.warmup is None or self.warmup >= 0, "warmup", self.warmup, "take 0 or more rounds")
         require(self.linkage in ("complete", "single"), "linkage", self.linkage, "take complete or single")
         good = self.gamma_max is None or self.gamma_max == -1 or 0 <= self.gamma_max <= 1
         require(good, "gamma_max", self.gamma_max, "take a bound in [0, 1], -1 to measure it, or null")
@@ -64,13 +69,14 @@ class CFL(ComparedUploads, Algorithm):
         w_c = message["model"][0]
         w = client.sgd(w_c, key)
         dw = w.vector - w_c
-        compared = dw if self.variant == "emdcfl" else dw[: client.layout.num_parameters]
+        emdcfl = self.variant == "emdcfl"
+        compared = state_change(client, w_c, w) if emdcfl else dw[: client.layout.num_parameters]
         metrics = {"train_loss": w.loss}
         return client.report(metrics=metrics, unsent=("update",), delta=dw, update=compared), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Split what must be split, then w_c <- w_c + mean dw over the members of the new clusters."""
-        gram = notes["gram"]  # [m, m] of dw, parameters
+        gram = notes["gram"]  # [m, m] of what is compared of dw
         old = server.assign[notes.client]  # [m]
         new, assign, parent = old.copy(), server.assign.copy(), list(range(len(server.tables["model"])))
         for c in np.unique(old):
@@ -80,7 +86,8 @@ class CFL(ComparedUploads, Algorithm):
                 new[members[side == 1]] = len(parent)
                 assign[notes.client[members[side == 1]]] = len(parent)
                 parent.append(int(c))
-        n = notes.num_samples.astype(float) if self.weighted else np.ones(len(notes))
+        by_samples = self.variant == "emdcfl" if self.weighted is None else self.weighted
+        n = notes.num_samples.astype(float) if by_samples else np.ones(len(notes))
         weights = (np.arange(len(parent))[:, None] == new[None]) * n
         weights = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)
         keep = np.eye(len(server.tables["model"]))[parent]  # a child starts from its parent's row
@@ -88,7 +95,8 @@ class CFL(ComparedUploads, Algorithm):
 
     def _must_split(self, gram: np.ndarray, version: int) -> bool:
         """Return whether a cluster with this Gram matrix of updates splits."""
-        if len(gram) <= 2 or version < self.warmup:
+        warmup = self.warmup if self.warmup is not None else 1 if self.variant == "emdcfl" else 20
+        if len(gram) <= 2 or version < warmup:
             return False
         mean_norm = np.sqrt(max(gram.mean(), 0.0))  # ||(1/m) sum dw||^2 = mean of all products
         max_norm = np.sqrt(gram.diagonal().max())

@@ -40,6 +40,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.mixing import Plan, by_cluster, rows
 from mpifl.core.types import Reads, Vector
+from mpifl.training.evaluation import state_change
 
 
 @dataclass(frozen=True)
@@ -120,16 +121,16 @@ class CFLGP(ComparedUploads, Algorithm):
         upload: dict[str, Any] = {"model": w.vector} if self.variant == "emdcfl" else {"delta": gap}
         if not self._clusters(t):
             return client.report(metrics=metrics, **upload), state
-        blocks, block, v = 1, 0, gap
+        blocks, block, v, sent = 1, 0, gap, True
         if self.variant == "emdcfl":
-            blocks, block = K, message.rows["model"][0]
+            blocks, block, v = K, message.rows["model"][0], state_change(client, start, w)
         elif len(message["model"]) > 1:
             criterion = message["model"][1]
-            v = self._train(client, criterion, key.of("criterion")).vector - criterion
+            v, sent = self._train(client, criterion, key.of("criterion")).vector - criterion, False
         beta = 1 / ((t + 1) // (K * (self.period if self.variant == "paper" else 1)) + 1)
         G = state.get("profile", torch.zeros(blocks, len(v))).clone()
         G[block] = (1 - beta) * G[block] + beta * v.to(G)
-        unsent = () if v is not gap else ("profile",)  # the server has what it is made of
+        unsent = ("profile",) if sent else ()  # the server has what it is made of
         return client.report(metrics=metrics, unsent=unsent, profile=G.reshape(-1), **upload), {"profile": G}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -6,8 +6,8 @@ weights v_i of its final layer; the server cuts a hierarchy on ||v_i - v_j|| at 
 each cluster, from the initial model. A newcomer does the same and joins the cluster with the nearest mean of
 final layers.
 
-Readings (no official code): complete linkage. Variant `emdcfl`, which shapes that paper's rows: all weights,
-and clusters are averaged once, over this first training, and never again.
+Readings (no official code): complete linkage. Variant `emdcfl`, which shapes that paper's rows: whole state
+dicts, counters of batches included; clusters are averaged once, over this first training, and never again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mpifl.core.method import Algorithm, Client, Key, NewClients, Notes, Problem
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.parameters import take, width
 from mpifl.core.types import Vector
+from mpifl.training.evaluation import counter_weight
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class FedClust(NewClients, Algorithm):
         num_clusters: cut the hierarchy at this number instead; 0: at the threshold.
         epochs: of the first training; 0: as many as in a round.
         linkage: `complete`, `single`, `average` or `ward`.
-        variant: `paper` or `emdcfl`.
+        variant: `paper` or `emdcfl` (state dicts instead of final layers, one average).
     """
 
     threshold: float = 1.0
@@ -66,8 +67,11 @@ class FedClust(NewClients, Algorithm):
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return v_i after a little training."""
         changes: dict[str, Any] = {"epochs": self.epochs} if self.epochs else {}
-        w = client.sgd(shown["init"][0], key, **changes).vector
-        return client.report(signature=take(w, client.layout.part(self._compared)).clone())
+        trained = client.sgd(shown["init"][0], key, **changes)
+        v = take(trained.vector, client.layout.part(self._compared)).clone()
+        if self.variant == "emdcfl" and (weight := counter_weight(client.layout)) is not None:
+            v = torch.cat([v, v.new_tensor([weight * trained.steps])])
+        return client.report(signature=v)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Cut the hierarchy."""
@@ -80,7 +84,8 @@ class FedClust(NewClients, Algorithm):
         else:
             labels = agglomerative(distances, self.linkage, threshold=self.threshold)
         server = clustered_server(problem, fingerprints.client, labels)
-        size = width(problem.layout.part(self._compared))
+        counted = self.variant == "emdcfl" and counter_weight(problem.layout) is not None
+        size = width(problem.layout.part(self._compared)) + counted
         return replace(
             server, tables={**server.tables, "signature": torch.zeros(int(labels.max()) + 1, size)}
         )
@@ -90,7 +95,9 @@ class FedClust(NewClients, Algorithm):
         labels, num = server.assign[fingerprints.client], len(server.tables["signature"])
         mixings = [by_cluster(labels, num, np.ones(len(fingerprints)), into="signature", of="signature")]
         if self.variant == "emdcfl":
-            mixings.append(by_cluster(labels, num + 1, fingerprints.num_samples, of="signature"))
+            models = by_cluster(labels, num + 1, fingerprints.num_samples, of="signature")
+            d, sent = server.tables["model"].shape[1], server.tables["signature"].shape[1]
+            mixings.append(replace(models, part=(slice(0, d),) if sent > d else None))
         return Plan(mixings)
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:

@@ -8,8 +8,9 @@ cos(mean phi). As in the authors' code a direction has a sign (its largest entry
 0.9 count as 1, dw is the change since the initial model, buffers left out; its cosine term of the local loss
 has the wrong sign (`repo`).
 
-Variant `emdcfl`: dw since the start of the round, no clipping, features under batch statistics, the local
-term draws to the model received (that repository takes lam 1).
+Variant `emdcfl`, the EMD-CFL repository: dw of the whole state dict since the start of the round, counters of
+batches included (on a ResNet all cosines are then near 1, and only complementarity is left), no clipping,
+features under batch statistics, the local term draws to the model received, with lam 1.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ class FedSaC(ComparedUploads, Algorithm):
         lambda1: weight of complementarity, against overlapping features.
         lambda2: weight of similarity.
         num_directions: principal directions sent, k_principal of the authors' code.
-        lam: weight of the cosine term in local training.
-        variant: `paper`, `repo` or `emdcfl`.
+        lam: weight of the cosine term in local training; None: 0.01, under `emdcfl` 1.
+        variant: `paper`, `repo` (sign of the cosine term) or `emdcfl` (dw of state dicts since the round's
+            start, unclipped, features in training mode, drawn to the model received with `lam` 1).
     """
 
     lambda1: float = 0.9
     lambda2: float = 1.4
     num_directions: int = 3
-    lam: float = 0.01
+    lam: float | None = None
     variant: str = "paper"
 
     paper = "yan2024balancing"
@@ -63,7 +65,7 @@ class FedSaC(ComparedUploads, Algorithm):
 
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2", "lam"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "take 0 or more")
+            require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "take 0 or more")
         require(self.num_directions >= 1, "num_directions", self.num_directions, "take at least one")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
@@ -81,7 +83,8 @@ class FedSaC(ComparedUploads, Algorithm):
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train towards the direction, then send the principal directions of the features."""
-        trained, vectors = train_aligned(client, message, self.lam, self.variant, key)
+        lam = self.lam if self.lam is not None else 1.0 if self.variant == "emdcfl" else 0.01
+        trained, vectors = train_aligned(client, message, lam, self.variant, key)
         x, emdcfl = client.data.train.x, self.variant == "emdcfl"
         features = client.embed(trained.vector, x, train_mode=emdcfl).cpu().double().numpy()
         notes = {"basis": principal_directions(features, self.num_directions)}

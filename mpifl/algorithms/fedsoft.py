@@ -6,8 +6,8 @@ none), v_is importance of client i in centre s. Local objective F_i(w) + (lambda
 continued from the client's own w. Differs: everyone who takes part trains, the server draws `selected` of
 them per centre (0: all, c_s = sum_i v_is w_i). A client that never took part is evaluated by sum_s u_s c_s.
 
-Variant `emdcfl`, the EMD-CFL repository: losses are compared per batch of 64 validation samples; at least
-max(1, n_val / 1000) samples in each centre, counted in every round; every visit starts from the mixture of
+Variant `emdcfl`, the EMD-CFL repository: losses are compared per batch of 64 validation samples, in every
+round; a centre that explains none counts max(1, n_val / 1000) of them; every visit starts from the mixture of
 centres; no proximal term.
 """
 
@@ -51,7 +51,8 @@ class FedSoft(Algorithm):
         sigma: share of a centre that explains no sample.
         tau: rounds between two counts of a client's samples; None: 2, under `emdcfl` 1.
         selected: clients the server draws for each centre; 0 for all who take part.
-        variant: `paper` or `emdcfl`.
+        variant: `paper` or `emdcfl`: validation batches counted in every round, no proximal term, visits
+            start from the mixture.
     """
 
     num_clusters: int = 2
@@ -118,7 +119,7 @@ class FedSoft(Algorithm):
             counts = torch.zeros(len(c), dtype=torch.float64)
             for batch in losses.split(VAL_BATCH, dim=1):
                 counts[int(batch.mean(1).argmin())] += batch.shape[1]
-            return counts.clamp_min(max(1, len(split) // 1000))
+            return torch.where(counts == 0, max(1, len(split) // 1000), counts)
         counts = torch.bincount(losses.argmin(0).cpu(), minlength=len(c)).double()
         return torch.where(counts == 0, self.sigma * client.num_samples, counts)
 

@@ -1,17 +1,17 @@
 """FeSEM (FedSEM): k-means on the clients' weights, taking turns with local training.
 
 Xie et al., "Multi-Center Federated Learning: Clients Clustering for Better Personalization", World
-Wide Web
-2023, Algorithm 1. E: k_i = argmin_k ||w_i - c_k||; M: c_k = mean of its members; clients of cluster k train
-from c_k.
+Wide Web 2023, Algorithm 1. E: k_i = argmin_k ||w_i - c_k||; M: c_k = mean of its members; clients of cluster
+k train from c_k.
 
 Three implementations differ. `flt` (FLT's repository, default): in every step whole k-means on the last
 models of all clients seen so far, 20 starts at first and then from the previous centres; averages by samples,
 absent members included. `flexcfl` (FlexCFL's): independent initial centres, one E and one M step over those
 who take part, each counting the same. `emdcfl` (EMD-CFL's): one E and one M step over all seen so far, by
 samples, after a first assignment by chance (there: k-means on numerical noise), and clients are held near
-their centre by the unsquared norms of all tensors. That repository takes both steps before the training of a
-round and never aggregates the last one: its T rounds are T - 1 here.
+their centre by the unsquared norms of all tensors; distances are of whole state dicts, running statistics
+and counters of batches included. That repository takes both steps before the training of a round and never
+aggregates the last one: its T rounds are T - 1 here.
 
 A client that never took part has no w_i; it is evaluated by the centre of lowest training loss. (The centre
 nearest to what it would train is mostly the one it would start from.)
@@ -40,20 +40,21 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Plan, by_cluster
+from mpifl.core.parameters import Layout
 from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import unsquared
-from mpifl.training.evaluation import fitting_model
+from mpifl.training.evaluation import counter_weight, fitting_model
 
 VARIANTS = ("flt", "flexcfl", "emdcfl")
 
 
 @dataclass(frozen=True)
 class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
-    """K rows, the centres.
+    """K rows, the centres; under `emdcfl` with batch norm, the counters of batches are behind each vector.
 
     Attributes:
         num_clusters: K.
-        variant: `flt`, `flexcfl` or `emdcfl`.
+        variant: `flt`, `flexcfl` or `emdcfl`; see the module.
         mu: pull towards the centre under `emdcfl`.
     """
 
@@ -74,6 +75,8 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
         """Start the centres alike, or independently under `flexcfl`."""
         own = self.variant == "flexcfl"
         centres = torch.stack([problem.init(j if own else 0) for j in range(self.num_clusters)])
+        if self._counts(problem.layout):
+            centres = torch.nn.functional.pad(centres, (0, 1))
         drawn = key.numpy().integers(self.num_clusters, size=problem.num_clients)
         assign = np.zeros(problem.num_clients, np.int64) if self.variant == "flt" else drawn
         return Server({"model": centres}, assign)
@@ -84,7 +87,7 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the centre that was served; of several the one that fits best."""
-        return fitting_model(client, message["model"])
+        return fitting_model(client, message["model"][:, : client.layout.size])
 
     def compares(self, server: Server) -> bool:
         """Only whole k-means reads products."""
@@ -92,10 +95,18 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train from the centre."""
-        c = message["model"][0]
+        c, d = message["model"][0], client.layout.size
         pull = unsquared(self.mu, c, client.layout) if self.variant == "emdcfl" else None
-        w = client.sgd(c, key, direction=pull)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+        w = client.sgd(c[:d], key, direction=pull)
+        model = w.vector
+        if weight := self._counts(client.layout):
+            batches = int(float(c[d]) / weight + 1e-3) + w.steps  # an integer there: a mean is cut off
+            model = torch.cat([model, model.new_tensor([weight * batches])])
+        return client.report(model=model, metrics={"train_loss": w.loss}), {}
+
+    def _counts(self, layout: Layout) -> float:
+        """Return the weight of the counter behind a vector; 0 where there is none."""
+        return (counter_weight(layout) or 0.0) if self.variant == "emdcfl" else 0.0
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """E and M."""

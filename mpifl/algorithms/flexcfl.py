@@ -9,16 +9,17 @@ they first take part and join argmax_j cos(dw_i, g_j). Inter-group step with rat
 (eta_G / ||w_l||) w_l) / (1 + sum_l eta_G / ||w_l||), l != j. A client whose labels shifted by more than
 `migration` (Wasserstein-1, in labels) is grouped anew at its next visit.
 
-Variant `emdcfl`, which shapes that paper's rows: everybody is clustered after a whole local training, and the
-inter-group step has rate 5 and no denominator, so that weights grow. That repository counts the first
-training as round 1: its T rounds are T - 1 here.
+Variant `emdcfl`, which shapes that paper's rows: the first training is a whole local one and is round 1,
+after which a group is the mean of its members, each counting the same; updates are of whole state dicts,
+counters of batches included; from round 2 the inter-group step has rate 5 and no denominator, so that weights
+grow, slowly where the norm of a state dict is mostly that of its counters. A client that comes later spends
+its first visit on the first training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +27,12 @@ import torch
 from mpifl.clustering.distances import cosine_matrix, madc, wasserstein1
 from mpifl.clustering.partitions import agglomerative, kmeans, principal_coordinates
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined, pulled
+from mpifl.core.capabilities import Capability, declared
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
     Client,
+    ComparedUploads,
     Key,
     Message,
     Needs,
@@ -40,22 +43,24 @@ from mpifl.core.method import (
     Server,
     State,
 )
-from mpifl.core.mixing import Plan, by_cluster
+from mpifl.core.mixing import Mixing, Plan, by_cluster
 from mpifl.core.types import Vector
+from mpifl.training.evaluation import counter_weight, state_change
 
 
 @dataclass(frozen=True)
-class FlexCFL(NewClients, Algorithm):
+class FlexCFL(NewClients, ComparedUploads, Algorithm):
     """One row per group, and the initial model; table `direction` holds the g_j.
 
     Attributes:
         num_groups: m.
-        alpha: clients per group that are clustered at first.
-        iterations: mini-batches of the first training.
+        alpha: clients per group that are clustered at first; under `emdcfl` everyone in round 1 is.
+        iterations: mini-batches of the first training; under `emdcfl` it is a visit like all others.
         measure: `edc` or `madc`.
         eta_g: rate of the inter-group step; None: 0, under `emdcfl` 5.
-        migration: shift of labels above which a client is grouped anew; None: never.
-        variant: `paper` or `emdcfl`.
+        migration: shift of labels above which a client is grouped anew; None: never, as under `emdcfl`.
+        variant: `paper` or `emdcfl`: the first training is round 1, updates of state dicts, `eta_g` 5 without
+            a denominator.
     """
 
     num_groups: int = 3
@@ -67,8 +72,8 @@ class FlexCFL(NewClients, Algorithm):
     variant: str = "paper"
 
     paper = "duan2022flexible"
-    statistics_gram = "direction"
-    statistics_distance = "direction"
+    statistics_gram = gram = "direction"
+    statistics_distance = row_distance = "direction"
     needs = Needs(client_state=True, server_update=True)
 
     def __post_init__(self) -> None:
@@ -79,35 +84,54 @@ class FlexCFL(NewClients, Algorithm):
         require(self.eta_g is None or self.eta_g >= 0, "eta_g", self.eta_g, "take a rate, 0 or more")
         require((self.migration or 0) >= 0, "migration", self.migration, "take 0 or more, or null")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+        fits = self.migration is None or self.variant == "paper"
+        require(fits, "migration", self.migration, "variant emdcfl groups nobody anew; take null")
+
+    @property
+    def capabilities(self) -> frozenset[type[Capability]]:
+        """Statistics before training, or under `emdcfl` uploads that are compared in round 1."""
+        if self.variant == "emdcfl":
+            return frozenset({ComparedUploads})
+        return declared(type(self)) - {ComparedUploads}
 
     def initial_clients(self, problem: ProblemInfo, present: np.ndarray, key: Key) -> np.ndarray:
         """Draw alpha m clients."""
-        if self.variant == "emdcfl":
-            return present
         count = min(self.alpha * self.num_groups, len(present))
         return np.sort(key.numpy().choice(present, count, replace=False))
 
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return dw_i, and its parameters alone for comparisons."""
         w_0, p = shown["init"][0], client.layout.num_parameters
-        changes: dict[str, Any] = {"steps": self.iterations} if self.variant == "paper" else {}
-        dw = client.sgd(w_0, key, **changes).vector - w_0
+        dw = client.sgd(w_0, key, steps=self.iterations).vector - w_0
         norm = {"norm": float(dw[:p].double().norm())}
         return client.report(norm, unsent=("norm", "direction"), delta=dw, direction=dw[:p])
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Cluster the initial_clients."""
+        """Cluster the initial clients; under `emdcfl` nobody has a group yet."""
+        if self.variant == "emdcfl":
+            return self._ungrouped(problem)
         assert fingerprints is not None
-        gram, m = fingerprints["gram"], min(self.num_groups, len(fingerprints))
-        if self.measure == "madc":
-            labels = agglomerative(madc(cosine_matrix(gram)), "complete", n_clusters=m)
-        else:
-            norms = np.sqrt(np.maximum(gram.diagonal(), 1e-300))
-            E = principal_coordinates(gram, m) / norms[:, None]  # [n, m]
-            labels = kmeans(E, m, max_iter=20).labels
+        labels = self._groups(fingerprints["gram"])
         server = clustered_server(problem, fingerprints.client, labels)
         directions = torch.zeros(int(labels.max()) + 1, problem.layout.num_parameters)
         return replace(server, tables={**server.tables, "direction": directions})
+
+    def _ungrouped(self, problem: ProblemInfo) -> Server:
+        """Return m groups without members, and the initial model, which everyone reads."""
+        N, m, weight = problem.num_clients, self.num_groups, counter_weight(problem.layout)
+        width = problem.layout.size + (weight is not None)
+        tables = {"model": problem.init(0)[None].expand(m + 1, -1), "direction": torch.zeros(m, width)}
+        state = {"known": np.zeros(N, bool), "batches": np.zeros(m), "counter": np.array(weight or 0.0)}
+        return Server(tables, np.full(N, m), state)
+
+    def _groups(self, gram: np.ndarray) -> np.ndarray:
+        """Return the group [n] of each update, from their products."""
+        m = min(self.num_groups, len(gram))
+        if self.measure == "madc":
+            return agglomerative(madc(cosine_matrix(gram)), "complete", n_clusters=m)
+        norms = np.sqrt(np.maximum(gram.diagonal(), 1e-300))
+        E = principal_coordinates(gram, m) / norms[:, None]  # [n, m]
+        return kmeans(E, m, max_iter=20).labels
 
     def initial_plan(self, server: Server, fingerprints: Notes) -> Plan:
         """w_j = w_0 + mean dw_i, g_j = mean dw_i."""
@@ -119,15 +143,21 @@ class FlexCFL(NewClients, Algorithm):
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Join argmin_j (1 - cos(dw_i, g_j)) / 2."""
-        g = server.tables["direction"].double().norm(dim=1).numpy()[None]  # [1, m]
-        dw, apart = fingerprints["norm"][:, None], fingerprints["row_distance"]  # [n, 1], [n, m]
-        cosine = (dw**2 + g**2 - apart**2) / np.maximum(2 * dw * g, 1e-300)
-        return joined(server, fingerprints.client, cosine.argmax(1))
+        return joined(server, fingerprints.client, _nearest(server, fingerprints))
+
+    def compares(self, server: Server) -> bool:
+        """Compare updates in round 1."""
+        return server.version == 0
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the group's model; tell whether the labels shifted."""
         w = client.sgd(message["model"][0], key)
         metrics = {"train_loss": w.loss}
+        if self.variant == "emdcfl":
+            dw = state_change(client, message["model"][0], w)
+            notes = {"norm": float(dw.double().norm()), "steps": w.steps}
+            unsent = ("norm", "steps", "direction")
+            return client.report(notes, metrics, unsent, model=w.vector, direction=dw), {}
         if self.migration is None:
             return client.report(model=w.vector, metrics=metrics), {}
         now = torch.bincount(client.data.train.y.cpu())
@@ -138,6 +168,8 @@ class FlexCFL(NewClients, Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each group by samples; who shifted is a new client again."""
+        if self.variant == "emdcfl":
+            return self._first(server, notes) if server.version == 0 else self._later(server, notes)
         plan = clustered_plan(server, notes)
         if self.migration is None:
             return plan
@@ -145,11 +177,71 @@ class FlexCFL(NewClients, Algorithm):
         known[notes.client] = notes["shifted"] == 0
         return replace(plan, algorithm_state={**server.algorithm_state, "known": known})
 
+    def _first(self, server: Server, notes: Notes) -> Plan:
+        """Group those who take part by their updates; w_j is the mean of their models, g_j of their dw."""
+        labels, m = self._groups(notes["gram"]), self.num_groups
+        each = np.ones(len(notes))
+        mixings = [
+            by_cluster(labels, m + 1, each),
+            by_cluster(labels, m, each, into="direction", of="direction"),
+        ]
+        return self._grouped(server, notes, mixings, labels, labels, each)
+
+    def _later(self, server: Server, notes: Notes) -> Plan:
+        """Average each group by samples; who was trained from the initial model only joins."""
+        known = server.algorithm_state["known"][notes.client]
+        own = server.assign[notes.client]
+        trained = np.where(known, own, -1)
+        mixings = [by_cluster(trained, self.num_groups + 1, notes.num_samples)]
+        labels = np.where(known, own, _nearest(server, notes))
+        return self._grouped(server, notes, mixings, labels, trained, notes.num_samples)
+
+    def _grouped(
+        self,
+        server: Server,
+        notes: Notes,
+        mixings: list[Mixing],
+        labels: np.ndarray,
+        trained: np.ndarray,
+        weights: np.ndarray,
+    ) -> Plan:
+        """Return a plan after which those who take part are in groups `labels` [m].
+
+        Batches of a group's model are counted as the models are averaged, of uploads `trained` by `weights`.
+        """
+        assign, state = server.assign.copy(), dict(server.algorithm_state)
+        known, batches = state["known"].copy(), state["batches"].copy()
+        assign[notes.client], known[notes.client] = labels, True
+        for j in np.unique(trained[trained >= 0]):
+            some = trained == j
+            seen = np.average(notes["steps"][some], weights=weights[some])
+            batches[j] = int(batches[j] + seen + 1e-9)  # an integer there: a mean is cut off
+        return Plan(mixings, assign=assign, algorithm_state={**state, "known": known, "batches": batches})
+
     def server_update(self, old: Server, new: Server) -> Server:
-        """Take the inter-group step."""
-        eta = self.eta_g if self.eta_g is not None else 5.0 * (self.variant == "emdcfl")
-        if not eta:
+        """Take the inter-group step; under `emdcfl` from round 2."""
+        emdcfl = self.variant == "emdcfl"
+        eta = self.eta_g if self.eta_g is not None else 5.0 * emdcfl
+        if not eta or (emdcfl and new.version == 1):
             return new
-        w = new.tables["model"].clone()
-        w[:-1] = pulled(w[:-1], eta, normalised=self.variant == "paper")
-        return replace(new, tables={**new.tables, "model": w})
+        w, state, norms = new.tables["model"].clone(), dict(new.algorithm_state), None
+        if emdcfl and state["counter"] > 0:
+            counted = torch.from_numpy(state["counter"] * state["batches"])
+            norms = torch.hypot(w[:-1].double().norm(dim=1), counted)
+            state["batches"] = pulled_counts(state["batches"], eta, norms.numpy())
+        w[:-1] = pulled(w[:-1], eta, normalised=not emdcfl, norms=norms)
+        return replace(new, tables={**new.tables, "model": w}, algorithm_state=state)
+
+
+def pulled_counts(batches: np.ndarray, eta: float, norms: np.ndarray) -> np.ndarray:
+    """Return the counters [m] of groups after the inter-group step, which takes them for weights."""
+    scaled = eta * batches / norms
+    return np.asarray(np.floor(batches + scaled.sum() - scaled + 1e-9))
+
+
+def _nearest(server: Server, notes: Notes) -> np.ndarray:
+    """Return argmax_j cos(dw_i, g_j) [n] from the norms of dw and their distances to g."""
+    g = server.tables["direction"].double().norm(dim=1).numpy()[None]  # [1, m]
+    dw, apart = notes["norm"][:, None], notes["row_distance"]  # [n, 1], [n, m]
+    cosine = (dw**2 + g**2 - apart**2) / np.maximum(2 * dw * g, 1e-300)
+    return np.asarray(cosine.argmax(1))

@@ -7,13 +7,14 @@ averaged over everyone.
 
 Differs: the choice at test time is the last training choice (the repository peeks at test labels), and a
 client that never took part chooses when it is evaluated, as in a visit. Gradients are those of all training
-data. Selection on validation data is the EMD-CFL repository's reading. `restarts` is the repository's search
-for initial models: without it two groups often choose the same one.
+data. `restarts` is the repository's search for initial models: without it two groups often choose the same
+one. Variant `emdcfl`, the EMD-CFL repository: selection on validation data by the mean of batch means, in
+which a short last batch counts as much as the others, and averages by samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,10 @@ from mpifl.core.method import (
 from mpifl.core.mixing import Plan, add, by_cluster
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
-from mpifl.training.evaluation import best_model, fitting_model
+from mpifl.training.evaluation import best_model
+
+VARIANTS = ("averaging", "gradient", "emdcfl")
+LOSS_BATCH = 64  # samples; variant emdcfl
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,22 @@ class IFCA(OneShotStatistics, Algorithm):
 
     Attributes:
         num_clusters: K.
-        select_on: `train` or `val`, the data on which a client compares the models.
-        weighted: average a cluster by samples; otherwise each member counts the same.
-        variant: `averaging` or `gradient`.
+        select_on: `train` or `val`, the data on which a client compares the models; None: `train`, under
+            `emdcfl` `val`.
+        loss_batch: samples of a batch, where models are compared by the mean of batch means; 0: by the mean
+            over samples. None: 0, under `emdcfl` 64.
+        weighted: average a cluster by samples; otherwise each member counts the same. None: only under
+            `emdcfl`.
+        variant: `averaging`, `gradient`, or `emdcfl`: averaging with the other readings above.
         share: `none` or `body`.
         restarts: sets of initial models that all clients try before the first round, until every model is
             chosen by at least a share `least` of them; 0 takes the first set untried.
     """
 
     num_clusters: int = 4
-    select_on: str = "train"
-    weighted: bool = False
+    select_on: str | None = None
+    loss_batch: int | None = None
+    weighted: bool | None = None
     variant: str = "averaging"
     share: str = "none"
     restarts: int = 0
@@ -67,14 +76,20 @@ class IFCA(OneShotStatistics, Algorithm):
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
-        require(self.select_on in ("train", "val"), "select_on", self.select_on, "take train or val")
-        known = ("averaging", "gradient")
-        require(self.variant in known, "variant", self.variant, "take averaging or gradient")
+        splits = (None, "train", "val")
+        require(self.select_on in splits, "select_on", self.select_on, "take train or val")
+        require((self.loss_batch or 0) >= 0, "loss_batch", self.loss_batch, "take samples of a batch, or 0")
+        require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
         require(self.share in ("none", "body"), "share", self.share, "take none or body")
         require(self.restarts >= 0, "restarts", self.restarts, "take 0 or more sets of models")
         require(0 <= self.least <= 1, "least", self.least, "take a share in [0, 1]")
-        needs = Needs(validation=self.select_on == "val")
+        needs = Needs(validation=self._on == "val")
         object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
+
+    @property
+    def _on(self) -> str:
+        """The data on which models are compared."""
+        return self.select_on or ("val" if self.variant == "emdcfl" else "train")
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:
@@ -88,11 +103,16 @@ class IFCA(OneShotStatistics, Algorithm):
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return which model of each set fits best."""
         sets = shown["models"].split(self.num_clusters)
-        return client.report({"tried": np.array([best_model(client, w, self._split(client)) for w in sets])})
+        return client.report({"tried": np.array([self._best(client, w) for w in sets])})
+
+    def _best(self, client: Client, models: Sequence[Vector] | torch.Tensor) -> int:
+        """Return argmin_j F(w_j)."""
+        batch = self.loss_batch if self.loss_batch is not None else LOSS_BATCH * (self.variant == "emdcfl")
+        return best_model(client, models, self._split(client), batch)
 
     def _split(self, client: Client) -> Split:
         """Return the data on which models are compared."""
-        return client.data.train if self.select_on == "train" else client.data.val
+        return client.data.train if self._on == "train" else client.data.val
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from K independent models: the first set that spreads the clients, or the best tried."""
@@ -132,17 +152,18 @@ class IFCA(OneShotStatistics, Algorithm):
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the model that was served; of several the one that fits best."""
-        return fitting_model(client, self._models(message, client), self._split(client))
+        models = self._models(message, client)
+        return models[self._best(client, models) if len(models) > 1 else 0]
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Choose k = argmin_j F_i(w_j), train w_k."""
         models = self._models(message, client)
-        k = best_model(client, models, self._split(client))
+        k = self._best(client, models)
         step: dict[str, Any] = {}
         if self.variant == "gradient":
             step = {"epochs": 1, "batch_size": client.num_samples, "momentum": 0.0, "optimizer": "sgd"}
         w = client.sgd(models[k], key, **step)
-        upload = w.vector if self.variant == "averaging" else w.vector - models[k]
+        upload = w.vector - models[k] if self.variant == "gradient" else w.vector
         parts = ("body", "head") if self.share == "body" else ("all",)
         vectors: dict[str, Any] = {
             "model" if p == "all" else p: take(upload, client.layout.part(p)).clone() for p in parts
@@ -152,7 +173,8 @@ class IFCA(OneShotStatistics, Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average per cluster, the body over all; an empty cluster stays as it is."""
         k = notes["cluster"].astype(int)  # [m]
-        weights = notes.num_samples if self.weighted else np.ones(len(notes))
+        by_samples = self.variant == "emdcfl" if self.weighted is None else self.weighted
+        weights = notes.num_samples if by_samples else np.ones(len(notes))
         assign = server.assign.copy()
         assign[notes.client] = k
         mixings = []

@@ -8,7 +8,9 @@ round 1: no such term).
 
 The authors' code adds the cosine term, against its own objective (`repo`); dw is the change since the initial
 model, cosines above 0.9 count as 1, buffers are left out. Variant `emdcfl`, the EMD-CFL repository: dw is the
-change since the start of the round, nothing is clipped, v_i is the direction of the model received.
+change of the whole state dict since the start of the round, counters of batches included (on a ResNet all
+cosines are then near 1, and the graph is uniform averaging); nothing is clipped; v_i is the direction of the
+model received.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class PFedGraph(ComparedUploads, Algorithm):
     Attributes:
         alpha: weight of the term that holds the graph near p; large: FedAvg.
         lam: weight of the cosine term in local training.
-        variant: `paper`, `repo` or `emdcfl`.
+        variant: `paper`, `repo` (sign of the cosine term) or `emdcfl` (dw of state dicts since the round's
+            start, unclipped, drawn to the model received).
     """
 
     alpha: float = 0.8

@@ -62,13 +62,21 @@ def joined(server: Server, clients: np.ndarray, labels: np.ndarray, **algorithm_
     )
 
 
-def pulled(w: torch.Tensor, rate: float, *, normalised: bool = True) -> torch.Tensor:
+def pulled(
+    w: torch.Tensor, rate: float, *, normalised: bool = True, norms: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the models `w` [k, d], each pulled towards all others: FlexCFL's inter-group step.
 
     w_j + sum_l (rate / ||w_l||) w_l, l != j; `normalised` divides by 1 + sum_l rate / ||w_l||.
+
+    Args:
+        w: models [k, d].
+        rate: eta_G.
+        normalised: whether to divide.
+        norms: ||w_l|| [k], where they are over more than `w`; None: of its rows.
     """
     w = w.double()
-    scale = rate / w.norm(dim=1, keepdim=True)  # [k, 1]
+    scale = rate / (w.norm(dim=1, keepdim=True) if norms is None else norms.double()[:, None])  # [k, 1]
     sums = w + (scale * w).sum(0) - scale * w
     moved: torch.Tensor = sums / (1.0 + scale.sum() - scale) if normalised else sums
     return moved.float()

@@ -16,6 +16,7 @@ from mpifl.aggregation.mixer import Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables, row_distances
 from mpifl.comm.transport import Single, Transport
 from mpifl.core.mixing import Plan
+from mpifl.core.parameters import Layout
 from mpifl.core.types import Server
 
 from .protocol import GatheredReports
@@ -103,12 +104,12 @@ class LocalAggregator:
     """All uploads lie on rank 0, which is the only one to call.
 
     Args:
-        num_parameters: numbers of a row that count in distances; those behind are buffers.
+        layout: of the model; its buffers do not count in distances.
         exact: the sums that `MpiAggregator` makes; otherwise float32 sums.
     """
 
-    def __init__(self, num_parameters: int, exact: bool = True) -> None:
-        self.num_parameters, self.exact = num_parameters, exact
+    def __init__(self, layout: Layout, exact: bool = True) -> None:
+        self.layout, self.exact = layout, exact
         self._mixer = Mixer(Single(), Tables(Single()))
 
     def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
@@ -123,7 +124,7 @@ class LocalAggregator:
     ) -> np.ndarray:
         """Return the distances [m, K] of an upload to the rows of the table of its name."""
         rows = server.tables[name]
-        return np.stack([row_distances(u, rows, self.num_parameters) for u in uploads[name]])
+        return np.stack([row_distances(u, rows, self.layout) for u in uploads[name]])
 
     def mix(
         self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads

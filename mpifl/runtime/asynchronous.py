@@ -172,7 +172,7 @@ class AsynchronousEngine(Engine):
         self.upload_bytes = 0  # of each upload, where the clock needs it
         self.stats, self.rows = AsyncStats(), list[Row]()
         self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
-        self.aggregator = LocalAggregator(server_step.problem.layout.num_parameters, not policy.single_upload)
+        self.aggregator = LocalAggregator(server_step.problem.layout, not policy.single_upload)
         self.start, self.evaluation_time = now(), np.zeros(2)  # real and processor seconds
         self.served = np.zeros((server_step.transport.size, 2))  # idle and all seconds of each rank
         self.last_served: dict[str, float] = {}  # by this rank, until the last command

@@ -242,7 +242,7 @@ class Worker:
         name, num_rows = compared
         with self.watch("cluster"):
             u, rows = to_main_memory(report.vectors[name]), self.tables.rows(name, list(range(num_rows)))
-            return {"row_distance": row_distances(u, rows, self.config.clients.layout.num_parameters)}
+            return {"row_distance": row_distances(u, rows, self.config.clients.layout)}
 
     def _probe(
         self, report: Report, task: ClientTask, peers: list[Client], step: int

@@ -9,6 +9,8 @@ from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Vector
 
+from .evaluation import state_change
+
 
 def proximal(mu: float, anchor: Vector) -> Direction:
     """Return the direction of F(w) + mu/2 ||w - anchor||^2.
@@ -61,7 +63,8 @@ def train_aligned(
         message: rows `model` [1, d] and `direction` [1, p].
         lam: weight of the cosine term.
         variant: `repo` reverses the sign of that term; `emdcfl` trains towards the model received and
-            measures the update from there. Otherwise the update is measured from the common initial model.
+            takes the change of the state dict since then. Otherwise the update is that of the parameters
+            since the common initial model.
         key: addresses the order of the batches.
 
     Returns:
@@ -70,7 +73,7 @@ def train_aligned(
     start, p = message["model"][0], client.layout.num_parameters
     if variant == "emdcfl":
         trained = client.sgd(start, key, direction=aligned(lam, start[:p] / start[:p].norm()))
-        return trained, {"model": trained.vector, "delta": (trained.vector - start)[:p]}
+        return trained, {"model": trained.vector, "delta": state_change(client, start, trained)}
     lam = -lam if variant == "repo" else lam
     trained = client.sgd(start, key, direction=aligned(lam, message["direction"][0]))
     w = trained.vector[:p]

@@ -1,7 +1,11 @@
-"""Steps that several methods share at a client: choose a model, train and evaluate a mixture, fine-tune."""
+"""Steps that several methods share at a client: choose a model, train and evaluate a mixture, fine-tune.
+
+Also what the EMD-CFL repository takes for a client's weights: the whole state dict.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,21 +13,57 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mpifl.core.client import Client, Loss
+from mpifl.core.client import Client, Loss, Trained
 from mpifl.core.federation import Split
+from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Vector
 
 
-def best_model(client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None) -> int:
+def counter_weight(layout: Layout) -> float | None:
+    """Return sqrt(L), L layers that keep running statistics; None where there is no such layer.
+
+    Each of these layers counts the batches that it saw in an integer, `num_batches_tracked`, which is no part
+    of a flat vector. In products and norms of state dicts that are equal in all L counters, one coordinate
+    of sqrt(L) times the count stands for them.
+    """
+    layers = sum(name.rpartition(".")[2] == "running_mean" for name in layout.names)
+    return math.sqrt(layers) if layers else None
+
+
+def state_change(client: Client, start: Vector, trained: Trained) -> Vector:
+    """Return the change of a client's state dict, as the EMD-CFL repository takes updates.
+
+    Parameters, running statistics and the counters of batches, which grow by the steps taken.
+
+    Args:
+        client: the client.
+        start: the model [d] that it trained from.
+        trained: the outcome.
+
+    Returns:
+        [d + 1], or [d] for a model without running statistics. Its products are those of the changes of the
+        state dicts.
+    """
+    change, weight = trained.vector - start, counter_weight(client.layout)
+    return change if weight is None else torch.cat([change, change.new_tensor([weight * trained.steps])])
+
+
+def best_model(
+    client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None, batch: int = 0
+) -> int:
     """Return argmin_j F(w_j), the first of equals. IFCA, HypCluster and FeSEM.
 
     Args:
         client: the client.
         models: [K, d].
         split: what F is taken on; None for the training data.
+        batch: F is the mean of the means of batches of so many samples, in order; 0: the mean over samples.
     """
-    return int(np.argmin([client.loss(w, split) for w in models]))
+    if not batch:
+        return int(np.argmin([client.loss(w, split) for w in models]))
+    losses = (client.losses(w, split).double().split(batch) for w in models)
+    return int(np.argmin([float(torch.stack([part.mean() for part in parts]).mean()) for parts in losses]))
 
 
 def fitting_model(

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from mpifl.aggregation.tables import ShardedTable, Tables, read_rows, row_distances, rows_of
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
+from mpifl.core.parameters import Layout
 
 
 class Three(Single):
@@ -158,6 +159,12 @@ def test_a_mixture_of_rows_is_one_vector():
 
 
 def test_distances_to_rows_are_over_parameters_only():
-    """The last number is a running mean: from (4, 6, 99) to (1, 2, 0) it is 5."""
+    """The last number is a running mean: from (4, 6, 99) to (1, 2, 0) it is 5.
+
+    What is not as long as a model counts in full: from (4, 6) to (1, 2) 5, from (4, 6, 0, 12) to 0 14.
+    """
+    layout = Layout(("w", "mean"), ((2,), (1,)), 2)
     rows = torch.tensor([[1.0, 2.0, 0.0], [4.0, 6.0, 7.0]])
-    assert_allclose(row_distances(torch.tensor([4.0, 6.0, 99.0]), rows, 2), [5, 0])
+    assert_allclose(row_distances(torch.tensor([4.0, 6.0, 99.0]), rows, layout), [5, 0])
+    assert_allclose(row_distances(torch.tensor([4.0, 6.0]), rows[:, :2], layout), [5, 0])
+    assert_allclose(row_distances(torch.tensor([4.0, 6.0, 0.0, 12.0]), torch.zeros(1, 4), layout), [14])

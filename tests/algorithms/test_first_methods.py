@@ -108,6 +108,39 @@ def test_a_client_of_ifca_compares_where_it_is_told_and_trains_on_its_training_d
     assert_array_equal(tried.notes["tried"], [0, 0] if select_on == "train" else [1, 2])
 
 
+def test_ifca_under_emdcfl_compares_means_of_batches_of_the_validation_data():
+    """Losses 2 on 64 samples and 1 on one more, against 1.6 on all: the mean over samples prefers the second,
+    1.98 > 1.6, the mean of the means of both batches, 1.5, the first. On training data the third is best.
+    """
+
+    class Client(byhand.Told):
+        def loss(self, vector, split=None):
+            return float(self.losses(vector, split).mean())
+
+        @property
+        def data(self):
+            return ClientData(byhand.images(0, 2), byhand.images(1, 65), byhand.images(2, 2))
+
+    losses = [[9.0, 9.0], [9.0, 9.0], [0.0, 0.0]]
+    client = Client(losses, val=[[2.0] * 64 + [1.0], [1.6] * 65, [9.0] * 65])
+    models = byhand.message(model=[[0.0], [1.0], [2.0]])
+    for options, chosen in (
+        ({"variant": "emdcfl"}, 0),
+        ({"select_on": "val", "loss_batch": 64}, 0),
+        ({"variant": "emdcfl", "loss_batch": 0}, 1),
+        ({"select_on": "val"}, 1),
+        ({"variant": "emdcfl", "select_on": "train"}, 2),
+        ({}, 2),
+    ):
+        assert int(CATALOGUE["ifca"](num_clusters=3, **options).model_of(models, {}, client)[0]) == chosen
+    method = CATALOGUE["ifca"](num_clusters=3, variant="emdcfl")
+    assert method.needs.validation
+    (mixing,) = method.aggregate(
+        byhand.server(2, model=[[0.0]] * 3), byhand.notes([1, 3], cluster=[1, 1])
+    ).mixings
+    assert_allclose(mixing.weights[1], [0.25, 0.75])
+
+
 @pytest.mark.parametrize(("weighted", "row"), [(False, [0.5, 0.5, 0]), (True, [0.25, 0.75, 0])])
 def test_the_server_of_ifca_keeps_an_empty_cluster_and_remembers_choices(weighted, row):
     """Clients 0, 2 chose 1, client 3 chose 0, nobody 2; client 1 was away."""
@@ -261,9 +294,17 @@ def test_a_visit_of_cfl_compares_parameters_and_under_emdcfl_everything():
         assert report.unsent == ("update",)
 
 
-def test_cfl_weighs_by_samples_if_asked():
-    weights, _, _ = split({"eps1": 0.0, "weighted": True})
-    assert_allclose(weights, [[0.1, 0.2, 0.3, 0.4]])
+def test_cfl_weighs_by_samples_if_asked_and_under_emdcfl():
+    for options in ({"weighted": True}, {"variant": "emdcfl"}):
+        assert_allclose(split({"eps1": 0.0, **options})[0], [[0.1, 0.2, 0.3, 0.4]])
+    assert_allclose(split({"eps1": 0.0, "variant": "emdcfl", "weighted": False})[0], [[0.25] * 4])
+
+
+@pytest.mark.parametrize(("variant", "first"), [("paper", 20), ("emdcfl", 1)])
+def test_cfl_splits_after_20_rounds_and_under_emdcfl_from_the_second_on(variant, first):
+    options = {"variant": variant, "warmup": None}
+    splits = [len(split(options, version=t)[0]) == 2 for t in range(22)]
+    assert_array_equal(splits, [t >= first for t in range(22)])
 
 
 def linked(distance: list[list[float]], n: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

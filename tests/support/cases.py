@@ -62,6 +62,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("pacfl", {"angle": "sum", "budget": 4, "threshold": 60.0}),
     ("pca_km_hc", {"case": "ward", "num_clusters": 2, "components": 4, "all_clients": False}),
     ("ifca", {"num_clusters": 6, "select_on": "val", "weighted": True}),
+    ("ifca", {"num_clusters": 2, "variant": "emdcfl"}),
     ("scaffold", {"server_lr": 0.5}),
     ("ucfl", {"noise_batch": 0.5, "kernel": "geo"}),
     ("ucfl", {"noise_batch": 4.0, "streams": 2}),
