@@ -7,7 +7,7 @@ are the same on every processor that the kernels support.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -30,6 +30,7 @@ EVAL_BATCH = 64  # samples; their activations fit in the L2 cache
 KNOWN: tuple[type[nn.Module], ...] = nn.Sequential, nn.Linear, nn.Conv2d, nn.ReLU, nn.Flatten, *POOLS
 FORWARDS = [(cls, cls.forward) for cls in KNOWN]
 Shape = tuple[int, ...]
+Change = Callable[[torch.Tensor, int], torch.Tensor]  # (images of a step, steps before) -> images
 Offsets = tuple[int, int, int]  # weight_offset, bias_offset, trainable
 
 
@@ -80,6 +81,7 @@ class Network:
         batch: int,
         sgd: Sgd,
         direction: Direction | None,
+        change: Change | None = None,
     ) -> tuple[torch.Tensor, int, float]:
         """Train with SGD; return the new parameters [p], the number of steps, and the mean loss.
 
@@ -90,6 +92,7 @@ class Network:
             batch: samples per step.
             sgd: learning rate, momentum, weight decay.
             direction: replaces the gradient of each step; None for plain SGD.
+            change: replaces the images of each step (augmentation); None leaves them as they are.
 
         Raises:
             IndexError: a label is no class.
@@ -101,12 +104,13 @@ class Network:
         gradient = None if direction is None else self.gradient.zero_()
         pieces = list(orders if direction is None else _batches(orders, batch))
         for i, index in enumerate(pieces):
+            samples, index = _changed(split, index, batch, steps, change)
             total += bindings.train(
                 self.layers,
                 weights,
                 self.momentum,
                 gradient,
-                (split.x, split.y),
+                samples,
                 index,
                 batch,
                 sgd,
@@ -192,6 +196,25 @@ def unpatched() -> bool:
 def _zeros(size: int) -> torch.Tensor:
     """Return float32 zeros on the CPU, whatever PyTorch's defaults are."""
     return torch.zeros(size, dtype=torch.float32, device="cpu")
+
+
+def _changed(
+    split: Split, index: np.ndarray, batch: int, steps: int, change: Change | None
+) -> tuple[tuple[torch.Tensor, torch.Tensor], np.ndarray]:
+    """Return images and labels, and which of them are taken: `split` and `index`, or changed copies.
+
+    Args:
+        split: the samples.
+        index: which of them are taken, int64 [n].
+        batch: samples per step.
+        steps: taken before.
+        change: changes the images of a step; None leaves `split` as it is.
+    """
+    if change is None:
+        return (split.x, split.y), index
+    taken = torch.from_numpy(index)
+    images = [change(split.x[part], steps + i) for i, part in enumerate(taken.split(batch))]
+    return (torch.cat(images), split.y[taken]), np.arange(len(index))
 
 
 def _batches(orders: Iterable[np.ndarray], batch: int) -> Iterator[np.ndarray]:

@@ -25,15 +25,48 @@ def crop_flip(x: torch.Tensor, key: Key) -> torch.Tensor:
         x: images [n, C, H, W]; shifts are at most MARGIN pixels, and zeros are shifted in.
         key: addresses the draws.
     """
-    rng, (n, _, height, width) = key.numpy(), x.shape
-    top, left = rng.integers(0, 2 * MARGIN + 1, (2, n, 1))
-    row, column = (
-        top + np.arange(height),
-        left + np.arange(width),
-    )  # [n, H], [n, W]: where each pixel comes from
-    column = np.where(rng.random((n, 1)) < 0.5, column[:, ::-1], column)
+    rng, n = key.numpy(), len(x)
+    top, left = rng.integers(0, 2 * MARGIN + 1, (2, n))
+    mirrored = rng.random((n, 1))[:, 0] < 0.5
+    cut = _cut_one_by_one if x.device.type == "cpu" else _cut_at_once
+    return cut(F.pad(x, (MARGIN,) * 4), top, left, mirrored)
+
+
+def _cut_one_by_one(
+    padded: torch.Tensor, top: np.ndarray, left: np.ndarray, mirrored: np.ndarray
+) -> torch.Tensor:
+    """Return a piece of each padded image, as `_cut_at_once`: on a CPU four times as fast."""
+    whole = padded.numpy()
+    n, channels, height, width = whole.shape
+    out = np.empty((n, channels, height - 2 * MARGIN, width - 2 * MARGIN), whole.dtype)
+    for i, (row, column, turned) in enumerate(
+        zip(top.tolist(), left.tolist(), mirrored.tolist(), strict=True)
+    ):
+        piece = whole[i, :, row : row + out.shape[2], column : column + out.shape[3]]
+        out[i] = piece[:, :, ::-1] if turned else piece
+    return torch.from_numpy(out)
+
+
+def _cut_at_once(
+    padded: torch.Tensor, top: np.ndarray, left: np.ndarray, mirrored: np.ndarray
+) -> torch.Tensor:
+    """Return a piece of each padded image, by one look-up.
+
+    Args:
+        padded: images [n, C, H + 2 MARGIN, W + 2 MARGIN].
+        top: first row of each piece, int64 [n].
+        left: first column of each piece, int64 [n].
+        mirrored: which pieces are mirrored, bool [n].
+
+    Returns:
+        The pieces [n, C, H, W].
+    """
+    n, _, height, width = padded.shape
+    row = top[:, None] + np.arange(height - 2 * MARGIN)  # [n, H]: where each pixel comes from
+    column = left[:, None] + np.arange(width - 2 * MARGIN)  # [n, W]
+    column = np.where(mirrored[:, None], column[:, ::-1], column)
     image = np.arange(n)[:, None, None]
-    picked = F.pad(x, (MARGIN,) * 4)[image, :, row[:, :, None], column[:, None, :]]  # [n, H, W, C]
+    picked = padded[image, :, row[:, :, None], column[:, None, :]]  # [n, H, W, C]
     return picked.permute(0, 3, 1, 2).contiguous()
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
 
 import torch
 
 from mpifl.core.client import Trained
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Part, bounds
+from mpifl.core.rng import Key
 from mpifl.kernels import bindings
 from mpifl.kernels.network import Network, can_read, can_read_images, unpatched
 
+from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request, epoch_orders
 from .model_context import ModelContext
 
@@ -30,7 +33,7 @@ class KernelBackend(Backend):
     def accepts(self, request: Request) -> bool:
         """Return whether the kernels know the model, the optimiser and the kind of data."""
         config, split = request.config, request.split
-        known = request.loss is None and config.optimizer == "sgd" and config.augment == "none"
+        known = request.loss is None and config.optimizer == "sgd"
         return known and can_read(split) and self._network(split.x, request.part) is not None
 
     def train(self, request: Request) -> Trained:
@@ -41,7 +44,12 @@ class KernelBackend(Backend):
         orders = epoch_orders(len(split), config, request.key)
         lr = config.lr_at(request.step)
         rates = lr, config.momentum, config.weight_decay
-        made = network.train(request.start, split, orders, config.batch_size, rates, request.direction)
+        change = None
+        if config.augment != "none":
+            change = partial(_augmented, AUGMENTATIONS[config.augment], request.key)
+        made = network.train(
+            request.start, split, orders, config.batch_size, rates, request.direction, change
+        )
         return Trained(*made, lr, config.momentum)
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
@@ -72,3 +80,10 @@ class KernelBackend(Backend):
             context = self.context
             self.networks[address] = Network.of(context.flat.module, context.layout, shape, part)
         return self.networks[address]
+
+
+def _augmented(
+    augment: Callable[[torch.Tensor, Key], torch.Tensor], key: Key, x: torch.Tensor, step: int
+) -> torch.Tensor:
+    """Return the images of a step, augmented as the loop of PyTorch does under the same key."""
+    return augment(x, key.of("augment", step))

@@ -36,6 +36,7 @@ CONFIGS = {
     "momentum and decay": LocalConfig(epochs=2, batch_size=7, lr=0.05, momentum=0.9, weight_decay=0.01),
     "steps": LocalConfig(steps=7, batch_size=5, lr=0.1, momentum=0.5),
     "one batch": LocalConfig(batch_size=100, lr=0.1),
+    "augmented": LocalConfig(epochs=2, batch_size=7, lr=0.05, momentum=0.5, augment="crop_flip"),
 }
 
 
@@ -75,6 +76,7 @@ def agree(ours, theirs, start: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_models_of_the_papers_agree_with_pytorch(name, config):
     ours, theirs, learner = both(lambda: MODELS[name]().build((1, 28, 28), 10), split(23), config)
+    assert learner.kernels.networks
     assert all(learner.kernels.networks.values())
     agree(ours, theirs, learner.init)
 

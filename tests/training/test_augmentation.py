@@ -12,7 +12,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
 from mpifl.models import MODELS
-from mpifl.training.augmentation import MARGIN, crop_flip
+from mpifl.training.augmentation import MARGIN, _cut_at_once, _cut_one_by_one, crop_flip
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 
@@ -54,6 +54,18 @@ def test_all_shifts_are_equally_likely_and_half_of_the_images_are_mirrored():
     assert len(counts) == 81
     assert abs(counts - 50).max() < 4 * 7.1
     assert abs(mirrored.mean() - 0.5) < 4 * 0.5 / np.sqrt(4050)
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 8, 8), (5, 1, 6, 11), (0, 3, 8, 8)])
+def test_on_a_gpu_the_same_pieces_are_cut(shape):
+    """The loop that a CPU takes, against the one look-up that a GPU takes."""
+    draws = np.random.default_rng(3)
+    padded = torch.rand(shape[0], shape[1], *(side + 2 * MARGIN for side in shape[2:]))
+    top, left = draws.integers(0, 2 * MARGIN + 1, (2, shape[0]))
+    mirrored = draws.random(shape[0]) < 0.5
+    pieces = [cut(padded, top, left, mirrored) for cut in (_cut_one_by_one, _cut_at_once)]
+    assert pieces[0].shape == shape
+    assert_close(*pieces, rtol=0, atol=0)
 
 
 def test_the_key_alone_decides():
