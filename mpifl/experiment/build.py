@@ -326,6 +326,11 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     empty = np.flatnonzero(sizes[:, 0] < 1)
     require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
 
+    # evaluation
+    by = config.evaluation.by
+    remedy = "this scenario has no true groups to average over; take cluster, or leave it out"
+    require("group" not in by or federation.groups is not None, "evaluation.by", list(by), remedy)
+
     # cohorts
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
     late = config.newcomers

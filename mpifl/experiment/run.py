@@ -73,7 +73,7 @@ def run(
         context = build(config, transport, progress.say)
         announce(context, progress.say, bind_report)
         folder = on_server(transport, lambda: resumed or new_folder(config))
-        recorder = Recorder(folder, context.federation) if transport.is_server else None
+        recorder = Recorder(folder, context.federation, config.evaluation.by) if transport.is_server else None
         checkpoints = Checkpoints(folder, config, context.identity, signals, recorder, progress.say)
         begin = partial(checkpoints.find, from_start) if resumed else checkpoints.create
         saved = on_server(transport, begin, everywhere=False)

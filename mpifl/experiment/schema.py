@@ -59,17 +59,23 @@ class EvaluationConfig:
         clients: number of clients that are evaluated, evenly spaced; null evaluates all.
         finetune_epochs: evaluate each client a second time after this many epochs on its training data
             (column `accuracy_finetuned`): the personalised accuracy of a shared model; 0 does not.
+        by: what else accuracies are averaged over: `group`, the clients of each true group (column
+            `accuracy_group0_mean`, ...), and `cluster`, those of each estimated cluster
+            (`accuracy_cluster0_mean`, ...).
     """
 
     every: int = 1
     at_start: bool = False
     clients: int | None = None
     finetune_epochs: int = 0
+    by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         epochs = self.finetune_epochs
         require(epochs >= 0, "finetune_epochs", epochs, "take 0 (do not fine-tune) or more epochs")
         require(self.every >= 0, "every", self.every, "take 0 (last round only) or more rounds")
+        known = set(self.by) <= {"group", "cluster"}
+        require(known, "by", list(self.by), "take group, cluster, or both")
         require(
             self.clients is None or self.clients >= 1,
             "clients",

@@ -46,6 +46,8 @@ def metrics_row(
     aimed: np.ndarray | None = None,
     before: np.ndarray | None = None,
     placed: np.ndarray | None = None,
+    samples: np.ndarray | None = None,
+    by: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float | int]:
     """Return the figures of one evaluation, as columns of `metrics.csv`.
 
@@ -60,6 +62,10 @@ def metrics_row(
         before: `labels` at the evaluation before; None at the first.
         placed: Whose cluster is known, bool [N]; None for all. The others do not count as members of their
             cluster, except in `ari_everyone`; `num_unplaced` is their number.
+        samples: Test samples of each evaluated client [n], for `accuracy_pooled`, the accuracy on all of them
+            together; None for none.
+        by: Kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
+            the clients of label j.
     """
     summary = accuracy_summary(scores["accuracy"], pool)
     row: dict[str, float | int] = {
@@ -73,6 +79,11 @@ def metrics_row(
     }
     for name, values in scores.items():
         if name.startswith("accuracy"):
+            if samples is not None:
+                row[f"{name}_pooled"] = _weighted_mean(values, samples)
+            for kind, of in (by or {}).items():
+                for j in np.unique(of[of >= 0]).tolist():
+                    row[f"{name}_{kind}{j}_mean"] = _weighted_mean(values, of == j)
             if name != "accuracy":
                 spreads = (("mean", np.nanmean), ("worst", np.nanmin), ("std", np.nanstd))
                 row |= {f"{name}_{what}": float(of(values)) for what, of in spreads}
@@ -90,6 +101,13 @@ def metrics_row(
     return row
 
 
+def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
+    """Return the weighted mean of the values that are no NaN; NaN where they weigh nothing."""
+    there = ~np.isnan(values)
+    total = weights[there].sum()
+    return float(values[there] @ weights[there] / total) if total else float("nan")
+
+
 AVERAGED = ("accuracy_cluster", "mixture_kl")  # NAME_all: mean over the evaluations after steps so far
 BUFFERED_ROWS = 500  # of events.csv: opening a file costs more than an arrival
 
@@ -100,6 +118,7 @@ class Recorder:
     Args:
         folder: The run folder.
         federation: The clients: true groups, targets of a backdoor, numbers of samples.
+        by: What else accuracies are averaged over, `group` and `cluster`.
 
     Attributes:
         metrics: `metrics.csv`.
@@ -107,8 +126,9 @@ class Recorder:
         last: Figures of the last evaluation.
     """
 
-    def __init__(self, folder: Path, federation: Federation) -> None:
+    def __init__(self, folder: Path, federation: Federation, by: Sequence[str] = ()) -> None:
         self.folder, self.federation, self.groups = folder, federation, federation.groups
+        self.by = by
         self.metrics, self.events = GrowingCsv(folder / "metrics.csv"), GrowingCsv(folder / "events.csv")
         load(truth=self.groups is not None)
         self.timing: list[dict[str, Any]] = []
@@ -151,7 +171,10 @@ class Recorder:
         pool = min(self.federation.test_pool, int(sizes[clients, 2].sum()))
         aimed = None if targets is None else np.isin(clients, targets)
         before = self._labels[-1] if self._labels else None
-        self.last = metrics_row(scores, labels, self.groups, pool, aimed, before, placed)
+        kinds = {"group": self.groups, "cluster": labels if placed is None else np.where(placed, labels, -1)}
+        by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
+        samples = sizes[clients, 2]
+        self.last = metrics_row(scores, labels, self.groups, pool, aimed, before, placed, samples, by)
         self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
         train = {**train, **self._averages(step, train)}

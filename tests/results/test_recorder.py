@@ -39,6 +39,40 @@ def test_targets_purity_churn_and_standard_error_by_hand():
     assert_allclose(row["churn"], 1 / 3)
 
 
+def test_accuracy_on_all_test_samples_and_by_group_by_hand():
+    """Accuracy 0.9, 0.7, 0.8 on 10, 30, 60 samples: 9 + 21 + 48 of 100. Groups 0 0 1: means 0.8 and 0.8;
+    clusters 0, unknown, 2: 0.9 and 0.8. One client has no accuracy after tuning: (0.5 * 10 + 0.4 * 60) / 70.
+    """
+    scores = {
+        "accuracy": np.array([0.9, 0.7, 0.8]),
+        "loss": np.ones(3),
+        "accuracy_tuned": np.array([0.5, np.nan, 0.4]),
+    }
+    by = {"group": np.array([0, 0, 1]), "cluster": np.array([0, -1, 2])}
+    row = metrics_row(scores, np.zeros(3, int), None, samples=np.array([10, 30, 60]), by=by)
+    assert_allclose(row["accuracy_pooled"], 0.78)
+    assert_allclose([row["accuracy_group0_mean"], row["accuracy_group1_mean"]], [0.8, 0.8])
+    assert_allclose([row["accuracy_cluster0_mean"], row["accuracy_cluster2_mean"]], [0.9, 0.8])
+    assert_allclose(row["accuracy_tuned_pooled"], 29 / 70)
+    assert_allclose(row["accuracy_tuned_group0_mean"], 0.5)
+    assert not any("cluster-1" in name or "cluster1" in name for name in row)
+    assert not any(
+        "pooled" in name or "group" in name for name in metrics_row(scores, np.zeros(3, int), None)
+    )
+
+
+def test_a_recorder_averages_over_the_groups_and_clusters_of_the_evaluated_clients(tmp_path):
+    """Clients 1, 4 and 5 of 6 in groups 0, 1, 1 and clusters 2, 0, 2."""
+    recorder = Recorder(tmp_path, worlds.Tiny(), ("group", "cluster"))
+    row = judged(recorder, 1, [0.1, 0.8, 0.4], [1, 4, 5], [9, 2, 9, 9, 0, 2])
+    found = {name: row[f"accuracy_{name}_mean"] for name in ("group0", "group1", "cluster0", "cluster2")}
+    assert_allclose(list(found.values()), [0.1, 0.6, 0.8, 0.25])
+    assert "accuracy_cluster9_mean" not in row
+    (tmp_path / "plain").mkdir()
+    plain = judged(Recorder(tmp_path / "plain", worlds.Tiny()), 1, [0.1, 0.8, 0.4], [1, 4, 5], [0] * 6)
+    assert not any("group" in name or "cluster0" in name for name in plain)
+
+
 def test_what_nobody_knows_is_nan():
     row = metrics_row({"accuracy": np.array([0.5]), "loss": np.ones(1)}, np.zeros(1, int), None)
     assert all(np.isnan(row[name]) for name in ("accuracy_standard_error", "ari", "nmi", "purity", "churn"))
