@@ -2,7 +2,8 @@
 
 McMahan et al., AISTATS 2017, Algorithm 1, for the federation. The personalised evaluation is the baseline of
 many papers, among them Cheng et al., "Fine-tuning is Fine in Federated Learning", 2021. Judged after
-fine-tuning (`accuracy`) and before (`accuracy_initial`); what is tuned is not kept.
+fine-tuning (`accuracy`) and before (`accuracy_initial`); what is tuned is not kept. With `mu` the federation
+is FedProx (Li et al., MLSys 2020); fine-tuning is plain SGD all the same.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Message, Notes, Server, State
+from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, average
+from mpifl.training.corrections import proximal
 from mpifl.training.evaluation import evaluate_tuned
 
 from .fedavg import FedAvg
@@ -27,16 +29,25 @@ class FedAvgFT(Algorithm):
     Attributes:
         tune_epochs: passes over the data before a client is evaluated.
         tune_part: `all`, `body` or `head`, what these passes train.
+        mu: of FedProx: the gradients of a visit gain mu (w - x), x the received model; 0 is FedAvg.
     """
 
     tune_epochs: int = 1
     tune_part: str = "all"
+    mu: float = 0.0
 
     paper = FedAvg.paper
 
     def __post_init__(self) -> None:
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
         require(self.tune_part in PARTS, "tune_part", self.tune_part, f"take one of {', '.join(PARTS)}")
+        require(self.mu >= 0, "mu", self.mu, "take 0 or more")
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the model that was received."""
+        x = message["model"][0]
+        w = client.sgd(x, key, direction=proximal(self.mu, x) if self.mu else None)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average by samples."""

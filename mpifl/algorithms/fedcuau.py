@@ -8,8 +8,8 @@ of cluster <= j; trunk and last copy average everyone: they evolve as the method
 
 Readings: convex averages by samples; a copy is averaged over those who trained it; the trunk is frozen at its
 new local value, in evaluation mode; stage 2 starts from w_0 again, so that the limit holds bit for bit;
-initial accuracy is that of (w^s, w^{C1}) on each client's own test data. Over FedPer the private head is
-trained with the trunk and frozen with it.
+initial accuracy is that of (w^s, w^{C1}) on the entire test set, the test data of all clients together
+(`accuracy_initial_pooled`). Over FedPer the private head is trained with the trunk and frozen with it.
 """
 
 from __future__ import annotations
@@ -56,12 +56,15 @@ class FedCUAU(OneShotStatistics, Algorithm):
         num_clusters: C; 1 is the method below.
         mu: of fedprox.
         tune_epochs: passes over the data before the personalised accuracy is taken.
+        evaluate_copies: evaluate every copy at every client, too: `accuracy_copy0_initial` as it is and
+            `accuracy_copy0` after fine-tuning, and so on (table 4).
     """
 
     over: str = "fedavg"
     num_clusters: int = 2
     mu: float = 0.001
     tune_epochs: int = 5
+    evaluate_copies: bool = False
 
     paper = "fedcuau"
     statistics_gram = "last_layer"
@@ -122,8 +125,9 @@ class FedCUAU(OneShotStatistics, Algorithm):
         return {"trunk": (0,), "block": tuple(range(int(server.assign[k]), self.num_clusters))}
 
     def serves(self, server: Server, k: int) -> Reads:
-        """Judge by the trunk with the first copy (initial) and with the own one (personalised)."""
-        return {"trunk": (0,), "block": (0, int(server.assign[k]))}
+        """Judge by the trunk with the first copy (initial) and the own one (personalised), which is last."""
+        copies = range(self.num_clusters if self.evaluate_copies else 1)
+        return {"trunk": (0,), "block": (*copies, int(server.assign[k]))}
 
     def _model(self, trunk: Vector, copy: Vector, state: State, client: Client) -> Vector:
         """Return a whole model: trunk, one copy, and the head where it is not part of the block."""
@@ -177,9 +181,13 @@ class FedCUAU(OneShotStatistics, Algorithm):
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
         """Judge the own copy after fine-tuning, and (w^s, w^{C1}) as it is (`_initial`)."""
-        tuned = evaluate_tuned(client, self.model_of(message, state, client), split, self.tune_epochs)
-        first = self._model(message["trunk"][0], message["block"][0], state, client)
-        return {
-            **tuned,
-            **{f"{name}_initial": value for name, value in client.evaluate(first, split).items()},
-        }
+        trunk, copies = message["trunk"][0], message["block"]
+        scores = evaluate_tuned(client, self.model_of(message, state, client), split, self.tune_epochs)
+        first = self._model(trunk, copies[0], state, client)
+        scores |= {f"{name}_initial": value for name, value in client.evaluate(first, split).items()}
+        for j, copy in enumerate(copies[:-1] if self.evaluate_copies else ()):
+            w = self._model(trunk, copy, state, client)
+            for name, value in evaluate_tuned(client, w, split, self.tune_epochs).items():
+                what, _, initial = name.partition("_")
+                scores[f"{what}_copy{j}" + (initial and f"_{initial}")] = value
+        return scores

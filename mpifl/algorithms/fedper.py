@@ -1,7 +1,8 @@
 """FedPer: a shared body, a private head.
 
 Arivazhagan et al., "Federated Learning with Personalization Layers", 2019, Algorithms 1 and 2. Body and head
-are trained together; the body is averaged by samples, the head never leaves the client.
+are trained together; the body is averaged by samples, the head never leaves the client. Papers that compare
+personalised models (FedCUAU) fine-tune each client's model before it is evaluated: `tune_epochs`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpifl.core.errors import require
+from mpifl.core.federation import Split
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -25,14 +28,25 @@ from mpifl.core.method import (
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
+from mpifl.training.evaluation import evaluate_tuned
 
 
 @dataclass(frozen=True)
 class FedPer(Algorithm):
-    """One table, `body`; the head is client state, the common initial one before the first visit."""
+    """One table, `body`; the head is client state, the common initial one before the first visit.
+
+    Attributes:
+        tune_epochs: passes over the data before a client is evaluated (`accuracy`; before them:
+            `accuracy_initial`); 0 evaluates the model as it is.
+    """
+
+    tune_epochs: int = 0
 
     paper = "arivazhagan2019federated"
     needs = Needs(client_state=True)
+
+    def __post_init__(self) -> None:
+        require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all bodies alike."""
@@ -57,3 +71,10 @@ class FedPer(Algorithm):
         """Return the shared body with the client's own head."""
         w = put(client.init, client.layout.part("body"), message["body"][0])
         return put(w, client.layout.part("head"), state["head"]) if "head" in state else w
+
+    def evaluate(self, message: Message, state: State, client: Client, split: Split) -> dict[str, float]:
+        """Judge the client's model, after fine-tuning and before (`_initial`) where there is any."""
+        w = self.model_of(message, state, client)
+        if not self.tune_epochs:
+            return client.evaluate(w, split)
+        return evaluate_tuned(client, w, split, self.tune_epochs)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from numpy.testing import assert_array_equal
 from support import worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.fedavg_ft import FedAvgFT
+from mpifl.algorithms.fedprox import FedProx
+from mpifl.core.errors import UserError
 
 
 def test_without_tuning_it_is_fedavg(tmp_path):
@@ -27,3 +30,15 @@ def test_two_evaluations_of_one_model_agree(tmp_path):
     done = worlds.run(FedAvgFT(), worlds.Tiny(), tmp_path)
     again = done.server_step.evaluate(done.server, done.notes[-1].client)
     assert_array_equal(again["loss"], done.scores["loss"])
+
+
+def test_with_mu_it_trains_as_fedprox(tmp_path):
+    tuned, fedprox, fedavg = (
+        worlds.run(a, worlds.Tiny(), tmp_path / str(i), participation=0.5)
+        for i, a in enumerate((FedAvgFT(mu=0.1), FedProx(mu=0.1), FedAvg()))
+    )
+    assert_close(tuned.server.tables["model"], fedprox.server.tables["model"], rtol=0, atol=0)
+    assert_array_equal(tuned.scores["accuracy_initial"], fedprox.scores["accuracy"])
+    assert float((tuned.server.tables["model"] - fedavg.server.tables["model"]).abs().max()) > 1e-4
+    with pytest.raises(UserError, match="mu"):
+        FedAvgFT(mu=-1.0)

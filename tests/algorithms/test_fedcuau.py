@@ -181,6 +181,47 @@ def test_with_one_cluster_clients_are_judged_by_fedavg(participation, tmp_path):
     assert_array_equal(runs[0].scores["accuracy"], runs[1].scores["accuracy"])
 
 
+BASELINES = {
+    "fedavg": ("fedavg_ft", {}),
+    "fedprox": ("fedavg_ft", {"mu": 0.1}),
+    "fedbabu": ("fedbabu", {}),
+    "fedper": ("fedper", {}),
+}
+
+
+@pytest.mark.parametrize("over", BASELINES)
+def test_the_last_copys_figures_are_those_of_the_baseline_digit_for_digit(over, tmp_path):
+    """Table 4: the rows of w^C2 equal the baseline rows of table 3, before and after fine-tuning."""
+    name, options = BASELINES[over]
+    cuau = FedCUAU(over=over, mu=0.1, tune_epochs=2, evaluate_copies=True)
+    one, two = (
+        worlds.run(a, worlds.Tiny(), tmp_path / str(i), participation=0.5, **TWO_LAYERS).scores
+        for i, a in enumerate((cuau, CATALOGUE[name](tune_epochs=2, **options)))
+    )
+    for what in ("accuracy", "loss"):
+        assert_array_equal(one[f"{what}_copy1"], two[what])
+        assert_array_equal(one[f"{what}_copy1_initial"], two[f"{what}_initial"])
+    assert np.abs(one["loss_copy0"] - two["loss"]).max() > 1e-4, "the first copy goes its own way"
+
+
+def test_every_copy_is_evaluated_where_asked_and_the_own_one_as_before(tmp_path):
+    """`accuracy` is the own copy's after fine-tuning, `accuracy_initial` the first copy's before."""
+    runs = [
+        worlds.run(
+            FedCUAU(num_clusters=3, evaluate_copies=on), worlds.Tiny(), tmp_path / str(on), **TWO_LAYERS
+        )
+        for on in (False, True)
+    ]
+    plain, every = (run.scores for run in runs)
+    names = {f"{what}_copy{j}" for what in ("accuracy", "loss") for j in range(3)}
+    assert set(every) - set(plain) == names | {f"{name}_initial" for name in names}
+    for name in plain:
+        assert_array_equal(plain[name], every[name])
+    own = np.array([every[f"loss_copy{j}"][k] for k, j in enumerate(runs[1].server.assign)])
+    assert_array_equal(own, every["loss"])
+    assert_array_equal(every["loss_copy0_initial"], every["loss_initial"])
+
+
 def test_a_client_sends_and_receives_the_copies_from_its_own_cluster_upwards(tmp_path):
     """Seed down, last layer up; then |w^s| + (C - i) |w^C| both ways for a client of cluster i = 0 .. C-1."""
     run = worlds.run(FedCUAU(num_clusters=3), worlds.Tiny(), tmp_path, steps=1, evaluate=False, **TWO_LAYERS)
