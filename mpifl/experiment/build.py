@@ -389,6 +389,7 @@ def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
             shuffle=None if system.placement_seed is None else key(system.placement_seed, "shuffle"),
             absent=decisions.absent,
             finetune_epochs=config.evaluation.finetune_epochs,
+            evaluates_training=config.evaluation.train,
             payload=config.payload,
             costs=costs_of(system.cost, context.transport),
             stack=decisions.stack,

@@ -62,6 +62,8 @@ class EvaluationConfig:
         by: what else accuracies are averaged over: `group`, the clients of each true group (column
             `accuracy_group0_mean`, ...), and `cluster`, those of each estimated cluster
             (`accuracy_cluster0_mean`, ...).
+        train: evaluate each client on its training data, too, by the same model (columns `accuracy_train_*`,
+            the variance in percent squared as `accuracy_variance`).
     """
 
     every: int = 1
@@ -69,6 +71,7 @@ class EvaluationConfig:
     clients: int | None = None
     finetune_epochs: int = 0
     by: tuple[str, ...] = ()
+    train: bool = False
 
     def __post_init__(self) -> None:
         epochs = self.finetune_epochs

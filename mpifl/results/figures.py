@@ -66,7 +66,7 @@ def _legend(figure: Figure, axis: Any) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
 
 
-def curves(groups: Sequence[Group], name: str, title: str) -> Figure | None:
+def curves(groups: Sequence[Group], name: str, title: str, dashed: str = "") -> Figure | None:
     """Draw a column of `metrics.csv` against rounds, bytes and virtual time.
 
     Lines are means over seeds, bands their range.
@@ -75,6 +75,7 @@ def curves(groups: Sequence[Group], name: str, title: str) -> Figure | None:
         groups: The groups of runs.
         name: The column.
         title: Label of its axis.
+        dashed: A second column, in dashes of the same colours; the lines of the first are then solid.
 
     Returns:
         None where no group has the column.
@@ -83,6 +84,7 @@ def curves(groups: Sequence[Group], name: str, title: str) -> Figure | None:
     shown = [g for g in groups if g.has(name)]
     if not shown:
         return None
+    seconds = [bool(dashed) and group.has(dashed) for group in shown]
     below = 0.2 * min(len(shown), MAX_LEGEND)
     figure = _figure(3.7 * len(axes_of) + 0.4, 3.0 + below)
     axes = figure.subplots(1, len(axes_of), squeeze=False, sharey=True)[0]
@@ -91,7 +93,10 @@ def curves(groups: Sequence[Group], name: str, title: str) -> Figure | None:
             curve, look = group.curve(kind, name), _line(i)
             mark = {"marker": MARKS[i % len(MARKS)], "ms": 4, "markevery": max(1, len(curve.x) // 8)}
             x = curve.x / 1e6 if kind == "bytes" else curve.x
+            look |= {"ls": "-"} if any(seconds) else {}
             axis.plot(x, curve.mean, label=group.name, **look, **mark)
+            if seconds[i]:
+                axis.plot(x, group.curve(kind, dashed).mean, **{**look, "ls": "--"})
             if len(group.runs) > 1:
                 axis.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.2, lw=0)
         axis.set_xlabel(AXES[kind], fontsize=9)
@@ -248,8 +253,9 @@ Drawing = Callable[[Sequence[Group]], "Figure | None"]
 FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file name -> title, caption, function
     "accuracy": (
         "Accuracy",
-        "Mean accuracy over clients; bands show the range over seeds.",
-        lambda groups: curves(groups, "accuracy_mean", "mean accuracy"),
+        "Mean accuracy over clients; bands show the range over seeds. Under `evaluation.train`, dashes "
+        "are the accuracy on training data.",
+        lambda groups: curves(groups, "accuracy_mean", "mean accuracy", "accuracy_train_mean"),
     ),
     "worst": (
         "Worst client",

@@ -48,10 +48,11 @@ def metrics_row(
     placed: np.ndarray | None = None,
     samples: np.ndarray | None = None,
     by: Mapping[str, np.ndarray] | None = None,
+    train_pool: int | None = None,
 ) -> dict[str, float | int]:
     """Return the figures of one evaluation, as columns of `metrics.csv`.
 
-    Accuracies are fractions; `accuracy_variance` is in percent squared.
+    Accuracies are fractions; `accuracy_variance` and `accuracy_train_variance` are in percent squared.
 
     Args:
         scores: Name -> value of each evaluated client [n].
@@ -66,6 +67,7 @@ def metrics_row(
             together; None for none.
         by: Kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
             the clients of label j.
+        train_pool: Number of training samples, for the binomial standard error of `accuracy_train`.
     """
     summary = accuracy_summary(scores["accuracy"], pool)
     row: dict[str, float | int] = {
@@ -74,7 +76,7 @@ def metrics_row(
         "accuracy_std": summary.std,
         "accuracy_variance": summary.variance_pct2,
         "accuracy_worst_tenth": summary.worst_tenth,
-        "accuracy_standard_error": float("nan") if summary.standard_error is None else summary.standard_error,
+        "accuracy_standard_error": _or_nan(summary.standard_error),
         "loss": float(np.nanmean(scores["loss"])),
     }
     for name, values in scores.items():
@@ -87,6 +89,10 @@ def metrics_row(
             if name != "accuracy":
                 spreads = (("mean", np.nanmean), ("worst", np.nanmin), ("std", np.nanstd))
                 row |= {f"{name}_{what}": float(of(values)) for what, of in spreads}
+            if name == "accuracy_train":
+                trained = accuracy_summary(values, train_pool)
+                row[f"{name}_variance"] = trained.variance_pct2
+                row[f"{name}_standard_error"] = _or_nan(trained.standard_error)
             if aimed is not None and aimed.any():
                 row[f"{name}_targets_mean"] = float(np.nanmean(values[aimed]))
     known = np.ones(len(labels), bool) if placed is None else placed
@@ -106,6 +112,10 @@ def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
     there = ~np.isnan(values)
     total = weights[there].sum()
     return float(values[there] @ weights[there] / total) if total else float("nan")
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 AVERAGED = ("accuracy_cluster", "mixture_kl")  # NAME_all: mean over the evaluations after steps so far
@@ -174,7 +184,10 @@ class Recorder:
         kinds = {"group": self.groups, "cluster": labels if placed is None else np.where(placed, labels, -1)}
         by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
         samples = sizes[clients, 2]
-        self.last = metrics_row(scores, labels, self.groups, pool, aimed, before, placed, samples, by)
+        trained = int(sizes[clients, 0].sum())
+        self.last = metrics_row(
+            scores, labels, self.groups, pool, aimed, before, placed, samples, by, trained
+        )
         self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
         train = {**train, **self._averages(step, train)}

@@ -25,6 +25,7 @@ class Curve:
         x: Time of each evaluation.
         y: Mean accuracy over clients at each evaluation, in [0, 1].
         staleness: Staleness of each upload, in server steps; empty for synchronous runs.
+        train: Mean accuracy on the clients' training data at each evaluation; empty where there is none.
     """
 
     labels: Mapping[str, str]
@@ -32,6 +33,7 @@ class Curve:
     x: Sequence[float]
     y: Sequence[float]
     staleness: Sequence[int]
+    train: Sequence[float] = ()
 
     @property
     def keys(self) -> list[str]:
@@ -53,6 +55,8 @@ class Curve:
 def draw(curves: Sequence[Curve], path: Path) -> None:
     """Write a PNG with a column of panels for each value of the last key, and a line for each of the others.
 
+    Where a curve has an accuracy on training data, dashes are its own: all lines on test data are solid.
+
     Args:
         curves: One curve a case.
         path: The file.
@@ -68,15 +72,22 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     several_seeds = len({(c.panel, c.line) for c in curves}) < len(curves)
     width = 0.9 if several_seeds else 1.6
     styles = {
-        line: {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[i % len(DASHES)], "lw": width}
+        line: {
+            "color": COLOURS[i % len(COLOURS)],
+            "ls": "-" if any(c.train for c in curves) else DASHES[i % len(DASHES)],
+            "lw": width,
+        }
         for i, line in enumerate(lines)
     }
     drawn: dict[str, Any] = {}
     for curve in curves:
         axis = axes[0][panels.index(curve.panel)]
         (drawn[curve.line],) = axis.plot(curve.x, curve.y, **styles[curve.line])
+        if curve.train:
+            axis.plot(curve.x, curve.train, **{**styles[curve.line], "ls": "--"})
         axis.set(title=curve.panel, xlabel=curve.axis)
-    axes[0][0].set_ylabel("mean accuracy")
+    dashed = " (dashed: training data)" if any(c.train for c in curves) else ""
+    axes[0][0].set_ylabel(f"mean accuracy{dashed}")
     if rows == 2:
         axes[1][0].set_ylabel("share of arrivals")
         for panel, axis in zip(panels, axes[1], strict=True):

@@ -484,7 +484,7 @@ class ServerStep:
             seen = self.visits[clients] > 0
             serves = self.hooks.reads("serves", server, clients[seen])
             serves |= self.hooks.reads("serves_unseen", server, clients[~seen])
-            costs = self.sizes[clients, 2] + 1
+            costs = self.sizes[clients, 2] + self.sizes[clients, 0] * self.config.evaluates_training + 1
             batches = self._batches(server.version, clients, serves, costs, server.version)
         batch = self._scatter(batches)
         scores = self.worker.evaluate(batch)

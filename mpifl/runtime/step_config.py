@@ -33,6 +33,7 @@ class StepConfig:
         shuffle: a key that places tasks at random; None balances them.
         absent: clients that are not there before training.
         finetune_epochs: epochs of training before a client is evaluated a second time; 0 for none.
+        evaluates_training: whether clients are evaluated on their training data, too.
         payload: how numbers are encoded on the way.
         costs: measured or given costs that choose the collective; None chooses by bytes.
         stack: clients that are trained together.
@@ -54,6 +55,7 @@ class StepConfig:
     shuffle: Key | None = None
     absent: Sequence[int] = ()
     finetune_epochs: int = 0
+    evaluates_training: bool = False
     payload: Payload = field(default_factory=Payload)
     costs: Costs | None = None
     stack: int = 1

@@ -37,6 +37,7 @@ from .protocol import ClientTask, Exchanges, ReportHeader, TaskBatch
 from .step_config import StepConfig
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
+TRAIN = "train"  # the training data, among the names of the sets that clients are evaluated on
 _Exchanges = dict[tuple[str, str, int], tuple[int, int]]
 
 
@@ -298,8 +299,8 @@ class Worker:
         """Evaluate clients on their test sets.
 
         Returns:
-            Client -> scores: `accuracy`, `loss`, those of further test sets as `accuracy_NAME`, and after
-            some more training as `accuracy_finetuned`.
+            Client -> scores: `accuracy`, `loss`, those of further test sets as `accuracy_NAME`, on the
+            training data as `accuracy_train`, and after some more training as `accuracy_finetuned`.
         """
         out: dict[int, dict[str, float]] = {}
         device = self.config.clients.device
@@ -318,7 +319,10 @@ class Worker:
 
     def _scores(self, message: Message, state: State, client: Client) -> dict[str, float]:
         scores = dict(self.hooks.evaluate(message, state, client, client.data.test))
-        for name, split in client.data.extra.items():
+        others = dict(client.data.extra)
+        if self.config.evaluates_training:
+            others[TRAIN] = client.data.train
+        for name, split in others.items():
             extra = self.hooks.evaluate(message, state, client, split)
             scores |= {f"{what}_{name}": value for what, value in extra.items()}
         if self.config.finetune_epochs:

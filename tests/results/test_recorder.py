@@ -13,6 +13,8 @@ from numpy.testing import assert_allclose
 from support import worlds
 
 from mpifl import cli
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results.recorder import Recorder, digest, metrics_row
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
@@ -193,6 +195,56 @@ def test_fine_tuned_accuracy_is_a_column_that_does_not_depend_on_ranks(tmp_path,
     for name in ("accuracy_finetuned_mean", "accuracy_finetuned_worst", "accuracy_mean", "loss"):
         assert [row[name] for row in alone] == [row[name] for row in together]
     assert alone[0]["accuracy_finetuned_mean"] != alone[0]["accuracy_mean"]
+
+
+def test_training_accuracy_by_hand():
+    """Accuracies 0.9, 0.7 on 200 training samples: mean 0.8, variance 10^2 in percent squared, standard error
+    sqrt(0.8 * 0.2 / 200); those on test data are as without it.
+    """
+    scores = {"accuracy": np.array([0.5, 0.7]), "loss": np.ones(2)}
+    labels = np.zeros(2, int)
+    row = metrics_row({**scores, "accuracy_train": np.array([0.9, 0.7])}, labels, None, 10, train_pool=200)
+    plain = metrics_row(scores, labels, None, 10)
+    added = {name: row[name] for name in row.keys() - plain.keys()}
+    assert_allclose(
+        [added.pop(f"accuracy_train_{n}") for n in ("mean", "worst", "std", "variance", "standard_error")],
+        [0.8, 0.7, 0.1, 100.0, np.sqrt(0.8 * 0.2 / 200)],
+    )
+    assert not added
+    assert [str(row[name]) for name in plain] == [str(value) for value in plain.values()]
+
+
+def test_training_accuracy_is_that_of_the_same_model_on_the_training_data(tmp_path):
+    """A forward pass in NumPy of the one model, over each client's training samples."""
+    world, changes = worlds.Tiny(), {"model": worlds.mlp(), "evaluation": EvaluationConfig(train=True)}
+    done = worlds.run(CATALOGUE["fedavg"](), world, tmp_path, **changes)
+    w = done.server.tables["model"][0].numpy().astype(np.float64)
+    A, b = w[:-3].reshape(3, 16), w[-3:]
+
+    def accuracy(split):
+        return ((split.x.flatten(1).numpy() @ A.T + b).argmax(1) == split.y.numpy()).mean()
+
+    for name, part in (("accuracy_train", "train"), ("accuracy", "test")):
+        expected = [accuracy(getattr(world.client(k), part)) for k in range(world.num_clients)]
+        assert_allclose(done.scores[name], expected)
+    assert not np.allclose(done.scores["accuracy"], done.scores["accuracy_train"])
+
+
+def test_training_accuracy_does_not_depend_on_ranks_and_changes_nothing_else(tmp_path, mpirun):
+    options = ["--rounds", "2", "-q"]
+    for number in (None, 2, 3):
+        place = ["--evaluation.train", "true", "--output.folder", tmp_path / f"{number}"]
+        done = mpirun(number, "-m", "mpifl", "run", TINY, *options, *place)
+        assert done.returncode == 0, done.stderr
+    assert cli.main(["run", str(TINY), *options, "--output.folder", str(tmp_path / "plain")]) == 0
+    alone, plain = rows_of(tmp_path / "None"), rows_of(tmp_path / "plain")
+    trained = [name for name in alone[0] if name not in plain[0]]
+    assert trained == [f"accuracy_train_{n}" for n in ("mean", "worst", "std", "variance", "standard_error")]
+    for number in (2, 3):
+        for name in (*trained, "accuracy_mean", "loss"):
+            assert [row[name] for row in alone] == [row[name] for row in rows_of(tmp_path / f"{number}")]
+    for name in ("accuracy_mean", "accuracy_variance", "loss", "ari", "federation_bytes_down"):
+        assert [row[name] for row in plain] == [row[name] for row in alone]
 
 
 def test_fine_tuning_changes_nothing_else(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 
 from mpifl import cli
 from mpifl.core.errors import UserError
+from mpifl.results import figures, sweep_figure
 from mpifl.results import reader as finished
 from mpifl.results.report import _run_rows, as_latex, as_text, report
 from mpifl.results.seed_groups import Group, gather, table
@@ -261,3 +262,35 @@ def test_bad_commands_get_one_line(options, message, folder, capsys):
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+# -- accuracy on training data
+
+
+def test_the_report_draws_training_accuracy_in_dashes_of_the_same_colour():
+    """One group with the column, one without: three lines, those on test data solid."""
+    with_train = finished_run(accuracy_train_mean=[0.5, 0.75, 1.0])
+    groups = [Group("both", (with_train,)), Group("one", (finished_run(),))]
+    figure = figures.curves(groups, "accuracy_mean", "mean accuracy", "accuracy_train_mean")
+    lines = figure.axes[0].get_lines()
+    assert [line.get_linestyle() for line in lines] == ["-", "--", "-"]
+    np.testing.assert_allclose(lines[1].get_ydata(), [0.5, 0.75, 1.0])
+    assert lines[0].get_color() == lines[1].get_color() != lines[2].get_color()
+    plain = figures.curves([Group("a", (finished_run(),)), groups[1]], "accuracy_mean", "mean accuracy")
+    assert [line.get_linestyle() for line in plain.axes[0].get_lines()] == ["-", "--"]
+
+
+def test_a_sweep_draws_training_accuracy_in_dashes_of_the_same_colour(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path: drawn.append(figure))
+    curves = [
+        sweep_figure.Curve({"a": "1"}, "round", [1, 2], [0.5, 0.6], [], [0.7, 0.8]),
+        sweep_figure.Curve({"a": "2"}, "round", [1, 2], [0.1, 0.2], []),
+    ]
+    sweep_figure.draw(curves, tmp_path / "sweep.png")
+    sweep_figure.draw([curves[1]], tmp_path / "sweep.png")
+    axis = drawn[0].axes[0]
+    assert [line.get_linestyle() for line in axis.get_lines()] == ["-", "--", "-"]
+    assert list(axis.get_lines()[1].get_ydata()) == [0.7, 0.8]
+    assert axis.get_ylabel() == "mean accuracy (dashed: training data)"
+    assert drawn[1].axes[0].get_ylabel() == "mean accuracy"
