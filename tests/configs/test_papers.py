@@ -24,14 +24,14 @@ FEW_PAPERS = [  # planned in every suite; all of them take a minute
     "papers/emdcfl/table1.yaml",
     "papers/fedcuau/table1.yaml",
     "papers/fedcuau/table3-femnist.yaml",
-    "papers/flt/table1-mnist.yaml",
-    "papers/flt/table5-n100-p20.yaml",
+    "papers/flt/table1-standin.yaml",
+    "papers/flt/table5.yaml",
     "papers/ucfl/table1-c.yaml",
 ]
 SMALL = ["--data.scenario.resize", "32"]  # a whole client at 224 x 224 is 2.7 GB
 SIMPLE = ["--algorithm.name", "fedavg"]  # FLT fits a plane to all clients: too slow for a test
 FEW = ["--data.scenario.public", "100"]  # CCFL judges every model on the server's sets
-STANDIN = {"table4-mlp": ["--data.scenario.clients", "200"]}  # of fewer images than EMNIST has
+STANDIN = {"table4": ["--data.scenario.clients", "200"]}  # of fewer images than EMNIST has
 STANDIN |= {name: ["--data.scenario.points", "20000"] for name in ("table1-b", "fig7")}
 
 
