@@ -48,7 +48,7 @@ def metrics_row(
     placed: np.ndarray | None = None,
     samples: np.ndarray | None = None,
     by: Mapping[str, np.ndarray] | None = None,
-    train_pool: int | None = None,
+    train_samples: np.ndarray | None = None,
 ) -> dict[str, float | int]:
     """Return the figures of one evaluation, as columns of `metrics.csv`.
 
@@ -67,7 +67,8 @@ def metrics_row(
             together; None for none.
         by: Kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
             the clients of label j.
-        train_pool: Number of training samples, for the binomial standard error of `accuracy_train`.
+        train_samples: Training samples of each evaluated client [n], for the pooled accuracy and the binomial
+            standard error of `accuracy_train`; None for none.
     """
     summary = accuracy_summary(scores["accuracy"], pool)
     row: dict[str, float | int] = {
@@ -81,8 +82,9 @@ def metrics_row(
     }
     for name, values in scores.items():
         if name.startswith("accuracy"):
-            if samples is not None:
-                row[f"{name}_pooled"] = _weighted_mean(values, samples)
+            weights = train_samples if name == "accuracy_train" else samples
+            if weights is not None:
+                row[f"{name}_pooled"] = _weighted_mean(values, weights)
             for kind, of in (by or {}).items():
                 for j in np.unique(of[of >= 0]).tolist():
                     row[f"{name}_{kind}{j}_mean"] = _weighted_mean(values, of == j)
@@ -90,7 +92,7 @@ def metrics_row(
                 spreads = (("mean", np.nanmean), ("worst", np.nanmin), ("std", np.nanstd))
                 row |= {f"{name}_{what}": float(of(values)) for what, of in spreads}
             if name == "accuracy_train":
-                trained = accuracy_summary(values, train_pool)
+                trained = accuracy_summary(values, None if weights is None else int(weights.sum()))
                 row[f"{name}_variance"] = trained.variance_pct2
                 row[f"{name}_standard_error"] = _or_nan(trained.standard_error)
             if aimed is not None and aimed.any():
@@ -184,7 +186,7 @@ class Recorder:
         kinds = {"group": self.groups, "cluster": labels if placed is None else np.where(placed, labels, -1)}
         by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
         samples = sizes[clients, 2]
-        trained = int(sizes[clients, 0].sum())
+        trained = sizes[clients, 0]
         self.last = metrics_row(
             scores, labels, self.groups, pool, aimed, before, placed, samples, by, trained
         )

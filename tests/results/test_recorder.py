@@ -17,6 +17,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.experiment.schema import EvaluationConfig
 from mpifl.results.recorder import Recorder, digest, metrics_row
 
+TRAINED = ("mean", "worst", "std", "variance", "standard_error")
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 
 
@@ -198,17 +199,23 @@ def test_fine_tuned_accuracy_is_a_column_that_does_not_depend_on_ranks(tmp_path,
 
 
 def test_training_accuracy_by_hand():
-    """Accuracies 0.9, 0.7 on 200 training samples: mean 0.8, variance 10^2 in percent squared, standard error
-    sqrt(0.8 * 0.2 / 200); those on test data are as without it.
+    """Accuracies 0.9, 0.7 on 50 and 150 training samples: mean 0.8, together 0.75, variance 10^2 in percent
+    squared, standard error sqrt(0.8 * 0.2 / 200); those on test data are as without it.
     """
     scores = {"accuracy": np.array([0.5, 0.7]), "loss": np.ones(2)}
     labels = np.zeros(2, int)
-    row = metrics_row({**scores, "accuracy_train": np.array([0.9, 0.7])}, labels, None, 10, train_pool=200)
+    row = metrics_row(
+        {**scores, "accuracy_train": np.array([0.9, 0.7])},
+        labels,
+        None,
+        10,
+        train_samples=np.array([50, 150]),
+    )
     plain = metrics_row(scores, labels, None, 10)
     added = {name: row[name] for name in row.keys() - plain.keys()}
     assert_allclose(
-        [added.pop(f"accuracy_train_{n}") for n in ("mean", "worst", "std", "variance", "standard_error")],
-        [0.8, 0.7, 0.1, 100.0, np.sqrt(0.8 * 0.2 / 200)],
+        [added.pop(f"accuracy_train_{n}") for n in ("pooled", *TRAINED)],
+        [0.75, 0.8, 0.7, 0.1, 100.0, np.sqrt(0.8 * 0.2 / 200)],
     )
     assert not added
     assert [str(row[name]) for name in plain] == [str(value) for value in plain.values()]
@@ -239,7 +246,7 @@ def test_training_accuracy_does_not_depend_on_ranks_and_changes_nothing_else(tmp
     assert cli.main(["run", str(TINY), *options, "--output.folder", str(tmp_path / "plain")]) == 0
     alone, plain = rows_of(tmp_path / "None"), rows_of(tmp_path / "plain")
     trained = [name for name in alone[0] if name not in plain[0]]
-    assert trained == [f"accuracy_train_{n}" for n in ("mean", "worst", "std", "variance", "standard_error")]
+    assert trained == [f"accuracy_train_{n}" for n in ("pooled", *TRAINED)]
     for number in (2, 3):
         for name in (*trained, "accuracy_mean", "loss"):
             assert [row[name] for row in alone] == [row[name] for row in rows_of(tmp_path / f"{number}")]
