@@ -8,15 +8,21 @@ both directions are linked; clients with the same neighbourhood share its averag
 Readings, where paper and repository differ: cosine ground metric; own training data against the other's
 validation data (`against="train"`: the paper); one projection R per client for tau and for all its distances
 (`tau="full"`: a square R of its own, the repository); evaluation mode for the extractor (`train_mode=True`:
-the repository's batch statistics). With partial participation the clients seen so far look again in every
-round with their last model, and the last models of absent members are averaged too; clients never seen stay
-alone.
+the repository's batch statistics); at most `sample_cap` images of a split enter (the repository), and no more
+than `sample_share` of the client's (the paper: 0.1).
+
+Partial participation: two clients look at each other once, in the first round in which both take part (the
+paper, Algorithm 1); until then they are not linked. `looks="once"`: once, in the first round after which both
+have taken part, the absent one with its last model. `looks="seen"`, the repository, whose rows the paper
+prints: all clients seen so far look again in every round with their last models. The last models of absent
+members are averaged too; clients never seen stay alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 
 import numpy as np
 import torch
@@ -41,6 +47,8 @@ from mpifl.core.method import (
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import put, take
 
+LOOKS = ("together", "once", "seen")
+
 
 @dataclass(frozen=True)
 class EMDCFL(RememberedUploads, SecondLook, Algorithm):
@@ -49,23 +57,29 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     Attributes:
         epsilon: tolerance on W.
         projection: p / d, share of the embedding's width kept by the random projection.
-        sample_cap: most images of a client that enter a distance.
+        sample_cap: most images of a client's split that enter a distance.
+        sample_share: most of them as a share of the client's training and validation images; 0.1 in the
+            paper.
         metric: ground cost, `cosine` or `euclidean`.
         solver: `exact` or `sinkhorn`, with regularisation `reg`.
         against: `val` or `train`, the other client's data.
         tau: `shared` or `full`, the projection under which tau is measured.
         train_mode: embed with batch statistics.
+        looks: which pairs look at each other in a round: `together`, those that take part and have not
+            yet; `once`, those that were seen and have not yet; `seen`, all that were seen.
     """
 
     epsilon: float = 0.025
     projection: float = 0.9
     sample_cap: int = 512
+    sample_share: float = 1.0
     metric: str = "cosine"
     solver: str = "exact"
     reg: float = 0.1
     against: str = "val"
     tau: str = "shared"
     train_mode: bool = False
+    looks: str = "together"
 
     paper = "zhang2025clustered"
     needs = Needs(validation=True)
@@ -74,18 +88,36 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         require(self.epsilon > 0, "epsilon", self.epsilon, "take a positive tolerance, 0.025 in the paper")
         require(0 < self.projection <= 1, "projection", self.projection, "take a share in (0, 1]")
         require(self.sample_cap >= 2, "sample_cap", self.sample_cap, "take at least 2 images")
+        require(0 < self.sample_share <= 1, "sample_share", self.sample_share, "take a share in (0, 1]")
         require(self.metric in ("cosine", "euclidean"), "metric", self.metric, "take cosine or euclidean")
         require(self.solver in ("exact", "sinkhorn"), "solver", self.solver, "take exact or sinkhorn")
         require(self.reg > 0, "reg", self.reg, "take a positive regularisation")
         require(self.against in ("val", "train"), "against", self.against, "take val or train")
         require(self.tau in ("shared", "full"), "tau", self.tau, "take shared or full")
+        require(self.looks in LOOKS, "looks", self.looks, f"take one of {', '.join(LOOKS)}")
 
     def probes(self, server: Server, step: int) -> bool:
-        """Look until all clients were seen in the first round."""
+        """Look until all pairs have, under `seen` until all clients were seen in the first round."""
         return "frozen" not in server.algorithm_state
 
+    def pairs(self, server: Server, clients: np.ndarray, fresh: np.ndarray) -> np.ndarray:
+        """Return the pairs that look at each other: all, or those without a distance."""
+        return self._pairs(_distances(server)[np.ix_(clients, clients)], fresh)
+
+    def _pairs(self, W: np.ndarray, fresh: np.ndarray) -> np.ndarray:
+        """Return which of the clients seen look at which, bool [m, m].
+
+        Args:
+            W: their distances so far [m, m], NaN where there is none.
+            fresh: who takes part [m].
+        """
+        if self.looks == "seen":
+            return np.ones(W.shape, bool)
+        together = fresh[:, None] & fresh[None, :] if self.looks == "together" else True
+        return np.asarray(np.isnan(W) & together & ~np.eye(len(W), dtype=bool))
+
     def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
-        """Return row c of W."""
+        """Return row c of W; NaN for those that are not looked at."""
         extractor = take(own["model"], client.layout.part("body"))
         source, target = (self._embed(client, extractor, name, key) for name in ("train", self.against))
         e = source.shape[1]
@@ -96,18 +128,25 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         tau = self._emd(source @ R_tau, target @ R_tau)
         distance = np.zeros(len(peers))
         for i, peer in enumerate(peers):
-            if peer.id != client.id:
+            if not peer.wanted:
+                distance[i] = nan
+            elif peer.id != client.id:
                 peer.send(source @ R)
                 theirs = peer.ask(extractor, lambda c, omega: self._embed(c, omega, self.against, key) @ R)
                 distance[i] = round(self._emd(source @ R, theirs) - tau, 4)
-        return Look(notes={"tau": tau}, findings={"distance": distance})
+        return Look({"tau": tau}, {"distance": distance, "peer": np.array([peer.id for peer in peers])})
 
     def _embed(self, client: Client, extractor: Vector, split: str, key: Key) -> torch.Tensor:
-        """Return Z [n, e] of at most `sample_cap` images of a client under an extractor."""
+        """Return Z [n, e] of a sample of a client's images under an extractor."""
         x = getattr(client.data, split).x
-        chosen = key.of("sample", split, client.id).numpy().permutation(len(x))[: self.sample_cap]
+        most = self._most(client.num_samples, len(client.data.val))
+        chosen = key.of("sample", split, client.id).numpy().permutation(len(x))[:most]
         model = put(client.init, client.layout.part("body"), extractor)
         return client.embed(model, x[torch.from_numpy(chosen)], train_mode=self.train_mode).cpu()
+
+    def _most(self, train: int, val: int) -> int:
+        """Return the most images of a split that enter, for a client with so many images."""
+        return min(self.sample_cap, max(2, int(self.sample_share * (train + val))))
 
     def _emd(self, Z_s: torch.Tensor, Z_t: torch.Tensor) -> float:
         return emd(Z_s.numpy(), Z_t.numpy(), metric=self.metric, solver=self.solver, reg=self.reg)
@@ -115,38 +154,56 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Link, name the neighbourhoods, average each."""
         if "distance" in notes.columns:
-            W = notes["distance"]  # [m, m]
-            linked = (self.epsilon > W) & (self.epsilon > W.T) | np.eye(len(W), dtype=bool)
+            W, here = self._known(server, notes), np.ix_(notes.client, notes.client)
+            linked = (self.epsilon > W[here]) & (self.epsilon > W[here].T) | np.eye(len(notes), dtype=bool)
             plan = neighbourhood_plan(server, notes, linked)
-            everyone = np.full((len(server.assign), len(server.assign)), np.nan)
-            everyone[np.ix_(notes.client, notes.client)] = W
-            frozen = {"frozen": np.ones(1)} if server.version == 0 and not np.isnan(everyone).any() else {}
-            return replace(
-                plan, algorithm_state={**(plan.algorithm_state or {}), "distance": everyone, **frozen}
-            )
-        linked = server.algorithm_state["linked"][np.ix_(notes.client, notes.client)].astype(bool)
+            first = server.version == 0 or self.looks != "seen"
+            frozen = {"frozen": np.ones(1)} if first and not np.isnan(W).any() else {}
+            return replace(plan, algorithm_state={**(plan.algorithm_state or {}), "distance": W, **frozen})
+        linked = server.algorithm_state.get("linked", np.eye(len(server.assign)))
+        linked = linked[np.ix_(notes.client, notes.client)].astype(bool)
         return neighbourhood_plan(server, notes, linked)
 
+    def _known(self, server: Server, notes: Notes) -> np.ndarray:
+        """Return all distances that are known after a step [N, N]; NaN for the others."""
+        W = _distances(server)
+        if self.looks == "seen":
+            W[:] = np.nan
+        looked = ~np.isnan(notes["peer"]).any(1)
+        peers = notes["peer"][looked][0].astype(np.int64)  # the same for all; some may have dropped out
+        here = np.ix_(notes.client, peers)
+        W[here] = np.where(np.isnan(notes["distance"]), W[here], notes["distance"])
+        W[notes.client, notes.client] = 0.0
+        return W
+
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
-        """Count the second look of those seen so far, or that of round 1 where that is everyone.
+        """Count the second looks.
 
         Each ordered pair sends an extractor up and down, and the projected embeddings of both up; each who
-        takes part sends tau.
+        takes part and looks sends tau.
         """
         body = sum(s.stop - s.start for s in run.problem.layout.part("body"))
         width = run.client.embed(run.client.init, run.client.data.train.x[:1]).shape[1]
         p, down, up = max(1, int(self.projection * width)), 0, 0
-        images = [np.minimum(run.sizes[:, i], self.sample_cap) for i in (0, int(self.against == "val"))]
-        seen = np.zeros(0, np.int64)
+        most = [self._most(int(train), int(val)) for train, val in run.sizes[:, :2]]
+        of_train, of_other = (np.minimum(run.sizes[:, i], most) for i in (0, int(self.against == "val")))
+        n = run.problem.num_clients
+        W, seen = np.full((n, n), np.nan), np.zeros(0, np.int64)
         for round_, cohort in enumerate(run.cohorts(), 1):
-            if round_ > 1 and len(seen) == run.problem.num_clients == run.num_sampled:
+            if not np.isnan(W).any() and (self.looks != "seen" or run.num_sampled == n) and round_ > 1:
                 break
             seen = np.union1d(seen, cohort)
-            pairs = len(seen) * (len(seen) - 1)
-            numbers = (len(seen) - 1) * p * int(sum(counts[seen].sum() for counts in images))
+            fresh, here = np.isin(seen, cohort), np.ix_(seen, seen)
+            looks = self._pairs(W[here], fresh)
+            W[here] = np.where(looks, 0.0, W[here])
+            W[seen, seen] = 0.0
+            asks = int((looks.any(1) & fresh).sum())  # of those who take part
+            looks &= ~np.eye(len(seen), dtype=bool)
+            pairs = int(looks.sum())
+            numbers = p * int(looks.sum(1) @ of_train[seen] + looks.sum(0) @ of_other[seen])
             down += run.message_bytes(pairs * body, pairs)
             up += run.message_bytes(pairs * body + numbers, 3 * pairs)
-            up += run.message_bytes(len(cohort), len(cohort), note=True)
+            up += run.message_bytes(asks, asks, note=True)
         return down, up
 
     def labels(self, server: Server) -> np.ndarray:
@@ -158,3 +215,9 @@ def _projection(e: int, p: int, key: Key) -> torch.Tensor:
     """Return R [e, p], R_ij ~ N(0, 1) / sqrt(e), every row scaled to unit norm."""
     R = torch.randn(e, p, generator=key.of("projection").torch()) / e**0.5
     return torch.nn.functional.normalize(R, dim=1)
+
+
+def _distances(server: Server) -> np.ndarray:
+    """Return the distances that are known [N, N], a copy; NaN for the others."""
+    n = len(server.assign)
+    return np.array(server.algorithm_state.get("distance", np.full((n, n), np.nan)))

@@ -10,7 +10,7 @@ A method declares a capability by inheriting from it, which brings the hooks of 
 | `NewClients` | first visit of a client | `new_clients`, `assign_new_clients` |
 | `RememberedUploads` | gathering | none |
 | `ComparedUploads` | before `aggregate` | `compares` |
-| `SecondLook` | after training, in pairs | `probes`, `probe` |
+| `SecondLook` | after training, in pairs | `probes`, `pairs`, `probe` |
 | `ServerEvaluation` | before `aggregate` | `inspect`, `appraise` |
 
 The engine asks `uses(algorithm, OneShotStatistics)`; it never looks whether a hook happens to be there.
@@ -131,9 +131,19 @@ class SecondLook(Capability, ABC):
         """Return whether clients look at each other in this step. Default: always."""
         return True
 
+    def pairs(self, server: Server, clients: np.ndarray, fresh: np.ndarray) -> np.ndarray:
+        """Return which client looks at which, bool [m, m]; who looks at none is not asked. Default: at all.
+
+        Args:
+            server: before the step.
+            clients: numbers of those in the step, int64 [m].
+            fresh: whether they trained in it, bool [m]; the others are there with remembered uploads.
+        """
+        return np.ones((len(clients), len(clients)), bool)
+
     @abstractmethod
     def probe(self, client: Client, own: Mapping[str, Vector], peers: Sequence[Peer], key: Key) -> Look:
-        """Look, with the uploads of a client, at the data of its peers."""
+        """Look, with the uploads of a client, at the data of those peers that are `wanted`."""
 
 
 class ServerEvaluation(Capability):

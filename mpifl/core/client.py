@@ -180,9 +180,15 @@ class ClientHost(ABC):
 
 
 class Peer(ABC):
-    """Another client, reached through the server during a probe. What is exchanged is counted by itself."""
+    """Another client, reached through the server during a probe. What is exchanged is counted by itself.
+
+    Attributes:
+        id: its number.
+        wanted: False where `SecondLook.pairs` leaves this pair out: nothing is exchanged.
+    """
 
     id: int
+    wanted: bool = True
 
     @abstractmethod
     def send(self, payload: torch.Tensor) -> None:

@@ -153,6 +153,15 @@ class ServerHooks:
         with self._call("probes"):
             return hooks_of(self.algorithm, SecondLook).probes(server, step)
 
+    def pairs(self, server: Server, clients: np.ndarray, fresh: np.ndarray) -> np.ndarray | None:
+        """Return which client looks at which, bool [m, m]; None where all look at all."""
+        m = len(clients)
+        with self._call("pairs", step=server.version + 1) as call:
+            pairs = hooks_of(self.algorithm, SecondLook).pairs(server, clients, fresh)
+            if not isinstance(pairs, np.ndarray) or pairs.dtype != bool or pairs.shape != (m, m):
+                raise call.error(f"returned {_kind(pairs)}", f"return an array bool [{m}, {m}]")
+        return None if (pairs | np.eye(m, dtype=bool)).all() and pairs.any(1).all() else pairs
+
     def compares(self, server: Server) -> bool:
         """Return whether `aggregate` reads products of uploads after this step."""
         with self._call("compares"):

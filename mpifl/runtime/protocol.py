@@ -28,6 +28,7 @@ class ClientTask:
         visit: number of visits the client made before.
         reads: the rows it downloads.
         fresh: False to bring back the remembered upload instead of training.
+        looks_at: which of the batch's `peers` it looks at in a probe, bool [m]; None for all.
     """
 
     number: int
@@ -35,6 +36,7 @@ class ClientTask:
     visit: int
     reads: Reads
     fresh: bool = True
+    looks_at: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class TaskBatch:
         version: of the server whose rows are read.
         visits: the worker's tasks.
         missing: table -> the rows that are broadcast first, and their width.
-        peers: (client, visit) of all clients that a probe looks at.
+        peers: (client, visit) of all clients that probes look at.
         compared: a table and its number of rows: uploads of its name are measured against all of them.
     """
 

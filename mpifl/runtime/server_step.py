@@ -371,9 +371,10 @@ class ServerStep:
         probes = self.hooks.probes(server, step)
         costs = np.where(fresh, self.sizes[clients, 0], 1) + (len(clients) * 64 if probes else 0)
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if probes else ()
+        pairs = self.hooks.pairs(server, clients, fresh) if probes else None
         name = upload_named(self.algorithm, ComparedUploads, "row_distance")
         compared = self.hooks.compared_table(server, name)
-        return self._batches(step, clients, reads, costs, server.version, fresh, peers, compared)
+        return self._batches(step, clients, reads, costs, server.version, fresh, peers, compared, pairs)
 
     def _batches(
         self,
@@ -385,6 +386,7 @@ class ServerStep:
         fresh: np.ndarray | None = None,
         peers: tuple[tuple[int, int], ...] = (),
         compared: tuple[str, int] | None = None,
+        pairs: np.ndarray | None = None,
     ) -> list[TaskBatch]:
         """Return the tasks of each rank; report numbers follow the order of `clients`."""
         needed: dict[str, set[int]] = {compared[0]: set(range(compared[1]))} if compared else {}
@@ -396,7 +398,9 @@ class ServerStep:
         owners = self.scheduler.assign(clients, costs)
         for j, (k, rank) in enumerate(zip(clients.tolist(), owners.tolist(), strict=True)):
             trains = fresh is None or bool(fresh[j])
-            visits[rank].append(ClientTask(j, k, int(self.visits[k]), reads[k] if trains else {}, trains))
+            looks_at = None if pairs is None else pairs[j]
+            read = reads[k] if trains else {}
+            visits[rank].append(ClientTask(j, k, int(self.visits[k]), read, trains, looks_at))
         return [TaskBatch(step, version, tuple(v), missing, peers, compared) for v in visits]
 
     def _scatter(self, batches: Sequence[TaskBatch] | None) -> TaskBatch:

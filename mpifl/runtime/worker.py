@@ -250,11 +250,15 @@ class Worker:
     ) -> tuple[Mapping[str, Any], Mapping[str, Any], Exchanges]:
         """Return notes, findings and exchanges of a look at the peers."""
         exchanges: _Exchanges = {}
-        if not peers:
+        wanted = [True] * len(peers) if task.looks_at is None else task.looks_at.tolist()
+        if not any(wanted):
             return {}, {}, exchanges
         with self.watch("cluster"):
             me = self.client(task.client, task.visit, step)
-            others = [CountedPeer(me.id, p, exchanges, self.config.payload) for p in peers]
+            others = [
+                CountedPeer(me.id, p, exchanges, self.config.payload, w)
+                for p, w in zip(peers, wanted, strict=True)
+            ]
             key = self._key("probe", task.client, step)
             look = self.hooks.probe(task, me, report.vectors, others, key)
         return look.notes, look.findings, exchanges
@@ -419,10 +423,14 @@ class CountedPeer(Peer):
         them: the client that is looked at.
         exchanges: (kind, direction, client) -> (numbers, messages); what is exchanged is added.
         payload: how numbers are encoded on the way.
+        wanted: whether the method asked for this pair.
     """
 
-    def __init__(self, me: int, them: Client, exchanges: _Exchanges, payload: Payload) -> None:
+    def __init__(
+        self, me: int, them: Client, exchanges: _Exchanges, payload: Payload, wanted: bool = True
+    ) -> None:
         self.id, self._me, self._them, self._exchanges, self._payload = them.id, me, them, exchanges, payload
+        self.wanted = wanted
 
     def _count(self, kind: str, direction: str, client: int, tensor: torch.Tensor) -> None:
         numbers, messages = self._exchanges.get((kind, direction, client), (0, 0))

@@ -324,7 +324,8 @@ def test_cfl_splits_after_20_rounds_and_under_emdcfl_from_the_second_on(variant,
 def linked(distance: list[list[float]], n: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return weights, assignment and labels of EMD-CFL's first round with epsilon 0.1."""
     method, server = CATALOGUE["emdcfl"](epsilon=0.1), byhand.server(len(n), model=[[0.0]])
-    plan = method.aggregate(server, byhand.notes(n, distance=distance))
+    peer = np.tile(np.arange(len(n)), (len(n), 1))
+    plan = method.aggregate(server, byhand.notes(n, distance=distance, peer=peer))
     (mixing,) = plan.mixings
     return mixing.weights, plan.assign, plan.algorithm_state["labels"]
 
@@ -369,8 +370,8 @@ class Seen(byhand.Quadratic):
 class Neighbour:
     """Another client, and what was told to it and asked of it."""
 
-    def __init__(self, client: Seen) -> None:
-        self.id, self.client, self.told, self.asked = client.id, client, [], []
+    def __init__(self, client: Seen, wanted: bool = True) -> None:
+        self.id, self.client, self.told, self.asked, self.wanted = client.id, client, [], [], wanted
 
     def send(self, payload):
         self.told.append(payload)
@@ -404,6 +405,63 @@ def test_emdcfl_looks_at_no_more_images_than_its_cap():
     look = method.probe(own, {"model": torch.tensor([1.0, 0.0])}, [other], byhand.KEY)
     assert len(other.told[0]) == 3
     assert_allclose(look.findings["distance"], [3.0], atol=1e-4)
+
+
+@pytest.mark.parametrize(("share", "sent"), [(1.0, 20), (0.25, 7), (0.01, 2)])
+def test_emdcfl_takes_a_share_of_a_clients_images(share, sent):
+    """Of 20 images in training and 8 in validation 0.25 are 7, and two are the least; no cap of 512."""
+    own, other = Seen(0, [1.0] * 20, [1.0] * 8, [9.0]), Neighbour(Seen(1, [4.0] * 20, [4.0] * 8, [9.0]))
+    own.num_samples = other.client.num_samples = 20
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0, sample_share=share)
+    method.probe(own, {"model": torch.tensor([1.0, 0.0])}, [other], byhand.KEY)
+    assert len(other.told[0]) == sent
+    answered = method._embed(other.client, torch.tensor([1.0]), "val", byhand.KEY)
+    assert len(answered) == min(sent, 8)
+
+
+def test_emdcfl_exchanges_nothing_with_those_it_does_not_look_at():
+    own = Seen(0, [0.0, 2.0], [1.0, 3.0], [9.0])
+    others = [Neighbour(Seen(k, [10.0, 12.0], [5.0, 7.0], [9.0]), wanted=k == 2) for k in (1, 2)]
+    method = CATALOGUE["emdcfl"](metric="euclidean", projection=1.0)
+    look = method.probe(own, {"model": torch.tensor([2.0, 7.0])}, [Neighbour(own), *others], byhand.KEY)
+    assert_allclose(look.findings["distance"], [0.0, np.nan, 8.0], atol=1e-4)
+    assert_array_equal(look.findings["peer"], [0, 1, 2])
+    assert [len(o.asked) for o in others] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("looks", "pairs"),
+    [
+        ("together", [[False, False, False], [False, False, True], [False, True, False]]),
+        ("once", [[False, False, True], [False, False, True], [True, True, False]]),
+        ("seen", [[True] * 3] * 3),
+    ],
+)
+def test_pairs_of_emdcfl_look_once_and_in_the_repository_again_and_again(looks, pairs):
+    """0 and 1 have looked at each other; now 1 and 2 take part, 0 was seen before."""
+    W = np.full((4, 4), np.nan)
+    W[:2, :2] = [[0, 0.3], [0.2, 0]]
+    server = byhand.server(4, {"distance": W}, model=[[0.0]])
+    clients, fresh = np.array([0, 1, 2]), np.array([False, True, True])
+    assert_array_equal(CATALOGUE["emdcfl"](looks=looks).pairs(server, clients, fresh), pairs)
+
+
+def test_what_pairs_of_emdcfl_found_once_counts_for_ever():
+    """0 ~ 1 were found near in round 1; round 2 adds 1 ~ 2, 0 is absent. 0 and 2 have not met, 3 nobody."""
+    W = np.full((4, 4), np.nan)
+    W[:2, :2] = [[0, 0.01], [0.01, 0]]
+    server = byhand.server(4, {"distance": W}, version=1, model=[[0.0]])
+    nobody = [np.nan] * 3
+    new, peer = [nobody, [np.nan, 0, 0.02], [np.nan, 0.02, 0]], [nobody, [0, 1, 2], [0, 1, 2]]
+    notes = byhand.notes([1, 1, 2], [0, 1, 2], distance=new, peer=peer)
+    plan = CATALOGUE["emdcfl"](epsilon=0.1).aggregate(server, notes)
+    found = plan.algorithm_state["distance"]
+    assert_allclose(found[:3, :3], [[0, 0.01, np.nan], [0.01, 0, 0.02], [np.nan, 0.02, 0]])
+    assert np.isnan(found[3]).all()
+    assert_array_equal(
+        plan.algorithm_state["linked"], [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    )
+    assert "frozen" not in plan.algorithm_state
 
 
 def test_emdcfl_finds_the_groups_and_freezes_them(tmp_path):

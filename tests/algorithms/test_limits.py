@@ -66,7 +66,8 @@ LOCAL = [
     Limit("one client", "fedavg", {}, {"num_clients": 1, "num_groups": 1}, parts=(1.0,)),
 ]
 ORACLE = [
-    Limit("the clusters are the groups", "emdcfl", {"epsilon": 0.1}),
+    Limit("the clusters are the groups", "emdcfl", {"epsilon": 0.1}, parts=(1.0,)),
+    *(Limit(f"{how}, the groups", "emdcfl", {"epsilon": 0.1, "looks": how}) for how in ("once", "seen")),
 ]
 
 

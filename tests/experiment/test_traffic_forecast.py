@@ -56,6 +56,14 @@ def test_the_ledger_holds_what_was_foretold(name, tmp_path):
         assert same, "where a model is trained does not matter"
 
 
+@pytest.mark.parametrize("participation", [0.34, 0.5, 0.7, 1.0])
+@pytest.mark.parametrize("looks", ["together", "once", "seen"])
+def test_second_looks_are_foretold(looks, participation, tmp_path):
+    method = CATALOGUE["emdcfl"](looks=looks, sample_share=0.3)
+    said = forecast_of(method, participation=participation)
+    assert said.total == sent_by(method, tmp_path, participation=participation)
+
+
 def test_steps_of_one_batch_are_foretold_too():
     one, whole = (foretold("cflgp", {"num_clusters": 2, "protocol": p}) for p in ("gradient", "gap"))
     assert (one.per_round, one.fingerprints) == (whole.per_round, whole.fingerprints)

@@ -242,14 +242,29 @@ def test_absent_members_send_nothing(tmp_path):
     assert found == {(t, way, "model"): 3 * D for t in (1, 2, 3) for way in ("up", "down")}
 
 
-def test_clients_seen_so_far_look_again_under_partial_participation(tmp_path):
-    """3 of 6 take part: step 1 compares 3 * 2 pairs, step 2 all of those seen so far."""
-    done = worlds.run(CATALOGUE["emdcfl"](), worlds.Tiny(), tmp_path, 2, False, participation=0.5)
-    seen = [len(notes) for notes in done.notes]
-    assert seen[0] == 3
-    assert seen[1] > 3
-    rows = {(r["step"], r["direction"], r["name"]): r for r in done.server_step.ledger.rows()}
-    for step, n in enumerate(seen, 1):
-        assert rows[step, "down", "extractor"]["messages"] == n * (n - 1)
-    assert_array_equal(done.notes[1].fresh.sum(), 3)
-    assert np.isin(done.notes[0].client, done.notes[1].client).all()
+@pytest.mark.parametrize("looks", ["together", "once", "seen"])
+def test_pairs_look_under_partial_participation(looks, tmp_path):
+    """3 of 6 take part: step 1 compares 3 * 2 pairs. Later those that take part and have not met look; or all
+    seen that have not; or all seen.
+    """
+    method = CATALOGUE["emdcfl"](looks=looks)
+    done = worlds.run(method, worlds.Tiny(), tmp_path, 4, False, participation=0.5)
+    sent: Counter = Counter()
+    for r in done.server_step.ledger.rows():
+        sent[r["step"], r["direction"], r["name"]] += r["bytes"] if r["name"] == "tau" else r["messages"]
+    met, seen = set(), set()
+    for step, notes in enumerate(done.notes, 1):
+        cohort = set(notes.client[notes.fresh].tolist())
+        assert len(cohort) == 3
+        seen |= cohort
+        assert set(notes.client.tolist()) == seen
+        among = cohort if looks == "together" else seen
+        pairs = {(a, b) for a in among for b in among if a != b}
+        now = pairs if looks == "seen" else pairs - met
+        met |= pairs
+        assert sent[step, "down", "extractor"] == len(now)
+        assert sent[step, "up", "embedding"] == 2 * len(now)
+        assert sent[step, "up", "tau"] == 4 * len({a for a, _ in now} & cohort)
+    W = done.server.algorithm_state["distance"]
+    assert {(a, b) for a, b in np.argwhere(~np.isnan(W)).tolist() if a != b} == met
+    assert not np.isnan(np.diag(W)[sorted(seen)]).any()
