@@ -8,6 +8,12 @@ test gamma_max < sqrt((1 - alpha_cross) / 2) is in no code: options here. Legend
 cosine matrix, alpha_cross its largest entry across the cut, gamma_i = ||dw_i - mean|| / ||mean|| with the
 mean over the client's side of the cut.
 
+Members of a cluster that are away when it splits, and clients that were never there, descend the paper's
+parameter tree (section "Varying client populations", algorithm 4): the server keeps the model w_c that was
+split and the updates of both halves; at its next visit such a client trains from w_c and goes to the half
+with the update most similar to its own, until it stands at a leaf. These visits enter no average; until then
+it is evaluated by w_c and is labelled as a cluster of those who wait there.
+
 Norms and cosines are over parameters. Variant `emdcfl`, the EMD-CFL repository: updates of whole state dicts,
 running statistics and the counters of batches included, whose growth by the number of steps keeps the mean
 update of a ResNet long and all cosines near 1, so that it never splits; averages by samples; a first split in
@@ -16,21 +22,34 @@ round 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from mpifl.clustering.distances import cosine_matrix
 from mpifl.clustering.partitions import bipartition
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Message, Notes, Report, Server, State
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    ComparedUploads,
+    Key,
+    Message,
+    Notes,
+    ProblemInfo,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Mixing, Plan
-from mpifl.training.evaluation import state_change
+from mpifl.training.evaluation import counter_weight, state_change
 
 
 @dataclass(frozen=True)
 class CFL(ComparedUploads, Algorithm):
-    """K grows by splits.
+    """K grows by splits; table `update` holds the updates of halves that somebody may still be compared with.
 
     Attributes:
         eps1: largest norm of the mean update at which a cluster splits (absolute: it depends on the model).
@@ -54,6 +73,7 @@ class CFL(ComparedUploads, Algorithm):
 
     paper = "sattler2020clustered"
     gram = "update"
+    row_distance = "update"
 
     def __post_init__(self) -> None:
         require(self.eps1 >= 0, "eps1", self.eps1, "take 0 or more; 0 never splits")
@@ -63,6 +83,19 @@ class CFL(ComparedUploads, Algorithm):
         good = self.gamma_max is None or self.gamma_max == -1 or 0 <= self.gamma_max <= 1
         require(good, "gamma_max", self.gamma_max, "take a bound in [0, 1], -1 to measure it, or null")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
+        """Start with one cluster and a tree of one leaf; row 0 of `update` is the origin.
+
+        State: `children` [K, 2], the rows below each row of `model` (-1: a leaf); `cached` [R, 2], the row
+        that was split and the side of each row of `update` (-1: the origin); `cached_norm` [R], its norm.
+        """
+        layout, leaf = problem.layout, np.full((1, 2), -1)
+        whole = layout.size + (counter_weight(layout) is not None)
+        width = whole if self.variant == "emdcfl" else layout.num_parameters
+        tables = {"model": problem.init(0)[None], "update": torch.zeros(1, width)}
+        state = {"children": leaf, "cached": leaf, "cached_norm": np.zeros(1)}
+        return Server(tables, np.zeros(problem.num_clients, np.int64), state)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Report dw = w - w_c."""
@@ -77,21 +110,47 @@ class CFL(ComparedUploads, Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Split what must be split, then w_c <- w_c + mean dw over the members of the new clusters."""
         gram = notes["gram"]  # [m, m] of what is compared of dw
-        old = server.assign[notes.client]  # [m]
-        new, assign, parent = old.copy(), server.assign.copy(), list(range(len(server.tables["model"])))
-        for c in np.unique(old):
-            members = np.flatnonzero(old == c)
-            if self._must_split(gram[np.ix_(members, members)], server.version):
-                side = bipartition(cosine_matrix(gram[np.ix_(members, members)]), self.linkage)
-                new[members[side == 1]] = len(parent)
-                assign[notes.client[members[side == 1]]] = len(parent)
-                parent.append(int(c))
+        state, assign = server.algorithm_state, server.assign.copy()
+        own, parent = assign[notes.client], list(range(len(server.tables["model"])))  # [m]
+        children, cached = state["children"].tolist(), state["cached"].tolist()
+        waits = state["children"][own, 0] >= 0  # trained from a model that was split
+        for i in np.flatnonzero(waits):
+            assign[notes.client[i]] = children[own[i]][_nearer(state, notes["row_distance"][i], own[i])]
+        new, uploads = np.where(waits, -1, own), list[int]()  # row of each upload; those that are cached
+        for c in np.unique(own[~waits]).tolist():
+            members = np.flatnonzero(new == c)
+            products = gram[np.ix_(members, members)]
+            if not self._must_split(products, server.version):
+                continue
+            side, child = bipartition(cosine_matrix(products), self.linkage), len(parent)
+            parent.append(c)
+            children.append([-1, -1])
+            new[members[side == 1]] = child
+            assign[notes.client[members]] = new[members]
+            away = np.setdiff1d(np.flatnonzero(assign == c), notes.client[members])
+            if len(away) or _awaited(children, assign, c):
+                node = len(parent)  # keeps w_c, and takes the place of c in the tree
+                parent.append(c)
+                children = [[node if k == c else k for k in below] for below in children] + [[c, child]]
+                assign[away] = node
+                uploads += members.tolist()
+                cached += [[node, int(s)] for s in side]
         by_samples = self.variant == "emdcfl" if self.weighted is None else self.weighted
         n = notes.num_samples.astype(float) if by_samples else np.ones(len(notes))
         weights = (np.arange(len(parent))[:, None] == new[None]) * n
         weights = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)
         keep = np.eye(len(server.tables["model"]))[parent]  # a child starts from its parent's row
-        return Plan([Mixing(weights, keep=keep, of="delta")], assign=assign)
+        mixings = [Mixing(weights, keep=keep, of="delta")]
+        needed = np.array([node < 0 or _awaited(children, assign, node) for node, _ in cached])
+        norms = np.append(state["cached_norm"], np.sqrt(gram.diagonal()[uploads]))
+        if uploads or not needed.all():
+            old = len(state["cached"])
+            rows = np.flatnonzero(needed)
+            kept, added = np.eye(old + len(uploads), old)[rows], np.zeros((old + len(uploads), len(notes)))
+            added[old + np.arange(len(uploads)), uploads] = 1.0
+            mixings.append(Mixing(added[rows], keep=kept, into="update", of="update"))
+        tree = {"children": np.array(children), "cached": np.array(cached)[needed]}
+        return Plan(mixings, assign=assign, algorithm_state={**tree, "cached_norm": norms[needed]})
 
     def _must_split(self, gram: np.ndarray, version: int) -> bool:
         """Return whether a cluster with this Gram matrix of updates splits."""
@@ -111,6 +170,24 @@ class CFL(ComparedUploads, Algorithm):
             self.gamma_max if self.gamma_max >= 0 else max(_noise(gram[np.ix_(s, s)]) for s in _sides(side))
         )
         return bool(gamma < np.sqrt((1 - alpha_cross) / 2))
+
+
+def _awaited(children: list[list[int]], assign: np.ndarray, row: int) -> bool:
+    """Return whether a client stands at the inner node `row`, or above `row` and may come down to it."""
+    above: int | None = row if children[row][0] >= 0 else None
+    if above is None:
+        above = next((a for a, below in enumerate(children) if row in below), None)
+    while above is not None and not (assign == above).any():
+        above = next((a for a, below in enumerate(children) if above in below), None)
+    return above is not None
+
+
+def _nearer(state: Mapping[str, np.ndarray], apart: np.ndarray, node: int) -> int:
+    """Return the side of `node` with the update of largest cosine to one at distances `apart` [R]."""
+    rows = np.flatnonzero(state["cached"][:, 0] == node)
+    length, norms = apart[0], state["cached_norm"][rows]  # row 0 is the origin
+    cosine = (length**2 + norms**2 - apart[rows] ** 2) / np.maximum(2 * length * norms, 1e-300)
+    return int(state["cached"][rows[cosine.argmax()], 1])
 
 
 def _sides(side: np.ndarray) -> list[np.ndarray]:

@@ -10,10 +10,13 @@ from support import byhand, worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.algorithm import apply_plan
 from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData, Split
+from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import key
+from mpifl.core.types import Server
 from mpifl.training.corrections import proximal, unsquared
 
 PROX = {
@@ -180,11 +183,17 @@ def test_fedper_is_fine_tuned_where_asked_and_trains_alike(tmp_path):
 UPDATES = np.array([[1.0, 0.0], [-1.0, 0.1], [1.0, 0.1], [-1.0, -0.2]])
 
 
+def tree(num_clients: int, model: list[list[float]], version: int = 5) -> Server:
+    """Return a server of CFL whose rows are leaves, with no updates of halves."""
+    state = {"children": [[-1, -1]] * len(model), "cached": [[-1, -1]], "cached_norm": [0.0]}
+    return byhand.server(num_clients, state, version, model=model, update=[[0.0, 0.0]])
+
+
 def split(
     options: dict, updates: np.ndarray = UPDATES, version: int = 5
 ) -> tuple[np.ndarray, np.ndarray, object]:
     """Return weights, keep and assignment after one step of CFL on a single cluster."""
-    server = byhand.server(len(updates), version=version, model=[[0.0, 0.0]])
+    server = tree(len(updates), [[0.0, 0.0]], version)
     notes = byhand.notes([1, 2, 3, 4][: len(updates)], gram=updates @ updates.T)
     plan = CATALOGUE["cfl"](**{"eps1": 0.4, "eps2": 0.9, "warmup": 5, **options}).aggregate(server, notes)
     (mixing,) = plan.mixings
@@ -277,17 +286,95 @@ def test_the_client_farthest_from_the_mean_of_its_side_decides():
     assert_array_equal(split({"gamma_max": -1, "eps1": 9.0}, updates)[2] != 0, [False, False, False, True])
 
 
-def test_absent_members_of_a_cluster_that_splits_keep_its_number():
-    """Of cluster 0 = {0, 1, 2, 3} clients 1, 2 and 3 take part, and 2 leaves."""
-    server = byhand.server(4, version=5, model=[[0.0, 0.0]])
-    notes = byhand.notes([1, 2, 3], [1, 2, 3], gram=UPDATES[:3] @ UPDATES[:3].T)
-    plan = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5).aggregate(server, notes)
-    assert_array_equal(plan.assign, [0, 0, 1, 0])
+def carried_out(server: Server, plan: Plan, **uploads: np.ndarray) -> Server:
+    """Return the server after a plan, its rows by NumPy."""
+    tables = {name: rows.numpy().astype(float) for name, rows in server.tables.items()}
+    for m in plan.mixings:
+        tables[m.into] = m.keep @ tables[m.into] + m.weights @ uploads[m.of]
+    return apply_plan(server, plan, {name: torch.tensor(rows) for name, rows in tables.items()})
+
+
+def test_absent_members_of_a_cluster_that_splits_descend_its_tree():
+    """Of cluster 0 = {0, .., 5} clients 1, 2 and 3 take part; updates (-1, .1), (1, .1), (-1, -.2): 2 leaves.
+
+    The others wait at row 2, which stays (5, 5), as does none of the children. Client 0 moves by (1, 0) from
+    there: nearest to that of client 2, row 1. Clients 4 and 5 move by (-1, .5) and (-2, 2): cosines 0.92 and
+    0.78 with client 1, -0.84 and -0.64 with client 2. Their visits enter no average; afterwards nobody waits,
+    and the updates are dropped.
+    """
+    method, three = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5), UPDATES[1:4]
+    server = tree(6, [[5.0, 5.0]])
+    plan = method.aggregate(server, byhand.notes([1] * 3, [1, 2, 3], gram=three @ three.T))
+    assert_array_equal(plan.assign, [2, 0, 1, 0, 2, 2])
+    server = carried_out(server, plan, delta=three, update=three)
+    assert_allclose(server.tables["model"], [[4, 4.95], [6, 5.1], [5, 5]])
+    assert_allclose(server.tables["update"], [[0, 0], *three])
+    for who, dw, placed in (
+        ([0, 2], [[1.0, 0.0], [3.0, 0.0]], [1, 0, 1, 0, 2, 2]),
+        ([1, 4, 5], [[0.0, 1.0], [-1.0, 0.5], [-2.0, 2.0]], [1, 0, 1, 0, 0, 0]),
+    ):
+        before, dw = server.tables["model"].numpy(), np.array(dw)
+        apart = np.linalg.norm(dw[:, None] - server.tables["update"].numpy(), axis=2)
+        plan = method.aggregate(server, byhand.notes([1] * len(who), who, gram=dw @ dw.T, row_distance=apart))
+        assert_array_equal(plan.assign, placed)
+        server = carried_out(server, plan, delta=dw, update=dw)
+        moved = before + ([[0, 0], [3, 0], [0, 0]] if 2 in who else [[0, 1], [0, 0], [0, 0]])
+        assert_allclose(server.tables["model"], moved)
+    assert_array_equal(server.tables["update"], [[0, 0]])
+    assert_array_equal(server.algorithm_state["cached"], [[-1, -1]])
+
+
+def test_whoever_waits_above_a_cluster_that_splits_finds_its_halves():
+    """Client 6 waits at row 2 above clusters 0 = {0, 1, 2} and 1. All of cluster 0 take part as it splits
+    into {0, 2} and {1}: w_0 stays as row 4, in the place of 0. Client 6 then comes down in two visits.
+    """
+    method = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5)
+    state = {
+        "children": [[-1, -1], [-1, -1], [0, 1]],
+        "cached": [[-1, -1], [2, 0], [2, 1]],
+        "cached_norm": [0.0, 1.0, 1.0],
+    }
+    rows = [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    server = byhand.server(7, state, 9, model=rows, update=[[0.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    server.assign[:] = [0, 0, 0, 1, 1, 1, 2]
+    dw = UPDATES[:3]
+    apart = np.linalg.norm(dw[:, None] - server.tables["update"].numpy(), axis=2)
+    plan = method.aggregate(server, byhand.notes([1] * 3, gram=dw @ dw.T, row_distance=apart))
+    assert_array_equal(plan.algorithm_state["children"], [[-1, -1], [-1, -1], [4, 1], [-1, -1], [0, 3]])
+    assert_array_equal(plan.assign, [0, 3, 0, 1, 1, 1, 2])
+    server = carried_out(server, plan, delta=dw, update=dw)
+    assert_allclose(server.tables["model"][4], [0, 0])
+    for moved, row in (([0.1, 2.0], 4), ([-3.0, 0.0], 3)):
+        mine = np.array([moved])
+        apart = np.linalg.norm(mine[:, None] - server.tables["update"].numpy(), axis=2)
+        plan = method.aggregate(server, byhand.notes([1], [6], gram=mine @ mine.T, row_distance=apart))
+        server = carried_out(server, plan, delta=mine, update=mine)
+        assert server.assign[6] == row
+    assert len(server.tables["update"]) == 1
+
+
+def test_without_absent_members_cfl_keeps_no_tree():
+    plan = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5).aggregate(
+        tree(4, [[0.0, 0.0]]), byhand.notes([1] * 4, gram=UPDATES @ UPDATES.T)
+    )
+    assert_array_equal(plan.algorithm_state["children"], [[-1, -1], [-1, -1]])
+    assert [m.into for m in plan.mixings] == ["model"]
+
+
+def test_clients_that_come_after_a_split_of_cfl_find_their_group(tmp_path):
+    """Two groups of six, half of the clients in each round, one split: everyone ends with its own group."""
+    method = CATALOGUE["cfl"](warmup=1, eps1=0.5, eps2=0.0)
+    done = worlds.run(
+        method, worlds.Tiny(12, equal=True), tmp_path, steps=12, participation=0.5, local=worlds.LOCAL
+    )
+    rows = [set(done.server.assign[g].tolist()) for g in (slice(0, 6), slice(6, 12))]
+    assert len(done.server.tables["model"]) >= 3
+    assert not rows[0] & rows[1]
 
 
 def test_a_child_starts_from_its_parents_row():
     """Cluster 1 = {1, 2, 3} splits into rows 1 and 2, both from row 1; cluster 0 = {0} keeps its own."""
-    server = byhand.server(4, version=5, model=[[3.0, 0.0], [5.0, 0.0]])
+    server = tree(4, [[3.0, 0.0], [5.0, 0.0]])
     server.assign[:] = [0, 1, 1, 1]
     plan = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5).aggregate(
         server, byhand.notes([1] * 4, gram=UPDATES @ UPDATES.T)
