@@ -7,11 +7,16 @@ period)) + 1). With G = P S Q', the clients' coordinates P_K' G come from the pr
 them, labels matched with the old ones (Hungarian). A cluster's model moves by the plain mean of what its
 members found.
 
-Readings: the repository's: v_i is one mini-batch step (`protocol="gradient"`, default) or a whole local
-training (`gap`); everyone starts in cluster 0; the new labels count at once; clients keep their profile
-themselves and those who take part are clustered. Variant `emdcfl`: period 1 in all rounds; v_i is the update
-of the own cluster's model and enters that cluster's block of the profile [K, d]; models are averaged by
-samples.
+Readings: the authors' code's: v_i is one mini-batch step (`protocol="gradient"`, default) or a whole local
+training (`gap`); the K models start independently, but everyone trains that of cluster 0 in round 1, and what
+a member found there moves its new cluster's model; the new labels count at once. Differs: v_i is taken at the
+criterion model for everyone, where that code trains the own cluster's model twice; with K unknown it looks
+for K in every clustering, where that code fixes it after a warm-up in one cluster; clients keep their profile
+themselves, and those who take part are clustered.
+
+Variant `emdcfl`, the EMD-CFL repository: period 1 in all rounds; one initial model; v_i is the change of the
+state dict of the own cluster's model, counters of batches included, and enters that cluster's block of the
+profile; models are averaged by samples.
 """
 
 from __future__ import annotations
@@ -52,7 +57,9 @@ class CFLGP(ComparedUploads, Algorithm):
         period: rounds between clusterings.
         last_round: no clustering from this round on; `emdcfl` goes on.
         protocol: `gradient` or `gap`.
-        variant: `paper` or `emdcfl`.
+        starts: `independent` or `alike`, the initial models; None: independent where K is given, alike where
+            it is sought and under `emdcfl`.
+        variant: `paper` or `emdcfl`; see the module.
     """
 
     num_clusters: int = 4
@@ -60,6 +67,7 @@ class CFLGP(ComparedUploads, Algorithm):
     period: int = 2
     last_round: int = 10
     protocol: str = "gradient"
+    starts: str | None = None
     variant: str = "paper"
 
     paper = "kim2024clustered"
@@ -76,6 +84,8 @@ class CFLGP(ComparedUploads, Algorithm):
         require(self.last_round >= 0, "last_round", self.last_round, "take a round, 0 or more")
         known = ("gradient", "gap")
         require(self.protocol in known, "protocol", self.protocol, "take gradient or gap")
+        starts = (None, "independent", "alike")
+        require(self.starts in starts, "starts", self.starts, "take independent or alike")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
 
     def _k(self, num_clients: int) -> int:
@@ -83,9 +93,12 @@ class CFLGP(ComparedUploads, Algorithm):
         return self.num_clusters or min(self.max_clusters, num_clients)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
-        """Start all models alike, everyone in cluster 0."""
-        table = problem.init(0)[None].expand(self._k(problem.num_clients), -1)
-        return Server({"model": table}, np.zeros(problem.num_clients, np.int64))
+        """Start with everyone in cluster 0."""
+        K, sought = self._k(problem.num_clients), not self.num_clusters
+        alike = self.starts == "alike" if self.starts else sought or self.variant == "emdcfl"
+        first = problem.init(0)[None].expand(K, -1)
+        models = first if alike else torch.stack([problem.init(j) for j in range(K)])
+        return Server({"model": models}, np.zeros(problem.num_clients, np.int64))
 
     def _clusters(self, t: int) -> bool:
         """Return whether round `t` (from 0) looks at profiles."""

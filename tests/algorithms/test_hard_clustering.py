@@ -211,6 +211,23 @@ def test_cflgp_clusters_profiles_and_keeps_the_old_names():
     assert_array_equal(plan.mixings[0].keep, [1, 1])
 
 
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({"num_clusters": 3}, [0, 1, 2]),
+        ({"num_clusters": 3, "starts": "alike"}, [0, 0, 0]),
+        ({"num_clusters": 3, "variant": "emdcfl"}, [0, 0, 0]),
+        ({"num_clusters": 0, "max_clusters": 3}, [0, 0, 0]),
+        ({"num_clusters": 3, "variant": "emdcfl", "starts": "independent"}, [0, 1, 2]),
+    ],
+)
+def test_the_models_of_cflgp_start_independently_where_k_is_given(options, rows):
+    """The j-th initial vector is (j, j, j); everyone is in cluster 0."""
+    server = CATALOGUE["cflgp"](**options).setup(world([1] * 4), None, byhand.KEY)
+    assert_array_equal(server.tables["model"][:, 0], rows)
+    assert_array_equal(server.assign, [0] * 4)
+
+
 def test_cflgp_finds_the_number_of_clusters():
     """Three directions, each of three clients with a little noise: K = 0 finds 3."""
     noise = 0.01 * np.array([[1, -1, 0], [0, 1, -1], [-1, 0, 1]])
