@@ -90,6 +90,47 @@ def test_every_table_of_the_papers_has_a_configuration():
             assert any(name == table or name.startswith(f"{table}-") for name in names), f"{paper}: {table}"
 
 
+EMDCFL_ROWS = [
+    *("Oracle", "EMD-CFL", "CFL", "PACFL", "FedClust", "IFCA", "FlexCFL", "FeSEM", "CFLGP"),
+    *("FedEM", "FedSoft", "FedRC", "FedCE", "FedAvg", "FedProx", "pFedGraph", "FedSaC"),
+]
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "num_clusters", "distance", "degrees"),
+    [
+        ("table1", "RM", 4, 5, 12),
+        ("table1", "RC", 4, 45, 12),
+        ("table2", None, 4, 8, 11),
+        ("table3", "BM", 3, 4, 2.5),
+        ("table3", "BC", 3, 28, 10.5),
+        *(("table10", version, 2, 5, 12) for version in ("Min", "Two", "Base")),
+        *(("table11", version, 2, 45, 12) for version in ("Min", "Two", "Base")),
+    ],
+)
+def test_emdcfl_runs_17_rows_with_the_k_and_thresholds_of_the_data(
+    table, column, num_clusters, distance, degrees
+):
+    """FedClust's threshold is a distance, PACFL's an angle; all runs have the splits of seed 0."""
+    tree = loader.read(str(FOLDER / "papers" / "emdcfl" / f"{table}.yaml"))
+    cases = [case for case in sweep.cases(tree) if case.labels.get("columns") == column]
+    found = {case.labels["rows"]: case.config.algorithm for case in cases if case.labels["seed"] == "1"}
+    assert list(found) == EMDCFL_ROWS
+    assert found["FedClust"].threshold == distance
+    assert found["PACFL"].threshold == degrees
+    given = [
+        getattr(method, key)
+        for row, method in found.items()
+        for key in ("num_clusters", "num_groups", "num_components")
+        if hasattr(method, key) and row != "FedClust"
+    ]
+    assert given == [num_clusters] * 8
+    seeds = {(case.config.seed.data, case.config.seed.model, case.config.seed.training) for case in cases}
+    assert seeds == {(0, 1, 1), (0, 2, 2), (0, 3, 3)}
+    published = tree["table"]["published"]
+    assert list(published if column is None else published[column]) == EMDCFL_ROWS
+
+
 @pytest.mark.parametrize(
     "name", [n if n in FEW_PAPERS else pytest.param(n, marks=pytest.mark.nightly) for n in PAPERS]
 )
