@@ -13,8 +13,10 @@ their centre by the unsquared norms of all tensors; distances are of whole state
 and counters of batches included. That repository takes both steps before the training of a round and never
 aggregates the last one: its T rounds are T - 1 here.
 
-A client that never took part has no w_i; it is evaluated by the centre of lowest training loss. (The centre
-nearest to what it would train is mostly the one it would start from.)
+With `initial_models` clients that never took part count in k-means and in the averages with the initial model
+w^0, as they do in FLT's repository, and belong to the centre that k-means gives them. Otherwise a client that
+never took part has no w_i; it is evaluated by the centre of lowest training loss. (The centre nearest to what
+it would train is mostly the one it would start from.)
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from mpifl.core.method import (
     Server,
     State,
 )
-from mpifl.core.mixing import Plan, by_cluster
+from mpifl.core.mixing import Mixing, Plan, by_cluster
 from mpifl.core.parameters import Layout
 from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import unsquared
@@ -56,11 +58,14 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
         num_clusters: K.
         variant: `flt`, `flexcfl` or `emdcfl`; see the module.
         mu: pull towards the centre under `emdcfl`.
+        initial_models: under `flt`, let clients that never took part count with the initial model; the table
+            has one more row then, which keeps it.
     """
 
     num_clusters: int = 4
     variant: str = "flt"
     mu: float = 0.1
+    initial_models: bool = False
 
     paper = "long2023multi"
     gram = "model"
@@ -70,6 +75,15 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
         require(self.mu >= 0, "mu", self.mu, "take 0 or more")
+        remedy = f"has no effect under variant {self.variant}; take variant flt"
+        require(not self.initial_models or self.variant == "flt", "initial_models", True, remedy)
+
+    def check(self, problem: ProblemInfo) -> None:
+        """Raise `UserError` without a client for each centre, or where distances miss part of a model."""
+        super().check(problem)
+        plain = problem.layout.size == problem.layout.num_parameters
+        remedy = "the model has running statistics, which distances leave out; take a model without"
+        require(plain or not self.initial_models, "initial_models", True, remedy)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start the centres alike, or independently under `flexcfl`."""
@@ -79,10 +93,15 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
             centres = torch.nn.functional.pad(centres, (0, 1))
         drawn = key.numpy().integers(self.num_clusters, size=problem.num_clients)
         assign = np.zeros(problem.num_clients, np.int64) if self.variant == "flt" else drawn
-        return Server({"model": centres}, assign)
+        if not self.initial_models:
+            return Server({"model": centres}, assign)
+        state = {"num_samples": problem.num_samples, "moved": np.zeros(self.num_clusters)}
+        return Server({"model": torch.cat([centres, problem.init(0)[None]])}, assign, state)
 
     def serves_unseen(self, server: Server, k: int) -> Reads:
-        """Judge by the centre that fits best, of all."""
+        """Judge by the centre that fits best, of all; by its own where k-means has given it one."""
+        if self.initial_models:
+            return self.serves(server, k)
         return {"model": tuple(range(self.num_clusters))}
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
@@ -110,6 +129,8 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """E and M."""
+        if self.initial_models:
+            return self._with_everyone(server, notes)
         assign, K = server.assign.copy(), self.num_clusters
         assign[notes.client] = k = self._nearest(server, notes)  # [m]
         if self.variant == "flexcfl":
@@ -125,12 +146,43 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
             return np.asarray(server.assign[notes.client])
         if self.variant != "flt":
             return np.asarray(apart.argmin(1))
-        gram = notes["gram"]
+        return self._kmeans(server.version, notes["gram"], apart)
+
+    def _kmeans(self, version: int, gram: np.ndarray, apart: np.ndarray) -> np.ndarray:
+        """Return the cluster [m] of models with products `gram` [m, m], `apart` [m, K] from the rows."""
         centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
         points, K = principal_coordinates(centred, len(gram)), min(self.num_clusters, len(gram))
-        if server.version == 0 or self.num_clusters > K:
+        if version == 0 or self.num_clusters > K:
             return kmeans(points, K, n_init=20).labels
         return kmeans(points, K, init=_means(points, apart)).labels
+
+    def _with_everyone(self, server: Server, notes: Notes) -> Plan:
+        """Take both steps over all N clients; who never took part stands at w^0, as row K does.
+
+        All vectors are taken from w^0. `moved` [K] is how far the centres are from there.
+        """
+        K, m, state = self.num_clusters, len(notes), server.algorithm_state
+        unseen = np.setdiff1d(np.arange(len(server.assign)), notes.client)
+        gram, far = notes["gram"], notes["row_distance"][:, K]  # |w_i - w^0| [m]
+        squares = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram  # |w_i - w_j|^2
+        products = (far[:, None] ** 2 + far**2 - squares) / 2  # (w_i - w^0)'(w_j - w^0) [m, m]
+        still = np.broadcast_to(state["moved"], (len(unseen), K))
+        apart = np.concatenate([notes["row_distance"][:, :K], still])
+        k = self._kmeans(server.version, np.pad(products, (0, len(unseen))), apart)
+        assign, n = server.assign.copy(), state["num_samples"].copy()
+        assign[notes.client], assign[unseen] = k[:m], k[m:]
+        n[notes.client] = notes.num_samples
+        one_hot = np.arange(K)[:, None] == k  # [K, m + u]
+        share = one_hot * np.concatenate([n[notes.client], n[unseen]])
+        total = share.sum(1, keepdims=True)
+        share = share / np.where(total > 0, total, 1.0)
+        keep = np.zeros((K + 1, K + 1))
+        keep[np.arange(K), np.arange(K)] = total[:, 0] == 0  # a centre of nobody stays
+        keep[:K, K], keep[K, K] = share[:, m:].sum(1), 1.0
+        weights = np.concatenate([share[:, :m], np.zeros((1, m))])
+        length = np.sqrt(np.maximum(np.einsum("ki,ij,kj->k", share[:, :m], products, share[:, :m]), 0.0))
+        moved = np.where(total[:, 0] > 0, length, state["moved"])
+        return Plan([Mixing(weights, keep=keep)], assign, {"num_samples": n, "moved": moved})
 
 
 def _means(points: np.ndarray, apart: np.ndarray) -> np.ndarray:

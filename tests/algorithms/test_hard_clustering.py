@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand
+from support import byhand, worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -111,6 +111,50 @@ def test_a_centre_that_is_nearest_to_nobody_moves_to_the_farthest_client():
 def test_fesem_with_fewer_clients_than_centres_has_one_for_each():
     told = {"n": [1, 3], "gram": gram(POINTS[1:]), "row_distance": [row * 2 for row in APART[1:]]}
     assert_array_equal(fesem([0, 0], told, num_clusters=4), [0, 1])
+
+
+def test_with_initial_models_the_unseen_count_in_k_means_and_in_the_average():
+    """w^0 = 2, n = 1, 3, 2, 1, 1. Clients 0 and 1 have taken part, with models 10 and 11: k-means with two
+    centres puts them together, (10 + 3 * 11) / 4, and the three at w^0 elsewhere. Without, they are apart.
+
+    Next client 2 has model 3: nearest to w^0, whose centre becomes (2 * 3 + 2 * 2) / 4 = 2.5.
+    """
+    method = CATALOGUE["fesem"](num_clusters=2, initial_models=True)
+    state = {"num_samples": np.array([1, 3, 2, 1, 1]), "moved": np.zeros(2)}
+    server = byhand.server(5, state, model=[[2.0]] * 3)
+    told = {"gram": gram([[10.0], [11.0]]), "row_distance": [[8.0] * 3, [9.0] * 3]}
+    notes = byhand.notes([1, 3], client=[0, 1], **told)
+    plan = method.aggregate(server, notes)
+    assert plan.assign.tolist() in ([0, 0, 1, 1, 1], [1, 1, 0, 0, 0])
+    near, away = plan.assign[4], plan.assign[0]
+    (mixing,) = plan.mixings
+    assert_allclose(mixing.weights[away], [1 / 4, 3 / 4])
+    assert_allclose(mixing.weights[[near, 2]], 0)
+    assert_allclose(mixing.keep[[away, near, 2]], [[0, 0, 0], [0, 0, 1], [0, 0, 1]])
+    assert_allclose(plan.algorithm_state["moved"][[away, near]], [8.75, 0.0])
+    assert_array_equal(CATALOGUE["fesem"](num_clusters=2).aggregate(server, notes).assign[:2], [0, 1])
+
+    rows = np.zeros(3)
+    rows[[away, near, 2]] = [10.75, 2.0, 2.0]
+    later = byhand.server(5, dict(plan.algorithm_state), version=1, model=rows[:, None].tolist())
+    models = np.array([10.0, 11.0, 3.0])
+    told = {"gram": gram(models[:, None].tolist()), "row_distance": np.abs(models[:, None] - rows)}
+    plan = method.aggregate(later, byhand.notes([1, 3, 2], client=[0, 1, 2], **told))
+    assert_array_equal(plan.assign, [away, away, near, near, near])
+    (mixing,) = plan.mixings
+    assert_allclose(mixing.weights[near], [0, 0, 1 / 2])
+    assert_allclose(mixing.keep[near], [0, 0, 1 / 2])
+    assert_allclose(plan.algorithm_state["moved"][near], 0.5)
+
+
+def test_with_initial_models_and_all_clients_fesem_is_as_without(tmp_path):
+    methods = (CATALOGUE["fesem"](num_clusters=2, initial_models=on) for on in (False, True))
+    plain, more = (worlds.run(m, worlds.Tiny(), tmp_path / str(i)) for i, m in enumerate(methods))
+    assert_array_equal(plain.server.assign, more.server.assign)
+    assert_close(plain.server.tables["model"], more.server.tables["model"][:2], rtol=0, atol=0)
+    for options in ({"variant": "flexcfl"}, {"variant": "emdcfl"}):
+        with pytest.raises(UserError, match="initial_models"):
+            CATALOGUE["fesem"](initial_models=True, **options)
 
 
 def test_flexcfls_fesem_leaves_the_absent_where_they_are():

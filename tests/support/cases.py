@@ -52,6 +52,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("fedcuau", {"over": "fedbabu", "tune_epochs": 1}),
     ("fedcuau", {"over": "fedper", "tune_epochs": 1}),
     ("fesem", {"variant": "flexcfl", "num_clusters": 2}),
+    ("fesem", {"initial_models": True, "num_clusters": 2}),
     ("fesem", {"variant": "emdcfl", "num_clusters": 2}),
     ("flexcfl", {"num_groups": 2, "measure": "madc", "eta_g": 0.1, "migration": 0.0, "iterations": 5}),
     ("flexcfl", {"num_groups": 2, "variant": "emdcfl", "eta_g": 0.01}),
