@@ -7,8 +7,11 @@ With `streams` the rows are the centroids of k-means on W. `parallel` is the pap
 trains all streams.
 
 Readings: `kernel="geo"` uses sigma_i sigma_j (the repository); the batches behind sigma are a disjoint random
-partition (eq. 10). A client with fewer than two such batches has sigma 0 and gets its own model only: the
-paper's limit n_b -> n_i is local training. Beyond the paper: under partial participation weights are
+partition (eq. 10). sigma falls as n_b grows and is 0 at n_b = n_i, where the only batch holds all samples: the
+paper's limit n_b -> n_i is local training, and a client with n_i <= n_b gets its own model only.
+Algorithm 2 chooses m_t = argmax_k c(k, s_k), with s_k the mean silhouette, and leaves c open; the repository
+takes s_k. Here c(k, s) = s - stream_cost k, so that `stream_cost` is the silhouette that one stream more must
+bring, or any function of yours (`tradeoff`). Beyond the paper: under partial participation weights are
 normalised over those who take part, and in the full variant the rows of absent users stay.
 """
 
@@ -23,8 +26,9 @@ import torch
 
 from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import kmeans, kmeans_by_silhouette
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Split
+from mpifl.core.imports import load_object
 from mpifl.core.method import (
     Algorithm,
     Client,
@@ -49,16 +53,21 @@ class UCFL(OneShotStatistics, Algorithm):
     """N rows, or as many as there are streams.
 
     Attributes:
-        streams: 0 for one mixture per user, k for k mixtures, -1 for the k of the best mean silhouette.
+        streams: 0 for one mixture per user, k for k mixtures, -1 for the k of largest c(k, s_k), s_k the mean
+            silhouette.
         kernel: `paper` (sigma_i^2) or `geo` (sigma_i sigma_j).
         noise_batch: n_b, samples per batch behind sigma; below 1, a share of the client's samples.
         parallel: train all streams at every client.
+        stream_cost: what a stream costs in units of the silhouette: c(k, s) = s - stream_cost k.
+        tradeoff: instead, c as a function of k and s: `file.py:name` or `package.module:name`.
     """
 
     streams: int = 0
     kernel: str = "paper"
     noise_batch: float = 100.0
     parallel: bool = False
+    stream_cost: float = 0.0
+    tradeoff: str | None = None
 
     paper = "mestoukirdi2023user"
     statistics_gram = "gradient"
@@ -69,11 +78,36 @@ class UCFL(OneShotStatistics, Algorithm):
         require(self.streams >= -1, "streams", self.streams, remedy)
         require(self.kernel in ("paper", "geo"), "kernel", self.kernel, "take paper or geo")
         require(self.noise_batch > 0, "noise_batch", self.noise_batch, "take a number of samples or a share")
+        require(self.stream_cost >= 0, "stream_cost", self.stream_cost, "take 0 or more")
+        remedy = "chooses a number of streams: take streams: -1, or leave it out"
+        require(self.streams == -1 or not self.stream_cost, "stream_cost", self.stream_cost, remedy)
+        require(self.streams == -1 or self.tradeoff is None, "tradeoff", self.tradeoff, remedy)
+        remedy = "stands instead of stream_cost; take one of the two"
+        require(self.tradeoff is None or not self.stream_cost, "tradeoff", self.tradeoff, remedy)
 
     def check(self, problem: ProblemInfo) -> None:
-        """There may not be more streams than users."""
+        """There may not be more streams than users; a function must be found."""
         remedy = f"there are only {problem.num_clients} clients; take fewer streams"
         require(self.streams <= problem.num_clients, "streams", self.streams, remedy)
+        self.worth(2, 0.5)
+
+    def worth(self, k: int, s: float) -> float:
+        """Return c(k, s): what k streams of mean silhouette s are worth.
+
+        Raises:
+            UserError: the function of the user cannot be loaded, raises, or returns no finite number.
+        """
+        if self.tradeoff is None:
+            return s - self.stream_cost * k
+        function = load_object(self.tradeoff, "tradeoff")
+        try:
+            value = float(function(k, s))
+        except Exception as error:
+            remedy = f"c({k}, {s:g}) raises {type(error).__name__}: {error}"
+            raise UserError("tradeoff", self.tradeoff, remedy) from error
+        remedy = f"c({k}, {s:g}) = {value}; return a finite number"
+        require(np.isfinite(value), "tradeoff", self.tradeoff, remedy)
+        return value
 
     def fingerprint(self, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return g_i and sigma_i^2 = (1/B) sum_b ||g_i^(b) - g_i||^2 over B disjoint batches."""
@@ -93,11 +127,14 @@ class UCFL(OneShotStatistics, Algorithm):
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Turn distances of gradients into collaboration weights W [N, N], and W into streams."""
         assert fingerprints is not None
-        alone = sum(n // self._batch(n) < 2 for n in fingerprints.num_samples.tolist())
+        alone = sum(n <= self._batch(n) for n in fingerprints.num_samples.tolist())
         if alone:
-            few = f"{alone} of {len(fingerprints)} clients"
-            text = f"{few} hold fewer than two batches and get their own model only"
-            warnings.warn(f"algorithm.noise_batch = {self.noise_batch}: {text}; take less", stacklevel=2)
+            few = f"{alone} of {len(fingerprints)} clients hold no more samples than that"
+            limit = (
+                "their sigma is 0 and they get their own model only: n_b -> n_i is the paper's limit of local"
+            )
+            text = f"algorithm.noise_batch = {self.noise_batch}: {few}; {limit} training; take less"
+            warnings.warn(text, stacklevel=2)
         delta = squared_distances(fingerprints["gram"])
         sigma2 = fingerprints["variance"].astype(np.float64)  # [N]
         band = sigma2[:, None] if self.kernel == "paper" else np.sqrt(np.outer(sigma2, sigma2))
@@ -109,7 +146,9 @@ class UCFL(OneShotStatistics, Algorithm):
         algorithm_state = {"collaboration": W}
         assign = np.arange(problem.num_clients)
         if self.streams == -1:
-            choice = kmeans_by_silhouette(W, range(2, problem.num_clients), seed=KMEANS_SEED)
+            choice = kmeans_by_silhouette(
+                W, range(2, problem.num_clients), seed=KMEANS_SEED, worth=self.worth
+            )
             assign, algorithm_state["weights"] = choice.labels, choice.centres
             algorithm_state["silhouette"] = np.array(sorted(choice.scores.items()))  # rows (k, s_k)
         elif 0 < self.streams < problem.num_clients:

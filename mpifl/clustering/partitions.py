@@ -228,7 +228,12 @@ def silhouette(points: np.ndarray, labels: np.ndarray, metric: str = "euclidean"
 
 
 def kmeans_by_silhouette(
-    points: np.ndarray, ks: Iterable[int] | None = None, *, seed: int = 1, n_init: int = 10
+    points: np.ndarray,
+    ks: Iterable[int] | None = None,
+    *,
+    seed: int = 1,
+    n_init: int = 10,
+    worth: Callable[[int, float], float] | None = None,
 ) -> Choice:
     """Return k-means with the k of largest mean silhouette, the smallest of equals. UCFL's number of streams.
 
@@ -238,6 +243,7 @@ def kmeans_by_silhouette(
             points form one cluster.
         seed: of k-means++.
         n_init: starts for each k.
+        worth: c(k, s_k), which is largest at the k that is chosen; None for s_k itself.
     """
     distinct = len(np.unique(points, axis=0))
     known = range(2, len(points)) if ks is None else ks
@@ -246,7 +252,8 @@ def kmeans_by_silhouette(
     scores = {k: silhouette(points, run.labels) for k, run in runs.items()}
     if not scores:
         return Choice(*kmeans(points, 1, seed=seed, n_init=1), 1, {})
-    best = max(scores, key=lambda k: (scores[k], -k))
+    values = scores if worth is None else {k: worth(k, s) for k, s in scores.items()}
+    best = max(values, key=lambda k: (values[k], -k))
     return Choice(*runs[best], best, scores)
 
 

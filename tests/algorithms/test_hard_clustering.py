@@ -835,12 +835,15 @@ def test_ucfls_streams_are_the_means_of_rows():
         assert_allclose(server.algorithm_state["weights"], [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]], atol=1e-12)
 
 
-@pytest.mark.parametrize(("noise_batch", "alone"), [(5.0, 0), (6.0, 1), (0.5, 0), (0.75, 3)])
+@pytest.mark.parametrize(
+    ("noise_batch", "alone"), [(5.0, 0), (9.0, 0), (10.0, 1), (25.0, 2), (30.0, 3), (0.5, 0), (0.75, 0)]
+)
 def test_ucfl_tells_how_many_clients_hold_too_few_samples_for_a_variance(noise_batch, alone):
-    """10, 20 and 30 samples: a client needs two batches; of one, sigma is 0 and it is alone."""
+    """10, 20 and 30 samples: of a batch that holds all samples, sigma is 0 and its client is alone."""
     fingerprints = byhand.notes([10, 20, 30], gram=gram([[0.0], [1.0], [2.0]]), variance=[1.0] * 3)
     method = CATALOGUE["ucfl"](noise_batch=noise_batch)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         method.setup(world([10, 20, 30]), fingerprints, byhand.KEY)
     assert [f"{alone} of 3 clients" in str(w.message) for w in told] == [True] * bool(alone)
+    assert all("the paper's limit" in str(w.message) for w in told)

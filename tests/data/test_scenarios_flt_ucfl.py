@@ -224,10 +224,40 @@ def test_ucfl_c_holds_on_any_files(open_small):
 
 
 def test_the_batch_size_study_gives_every_user_as_many(open_small):
+    """Figure 7: four rotations, users of one size."""
     federation = open_small(
-        "emnist", "ucfl_batch", source_options={"split": "byclass"}, clients=10, points=1000
+        "emnist", "ucfl_batch", source_options={"split": "byclass"}, clients=20, points=2000
     )
-    np.testing.assert_array_equal(federation.sizes, [[100, 0, 25]] * 10)
+    np.testing.assert_array_equal(federation.sizes, [[100, 0, 25]] * 20)
+    np.testing.assert_array_equal(federation.groups, np.repeat([0, 1, 2, 3], 5))
+
+
+def test_users_of_the_batch_size_study_are_turned_by_blocks(open_small):
+    """Angle 90 for the first block: turned back, its images are the source's; unturned ones are not."""
+    given = {"source_options": {"split": "byclass"}, "clients": 8, "points": 800}
+    plain = open_small("emnist", "ucfl_batch", **given, angles=())
+    assert plain.groups is None
+    originals = {image.tobytes() for image in plain.pool.images}
+    federation = open_small("emnist", "ucfl_batch", **given)
+    for k, angle in ((0, 90), (2, 180), (4, 270), (7, 0)):
+        x, _ = federation.samples(k)
+        assert all(image.tobytes() in originals for image in rotated(x, -angle))
+        assert angle == 0 or not any(image.tobytes() in originals for image in x)
+
+
+def test_users_of_the_batch_size_study_differ_in_their_labels(open_small):
+    """Label distance to all users together: large under alpha = 0.3, smaller under 8, least without shift."""
+
+    def distance(alpha):
+        given = {"clients": 8, "points": 1600, "alpha": alpha}
+        federation = open_small("emnist", "ucfl_batch", source_options={"split": "byclass"}, **given)
+        counts = np.array([np.bincount(federation.labels(k, "train"), minlength=62) for k in range(8)])
+        np.testing.assert_array_equal(counts.sum(1), [200] * 8)
+        return np.abs(counts / 200 - counts.sum(0) / 1600).sum(1).mean()
+
+    severe, mild, none = (distance(alpha) for alpha in (0.3, 8.0, None))
+    assert severe > 1.5 * mild
+    assert mild > 1.15 * none
 
 
 @pytest.mark.parametrize("num_classes", [4, 10])

@@ -45,8 +45,38 @@ def owners_by_client(
     Returns:
         The owner of each sample int64 [n] (-1: nobody) and the mixtures q float64 [N, L] as drawn.
     """
-    classes, inverse, stock = np.unique(labels, return_inverse=True, return_counts=True)
+    classes = np.unique(labels)
     mixtures = dirichlet(rng, alpha, (len(sizes), len(classes)))
+    return _owners_of_mixtures(labels, mixtures, sizes, rng), mixtures
+
+
+def owners_by_shares(
+    labels: np.ndarray, sizes: np.ndarray, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Give client k sizes[k] samples whose classes follow q_k[c] ~ n_c p_c[k], p_c ~ Dir(alpha 1_N).
+
+    The label shift of `owners_by_class` for clients of given sizes. A class that is used up leaves the draw.
+
+    Args:
+        labels: [n].
+        sizes: samples of each client [N].
+        alpha: concentration; small is skewed.
+        rng: one stream for all.
+
+    Returns:
+        The owner of each sample, int64 [n] (-1: nobody).
+    """
+    _, stock = np.unique(labels, return_counts=True)
+    mixtures = (dirichlet(rng, alpha, (len(stock), len(sizes))) * stock[:, None]).T  # [N, L]
+    mixtures = mixtures / mixtures.sum(axis=1, keepdims=True)
+    return _owners_of_mixtures(labels, mixtures, sizes, rng)
+
+
+def _owners_of_mixtures(
+    labels: np.ndarray, mixtures: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Return the owner of each sample, int64 [n] (-1: nobody), of clients with class shares [N, L]."""
+    classes, inverse, stock = np.unique(labels, return_inverse=True, return_counts=True)
     order = rng.permutation(len(labels))
     order = order[np.argsort(inverse[order], kind="stable")]
     taken = take_by_mixture(mixtures, sizes, stock, rng)  # [N, L]
@@ -55,7 +85,7 @@ def owners_by_client(
     for c in range(len(classes)):
         used = int(taken[:, c].sum())
         owner[order[starts[c] : starts[c] + used]] = np.repeat(np.arange(len(sizes)), taken[:, c])
-    return owner, mixtures
+    return owner
 
 
 def take_by_mixture(

@@ -15,7 +15,7 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out
-from mpifl.data.partition.dirichlet import at_least, owners_by_class
+from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_shares
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
@@ -140,31 +140,48 @@ class UcflC(Scenario):
 
 @dataclass(frozen=True)
 class UcflBatch(Scenario):
-    """The batch-size study: IID users of equal size, 1000 training images each.
+    """The batch-size study, figure 7: as B, but all users are of one size, 1000 training images each.
+
+    The classes of user k follow q_k, of which q_k[c] is proportional to n_c p_c[k] with p_c ~ Dir(alpha 1_N)
+    over users: B's label shift in expectation. A class that is used up leaves the draw.
 
     Attributes:
-        clients: N.
+        clients: N, a multiple of the number of angles.
         points: training images of all users together.
+        alpha: concentration of the label shift; null: none.
+        angles: degrees, one for each block of users; []: no covariate shift.
         validation: share of each client's training samples set aside.
     """
 
     clients: int = 100
     points: int = 100_000
+    alpha: float | None = 8.0
+    angles: tuple[float, ...] = (90.0, 180.0, 270.0, 0.0)
     validation: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.clients, self.points, 1.0, self.validation)
+        _check(self.clients, self.points, 1.0 if self.alpha is None else self.alpha, self.validation)
+        grouped(self.clients, max(len(self.angles), 1))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
-        """Compose the partition."""
+        """Compose partition and rotation."""
         count = _count(pool, self.points, False, self.clients)
-
-        def equal(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-            return rng.permutation(np.arange(len(labels)) % self.clients)
-
         return ScenarioSpec(
-            lambda: _splits(pool, key, count, equal, self.clients, self.validation), normalise="unit"
+            lambda: _splits(pool, key, count, self._owners, self.clients, self.validation),
+            grouped(self.clients, len(self.angles)) if self.angles else None,
+            ops=(Rotate(self.angles),) if self.angles else (),
+            materialize=bool(self.angles),
+            normalise="unit",
+            names=tuple(f"{angle:g} degrees" for angle in self.angles),
         )
+
+    def _owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the owner of each sample; sizes differ by at most one."""
+        place = np.arange(len(labels)) % self.clients
+        if self.alpha is None:
+            return rng.permutation(place)
+        sizes = np.bincount(place, minlength=self.clients)
+        return owners_by_shares(labels, sizes, self.alpha, rng)
 
 
 def label_permutations(num_classes: int, count: int, key: Key) -> tuple[tuple[int, ...], ...]:
