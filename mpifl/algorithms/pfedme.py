@@ -84,7 +84,7 @@ class PFedMe(Algorithm):
             theta = inner.vector
             w_i = w_i - self.lr * self.lam * (w_i - theta)
             losses.append(inner.loss)
-        metrics = {"train_loss": float(np.mean(losses))}
+        metrics = {"train_loss": float(np.mean(losses or [0.0]))}  # no batch: a plan, which does not train
         return client.report(model=w_i, metrics=metrics), {"model": theta}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

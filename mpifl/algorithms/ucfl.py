@@ -7,7 +7,7 @@ With `streams` the rows are the centroids of k-means on W. `parallel` is the pap
 trains all streams.
 
 Readings: `kernel="geo"` uses sigma_i sigma_j (the repository); the batches behind sigma are a disjoint random
-partition (eq. 10). sigma falls as n_b grows and is 0 at n_b = n_i, where the only batch holds all samples: the
+partition (eq. 10). sigma falls as n_b grows and is 0 at n_b = n_i, where the one batch holds all samples: the
 paper's limit n_b -> n_i is local training, and a client with n_i <= n_b gets its own model only.
 Algorithm 2 chooses m_t = argmax_k c(k, s_k), with s_k the mean silhouette, and leaves c open; the repository
 takes s_k. Here c(k, s) = s - stream_cost k, so that `stream_cost` is the silhouette that one stream more must

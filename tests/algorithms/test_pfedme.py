@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from numpy.testing import assert_allclose
@@ -55,3 +57,14 @@ def test_a_client_is_judged_by_theta_and_before_its_first_visit_by_the_initial_m
     assert PFedMe().serves(byhand.server(1, model=[[0.0]]), 0) == {}
     for state, expected in (({"model": torch.tensor([2.0])}, 2.0), ({}, 7.0)):
         assert_close(PFedMe().model_of(byhand.message(), state, client), torch.tensor([expected]))
+
+
+def test_a_visit_without_batches_is_quiet():
+    """A plan does not train; it gets w back, and nobody is warned of an empty mean."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report, _ = PFedMe().local_update(
+            byhand.message(model=[[1.0]]), {}, byhand.Quadratic([4.0], steps=0), byhand.KEY
+        )
+    assert_close(report.vectors["model"], torch.tensor([1.0]))
+    assert report.metrics["train_loss"] == 0.0
