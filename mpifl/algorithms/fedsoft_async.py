@@ -5,8 +5,11 @@ FedSoft (Ruan and Joe-Wong, AAAI 2022). Legend: w_k cluster models, mu_mk share 
 loss is lowest under w_k, tau version that m read, t_k last step in which cluster k changed. alpha_k = alpha_0
 mu_mk a_k with a_k = 1 if t_k - tau < b, else 1 / (a (t_k - tau) + 1); w_k <- (1 - alpha_k) w_k + alpha_k w_m.
 
-Reading: a client starts from sum_k mu_mk w_k, which is also what it is evaluated by; the models start where
-CCFL's do, pre-trained on the server's labelled sets D_k.
+Readings: a client starts from sum_k mu_mk w_k, which is also what it is evaluated by; the models start where
+CCFL's do, pre-trained on the server's labelled sets D_k. A share is a count of samples and may be 0. CCFL's
+paper compares the shares by KL(true || mu) and does not say what becomes of a 0: here it stays 0, and
+`mixture_kl` takes 1e-12 in its place (27.6 nats for each unit of the true share). `sigma` is FedSoft's
+smoothing.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
         b: of the staleness factor.
         rho: strength of the client's proximal term.
         pretrain_epochs: passes over D_k before the first upload.
+        sigma: share of a cluster whose model explains no sample best, in the mixture and the server's step;
+            1e-4 in FedSoft.
     """
 
     alpha0: float = 0.025
@@ -54,14 +59,17 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
     b: float = 5.0
     rho: float = 0.1
     pretrain_epochs: int = 5
+    sigma: float = 0.0
 
     paper = CCFL.paper
-    needs = Needs(single_upload=True, weighs_staleness=True)
+    needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")
         require(self.a >= 0, "a", self.a, "take 0 or more")
         require(self.rho >= 0, "rho", self.rho, "take 0 or more; 0 is no proximal term")
+        remedy = "take a small share in [0, 1]; 0 leaves the share of a cluster without samples at 0"
+        require(0 <= self.sigma <= 1, "sigma", self.sigma, remedy)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Pre-train a model on each D_k."""
@@ -83,6 +91,7 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
         w = message["model"]  # [K, d]
         best = component_losses(client, w).argmin(0).cpu()  # [n]
         mu = torch.bincount(best, minlength=len(w)).double() / len(best)
+        mu = torch.where(mu == 0, self.sigma, mu)
         ref = (mu.to(w) @ w).to(w)
         start = ref[: client.layout.num_parameters]
         trained = client.sgd(ref, key, direction=lambda g, v: g + self.rho * (v - start))

@@ -41,6 +41,8 @@ class Needs:
         fresh_uploads: uploads answer what the server sent in this very step; policies with stale uploads
             are refused.
         weighs_staleness: its own rule weighs single and stale uploads; no policy damps its steps.
+        time_stamps: the server's version travels with every download, and comes back with the upload: one
+            number each way, in the ledger as `time_stamp`.
     """
 
     groups: bool = False
@@ -53,6 +55,7 @@ class Needs:
     single_upload: bool = False
     fresh_uploads: bool = False
     weighs_staleness: bool = False
+    time_stamps: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from mpifl.aggregation.collective_choice import (
     crossover,
     is_sharded,
 )
+from mpifl.aggregation.tables import read_rows
 from mpifl.comm.transport import Single, Transport
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.mixing import Mixing, Plan
@@ -96,7 +97,7 @@ def _first_report(step: ServerStep, server: Server, num_sampled: int) -> ReportH
     reads = step.hooks.reads("reads", server, np.zeros(1, np.int64))[0]
     task = ClientTask(0, 0, 0, reads)
     if uses(step.algorithm, ServerEvaluation):  # uploads are evaluated where they come in one by one
-        vectors = {name: step.tables.rows(name, list(rows)) for name, rows in reads.items()}
+        vectors = {name: read_rows(step.tables.rows, name, rows) for name, rows in reads.items()}
         header, _ = step.worker.serve(task, Message(vectors, reads))
         assert isinstance(header, ReportHeader)
         return header

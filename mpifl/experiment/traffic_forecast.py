@@ -25,7 +25,7 @@ from mpifl.core.capabilities import (
 from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server
-from mpifl.traffic.encoding import download_bytes, upload_bytes
+from mpifl.traffic.encoding import download_bytes, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
 from mpifl.training.client import LocalClient, public_clients
 
@@ -151,9 +151,11 @@ def _message(context: RunContext, server: Server) -> Message:
 def _round_bytes(context: RunContext, server: Server, upload: int) -> Bytes:
     """Return the bytes of a round in which each client uploads so many."""
     algorithm, payload, m = context.config.algorithm, context.config.payload, context.decisions.num_sampled
+    m = 1 if algorithm.needs.single_upload else m
     widths = {name: table.shape[1] for name, table in server.tables.items()}
     down = sum(download_bytes(algorithm.reads(server, k), widths, payload) for k in range(m))
-    return down, m * upload
+    stamps = m * time_stamp_bytes(payload, algorithm.needs.time_stamps)
+    return down + stamps, m * upload + stamps
 
 
 # -- one-shot statistics -------------------------------------------------------------------------------------

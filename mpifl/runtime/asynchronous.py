@@ -31,7 +31,7 @@ from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.staleness import damp
 from mpifl.simulation.visits import DispatchState, Visit
-from mpifl.traffic.encoding import download_bytes, upload_bytes
+from mpifl.traffic.encoding import download_bytes, time_stamp_bytes, upload_bytes
 
 from .aggregators import LocalAggregator
 from .engine import Engine, EvaluationSchedule, Record
@@ -170,6 +170,9 @@ class AsynchronousEngine(Engine):
         self.failed = 0  # visits in a row
         self.servers: dict[int, Server] = {}  # by version, as many as the policy keeps
         self.upload_bytes = 0  # of each upload, where the clock needs it
+        self.stamp_bytes = time_stamp_bytes(
+            server_step.config.payload, server_step.algorithm.needs.time_stamps
+        )
         self.stats, self.rows = AsyncStats(), list[Row]()
         self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
         self.aggregator = LocalAggregator(server_step.problem.layout, not policy.single_upload)
@@ -290,7 +293,7 @@ class AsynchronousEngine(Engine):
         client = c.clients.client(0, epochs=0)
         message = message_on(Message(vectors, reads), c.clients.device)
         report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
-        return upload_bytes(c.payload, report, message)
+        return upload_bytes(c.payload, report, message) + self.stamp_bytes
 
     def _fill(self, server: Server, pool: RecoveringPool) -> None:
         """Start visits until as many are under way as the policy wants, or no client can start."""
@@ -319,8 +322,8 @@ class AsynchronousEngine(Engine):
         step = max(self.servers) + 1
         reads = server_step.hooks.reads("reads", server, np.array([k]))[k]
         widths = {name: table.shape[1] for name, table in server.tables.items()}
-        server_step.ledger.add_reads(step, {k: reads}, widths)
-        down = download_bytes(reads, widths, server_step.ledger.payload)
+        server_step.book_reads(step, {k: reads}, widths)
+        down = download_bytes(reads, widths, server_step.ledger.payload) + self.stamp_bytes
         due = self.clock.due(k, v, down, self.upload_bytes)
         visit = Visit(due, self.num_started, k, v, version, self.clock.now)
         self.clock.add(visit)

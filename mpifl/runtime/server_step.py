@@ -30,7 +30,7 @@ from mpifl.core.errors import MethodError
 from mpifl.core.mixing import Plan
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Notes, Reads, Server
-from mpifl.traffic.ledger import Ledger, count_numbers
+from mpifl.traffic.ledger import TIME_STAMP, Ledger, count_numbers
 
 from .aggregators import Aggregator, MpiAggregator, Uploads
 from .hook_errors import ClientError, Dropped, hook_name
@@ -367,7 +367,7 @@ class ServerStep:
         fresh = np.isin(clients, cohort)
         reads = self.hooks.reads("reads", server, cohort)
         widths = {name: self.tables.width(name) for name in server.tables}
-        self.ledger.add_reads(step, reads, widths)
+        self.book_reads(step, reads, widths)
         probes = self.hooks.probes(server, step)
         costs = np.where(fresh, self.sizes[clients, 0], 1) + (len(clients) * 64 if probes else 0)
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if probes else ()
@@ -459,6 +459,19 @@ class ServerStep:
             raise ClientError(f"{place}: {first.reason}")
         self.dropped += dropped
 
+    def book_reads(self, step: int, reads: Mapping[int, Reads], widths: Mapping[str, int]) -> None:
+        """Enter what the clients of a step download to train into the ledger.
+
+        Args:
+            step: server step.
+            reads: client -> the rows that it reads.
+            widths: numbers in a row of each table.
+        """
+        self.ledger.add_reads(step, reads, widths)
+        if self.algorithm.needs.time_stamps:
+            for client in reads:
+                self.ledger.add_down(step, TIME_STAMP, client, 1, note=True)
+
     def book(self, step: int, header: ReportHeader) -> None:
         """Enter a report's traffic into the ledger."""
         ledger, unsent = self.ledger, header.unsent
@@ -469,6 +482,8 @@ class ServerStep:
             for name, value in header.notes.items():
                 if name not in unsent:
                     ledger.add_up(step, name, header.client, count_numbers(value), note=True)
+            if self.algorithm.needs.time_stamps:
+                ledger.add_up(step, TIME_STAMP, header.client, 1, note=True)
         for (kind, direction, client), (numbers, messages) in header.exchanges.items():
             if direction == "up":
                 ledger.add_up(step, kind, client, numbers, messages=messages)

@@ -55,6 +55,11 @@ def download_bytes(reads: Reads, widths: Mapping[str, int], payload: Payload) ->
     return sum(payload.size(widths[name] * count, count) for name, count in rows.items())
 
 
+def time_stamp_bytes(payload: Payload, time_stamps: bool) -> int:
+    """Return the bytes of the time stamp that goes with each download and upload, where a method has one."""
+    return payload.size(1, note=True) if time_stamps else 0
+
+
 def upload_bytes(payload: Payload, report: Report, message: Message | None) -> int:
     """Return the bytes of a report: its vectors as they are coded, and its notes.
 

@@ -14,6 +14,7 @@ from mpifl.core.types import Reads
 
 from .payload import Payload
 
+TIME_STAMP = "time_stamp"  # the server's version, with a download and back with the upload
 KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind
     **dict.fromkeys(("model", "init", "delta"), "model"),
     **dict.fromkeys(("body", "head", "block", "trunk", "shared", "extractor", "last_layer"), "part"),
@@ -23,7 +24,7 @@ KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind
     "cluster": "assignment",
     "labels": "statistic",
     "seed": "seed",
-    "control": "control",
+    **dict.fromkeys(("control", TIME_STAMP), "control"),
 }
 
 
@@ -200,18 +201,21 @@ class Ledger:
         self._add(entry, messages, size, messages, size, numbers)
         self._count(step, "up", client, size)
 
-    def add_down(self, step: int, name: str, client: int, numbers: int, messages: int = 1) -> None:
+    def add_down(
+        self, step: int, name: str, client: int, numbers: int, messages: int = 1, note: bool = False
+    ) -> None:
         """Count what is sent to one client alone.
 
         Args:
             step: server step.
-            name: of the vector.
+            name: of the vector or note.
             client: who downloads.
             numbers: in all messages.
             messages: how many.
+            note: whether it is a note.
         """
-        size = self.payload.size(numbers, messages)
-        entry = self._entry(step, "down", name, "unicast", "", False)
+        size = self.payload.size(numbers, messages, note)
+        entry = self._entry(step, "down", name, "unicast", "", note)
         self._add(entry, messages, size, messages, size, numbers)
         self._count(step, "down", client, size)
         self._cast(step, size)

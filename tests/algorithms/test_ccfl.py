@@ -20,10 +20,16 @@ from torch.testing import assert_close
 from mpifl.algorithms.ccfl import CCFL
 from mpifl.algorithms.fedsoft_async import FedSoftAsync
 from mpifl.algorithms.local import Local
+from mpifl.comm.transport import Single
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
+from mpifl.experiment import loader
+from mpifl.experiment.build import build
+from mpifl.experiment.plan import describe
 from mpifl.experiment.run import figures
 from mpifl.experiment.schema import EvaluationConfig, Seeds
+from mpifl.experiment.traffic_forecast import forecast
+from mpifl.results.metrics import mixture_kl
 from mpifl.results.recorder import Recorder
 from mpifl.simulation.policies import ClientDecides, Synchronous
 
@@ -215,3 +221,44 @@ def test_the_accuracy_after_an_upload_is_that_of_the_model_received_at_it(method
         last = torch.from_numpy(done.server.algorithm_state[shares][k]) @ done.server.tables["model"].double()
         end.append(model.client(k, visit).evaluate(last.float())["accuracy"])
     assert abs(np.mean(end) - figures["accuracy_received"]) > 0.01, "later uploads make a difference"
+
+
+@pytest.mark.parametrize(("sigma", "expected", "kl"), [(0.0, 0.0, 13.82), (1e-4, 1e-4, 4.61)])
+def test_a_share_without_samples_is_nought_or_fedsofts_sigma(sigma, expected, kl):
+    """Model 0 fits all ten samples best. KL((1/2, 1/2) || (1, x)) = ln(1/2) + ln(1/x) / 2, with x at least
+    1e-12: 13.82 - 0.69, and 4.61 - 0.69.
+    """
+    client = byhand.Told([[0.0] * 10, [1.0] * 10])
+    message = byhand.message(model=[[0.0], [1.0]])
+    report, _ = FedSoftAsync(sigma=sigma).local_update(message, {}, client, byhand.KEY)
+    assert_allclose(report.notes["mu"], [1.0, expected])
+    assert_allclose(mixture_kl(np.array([[0.5, 0.5]]), report.notes["mu"]), kl - np.log(2), atol=0.01)
+
+
+def test_the_ledger_has_two_time_stamps_a_cycle(tmp_path):
+    """Six clients start, one of them uploads at each of twelve steps and starts again but after the last.
+
+    Down: 6 + 11 = 17 integers of 4 bytes, up: 12.
+    """
+    done = worlds.events(CCFL(bar_loss=-1), worlds.Tiny(), tmp_path, 12, policy=ClientDecides())
+    totals = [row for row in done.server_step.ledger.totals() if row["name"] == "time_stamp"]
+    assert [(row["direction"], row["kind"], row["bytes"], row["numbers"]) for row in totals] == [
+        ("down", "control", 68, 17),
+        ("up", "control", 48, 12),
+    ]
+    size = 4 * done.server_step.problem.layout.size
+    assert (done.server_step.ledger.total("down"), done.server_step.ledger.total("up")) == (
+        17 * (size + 4),
+        12 * (size + 4),
+    )
+
+
+@pytest.mark.parametrize("clusters", [1, 3])
+def test_ccfl_is_planned_with_any_number_of_clusters(clusters):
+    """A step moves one upload and one mixture, each with its time stamp: 4 (d + 1) bytes."""
+    config = loader.load("ccfl-small", ["--data.scenario.clusters", str(clusters)])
+    context = build(config, Single())
+    found = forecast(context)
+    size = 4 * (context.problem.layout.size + 1)
+    assert found.per_round == (size, size)
+    assert f"K = {clusters} of {clusters} rows mixed from 1 uploads" in describe(config, Single())
