@@ -1,0 +1,248 @@
+"""Every row of every table of the papers would begin: a configuration, its data, its first step.
+
+All rows are read in every suite; those of `SOON` are planned in every suite, all others in the nightly part.
+Planning opens the clients, builds the model, runs the method's checks and works out the first step; it trains
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mpifl.cli import main
+from mpifl.comm.transport import Single
+from mpifl.core.errors import UserError
+from mpifl.experiment import loader, papers
+from mpifl.experiment.plan import describe
+from mpifl.experiment.schema import Config
+from mpifl.experiment.sweep import Case, cases
+from mpifl.experiment.sweep_table import SEED
+
+SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in papers.sweeps()}
+SOON = ("ucfl/table1-c", "ccfl/table1-fashionmnist", "fedcuau/table3-small")  # small data, many methods
+TABLES = {  # number of a published table or figure -> file names that begin with one of these
+    "emdcfl": (
+        *(f"table{number}" for number in (1, 2, 3, 4, 6, 9, 10, 11)),
+        *(f"fig{number}" for number in (8, 12, 14)),
+    ),
+    "flt": ("table1", "table2", "table3", "table4", "table5"),
+    "ucfl": ("table1-a", "table1-b", "table1-c", "fig5", "fig6", "fig7"),
+    "ccfl": ("table1-fashionmnist", "table1-cifar100", "table1-miniimagenet", "ablation"),
+    "fedcuau": ("table1", "table3", "table4", "fig1", "fig3"),
+}
+SIDE = 32  # pixels: a whole client at 224 x 224 is 2.7 GB
+PUBLIC = 100  # images of each of CCFL's sets, on which every model is judged
+STANDIN_POINTS, STANDIN_CLIENTS = 20_000, 200  # of fewer images than EMNIST has
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    """Return a folder for prepared data that all plans share, emptied in the end."""
+    folder = tmp_path_factory.mktemp("prepared")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def rows_of(sweep: papers.Sweep) -> list[Case]:
+    """Return the cases of the first seed."""
+    first = sweep.cases[0].labels.get(SEED)
+    return [case for case in sweep.cases if case.labels.get(SEED) == first]
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_row_is_a_configuration_of_its_own(name):
+    sweep = SWEEPS[name]
+    assert sweep.tree["name"] == name.replace("/", "-")
+    for case in sweep.cases:
+        again = loader.from_tree(Config, loader.to_tree(case.config))
+        assert again == case.config, case.slug
+
+
+def test_every_file_of_a_paper_is_a_sweep_with_a_table():
+    files = {p.relative_to(papers.FOLDER).as_posix() for p in papers.FOLDER.glob("*/[!_]*.yaml")}
+    assert files == {f"{name}.yaml" for name in SWEEPS}
+    assert {Path(name).parts[0] for name in SWEEPS} == set(papers.PAPERS)
+
+
+def test_every_table_of_the_papers_has_a_sweep():
+    for paper, stems in TABLES.items():
+        found = [sweep.stem for sweep in papers.sweeps(paper)]
+        for stem in stems:
+            assert any(one == stem or one.startswith(f"{stem}-") for one in found), f"{paper}: {stem}"
+
+
+def test_a_published_row_is_run_once():
+    """No two rows of a table are the same run, and each published row is one of the rows."""
+    for name, sweep in SWEEPS.items():
+        groups = sweep.tree["vary"].get("columns")
+        printed = [sweep.table.published] if groups is None else [*sweep.table.published.values()]
+        labels = {case.labels.get("rows") for case in sweep.cases}
+        if "rows" in sweep.tree["vary"]:
+            assert all(str(row) in labels for rows in printed for row in rows), name
+        trees = {
+            json.dumps({k: v for k, v in loader.to_tree(case.config).items() if k != "name"}, default=str)
+            for case in sweep.cases
+        }
+        assert len(trees) == len(sweep.cases), name
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in SOON else pytest.param(n, marks=pytest.mark.nightly) for n in SWEEPS]
+)
+def test_every_row_is_planned(name, cache):
+    sweep = SWEEPS[name]
+    planned, absent = [], set()
+    for case in rows_of(sweep):
+        config = small(sweep, case, cache)
+        if config is None:
+            absent.add(case.config.data.source.name)
+            continue
+        page = describe(config, Single())
+        assert f"{config.rounds} rounds" in page or f"{config.rounds} steps" in page, case.slug
+        planned.append(case.slug)
+    if not planned:
+        pytest.skip(f"no data root holds {', '.join(sorted(absent))}: set MPIFL_DATA")
+    assert len(planned) == len(rows_of(sweep)) or absent
+
+
+def small(sweep: papers.Sweep, case: Case, cache: Path) -> Config | None:
+    """Return a case whose images are small, on the data root that holds them; None where none does."""
+    source, scenario = case.config.data.source, case.config.data.scenario
+    root = root_with(source)
+    if root is None:
+        return None
+    changes = {"root": str(root), "cache": str(cache)}
+    parts = {"resize": SIDE} if getattr(scenario, "resize", None) == 224 else {}
+    parts |= {"public": PUBLIC} if sweep.paper == "ccfl" and hasattr(scenario, "public") else {}
+    if root == Path(os.environ.get("MPIFL_STANDIN") or "/nowhere/at/all"):
+        parts |= {"points": STANDIN_POINTS} if hasattr(scenario, "points") else {}
+        parts |= {"clients": STANDIN_CLIENTS} if getattr(scenario, "name", "") == "flt4" else {}
+    tree = {**sweep.tree, "data": loader.merged(sweep.tree.get("data", {}), changes)}
+    vary = {key: only(values, case.labels[key]) for key, values in tree["vary"].items()}
+    (found,) = cases({**tree, "vary": vary})
+    resized = loader.merged(loader.to_tree(found.config), {"data": {"scenario": parts}})
+    config: Config = loader.from_tree(Config, resized)
+    return config
+
+
+def only(values, label):
+    """Return a varied key's values with one label only."""
+    if isinstance(values, dict):
+        return {key: value for key, value in values.items() if str(key) == label}
+    return [value for value in values if label_of(value) == label]
+
+
+def label_of(value) -> str:
+    name = value.get("name", value) if isinstance(value, dict) else value
+    return str(name).rpartition("/")[2]
+
+
+def root_with(source) -> Path | None:
+    """Return the data root that holds a source's files (MPIFL_DATA, or MPIFL_STANDIN for EMNIST), or None."""
+    for variable in ("MPIFL_DATA", "MPIFL_STANDIN"):
+        root = Path(os.environ.get(variable) or "/nowhere")
+        if all(path.exists() for path in source.files(root)):
+            return root
+    return None
+
+
+# -- what is kept of them ------------------------------------------------------------------------------------
+
+TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch):
+    """Return the folder of a paper with one sweep of two rows, in a checkout with a page folder."""
+    folder, pages = tmp_path / "papers", tmp_path / "pages"
+    (folder / "ucfl").mkdir(parents=True)
+    pages.mkdir()
+    monkeypatch.setattr(papers, "FOLDER", folder)
+    monkeypatch.setattr(papers, "PAGES", pages)
+    monkeypatch.setattr(papers, "PAPERS", {"ucfl": "A paper"})
+    (folder / "ucfl" / "table1.yaml").write_text(
+        f"""base: {TINY}
+name: ucfl-table1
+vary:
+  rows:
+    FedAvg: {{algorithm: fedavg}}
+    Local: {{algorithm: local}}
+  seed: [0, 1]
+table:
+  title: Table 1
+  figures: {{avg: {{of: accuracy_mean, percent: true}}, ARI: {{of: ari}}}}
+  published: {{FedAvg: [50.5]}}
+  findings: It came out so.
+"""
+    )
+    return folder / "ucfl"
+
+
+def sweep_with(paper, tmp_path, name, *options):
+    place = ["--output.folder", str(tmp_path / "runs"), "--output.id", name]
+    assert main(["sweep", str(paper / "table1.yaml"), "-q", *place, *options]) == 0
+    return tmp_path / "runs" / f"ucfl-table1-{name}"
+
+
+def test_record_keeps_the_figures_and_what_was_changed(paper, tmp_path, capsys):
+    folder = sweep_with(paper, tmp_path, "a", "--rounds", "3", "--only", "seed=1")
+    assert main(["record", str(folder)]) == 0
+    assert str(paper / "measured" / "table1.json") in capsys.readouterr().out
+    kept = json.loads((paper / "measured" / "table1.json").read_text())
+    assert kept["sweep"] == "papers/ucfl/table1"
+    assert [one["labels"] for one in kept["cases"]] == [
+        {"rows": "FedAvg", "seed": "1"},
+        {"rows": "Local", "seed": "1"},
+    ]
+    summary = json.loads((folder / "ucfl-table1-FedAvg-1" / "summary.json").read_text())
+    assert kept["cases"][0]["values"]["accuracy_mean"] == pytest.approx(summary["accuracy_mean"], abs=1e-5)
+    assert kept["cases"][0]["digest"] == summary["digest"][:16]
+    assert {one["changed"]["rounds"] for one in kept["cases"]} == {3}
+    assert all([*one["changed"]] == ["rounds"] for one in kept["cases"])
+
+
+def test_another_sweep_adds_its_cases_and_replaces_the_same_ones(paper, tmp_path, capsys):
+    folders = [
+        sweep_with(paper, tmp_path, "a", "--rounds", "3", "--only", "seed=1"),
+        sweep_with(paper, tmp_path, "b", "--only", "rows=FedAvg"),
+    ]
+    assert main(["record", *map(str, folders)]) == 0
+    capsys.readouterr()
+    (sweep,) = papers.sweeps()
+    assert [(one["labels"]["rows"], one["labels"]["seed"], one["changed"]) for one in sweep.measured] == [
+        ("FedAvg", "0", {}),
+        ("FedAvg", "1", {}),
+        ("Local", "1", {"rounds": 3}),
+    ]
+    assert main(["list", "papers"]) == 0
+    said = capsys.readouterr().out
+    mean = sum(result.values["accuracy_mean"] for result in sweep.results[:2]) / 2
+    assert f"largest difference {100 * mean - 50.5:+.2f} (FedAvg avg)" in said
+    assert "3 of 4 cases, rounds 3" in said
+    page = (papers.PAGES / "ucfl.md").read_text()
+    assert "mpifl sweep papers/ucfl/table1 --data.root DIR\n" in page, "not all cases have three rounds"
+    assert "| FedAvg | 50.5 | " in page
+    assert "It came out so." in page
+    assert "(ucfl.md)" in (papers.PAGES / "README.md").read_text()
+
+
+def test_a_folder_without_a_finished_case_or_of_no_paper_is_refused(paper, tmp_path):
+    folder = sweep_with(paper, tmp_path, "a", "--only", "rows=Local", "--only", "seed=0")
+    (folder / "ucfl-table1-Local-0" / "summary.json").unlink()
+    with pytest.raises(UserError, match="has no finished case"):
+        papers.record([str(folder)])
+    text = (folder / "sweep.yaml").read_text().replace("ucfl-table1", "ucfl-table7")
+    (folder / "sweep.yaml").write_text(text)
+    with pytest.raises(UserError, match="is no sweep of a paper"):
+        papers.record([str(folder)])
+
+
+def test_the_pages_are_what_the_kept_figures_give():
+    """`mpifl record` wrote them; a page that was edited, or a figure that was kept without it, differs."""
+    for path, text in papers.pages().items():
+        assert path.read_text() == text, f"{path.name}: run `mpifl record` with a sweep of the paper"
