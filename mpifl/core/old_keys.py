@@ -15,6 +15,7 @@ OLD_KEYS: dict[str, str] = {
 }  # dotted key of an earlier release -> the present one, of the same values
 NEW_KEYS: dict[str, Any] = {
     "table": None,
+    "start": {"run": None, "part": "all"},
     "evaluation.train": False,
     "algorithm.memory": False,
 }  # dotted key that release 0.1 did not have -> the value that stands for what it did

@@ -22,7 +22,7 @@ from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation, Split
-from mpifl.core.parameters import Layout, flatten
+from mpifl.core.parameters import Layout, flatten, put, take
 from mpifl.core.process import age
 from mpifl.core.rng import key
 from mpifl.core.types import ProblemInfo
@@ -44,7 +44,8 @@ from mpifl.training.learner import Learner, pick_stack
 
 from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
-from .schema import Config, SystemConfig
+from .schema import Config, StartConfig, SystemConfig
+from .starting_model import read_model
 
 FLOAT_BYTES = 4
 
@@ -68,20 +69,21 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
     """
     resources = take_resources(config.system, transport)
     parts: Parts | None = None
+    start = None if (folder := config.start.run) is None else on_server(transport, lambda: read_model(folder))
 
     def go_first() -> Decisions:
         nonlocal parts
         memory = check_resources(config.system, resources)
         federation = open_data(config, True, say)
         public = public_sets(config.algorithm, config.data, federation, True)
-        parts = build_parts(config, federation, public, resources.device)
+        parts = build_parts(config, federation, public, resources.device, start)
         return check(config, parts, memory, resources.num_ranks)
 
     decisions = on_server(transport, go_first)
     if parts is None:
         federation = open_data(config, False)
         public = public_sets(config.algorithm, config.data, federation, False)
-        parts = build_parts(config, federation, public, resources.device)
+        parts = build_parts(config, federation, public, resources.device, start)
     return RunContext(config, transport, parts, decisions, resources.places)
 
 
@@ -206,7 +208,13 @@ def public_sets(
     return (open_public(data, federation),)
 
 
-def build_parts(config: Config, federation: Federation, public: tuple[Split, ...], device: str) -> Parts:
+def build_parts(
+    config: Config,
+    federation: Federation,
+    public: tuple[Split, ...],
+    device: str,
+    start: torch.Tensor | None = None,
+) -> Parts:
     """Build the model, the network beside it, what the method may know of the problem, and the network.
 
     Args:
@@ -214,11 +222,17 @@ def build_parts(config: Config, federation: Federation, public: tuple[Split, ...
         federation: the clients' data.
         public: the labelled sets that the server owns.
         device: of the model, `cpu` or `cuda:i`.
+        start: the model [d] of an earlier run, from which this one starts; None for none.
+
+    Raises:
+        UserError: that model has another size.
     """
     shape, num_classes, seed = federation.shape, federation.num_classes, config.seed
     init = initial_vectors(config.model, seed.model, shape, num_classes)
     module = config.model.build(shape, num_classes)
     layout = Layout.of(module)
+    if start is not None:
+        init = from_earlier(start, config.start, layout, init)
     learner = Learner(
         module,
         device,
@@ -263,6 +277,28 @@ def initial_vectors(model: Any, seed: int, shape: tuple[int, int, int], num_clas
             return flatten(model.build(shape, num_classes))
 
     return init
+
+
+def from_earlier(
+    start: torch.Tensor, config: StartConfig, layout: Layout, drawn: InitialVectors
+) -> InitialVectors:
+    """Return j -> the j-th initial vector [d] of a run that starts from an earlier model.
+
+    Args:
+        start: that model.
+        config: which part of it is taken.
+        layout: of this run's model.
+        drawn: what initial vectors are without it.
+
+    Raises:
+        UserError: the earlier model has another size.
+    """
+    remedy = f"its model has {len(start)} numbers, this run's has {layout.size}; take the same model and data"
+    require(len(start) == layout.size, "start.run", config.run, remedy)
+    if config.part == "all":
+        return lambda j: start.clone()
+    body = layout.part("body")
+    return lambda j: put(drawn(j), body, take(start, body))
 
 
 def auxiliary_learner(

@@ -156,6 +156,27 @@ class SystemConfig:
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    """The model from which a run starts, where it is that of an earlier run.
+
+    Attributes:
+        run: folder of a finished run whose clients all use one model; its final model takes the place of
+            every initial one. null: initial models are drawn with the model seed.
+        part: what of it is taken: `all`, or `body`, all but the last layer, which every initial model draws
+            for itself. Methods that tell their K models apart by their start (IFCA) need `body`.
+    """
+
+    run: str | None = None
+    part: Literal["all", "body"] = "all"
+
+    def __post_init__(self) -> None:
+        require(self.part in ("all", "body"), "part", self.part, "take all or body")
+        remedy = "has no effect without start.run; name a run folder, or leave it out"
+        require(self.run is not None or self.part == "all", "part", self.part, remedy)
+        require(self.run != "", "run", self.run, "name a run folder, or leave it out")
+
+
+@dataclass(frozen=True)
 class Newcomers:
     """Clients that are absent at first: they miss one-shot clustering and join the cohorts later.
 
@@ -217,6 +238,7 @@ class Config:
         output: where results are written.
         checkpoint: when the state of a run is written.
         newcomers: clients that are absent at first.
+        start: the model of an earlier run, from which this one starts.
         policy: when the server takes a step.
         delay: how long clients compute.
         network: how long messages take.
@@ -242,6 +264,7 @@ class Config:
     output: OutputConfig = OutputConfig()
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     newcomers: Newcomers = Newcomers()
+    start: StartConfig = StartConfig()
     policy: Policy = field(default_factory=Synchronous)
     delay: Delay = field(default_factory=Constant)
     network: Network = field(default_factory=Links)

@@ -1,0 +1,127 @@
+"""Runs that start from the model of an earlier run."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+from mpifl import cli
+from mpifl.core.errors import UserError
+from mpifl.core.parameters import Layout
+from mpifl.experiment.build import from_earlier
+from mpifl.experiment.schema import StartConfig
+from mpifl.experiment.starting_model import FILE, read_model
+
+TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
+LAYOUT = Layout(("fc1.weight", "head.weight"), ((2,), (1,)), 3)
+
+
+def run(folder: Path, name: str, *options: str) -> Path:
+    """Run the tiny configuration for two rounds, evaluated before the first, too."""
+    place = ["--output.folder", str(folder), "--output.id", name, "--evaluation.at_start", "true"]
+    assert cli.main(["run", str(TINY), "--rounds", "2", "-q", *place, *options]) == 0
+    return folder / f"tiny-{name}"
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Return metrics.csv of a run."""
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory) -> Path:
+    """Return the folder of a finished run of FedAvg."""
+    return run(tmp_path_factory.mktemp("earlier"), "fedavg", "--algorithm", "fedavg")
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "{name: fedavg, memory: true}", "local", "{name: fesem, num_clusters: 2}"]
+)
+def test_a_run_starts_where_the_earlier_one_ended(method, earlier, tmp_path):
+    """Before its first round every client has the accuracy that it had at the end of the earlier run."""
+    later = run(tmp_path, "later", "--algorithm", method, "--start.run", str(earlier))
+    first, last = rows_of(later)[0], rows_of(earlier)[-1]
+    for name in ("accuracy_mean", "accuracy_worst", "accuracy_std", "loss"):
+        assert first[name] == last[name]
+    plain = run(tmp_path, "plain", "--algorithm", method)
+    assert rows_of(plain)[0]["loss"] != first["loss"]
+
+
+def test_a_started_run_is_the_same_for_any_number_of_ranks(earlier, tmp_path, mpirun):
+    digests = set()
+    for number in (None, 3):
+        place = ["--output.folder", tmp_path, "--output.id", f"{number}", "--start.run", earlier]
+        done = mpirun(number, "-m", "mpifl", "run", TINY, "--rounds", "2", "-q", *place)
+        assert done.returncode == 0, done.stderr
+        digests.add((tmp_path / f"tiny-{number}" / "summary.json").read_text().split('"digest": "')[1][:64])
+    assert len(digests) == 1
+
+
+def test_the_body_is_the_earlier_models_and_each_head_its_own():
+    """Earlier (1, 2, 3), drawn (10 j, 10 j, 10 j): initial model j is (1, 2, 10 j)."""
+    start, drawn = torch.tensor([1.0, 2.0, 3.0]), lambda j: torch.full((3,), 10.0 * j)
+    body = from_earlier(start, StartConfig("run", "body"), LAYOUT, drawn)
+    whole = from_earlier(start, StartConfig("run"), LAYOUT, drawn)
+    for j in (0, 1, 2):
+        assert_close(body(j), torch.tensor([1.0, 2.0, 10.0 * j]))
+        assert_close(whole(j), start)
+    whole(0).zero_()
+    assert_close(whole(0), start)
+
+
+# -- refusals
+
+
+def refused(capsys, *options: str) -> str:
+    """Return what is said of a run that is refused."""
+    assert cli.main(["run", str(TINY), "--rounds", "1", "-q", *options]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_finished_run_is_refused(tmp_path, capsys):
+    place = ["--output.folder", str(tmp_path)]
+    said = refused(capsys, *place, "--start.run", str(tmp_path / "nowhere"))
+    assert "start.run" in said
+    assert f"has no {FILE}" in said
+    assert "start.part = 'body': has no effect" in refused(capsys, *place, "--start.part", "body")
+    assert "take all or body" in refused(capsys, *place, "--start.run", "x", "--start.part", "head")
+
+
+def test_a_run_of_another_model_is_refused(earlier, tmp_path, capsys):
+    options = ["--model", "{name: mlp, hidden: [3]}", "--output.folder", str(tmp_path)]
+    said = refused(capsys, *options, "--start.run", str(earlier))
+    assert "take the same model and data" in said
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("several", "its clients use 2 models"),
+        ("parts", "holds assign, body, no table 'model'"),
+        ("infinite", "not finite"),
+        ("damaged", "cannot be read"),
+    ],
+)
+def test_a_run_without_one_whole_model_is_refused(change, words, earlier, tmp_path):
+    tables = load_file(earlier / FILE)
+    if change == "several":
+        tables["model"] = tables["model"].repeat(2, 1)
+        tables["assign"][0] = 1
+    elif change == "parts":
+        tables["body"] = tables.pop("model")
+    elif change == "infinite":
+        tables["model"][0, 3] = np.inf
+    save_file({k: v.contiguous() for k, v in tables.items()}, tmp_path / FILE)
+    if change == "damaged":
+        (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:50])
+    with pytest.raises(UserError, match=r"start\.run") as error:
+        read_model(str(tmp_path))
+    assert words in str(error.value)
