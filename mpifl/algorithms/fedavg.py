@@ -46,7 +46,7 @@ class FedAvg(RememberedUploads, Algorithm):
     @property
     def capabilities(self) -> frozenset[type[Capability]]:
         """Uploads are remembered with `memory` only."""
-        return declared(type(self)) if self.memory else frozenset()
+        return declared(type(self)) - (frozenset() if self.memory else {RememberedUploads})
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from one model; with memory a second row keeps w^0."""
