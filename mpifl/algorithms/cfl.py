@@ -107,13 +107,19 @@ class CFL(ComparedUploads, Algorithm):
         metrics = {"train_loss": w.loss}
         return client.report(metrics=metrics, unsent=("update",), delta=dw, update=compared), {}
 
+    def measures(self, server: Server) -> bool:
+        """Measure distances while updates of halves are kept."""
+        return len(server.algorithm_state.get("cached", ())) > 1
+
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Split what must be split, then w_c <- w_c + mean dw over the members of the new clusters."""
         gram = notes["gram"]  # [m, m] of what is compared of dw
         state, assign = server.algorithm_state, server.assign.copy()
         own, parent = assign[notes.client], list(range(len(server.tables["model"])))  # [m]
-        children, cached = state["children"].tolist(), state["cached"].tolist()
-        waits = state["children"][own, 0] >= 0  # trained from a model that was split
+        grows = "update" in server.tables  # not in a run that release 0.1 began
+        leaves = np.full((len(parent), 2), -1)
+        children, cached = state.get("children", leaves).tolist(), state.get("cached", leaves[:1]).tolist()
+        waits = np.array([children[c][0] >= 0 for c in own])  # trained from a model that was split
         for i in np.flatnonzero(waits):
             assign[notes.client[i]] = children[own[i]][_nearer(state, notes["row_distance"][i], own[i])]
         new, uploads = np.where(waits, -1, own), list[int]()  # row of each upload; those that are cached
@@ -128,7 +134,7 @@ class CFL(ComparedUploads, Algorithm):
             new[members[side == 1]] = child
             assign[notes.client[members]] = new[members]
             away = np.setdiff1d(np.flatnonzero(assign == c), notes.client[members])
-            if len(away) or _awaited(children, assign, c):
+            if grows and (len(away) or _awaited(children, assign, c)):
                 node = len(parent)  # keeps w_c, and takes the place of c in the tree
                 parent.append(c)
                 children = [[node if k == c else k for k in below] for below in children] + [[c, child]]
@@ -141,6 +147,8 @@ class CFL(ComparedUploads, Algorithm):
         weights = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)
         keep = np.eye(len(server.tables["model"]))[parent]  # a child starts from its parent's row
         mixings = [Mixing(weights, keep=keep, of="delta")]
+        if not grows:
+            return Plan(mixings, assign=assign)
         needed = np.array([node < 0 or _awaited(children, assign, node) for node, _ in cached])
         norms = np.append(state["cached_norm"], np.sqrt(gram.diagonal()[uploads]))
         if uploads or not needed.all():

@@ -9,7 +9,7 @@ A method declares a capability by inheriting from it, which brings the hooks of 
 | `OneShotStatistics` | before training | `shows`, `initial_clients`, `fingerprint`, `initial_plan` |
 | `NewClients` | first visit of a client | `new_clients`, `assign_new_clients` |
 | `RememberedUploads` | gathering | none |
-| `ComparedUploads` | before `aggregate` | `compares` |
+| `ComparedUploads` | before `aggregate` | `compares`, `measures` |
 | `SecondLook` | after training, in pairs | `probes`, `pairs`, `probe` |
 | `ServerEvaluation` | before `aggregate` | `inspect`, `appraise` |
 
@@ -108,6 +108,10 @@ class ComparedUploads(Capability):
 
     def compares(self, server: Server) -> bool:
         """Return whether `aggregate` reads `gram` after this step. Default: always."""
+        return True
+
+    def measures(self, server: Server) -> bool:
+        """Return whether `aggregate` reads `row_distance` after this step. Default: always."""
         return True
 
 

@@ -16,8 +16,12 @@ OLD_KEYS: dict[str, str] = {
 NEW_KEYS: dict[str, Any] = {
     "table": None,
     "start": {"run": None, "part": "all"},
+    "evaluation.by": [],
     "evaluation.train": False,
     "algorithm.memory": False,
+    "algorithm.loss_batch": None,
+    "algorithm.starts": None,
+    "local.keep_optimizer": False,
 }  # dotted key that release 0.1 did not have -> the value that stands for what it did
 MAX_COUNT = 2**63 - 1
 

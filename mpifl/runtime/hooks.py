@@ -167,6 +167,15 @@ class ServerHooks:
         with self._call("compares"):
             return hooks_of(self.algorithm, ComparedUploads).compares(server)
 
+    def measured_table(self, server: Server) -> tuple[str, int] | None:
+        """Return the table that uploads are measured against in this step, and its number of rows."""
+        name = upload_named(self.algorithm, ComparedUploads, "row_distance")
+        if name is None:
+            return None
+        with self._call("measures"):
+            wanted = hooks_of(self.algorithm, ComparedUploads).measures(server)
+        return self.compared_table(server, name) if wanted else None
+
     def compared_table(self, server: Server, name: str | None) -> tuple[str, int] | None:
         """Return the table that uploads of its name are measured against, and its number of rows."""
         if name is None:

@@ -250,10 +250,10 @@ class ServerStep:
         if gram := upload_named(self.algorithm, ComparedUploads, "gram"):
             wanted = server is not None and self.hooks.compares(server)
             reports = self._with_gram(reports, uploads, gram, aggregator, wanted)
-        name = upload_named(self.algorithm, ComparedUploads, "row_distance")
-        if server is None or reports is None or self.hooks.compared_table(server, name) is None:
+        measured = None if server is None else self.hooks.measured_table(server)
+        if server is None or reports is None or measured is None:
             return reports
-        distances = aggregator.row_distances(server, reports, uploads, name or "")
+        distances = aggregator.row_distances(server, reports, uploads, measured[0])
         return reports if distances is None else reports.having(row_distance=distances)
 
     def _with_gram(
@@ -372,8 +372,7 @@ class ServerStep:
         costs = np.where(fresh, self.sizes[clients, 0], 1) + (len(clients) * 64 if probes else 0)
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if probes else ()
         pairs = self.hooks.pairs(server, clients, fresh) if probes else None
-        name = upload_named(self.algorithm, ComparedUploads, "row_distance")
-        compared = self.hooks.compared_table(server, name)
+        compared = self.hooks.measured_table(server)
         return self._batches(step, clients, reads, costs, server.version, fresh, peers, compared, pairs)
 
     def _batches(
