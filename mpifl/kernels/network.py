@@ -31,6 +31,7 @@ KNOWN: tuple[type[nn.Module], ...] = nn.Sequential, nn.Linear, nn.Conv2d, nn.ReL
 FORWARDS = [(cls, cls.forward) for cls in KNOWN]
 Shape = tuple[int, ...]
 Change = Callable[[torch.Tensor, int], torch.Tensor]  # (images of a step, steps before) -> images
+Update = Callable[[torch.Tensor, torch.Tensor, slice, int], None]  # (weights, gradient, moving, step from 1)
 Offsets = tuple[int, int, int]  # weight_offset, bias_offset, trainable
 
 
@@ -82,8 +83,9 @@ class Network:
         sgd: Sgd,
         direction: Direction | None,
         change: Change | None = None,
+        update: Update | None = None,
     ) -> tuple[torch.Tensor, int, float]:
-        """Train with SGD; return the new parameters [p], the number of steps, and the mean loss.
+        """Train; return the new parameters [p], the number of steps, and the mean loss.
 
         Args:
             start: parameters [p].
@@ -91,8 +93,9 @@ class Network:
             orders: indices of the samples of each epoch, int64 [n].
             batch: samples per step.
             sgd: learning rate, momentum, weight decay.
-            direction: replaces the gradient of each step; None for plain SGD.
+            direction: replaces the gradient of each step; None leaves it as it is.
             change: replaces the images of each step (augmentation); None leaves them as they are.
+            update: moves the weights in each step (Adam); None: SGD.
 
         Raises:
             IndexError: a label is no class.
@@ -101,8 +104,9 @@ class Network:
         weights, steps, total = self._float32(start).clone(), 0, 0.0
         batch = min(batch, max(len(split), 1))
         workspace = self._workspace_for(batch)
-        gradient = None if direction is None else self.gradient.zero_()
-        pieces = list(orders if direction is None else _batches(orders, batch))
+        by_steps = direction is not None or update is not None
+        gradient = self.gradient.zero_() if by_steps else None
+        pieces = list(_batches(orders, batch) if by_steps else orders)
         for i, index in enumerate(pieces):
             samples, index = _changed(split, index, batch, steps, change)
             total += bindings.train(
@@ -118,10 +122,14 @@ class Network:
                 last=i == len(pieces) - 1,
                 workspace=workspace,
             )
-            if direction is not None:
-                changed = self._float32(direction(self.gradient, weights))
+            if by_steps:
+                made = self.gradient if direction is None else direction(self.gradient, weights)
+                changed = self._float32(made)
                 for s in self.part:
-                    bindings.sgd_step(weights[s], self.momentum[s], changed[s], sgd, steps)
+                    if update is None:
+                        bindings.sgd_step(weights[s], self.momentum[s], changed[s], sgd, steps)
+                    else:
+                        update(weights, changed, s, steps + 1)
             steps += -(-len(index) // batch)
         return weights, steps, total / steps if steps else 0.0
 

@@ -16,11 +16,31 @@ from mpifl.kernels.network import Network, can_read, can_read_images, unpatched
 
 from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request, epoch_orders
+from .config import LocalConfig
 from .model_context import ModelContext
+from .optimizer import adam
+
+
+class _Adam:
+    """Steps of Adam on slices of a flat vector; an `Update`.
+
+    Args:
+        config: gives the weight decay.
+        lr: learning rate.
+        size: numbers in the vector.
+    """
+
+    def __init__(self, config: LocalConfig, lr: float, size: int) -> None:
+        self.config, self.lr = config, lr
+        self.first, self.second = torch.zeros(size, device="cpu"), torch.zeros(size, device="cpu")
+
+    def __call__(self, weights: torch.Tensor, gradient: torch.Tensor, part: slice, t: int) -> None:
+        w, g, m, v = ([vector[part]] for vector in (weights, gradient, self.first, self.second))
+        adam(w, g, m, v, self.config, self.lr, t)
 
 
 class KernelBackend(Backend):
-    """Trains by SGD on cross-entropy; knows dense layers, small convolutions, ReLU and pooling.
+    """Trains by SGD or Adam on cross-entropy; knows dense layers, small convolutions, ReLU and pooling.
 
     Args:
         context: the model, on the CPU. The kernels work on vectors of their own and leave it as it is.
@@ -31,13 +51,12 @@ class KernelBackend(Backend):
         self.networks: dict[Hashable, Network | None] = {}  # by shape of an image and part
 
     def accepts(self, request: Request) -> bool:
-        """Return whether the kernels know the model, the optimiser and the kind of data."""
-        config, split = request.config, request.split
-        known = request.loss is None and config.optimizer == "sgd"
-        return known and can_read(split) and self._network(split.x, request.part) is not None
+        """Return whether the kernels know the model, the loss and the kind of data."""
+        split = request.split
+        return request.loss is None and can_read(split) and self._network(split.x, request.part) is not None
 
     def train(self, request: Request) -> Trained:
-        """Train in one call per epoch; in one per step where there is a direction."""
+        """Train in one call per epoch; in one per step where there is a direction, and for Adam."""
         config, split = request.config, request.split
         network = self._network(split.x, request.part, asked=True)
         assert network is not None
@@ -47,10 +66,12 @@ class KernelBackend(Backend):
         change = None
         if config.augment != "none":
             change = partial(_augmented, AUGMENTATIONS[config.augment], request.key)
+        update = _Adam(config, lr, len(request.start)) if config.optimizer == "adam" else None
         made = network.train(
-            request.start, split, orders, config.batch_size, rates, request.direction, change
+            request.start, split, orders, config.batch_size, rates, request.direction, change, update
         )
-        return Trained(*made, lr, config.momentum)
+        weights, steps, loss = made
+        return request.outcome(weights, steps, loss)
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
         """Return the logits [n, L] or embeddings [n, e] of images `x`; None where PyTorch must make them."""

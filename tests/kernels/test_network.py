@@ -11,6 +11,7 @@ import torch
 import torch.nn.utils.prune
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from torch import nn
 from torch.testing import assert_close
 
@@ -302,6 +303,56 @@ def test_a_direction_that_changes_nothing_changes_no_bit(name):
         directed = learner.sgd(learner.init, split(23), config, key(1), direction=lambda g, w: g)
         assert torch.equal(plain.vector, directed.vector)
         assert plain.steps == directed.steps
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["mlp", "ccfl_cnn"])
+def test_adam_takes_the_steps_of_its_paper_on_the_gradients_of_the_kernels(name, decay):
+    """Kingma and Ba, Algorithm 1, in float64, on the gradients that a direction sees and changes.
+
+    Each of them is PyTorch's gradient of that batch at the weights of that step. A step is 0.01 at most;
+    where gradient and decay cancel, their last bits decide how much of it is taken.
+    """
+    torch.manual_seed(3)
+    learner = Learner(MODELS[name]().build((1, 28, 28), 10))
+    config = LocalConfig(epochs=2, batch_size=9, lr=0.01, optimizer="adam", weight_decay=decay)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def near(ours: torch.Tensor, reference: torch.Tensor) -> None:
+        apart = (ours.double() - reference).abs()
+        assert float(apart.mean()) < 1e-7
+        assert float(apart.max()) < 1e-3
+
+    def direction(g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        seen.append((g.clone(), w.clone()))
+        return g + 0.1 * w
+
+    samples = split(23)
+    done = learner.sgd(learner.init, samples, config, key(1), direction=direction)
+    assert all(learner.kernels.networks.values())
+    assert (done.steps, len(seen), done.momentum) == (6, 6, 0.0)
+    x = seen[0][1].double()
+    m, v = torch.zeros_like(x), torch.zeros_like(x)
+    pytorch = by_pytorch(learner)
+    batches = learner.batches(samples, config, key(1))
+    for t, ((g, w), index) in enumerate(zip(seen, batches, strict=True), start=1):
+        near(w, x)
+        assert_close(g, pytorch.gradient(w, Split(samples.x[index], samples.y[index])), rtol=1e-3, atol=1e-5)
+        g = g.double() + (0.1 + decay) * w.double()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        x = w.double() - 0.01 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    near(done.vector, x)
+
+
+def test_adam_without_a_direction_is_adam_with_one_that_changes_nothing():
+    learner = Learner(MODELS["lenet5"]().build((1, 28, 28), 10))
+    config = LocalConfig(epochs=2, batch_size=5, lr=0.01, optimizer="adam", weight_decay=0.1)
+    plain = learner.sgd(learner.init, split(23), config, key(1))
+    directed = learner.sgd(learner.init, split(23), config, key(1), direction=lambda g, w: g)
+    assert_close(plain.vector, directed.vector, rtol=0, atol=0)
+    head = learner.layout.part("head")
+    moved = (learner.sgd(learner.init, split(23), config, key(1), part=head).vector != learner.init).nonzero()
+    assert_array_equal(moved.flatten(), torch.cat([torch.arange(s.start, s.stop) for s in head]))
 
 
 def test_a_direction_sees_gradient_and_weights():
