@@ -112,9 +112,12 @@ class PACFL(NewClients, Algorithm):
 
     def _labels(self, bases: np.ndarray) -> np.ndarray:
         """Return the cluster [n] of each client, from bases [n, D, columns]."""
+        return merge_closest(self.angles(bases), self.threshold, self.linkage)
+
+    def angles(self, bases: np.ndarray) -> np.ndarray:
+        """Return the distances of clients in degrees [n, n], from bases [n, D, columns]."""
         spans = [u[:, ~np.isnan(u[0])] for u in bases]
-        angles = pairwise(spans, lambda u, v: subspace_angle(u, v, self.angle))
-        return merge_closest(angles, self.threshold, self.linkage)
+        return pairwise(spans, lambda u, v: subspace_angle(u, v, self.angle))
 
     def assign_new_clients(self, server: Server, fingerprints: Notes) -> Plan:
         """Cluster all who are known and the newcomers; old clients stay where they are."""

@@ -431,9 +431,19 @@ def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
             stack=decisions.stack,
             drops=config.on_client_error == DROP,
             direct=decisions.mpi_memory == DEVICE,
+            measures=_measures(context),
             synchronous=config.policy.synchronous,
         )
     )
+
+
+def _measures(context: RunContext) -> Callable[[int], bool] | None:
+    """Return whether the clients' models are compared in a step; None where they never are."""
+    evaluation, rounds = context.config.evaluation, context.config.rounds
+    if evaluation.distances:
+        schedule = EvaluationSchedule(context.evaluated_clients, evaluation.every)
+        return lambda step: schedule.due(step, rounds)
+    return (lambda step: step == rounds) if "parameters" in evaluation.matrices else None
 
 
 OnArrivals = Callable[[Sequence[dict[str, Any]]], None]

@@ -25,17 +25,18 @@ from mpifl.kernels import bindings
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
 from mpifl.results.logging import RankLog, warn_once
-from mpifl.results.metrics import mixture_kl
+from mpifl.results.metrics import client_distances, mixture_kl
 from mpifl.results.recorder import Recorder, digest
 from mpifl.results.supervision import Progress, Signals, Watchdog
 from mpifl.runtime.engine import Record
 from mpifl.runtime.recovery import regroup
-from mpifl.runtime.server_step import ServerStep
+from mpifl.runtime.server_step import ClientProducts, ServerStep
 from mpifl.traffic.ledger import Moved
 
 from . import loader
 from .build import Say, build, build_engine, build_server_step
 from .checkpoints import Checkpoints
+from .client_matrices import compare_clients
 from .context import RunContext
 from .placement import Place, place, table
 from .schema import Config
@@ -141,7 +142,11 @@ def observer(
                 record.scores,
                 record.evaluated_clients,
                 algorithm.labels(record.server),
-                {**record.train, **figures(context, record, server_step.visits)},
+                {
+                    **record.train,
+                    **figures(context, record, server_step.visits),
+                    **distances(context, record, server_step.client_products),
+                },
                 {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")},
                 record.timing,
                 record.virtual_seconds,
@@ -192,6 +197,23 @@ def figures(context: RunContext, record: Record, visits: np.ndarray) -> dict[str
     return out
 
 
+def distances(context: RunContext, record: Record, products: ClientProducts | None) -> dict[str, float]:
+    """Return the columns of `evaluation.distances`; on rank 0.
+
+    Args:
+        context: of the run.
+        record: of a step with scores.
+        products: of the models that clients uploaded in it; None where they were not measured.
+    """
+    if products is None or not context.config.evaluation.distances:
+        return {}
+    clients, groups = products.clients, context.federation.groups
+    labels = context.config.algorithm.labels(record.server)[clients]
+    groups = None if groups is None else groups[clients]
+    kinds = ("client_distance", products.parameters), ("head_distance", products.head)
+    return {k: v for name, x in kinds for k, v in client_distances(x, labels, groups, name).items()}
+
+
 # -- at the end ----------------------------------------------------------------------------------------------
 
 
@@ -214,6 +236,7 @@ def finish(
         asynchronous: further figures of an asynchronous run.
     """
     config, transport = context.config, context.transport
+    found = compare_clients(context, server_step)
     tables, places, wire = collect(context, server_step, server)
     if recorder is None or server is None or places is None or wire is None:
         return
@@ -228,6 +251,8 @@ def finish(
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
     summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
     summary["wall_seconds"] = round(perf_counter() - start, 3)
+    if found:
+        np.savez(recorder.folder / "matrices.npz", **found)  # type: ignore[arg-type]
     if server_step.dropped:
         summary["visits_dropped"] = len(server_step.dropped)
         folders.write_csv(recorder.folder / "dropped.csv", map(vars, server_step.dropped))

@@ -49,6 +49,9 @@ class Seeds:
     system: int = 0
 
 
+CLIENT_MATRICES = ("parameters", "gradients", "angles")
+
+
 @dataclass(frozen=True)
 class EvaluationConfig:
     """When models are evaluated, and on which clients.
@@ -64,6 +67,14 @@ class EvaluationConfig:
             (`accuracy_cluster0_mean`, ...).
         train: evaluate each client on its training data, too, by the same model (columns `accuracy_train_*`,
             the variance in percent squared as `accuracy_variance`).
+        distances: mean L2 distances between the models that clients upload, after local training and before
+            they are averaged (columns `client_distance*`: all parameters; `head_distance*`: the last linear
+            layer; over all pairs, over pairs of one true group and of one estimated cluster). Policy rounds
+            only; costs a gather of all models.
+        matrices: what is compared between all pairs of clients at the end and written to `matrices.npz`:
+            `parameters` (L2 distances of the last uploads), `gradients` (cosines of full-batch gradients on
+            training data at the common initial model), `angles` (degrees, as PACFL compares data, with its
+            options where it runs; and smallest principal angles).
     """
 
     every: int = 1
@@ -72,6 +83,8 @@ class EvaluationConfig:
     finetune_epochs: int = 0
     by: tuple[str, ...] = ()
     train: bool = False
+    distances: bool = False
+    matrices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         epochs = self.finetune_epochs
@@ -79,6 +92,9 @@ class EvaluationConfig:
         require(self.every >= 0, "every", self.every, "take 0 (last round only) or more rounds")
         known = set(self.by) <= {"group", "cluster"}
         require(known, "by", list(self.by), "take group, cluster, or both")
+        known = set(self.matrices) <= set(CLIENT_MATRICES)
+        remedy = f"take some of {', '.join(CLIENT_MATRICES)}"
+        require(known, "matrices", list(self.matrices), remedy)
         require(
             self.clients is None or self.clients >= 1,
             "clients",
@@ -314,6 +330,13 @@ def check_sections(config: Config) -> None:
     policy, clock, computing = config.policy, config.clock, config.network.computing
     policy.check(config.algorithm)
     policy.check_clock(clock)
+    measured, evaluation = (
+        "models of one round are compared; take policy rounds, or leave it out",
+        config.evaluation,
+    )
+    require(policy.synchronous or not evaluation.distances, "evaluation.distances", True, measured)
+    last = "parameters" in evaluation.matrices
+    require(policy.synchronous or not last, "evaluation.matrices", list(evaluation.matrices), measured)
     remedy = "has no effect: this network brings computing times of its own; leave it out"
     require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
     away = config.availability

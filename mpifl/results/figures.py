@@ -31,6 +31,12 @@ MATRICES = {  # array [N, N] of an algorithm -> title, colour map (light: simila
     "affinity": ("affinity", "cividis_r"),
     "linked": ("linked", "Greys"),
 }
+COMPARED = {  # array [N, N] of matrices.npz -> title, colour map
+    "parameters": ("distance of parameters", "cividis"),
+    "gradients": ("cosine of gradients", "cividis_r"),
+    "angles": ("angle of data, degrees", "cividis"),
+    "smallest_angles": ("smallest principal angle, degrees", "cividis"),
+}
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -141,36 +147,43 @@ def _unit(most: float) -> tuple[float, str]:
 
 
 def matrices(groups: Sequence[Group]) -> Figure | None:
-    """Draw the matrices over pairs of clients that algorithms keep, ordered by cluster and true group."""
+    """Draw the matrices over pairs of clients, ordered by cluster and true group.
+
+    Of each group the one that its algorithm keeps, and those of `evaluation.matrices`.
+    """
     found = []
     for group in groups:
-        algorithm_state = group.runs[0].algorithm_state
-        name = next((n for n in MATRICES if n in algorithm_state and algorithm_state[n].ndim == 2), None)
-        if name is not None and np.isfinite(algorithm_state[name]).any():
-            n, shape = int(group.runs[0].summary["clients"]), algorithm_state[name].shape
-            remedy = f"algorithm_state.npz: {name} has shape {shape}, for {n} clients; run it again"
-            require(shape == (n, n), "RUN", str(group.runs[0].folder), remedy)
-            found.append((group, name, algorithm_state[name]))
+        run = group.runs[0]
+        kept = next(
+            (n for n in MATRICES if n in run.algorithm_state and run.algorithm_state[n].ndim == 2), None
+        )
+        drawn = [] if kept is None else [("algorithm_state.npz", *MATRICES[kept], run.algorithm_state[kept])]
+        drawn += [("matrices.npz", *COMPARED[n], run.matrices[n]) for n in COMPARED if n in run.matrices]
+        for file, title, colours, values in drawn:
+            if np.isfinite(values).any():
+                n = int(run.summary["clients"])
+                remedy = f"{file}: {title} has shape {values.shape}, for {n} clients; run it again"
+                require(values.shape == (n, n), "RUN", str(run.folder), remedy)
+                found.append((group, title, colours, values))
     if not found:
         return None
     found = found[:MAX_MATRICES]
     wide = min(len(found), 3)
     high = -(-len(found) // wide)
     figure = _figure(4.0 * wide, 3.8 * high)
-    axes = figure.subplots(high, wide, squeeze=False).flat
-    for axis, (group, name, values) in zip(axes, found, strict=False):
-        _matrix(figure, axis, group, name, values)
-    for axis in list(axes)[len(found) :]:
+    axes = list(figure.subplots(high, wide, squeeze=False).flat)
+    for axis, shown in zip(axes, found, strict=False):
+        _matrix(figure, axis, *shown)
+    for axis in axes[len(found) :]:
         axis.set_visible(False)
     return figure
 
 
-def _matrix(figure: Figure, axis: Any, group: Group, name: str, values: np.ndarray) -> None:
+def _matrix(figure: Figure, axis: Any, group: Group, title: str, colours: str, values: np.ndarray) -> None:
     """Draw one matrix, with a strip of clusters and one of true groups on its left."""
     rows = group.runs[0].rows("clusters.csv")
     cluster, truth = (np.array([int(r[c]) for r in rows]) for c in ("cluster", "group"))
     order = np.lexsort((np.arange(len(rows)), truth, cluster))
-    title, colours = MATRICES[name]
     image = axis.imshow(values[np.ix_(order, order)].astype(float), cmap=colours, interpolation="nearest")
     figure.colorbar(image, ax=axis, fraction=0.045, pad=0.02).ax.tick_params(labelsize=7)
     strips = [("cluster", cluster)] + ([("truth", truth)] if (truth >= 0).all() else [])

@@ -180,6 +180,30 @@ def group_distances(distances: np.ndarray, labels: np.ndarray) -> tuple[float, f
     return _mean(within), _mean(pairs)
 
 
+def client_distances(
+    products: np.ndarray, labels: np.ndarray, groups: np.ndarray | None, name: str
+) -> dict[str, float]:
+    """Return the mean distances of the clients' models, as columns of `metrics.csv` (EMD-CFL, table 9).
+
+    Args:
+        products: Pairwise products of the models [m, m].
+        labels: Estimated cluster of each client [m].
+        groups: True group of each client [m]; None where there are none.
+        name: Of the columns.
+
+    Returns:
+        `{name}` over all pairs, `{name}_within_clusters`, and `{name}_within_groups`; NaN where there is no
+        pair.
+    """
+    square = np.diag(products)
+    distances = np.sqrt(np.maximum(square[:, None] + square - 2 * products, 0.0))
+    within, everywhere = group_distances(distances, labels)
+    out = {name: everywhere, f"{name}_within_clusters": within}
+    if groups is not None:
+        out[f"{name}_within_groups"] = group_distances(distances, groups)[0]
+    return out
+
+
 def row_distances(rows: torch.Tensor) -> np.ndarray:
     """Return the L2 distances [K, K] of rows [K, d], computed in float64."""
     gram = np.zeros((len(rows), len(rows)))

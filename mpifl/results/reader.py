@@ -129,7 +129,15 @@ class Run:
     @cached_property
     def algorithm_state(self) -> dict[str, np.ndarray]:
         """The arrays of `algorithm_state.npz`, by name; empty where there is no such file."""
-        path = _existing(self.folder / "algorithm_state.npz")
+        return self._arrays("algorithm_state.npz")
+
+    @cached_property
+    def matrices(self) -> dict[str, np.ndarray]:
+        """The matrices over clients of `matrices.npz`, by name; empty where there is no such file."""
+        return self._arrays("matrices.npz")
+
+    def _arrays(self, file: str) -> dict[str, np.ndarray]:
+        path = _existing(self.folder / file)
         if not path.exists():
             return {}
         try:

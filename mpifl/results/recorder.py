@@ -287,7 +287,10 @@ class Recorder:
         write_json(self.folder / "summary.json", {**summary, **self._distances(model or {})})
 
     def _distances(self, model: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """Return the mean distance of the models of two clients of one true group, and of any two clients."""
+        """Return the mean distance of the rows that two clients use: of one true group, and any two.
+
+        Clients that share a row are 0 apart; `evaluation.distances` measures the models that they train.
+        """
         if self.groups is None or "model" not in model:
             return {}
         within, overall = model_distances(model["model"], model["assign"].numpy(), self.groups)

@@ -16,7 +16,7 @@ from mpifl.aggregation.mixer import Mixer, mix_exact, mix_float32
 from mpifl.aggregation.tables import Tables, row_distances
 from mpifl.comm.transport import Single, Transport
 from mpifl.core.mixing import Plan
-from mpifl.core.parameters import Layout
+from mpifl.core.parameters import Layout, Part, take, width
 from mpifl.core.types import Server
 
 from .protocol import GatheredReports
@@ -73,18 +73,22 @@ class MpiAggregator:
     def __init__(self, transport: Transport, mixer: Mixer) -> None:
         self.transport, self.mixer = transport, mixer
 
-    def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return the pairwise products float64 [m, m] of an upload; every rank calls."""
+    def gram(
+        self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
+    ) -> np.ndarray | None:
+        """Return the pairwise products float64 [m, m] of an upload, or of a part of it; every rank calls."""
         wanted = None
         if reports is not None:
             counts = np.bincount(reports.owners, minlength=self.transport.size)
-            width = reports.max_abs[name].shape[1] * reports.widths[name]
-            wanted = tuple(int(c) for c in counts), width
+            columns = reports.max_abs[name].shape[1] * reports.widths[name] if part is None else width(part)
+            wanted = tuple(int(c) for c in counts), columns
         wanted = self.transport.bcast(wanted, "plan")
         if wanted is None:
             return None
         owners = reports.owners if reports is not None else None
-        return self.mixer.gram(uploads.get(name, []), wanted[0], owners, wanted[1])
+        mine = uploads.get(name, [])
+        mine = mine if part is None else [take(u, part) for u in mine]
+        return self.mixer.gram(mine, wanted[0], owners, wanted[1])
 
     def row_distances(self, server: Server, reports: GatheredReports, uploads: Uploads, name: str) -> None:
         """Return nothing: the workers measure distances at the visits, where the uploads are."""

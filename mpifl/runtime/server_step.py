@@ -26,7 +26,7 @@ from mpifl.core.capabilities import (
     upload_named,
     uses,
 )
-from mpifl.core.errors import MethodError
+from mpifl.core.errors import MethodError, UserError
 from mpifl.core.mixing import Plan
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Notes, Reads, Server
@@ -63,6 +63,21 @@ class StepResult:
     notes: Notes
 
 
+@dataclass(frozen=True)
+class ClientProducts:
+    """Pairwise products of the models that clients uploaded in a step, from which their distances follow.
+
+    Attributes:
+        clients: whose models, int64 [m]; of clients that did not take part, the remembered ones.
+        parameters: of all parameters, without buffers, float64 [m, m].
+        head: of the last linear layer, float64 [m, m].
+    """
+
+    clients: np.ndarray
+    parameters: np.ndarray
+    head: np.ndarray
+
+
 class ServerStep:
     """Takes server steps; every rank has one.
 
@@ -79,6 +94,7 @@ class ServerStep:
         visits: of each client so far, int64 [N]; on rank 0.
         dropped: visits that were left out; on rank 0.
         train_metrics: means of what the clients reported in the last step; on rank 0.
+        client_products: of the last step, where they are measured; on rank 0.
     """
 
     def __init__(self, config: StepConfig) -> None:
@@ -102,6 +118,7 @@ class ServerStep:
         self.visits = np.zeros(len(self.sizes), np.int64)
         self.dropped: list[Dropped] = []
         self.train_metrics: dict[str, float] = {}
+        self.client_products: ClientProducts | None = None
         self._shown: Mapping[str, torch.Tensor] = {}  # what all download for one-shot statistics; on rank 0
 
     # -- before the first step -------------------------------------------------------------------------------
@@ -196,11 +213,34 @@ class ServerStep:
         batch = self._scatter(self._train_batches(server, cohort) if server is not None else None)
         results = self.worker.run(batch)
         reports = self._gather(batch, results, "local_update")
+        self._measure(batch.step, reports, results.uploads)
         result = self.advance(server, reports, results.uploads, self.aggregator)
         if result is None:
             return None, None
         self.visits[result.notes.client[result.notes.fresh]] += 1
         return result.server, result.notes
+
+    def _measure(self, step: int, reports: GatheredReports | None, uploads: Uploads) -> None:
+        """Multiply the clients' models with each other, if that is due.
+
+        Raises:
+            UserError: clients upload no whole model.
+        """
+        measures, layout = self.config.measures, self.problem.layout
+        self.client_products = None
+        if measures is None:
+            return
+        if reports is not None and reports.widths.get("model") != layout.size:
+            sent = ", ".join(reports.widths) or "nothing"
+            remedy = f"clients upload {sent}, no whole model whose distances could be measured; leave it out"
+            key = "evaluation.distances, evaluation.matrices"
+            raise UserError(key, f"with {type(self.algorithm).__name__}", remedy)
+        wanted = reports if reports is not None and measures(step) else None
+        parts = layout.part("parameters"), layout.part("head")
+        with self.watch("evaluate"):
+            parameters, head = (self.aggregator.gram(wanted, uploads, "model", part) for part in parts)
+        if wanted is not None and parameters is not None and head is not None:
+            self.client_products = ClientProducts(wanted.notes.client, parameters, head)
 
     def advance(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mpifl.aggregation.client_store import ClientStore
@@ -39,6 +39,7 @@ class StepConfig:
         stack: clients that are trained together.
         drops: whether a client that fails twice is left out; otherwise it ends the run.
         direct: whether MPI is given the memory of GPUs.
+        measures: whether the clients' models are compared in the step of a number; None: in none.
         synchronous: False where uploads reach rank 0 one by one: all tables stay there, and nobody joins
             after the first step.
     """
@@ -61,4 +62,5 @@ class StepConfig:
     stack: int = 1
     drops: bool = False
     direct: bool = False
+    measures: Callable[[int], bool] | None = None
     synchronous: bool = True

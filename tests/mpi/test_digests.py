@@ -12,10 +12,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from support import worlds
-from support.runs import CONFIG, RUNS, SCRIPT, Runs
+from support.runs import CONFIG, RUNS, SCRIPT, Runs, columns_of
 
 from mpifl.comm.monitoring import parse_monitoring
 
@@ -71,6 +72,14 @@ def test_digests_do_not_depend_on_the_ranks(place, runs_at, monitored):
         for figure in one:
             if figure not in ("ranks", "mpi_bytes", "wall_seconds", "peak_bytes", "asynchronous"):
                 assert one[figure] == other[figure], f"{name}: {figure}"
+    kept = [runs.folder / "tiny-emdcfl-half" for runs in (alone, there)]
+    mine, theirs = (columns_of(folder / "metrics.csv") for folder in kept)
+    assert "client_distance" in mine
+    assert mine == theirs
+    mine, theirs = (dict(np.load(folder / "matrices.npz")) for folder in kept)
+    assert [*mine] == ["parameters", "gradients", "angles", "smallest_angles"]
+    for name, values in mine.items():
+        np.testing.assert_array_equal(theirs[name], values, name)
 
 
 def test_only_the_collective_may_change_without_changing_the_digest(runs_at):

@@ -105,6 +105,15 @@ def test_distances_of_the_models_clients_use_by_hand():
     assert all(np.isnan(M.model_distances(torch.zeros(300, 2), np.arange(300), np.zeros(300, int))))
 
 
+def test_distances_of_the_models_clients_train_by_hand():
+    """Models (0, 0), (3, 4), (0, 8): 5, 8, 5 apart. Clusters {0}, {1, 2}, groups {0, 1}, {2}."""
+    x = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 8.0]])
+    found = M.client_distances(x @ x.T, np.array([4, 7, 7]), np.array([0, 0, 1]), "d")
+    assert found == pytest.approx({"d": 6.0, "d_within_clusters": 5.0, "d_within_groups": 5.0})
+    found = M.client_distances(x @ x.T, np.array([1, 2, 1]), None, "d")
+    assert found == pytest.approx({"d": 6.0, "d_within_clusters": 8.0})
+
+
 def test_nobody_changed_is_found_without_a_table_of_all_pairs_of_clusters():
     everyone_alone = np.arange(1_000_000)
     assert M.churn(everyone_alone, everyone_alone.copy()) == 0.0

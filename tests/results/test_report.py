@@ -294,3 +294,26 @@ def test_a_sweep_draws_training_accuracy_in_dashes_of_the_same_colour(tmp_path, 
     assert list(axis.get_lines()[1].get_ydata()) == [0.7, 0.8]
     assert axis.get_ylabel() == "mean accuracy (dashed: training data)"
     assert drawn[1].axes[0].get_ylabel() == "mean accuracy"
+
+
+def test_every_matrix_over_clients_is_drawn_ordered_by_cluster(tmp_path):
+    """Clients 0, 2 and 1, 3 are clusters: one matrix of the algorithm, two of matrices.npz; no empty axes."""
+    lines = [f"{k},{k % 2},{k // 2},1" for k in range(4)]
+    (tmp_path / "clusters.csv").write_text("\n".join(["client,cluster,group,placed", *lines]))
+    x = np.arange(16.0).reshape(4, 4)
+    np.savez(tmp_path / "matrices.npz", parameters=x, angles=np.full((4, 4), np.nan), gradients=-x)
+    np.savez(tmp_path / "algorithm_state.npz", distance=2 * x)
+    figure = figures.matrices([Group("one", (finished.Run(tmp_path, {}, {"clients": 4}),))])
+    drawn = [axis for axis in figure.axes if axis.get_title() and axis.get_visible()]
+    titles = ["distance", "distance of parameters", "cosine of gradients"]
+    assert [axis.get_title() for axis in drawn] == [f"one\n{title}" for title in titles]
+    order = np.ix_([0, 2, 1, 3], [0, 2, 1, 3])
+    for axis, values in zip(drawn, (2 * x, x, -x), strict=True):
+        np.testing.assert_array_equal(axis.get_images()[0].get_array(), values[order])
+    four = finished.Run(tmp_path, {}, {"clients": 4})
+    four.__dict__["matrices"] = {"parameters": x, "gradients": -x, "angles": x}
+    figure = figures.matrices([Group("one", (four,))])
+    assert sum(not axis.get_visible() for axis in figure.axes) == 2, "four matrices in a frame of six"
+    np.savez(tmp_path / "matrices.npz", parameters=x[:3])
+    with pytest.raises(UserError, match=r"matrices\.npz: distance of parameters has shape"):
+        figures.matrices([Group("one", (finished.Run(tmp_path, {}, {"clients": 4}),))])

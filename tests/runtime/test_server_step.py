@@ -15,10 +15,10 @@ from torch.testing import assert_close
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import ComparedUploads, RememberedUploads
-from mpifl.core.errors import MethodError, NotFinite
+from mpifl.core.errors import MethodError, NotFinite, UserError
 from mpifl.core.mixing import Plan, add, average
 from mpifl.core.rng import key
-from mpifl.experiment.schema import SystemConfig
+from mpifl.experiment.schema import EvaluationConfig, SystemConfig
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.synchronous import SynchronousEngine
@@ -101,6 +101,42 @@ def test_draws_are_addressed_by_client_and_visit(tmp_path):
         for k, visit, draw in zip(notes.client, notes["visit"], notes["draw"], strict=True):
             assert draws.setdefault((k, visit), draw) == draw
     assert len(set(draws.values())) == len(draws)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "oracle"])
+def test_distances_are_those_of_what_clients_trained(name, tmp_path):
+    """Half take part in each of three rounds, every second is evaluated: the models of rounds 2 and 3, those
+    that the Oracle remembers among them, compared in NumPy; the last layer of 3 x 8 weights and 3 biases by
+    itself.
+    """
+    uploads: dict[int, np.ndarray] = {}
+
+    def told(hook, args, result):
+        if hook == "local_update":
+            uploads[result[0].client] = result[0].vectors["model"].double().numpy()
+
+    evaluation = EvaluationConfig(every=2, distances=True)
+    method, half = CATALOGUE[name](), {"participation": 0.5, "rounds": 3, "evaluation": evaluation}
+    step, sampler = worlds.start(method, worlds.Tiny(), tmp_path, told=told, **half)
+    server = step.initialize()
+    for t in range(1, 4):
+        server, notes = step.step(server, sampler(t))
+        found = step.client_products
+        if t == 1:
+            assert found is None
+            continue
+        assert_array_equal(found.clients, notes.client)
+        assert (name == "fedavg") == (len(notes) == 3)
+        x = np.stack([uploads[k] for k in notes.client.tolist()])
+        for products, of in ((found.parameters, x), (found.head, x[:, -27:])):
+            assert_allclose(products, of @ of.T, rtol=1e-12)
+
+
+def test_distances_ask_for_whole_models(tmp_path):
+    evaluation = EvaluationConfig(matrices=("parameters",))
+    step, sampler = worlds.start(CATALOGUE["cfl"](), worlds.Tiny(), tmp_path, evaluation=evaluation)
+    with pytest.raises(UserError, match=r"with CFL.*upload delta, update, no whole model"):
+        step.step(step.initialize(), sampler(1))
 
 
 def test_training_figures_are_means_by_samples(tmp_path):

@@ -25,7 +25,10 @@ RUNS: dict[str, list[str]] = {
     "fedper": ["--algorithm", "fedper", *HALF],
     "cfl": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", *HALF],
     "emdcfl": ["--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}"],
-    "emdcfl-half": ["--algorithm", "{name: emdcfl, sample_cap: 32, solver: sinkhorn}", *HALF],
+    "emdcfl-half": [
+        *("--algorithm", "{name: emdcfl, sample_cap: 32, solver: sinkhorn}", *HALF),
+        *("--evaluation.distances", "true", "--evaluation.matrices", "[parameters, gradients, angles]"),
+    ],
     "ucfl": ["--algorithm", "ucfl", *HALF],
     "ucfl-reduced": ["--algorithm", "ucfl", *HALF, "--system.collective", "reduce"],
     "fedavg-gathered": [*HALF, "--system.collective", "gather"],
