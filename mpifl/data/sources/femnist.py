@@ -27,11 +27,13 @@ class Femnist(Source):
     Attributes:
         folder: below data.root; holds train/*.json and test/*.json as LEAF writes them, or
             femnist_leaf_writers.npz with arrays x, y, writer, is_test, users.
+        inverted: white on black, as EMNIST's images are.
     """
 
     name: ClassVar[str] = "femnist"
 
     folder: str = "femnist"
+    inverted: bool = False
 
     def files(self, root: Path) -> list[Path]:
         """Return the JSON shards if there are any, otherwise the archive."""
@@ -53,6 +55,7 @@ class Femnist(Source):
         names = tuple(sorted(train.keys() | test.keys()))
         rows = [(i, part[name]) for part in (train, test) for i, name in enumerate(names) if name in part]
         images = np.concatenate([images for _, (images, _) in rows])[:, None]
+        images = 255 - images if self.inverted else images
         labels = np.concatenate([labels for _, (_, labels) in rows]).astype(np.int64)
         origin = np.repeat([i for i, _ in rows], [len(labels) for _, (_, labels) in rows])
         return Pool(images, labels, sum(len(y) for _, y in train.values()), NUM_CLASSES, origin, names)
