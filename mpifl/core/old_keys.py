@@ -26,8 +26,12 @@ NEW_KEYS: dict[str, Any] = {
     "algorithm.memory": False,
     "algorithm.loss_batch": None,
     "algorithm.starts": None,
+    "algorithm.stream_cost": 0.0,
+    "algorithm.tradeoff": None,
+    "algorithm:fedfomo.variant": "paper",
+    "data.source:femnist.inverted": False,
     "local.keep_optimizer": False,
-}  # dotted key that release 0.1 did not have -> the value that stands for what it did
+}  # dotted key that release 0.1 did not have (SECTION:NAME: not in that of NAME) -> the value for what it did
 MAX_COUNT = 2**63 - 1
 
 

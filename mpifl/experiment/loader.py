@@ -7,6 +7,7 @@ the other keys are the fields of that class.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
@@ -148,10 +149,13 @@ def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
 
 def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tree of a configuration under the keys of release 0.1, whose checkpoints hold its digest."""
-    out: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in tree.items()}
+    out: dict[str, Any] = copy.deepcopy(dict(tree))
     for key, plain in NEW_KEYS.items():
-        section, _, name = key.rpartition(".")
-        part = out.get(section) if section else out
+        *sections, name = key.split(".")
+        part: Any = out
+        for section, _, of in (text.partition(":") for text in sections):
+            part = part.get(section) if isinstance(part, dict) else None
+            part = part if isinstance(part, dict) and of in ("", part.get("name")) else None
         if isinstance(part, dict) and name in part and part[name] == plain:
             del part[name]
     size = out.pop("cohort_size")

@@ -77,7 +77,7 @@ def test_every_table_of_the_papers_has_a_configuration():
     expected = {
         "emdcfl": (*(f"table{n}" for n in (1, 2, 3, 4, 6, 10, 11)), "fig8", "fig12", "fig14"),
         "flt": ("table1", "table2", "table3", "table4", "table5"),
-        "ucfl": ("table1-a", "table1-b", "table1-c", "fig7"),
+        "ucfl": ("table1-a", "table1-b", "table1-c", "grids", "fig5", "fig6", "fig7"),
         "ccfl": (
             *(f"table1-{data}" for data in ("fashionmnist", "cifar100", "miniimagenet")),
             *(f"ablation-{what}" for what in ("rho", "clients", "public", "static", "adjustment")),

@@ -147,6 +147,12 @@ def test_leaf_shards_and_the_archive_give_the_same_pool(small_root, tmp_path):
     np.testing.assert_array_equal(np.bincount(a.origin[a.train]), [15, 14, 13, 12, 11, 10])
 
 
+def test_femnist_can_be_white_on_black(small_root):
+    plain, inverted = (load("femnist", small_root, inverted=flag) for flag in (False, True))
+    np.testing.assert_array_equal(inverted.images.astype(int), 255 - plain.images.astype(int))
+    np.testing.assert_array_equal(inverted.labels, plain.labels)
+
+
 def test_real_femnist_has_the_writers_it_says(open_real):
     pool = open_real("femnist", "natural").pool
     assert (pool.num_train, len(pool.test), len(pool.origin_names)) == (41_434, 4_756, 300)

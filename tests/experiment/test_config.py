@@ -18,7 +18,8 @@ from mpifl.models import MODELS
 from mpifl.results.logging import warn_once
 from mpifl.training.config import LocalConfig
 
-KEYS = json.loads((Path(__file__).parents[1] / "old_runs/0.1.0/keys.json").read_text())["whole"]
+ALL_KEYS = json.loads((Path(__file__).parents[1] / "old_runs/0.1.0/keys.json").read_text())
+KEYS = ALL_KEYS["whole"]
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 
 
@@ -167,6 +168,32 @@ def test_checkpoints_of_release_0_1_know_their_configuration():
     """Its keys and values, in any order: a digest of them is compared."""
     old = {**KEYS, "participation": 4.0}
     assert loader.as_of_0_1(loader.to_tree(from_tree(Config, loader.renamed(old)))) == old
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "new"),
+    [
+        ("algorithm", "fedfomo", {"variant": "ucfl"}),
+        ("algorithm", "ucfl", {"streams": -1, "stream_cost": 0.1}),
+        ("data.source", "femnist", {"inverted": True}),
+    ],
+)
+def test_checkpoints_of_release_0_1_know_sections_that_have_grown(path, name, new):
+    """A new key is left out while it says what 0.1 did, and decides numbers otherwise."""
+    (section,) = (part for part in ALL_KEYS[path] if part["name"] == name)
+    config = loader.merged(loader.to_tree(load(TINY)), loader.nested(path.split("."), section))
+    old = value_in(loader.as_of_0_1(loader.to_tree(from_tree(Config, config))), path)
+    assert old == section
+    grown = loader.merged(config, loader.nested(path.split("."), {"name": name, **new}))
+    changed = value_in(loader.as_of_0_1(loader.to_tree(from_tree(Config, grown))), path)
+    assert {**section, **new}.items() <= changed.items()
+
+
+def value_in(tree: dict, path: str) -> dict:
+    """Return the section at a dotted path of a tree."""
+    for name in path.split("."):
+        tree = tree[name]
+    return tree
 
 
 def test_numbers_are_taken_as_their_field_wants_them():
