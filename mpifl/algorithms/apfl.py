@@ -34,7 +34,7 @@ class APFL(Algorithm):
     adaptive: bool = True
 
     paper = "deng2020adaptive"
-    needs = Needs(client_state=True, plain_sgd=True)
+    needs = Needs(client_state=True, plain_sgd=True, new_optimizer=True)
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha <= 1, "alpha", self.alpha, "take a share in [0, 1]")

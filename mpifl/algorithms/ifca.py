@@ -83,7 +83,7 @@ class IFCA(OneShotStatistics, Algorithm):
         require(self.share in ("none", "body"), "share", self.share, "take none or body")
         require(self.restarts >= 0, "restarts", self.restarts, "take 0 or more sets of models")
         require(0 <= self.least <= 1, "least", self.least, "take a share in [0, 1]")
-        needs = Needs(validation=self._on == "val")
+        needs = Needs(validation=self._on == "val", new_optimizer=self.variant == "gradient")
         object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
 
     @property

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State, Vector
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, Vector
 from mpifl.core.mixing import Plan, average
 
 VARIANTS = ("fo", "hf")
@@ -41,6 +41,7 @@ class PerFedAvg(Algorithm):
     delta: float = 1e-3
 
     paper = "fallah2020personalized"
+    needs = Needs(new_optimizer=True)
 
     def __post_init__(self) -> None:
         require(self.alpha >= 0, "alpha", self.alpha, "take 0 or more")

@@ -13,7 +13,7 @@ from torch import nn
 from .federation import ClientData, Split
 from .parameters import Layout, Part
 from .rng import Key
-from .types import Report, Vector
+from .types import Report, State, Vector
 
 Direction = Callable[
     [torch.Tensor, torch.Tensor], torch.Tensor
@@ -81,6 +81,18 @@ class Client(ABC):
     @abstractmethod
     def auxiliary(self) -> Client:
         """The same client with the network beside the model (`Algorithm.auxiliary`)."""
+
+    def load_optimizer(self, memory: State) -> None:
+        """Let the trainings of this visit go on with the optimisers of the last one (`local.keep_optimizer`).
+
+        Args:
+            memory: what `optimizer_memory` returned after it; empty before the first visit.
+        """
+        raise NotImplementedError
+
+    def optimizer_memory(self) -> State:
+        """Return what the optimisers of this visit's trainings remember, in order."""
+        raise NotImplementedError
 
     @abstractmethod
     def sgd(
@@ -154,8 +166,10 @@ class ClientHost(ABC):
     Attributes:
         device: where clients train.
         layout: of the model's flat vector.
+        keeps_optimizer: whether clients keep their optimisers between visits.
     """
 
+    keeps_optimizer: bool = False
     device: torch.device
     layout: Layout
 

@@ -359,6 +359,13 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     plain = local.optimizer == "sgd" and local.momentum == 0
     remedy = "this method needs plain SGD without momentum"
     require(plain or not needs.plain_sgd, "local.momentum", local.momentum, remedy)
+    if local.keep_optimizer:
+        remedy = "SGD without momentum has nothing to keep; take local.momentum, or local.optimizer adam"
+        require(local.remembers, "local.keep_optimizer", True, remedy)
+        remedy = "this method begins every training with a new optimiser; take false"
+        require(not needs.new_optimizer, "local.keep_optimizer", True, remedy)
+        remedy = "clients that are stacked begin with new optimisers; take 1, or local.keep_optimizer false"
+        require(config.system.stack <= 1, "system.stack", config.system.stack, remedy)
     empty = np.flatnonzero(sizes[:, 0] < 1)
     require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
 
@@ -392,7 +399,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         require(policy.synchronous, "system.stack", stack, remedy)
         remedy = "a model with dropout, batch norm, buffers or hooks cannot be stacked; take 1"
         require(stackable(parts.learner.flat.module), "system.stack", stack, remedy)
-    elif not stack and policy.synchronous:
+    elif not stack and policy.synchronous and not local.keep_optimizer:
         typical = int(np.argsort(sizes[:, 0])[n // 2])
         most = max(1, num_sampled // max(1, num_ranks - 1))
         stack = pick_stack(parts.learner, federation.client(typical).train, local, most)

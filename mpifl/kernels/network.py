@@ -17,6 +17,7 @@ from torch import nn
 from mpifl.core.client import Direction
 from mpifl.core.federation import Split
 from mpifl.core.module_checks import untouched
+from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Layout, Part
 
 from . import bindings
@@ -84,6 +85,7 @@ class Network:
         direction: Direction | None,
         change: Change | None = None,
         update: Update | None = None,
+        kept: KeptOptimizer | None = None,
     ) -> tuple[torch.Tensor, int, float]:
         """Train; return the new parameters [p], the number of steps, and the mean loss.
 
@@ -96,6 +98,8 @@ class Network:
             direction: replaces the gradient of each step; None leaves it as it is.
             change: replaces the images of each step (augmentation); None leaves them as they are.
             update: moves the weights in each step (Adam); None: SGD.
+            kept: an optimiser that goes on; its steps are counted, and of SGD the momentum is kept. None for
+                a new one.
 
         Raises:
             IndexError: a label is no class.
@@ -107,6 +111,9 @@ class Network:
         by_steps = direction is not None or update is not None
         gradient = self.gradient.zero_() if by_steps else None
         pieces = list(_batches(orders, batch) if by_steps else orders)
+        before = 0 if kept is None else kept.steps
+        if update is None and kept is not None and kept.momentum is not None:
+            self.momentum.copy_(kept.momentum)
         for i, index in enumerate(pieces):
             samples, index = _changed(split, index, batch, steps, change)
             total += bindings.train(
@@ -118,8 +125,8 @@ class Network:
                 index,
                 batch,
                 sgd,
-                steps_done=steps,
-                last=i == len(pieces) - 1,
+                steps_done=before + steps,
+                last=kept is None and i == len(pieces) - 1,
                 workspace=workspace,
             )
             if by_steps:
@@ -127,10 +134,14 @@ class Network:
                 changed = self._float32(made)
                 for s in self.part:
                     if update is None:
-                        bindings.sgd_step(weights[s], self.momentum[s], changed[s], sgd, steps)
+                        bindings.sgd_step(weights[s], self.momentum[s], changed[s], sgd, before + steps)
                     else:
-                        update(weights, changed, s, steps + 1)
+                        update(weights, changed, s, before + steps + 1)
             steps += -(-len(index) // batch)
+        if kept is not None and steps:
+            kept.steps = before + steps
+            if update is None:
+                kept.momentum = self.momentum.clone()
         return weights, steps, total / steps if steps else 0.0
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor:

@@ -111,7 +111,7 @@ class ServerStep:
         self.ledger = Ledger(len(self.sizes), c.payload)
         needs = c.algorithm.needs
         keeps = needs.client_state or uses(c.algorithm, RememberedUploads)
-        pinned = keeps or c.payload.error_feedback
+        pinned = keeps or c.payload.error_feedback or c.clients.keeps_optimizer
         self.scheduler = Scheduler(
             c.transport.nodes, c.transport.workers, self.sizes[:, 0], pinned, c.shuffle, c.stack
         )

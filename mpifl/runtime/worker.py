@@ -174,6 +174,9 @@ class Worker:
         arguments = self._before(client, task, message)
         with self.watch("train"):
             made = self.hooks.local_update(task, *arguments)
+        if self.config.clients.keeps_optimizer:
+            memory = tensors_on(client.optimizer_memory(), CPU)
+            self.config.store.save("optimizer", task.client, task.visit + 1, memory)
         return self._after(task, message, *made)
 
     def _before(
@@ -183,6 +186,8 @@ class Worker:
         with self.watch("load"):
             keeps = self.config.algorithm.needs.client_state
             state = self.config.store.load("state", task.client, task.visit) if keeps else {}
+            if self.config.clients.keeps_optimizer:
+                client.load_optimizer(self.config.store.load("optimizer", task.client, task.visit))
             _ = client.data
         device = self.config.clients.device
         key = self._key("visit", task.client, task.visit)

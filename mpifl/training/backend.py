@@ -13,6 +13,7 @@ import torch
 
 from mpifl.core.client import Direction, Loss, Trained
 from mpifl.core.federation import Split
+from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part, bounds
 from mpifl.core.rng import Key
 
@@ -33,6 +34,7 @@ class Request(NamedTuple):
         direction: changes the flat gradient before each step; None leaves it as it is.
         loss: replaces cross-entropy; None for cross-entropy.
         part: the slices of the vector that move; None for all parameters.
+        kept: the optimiser that goes on, and is changed; None for a new one.
     """
 
     start: torch.Tensor
@@ -43,6 +45,7 @@ class Request(NamedTuple):
     direction: Direction | None = None
     loss: Loss | None = None
     part: Part | None = None
+    kept: KeptOptimizer | None = None
 
     @property
     def kind(self) -> tuple[object, ...]:

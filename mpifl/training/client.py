@@ -15,9 +15,10 @@ from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained
 from mpifl.core.devices import CPU, split_on
 from mpifl.core.errors import Missing
 from mpifl.core.federation import ClientData, Federation, Split
+from mpifl.core.optimizer_memory import OptimizerMemory
 from mpifl.core.parameters import Layout, Part
 from mpifl.core.rng import Key
-from mpifl.core.types import Vector
+from mpifl.core.types import State, Vector
 
 from .config import LocalConfig
 from .learner import Learner
@@ -51,6 +52,7 @@ class LocalClient(Client):
         self.id, self.visit, self.step = k, visit, step
         self.layout, self.init = learner.layout, learner.init.to(self._home)
         self._federation, self._learner, self._config = federation, learner, config
+        self._optimizers: OptimizerMemory | None = None
 
     @cached_property
     def num_samples(self) -> int:  # type: ignore[override]  # an attribute of Client
@@ -84,6 +86,14 @@ class LocalClient(Client):
         twin.__dict__["data"] = self.data
         return twin
 
+    def load_optimizer(self, memory: State) -> None:
+        """Let the trainings of this visit go on with the optimisers of the last one."""
+        self._optimizers = OptimizerMemory(memory)
+
+    def optimizer_memory(self) -> State:
+        """Return what the optimisers of this visit's trainings remember."""
+        return {} if self._optimizers is None else self._optimizers.tensors()
+
     def sgd(
         self,
         start: Vector,
@@ -96,15 +106,18 @@ class LocalClient(Client):
         **changes: Any,
     ) -> Trained:
         """Train on the client's training data."""
+        config = replace(self._config, **changes) if changes else self._config
+        memory = self._optimizers if config.remembers else None
         trained = self._learner.sgd(
             start,
             self.data.train if split is None else split_on(split, self._learner.device),
-            replace(self._config, **changes) if changes else self._config,
+            config,
             key,
             step=self.step,
             direction=direction,
             loss=loss,
             part=part,
+            kept=None if memory is None else memory.next(),
         )
         away = trained.vector.device != self._home
         return replace(trained, vector=trained.vector.to(self._home)) if away else trained
@@ -192,7 +205,12 @@ class LocalClients(ClientHost):
     local: LocalConfig
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]  # attributes of ClientHost
+    def keeps_optimizer(self) -> bool:  # type: ignore[override]  # attributes of ClientHost
+        """Whether clients keep their optimisers between visits."""
+        return self.local.keep_optimizer
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
         """Where clients train."""
         return self.learner.device
 

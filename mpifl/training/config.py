@@ -21,12 +21,15 @@ class LocalConfig:
         steps: mini-batches in one visit, pass after pass, instead of `epochs`; None: `epochs` counts.
         batch_size: samples per step; the last batch of an epoch may be smaller.
         lr: learning rate of the first server step.
-        momentum: of SGD; the buffer never crosses visits.
+        momentum: of SGD; the buffer starts anew at every visit, unless `keep_optimizer` is set.
         weight_decay: added to the gradient as `weight_decay * w`.
         optimizer: `sgd` or `adam`.
         lr_decay: factor applied to the learning rate after every server step.
         milestones: server steps after which the learning rate is multiplied by `gamma`.
         gamma: factor at each milestone.
+        keep_optimizer: each client goes on with its optimiser's momentum, or moments and number of steps, at
+            its next visit, as the code of CFL, FedEM, FedSoft and UCFL does; otherwise every visit begins
+            with a new optimiser.
         augment: `none`, or `crop_flip`, random crops and mirrored images in every batch of the training loop.
     """
 
@@ -41,6 +44,7 @@ class LocalConfig:
     gamma: float = 0.1
     augment: Literal["none", "crop_flip"] = "none"
     steps: int | None = None
+    keep_optimizer: bool = False
 
     def __post_init__(self) -> None:
         require(self.epochs >= 0, "epochs", self.epochs, "take 0 or more passes over the data")
@@ -56,6 +60,11 @@ class LocalConfig:
         require(self.gamma > 0, "gamma", self.gamma, "take a positive factor")
         known = ", ".join(AUGMENTATIONS)
         require(self.augment in AUGMENTATIONS, "augment", self.augment, f"take one of {known}")
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the optimiser has a memory: momentum, or Adam's moments."""
+        return self.optimizer == "adam" or self.momentum > 0
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of server step `step` (from 1; before that, the first's)."""

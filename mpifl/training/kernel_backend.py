@@ -9,6 +9,7 @@ import torch
 
 from mpifl.core.client import Trained
 from mpifl.core.federation import Split
+from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part, bounds
 from mpifl.core.rng import Key
 from mpifl.kernels import bindings
@@ -28,15 +29,21 @@ class _Adam:
         config: gives the weight decay.
         lr: learning rate.
         size: numbers in the vector.
+        kept: the optimiser that goes on; None for a new one.
     """
 
-    def __init__(self, config: LocalConfig, lr: float, size: int) -> None:
-        self.config, self.lr = config, lr
+    def __init__(self, config: LocalConfig, lr: float, size: int, kept: KeptOptimizer | None = None) -> None:
+        self.config, self.lr, self.kept = config, lr, kept
         self.first, self.second = torch.zeros(size, device="cpu"), torch.zeros(size, device="cpu")
+        if kept is not None and kept.momentum is not None and kept.square is not None:
+            self.first.copy_(kept.momentum)
+            self.second.copy_(kept.square)
 
     def __call__(self, weights: torch.Tensor, gradient: torch.Tensor, part: slice, t: int) -> None:
         w, g, m, v = ([vector[part]] for vector in (weights, gradient, self.first, self.second))
         adam(w, g, m, v, self.config, self.lr, t)
+        if self.kept is not None:
+            self.kept.momentum, self.kept.square = self.first, self.second
 
 
 class KernelBackend(Backend):
@@ -66,9 +73,17 @@ class KernelBackend(Backend):
         change = None
         if config.augment != "none":
             change = partial(_augmented, AUGMENTATIONS[config.augment], request.key)
-        update = _Adam(config, lr, len(request.start)) if config.optimizer == "adam" else None
+        update = _Adam(config, lr, len(request.start), request.kept) if config.optimizer == "adam" else None
         made = network.train(
-            request.start, split, orders, config.batch_size, rates, request.direction, change, update
+            request.start,
+            split,
+            orders,
+            config.batch_size,
+            rates,
+            request.direction,
+            change,
+            update,
+            request.kept,
         )
         weights, steps, loss = made
         return request.outcome(weights, steps, loss)

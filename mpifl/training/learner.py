@@ -11,6 +11,7 @@ from torch import nn
 
 from mpifl.core.client import Direction, Loss, Trained
 from mpifl.core.federation import Split
+from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
 from mpifl.core.rng import Key, key
 
@@ -96,13 +97,14 @@ class Learner:
         direction: Direction | None = None,
         loss: Loss | None = None,
         part: Part | None = None,
+        kept: KeptOptimizer | None = None,
     ) -> Trained:
         """Train from `start` [d] on `split`; see `Request` for the arguments.
 
         Raises:
             ValueError: `start` has another length than the model's vector.
         """
-        request = Request(start, split, config, key, step, direction, loss, part)
+        request = Request(start, split, config, key, step, direction, loss, part, kept)
         for backend in self.backends:
             if backend.accepts(request):
                 return backend.train(request)

@@ -13,6 +13,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 
 from mpifl.core.client import Direction
+from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
 
 from .config import LocalConfig
@@ -102,6 +103,7 @@ class OptimizerStep:
         part: the slices that move; None for all parameters.
         direction: changes the flat gradient [p] before each step.
         steps: steps already taken; in step 1 the momentum of SGD becomes the gradient.
+        kept: the optimiser that goes on; None for a new one.
     """
 
     def __init__(
@@ -112,15 +114,33 @@ class OptimizerStep:
         part: Part | None,
         direction: Direction | None,
         steps: int = 0,
+        kept: KeptOptimizer | None = None,
     ) -> None:
         self.config, self.lr, self.direction, self.steps = config, lr, direction, steps
         self.context, self.moving = context, context.moving(part)
-        self.adam = config.optimizer == "adam"
+        self.adam, self.kept = config.optimizer == "adam", kept
+        self.before = 0 if kept is None else kept.steps  # steps of earlier visits
         if self.adam:
             context.momentum.zero_()
             context.square.zero_()
+        self.load()
         if sum(s.stop - s.start for s in self.moving.slices) < len(context.flat.grad):
             context.flat.grad.zero_()  # what does not move has no gradient
+
+    def load(self) -> None:
+        """Read the memory of the optimiser that goes on."""
+        kept = self.kept
+        if kept is not None and kept.momentum is not None:
+            self.context.momentum.copy_(kept.momentum)
+        if kept is not None and kept.square is not None:
+            self.context.square.copy_(kept.square)
+
+    def save(self) -> None:
+        """Write the memory for the next visit."""
+        if self.kept is None or not self.steps:
+            return
+        self.kept.steps, self.kept.momentum = self.before + self.steps, self.context.momentum.clone()
+        self.kept.square = self.context.square.clone() if self.adam else None
 
     @torch.no_grad()
     def __call__(self, loss: torch.Tensor) -> None:
@@ -137,11 +157,11 @@ class OptimizerStep:
         vectors = flat.weights, gradient, context.momentum, context.square
         w, g, m, v = ([x[s] for s in moving.slices] for x in vectors)
         if self.adam:
-            adam(w, g, m, v, self.config, float(self.lr), self.steps)
+            adam(w, g, m, v, self.config, float(self.lr), self.before + self.steps)
         else:
             self._sgd(w, g, m)
 
     def _sgd(
         self, w: list[torch.Tensor], g: list[torch.Tensor] | tuple[torch.Tensor, ...], m: list[torch.Tensor]
     ) -> None:
-        fused_sgd(w, g, m, self.config, self.lr, self.steps == 1)
+        fused_sgd(w, g, m, self.config, self.lr, self.before + self.steps == 1)

@@ -88,11 +88,14 @@ def train_by_steps(
     config, split, part = request.config, request.split, request.part
     module = context.flat.load(request.start, train=True)
     loss = request.loss or cross_entropy
-    update = OptimizerStep(context, config, config.lr_at(request.step), part, request.direction)
+    lr = config.lr_at(request.step)
+    update = OptimizerStep(context, config, lr, part, request.direction, kept=request.kept)
     total, augmented = torch.zeros((), device=context.device), config.augment != "none"
     context.seed(request.key.of("dropout"))
     with nullcontext() if part is None else context.only(part):
         replacement = None if full_batch is None else full_batch()
+        if replacement is not None:
+            update.load()  # what takes the steps has cleared it
         for index in context.batches(split, config, request.key):
             if replacement is not None and len(index) == config.batch_size:
                 replacement(split, index)
@@ -107,6 +110,7 @@ def train_by_steps(
     if replacement is not None:
         total += replacement.total
     steps = update.steps
+    update.save()
     return request.outcome(context.flat.vector.clone(), steps, float(total) / steps if steps else 0.0)
 
 

@@ -36,6 +36,7 @@ RUNS: dict[str, list[str]] = {
     "fedavg on links": ["--network.name", "wireless-slow"],
     "client state": ["--algorithm", "scaffold"],
     "error feedback": ["--payload", CODED],
+    "kept optimisers": ["--local.keep_optimizer", "true", "--local.momentum", "0.9"],
     "clusters, memo": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}"],
     "remembered uploads": ["--algorithm", "oracle", "--evaluation.clients", "4"],
     "personal rows": ["--algorithm", "ucfl"],

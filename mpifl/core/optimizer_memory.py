@@ -1,0 +1,56 @@
+"""What a client's optimisers remember from one visit to the next (`local.keep_optimizer`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class KeptOptimizer:
+    """The memory of an optimiser that trains again later; a training goes on from it and changes it.
+
+    Attributes:
+        steps: taken so far.
+        momentum: of SGD, or Adam's first moment, float32 [p]; None before the first step.
+        square: Adam's second moment [p]; None for SGD.
+    """
+
+    steps: int = 0
+    momentum: torch.Tensor | None = None
+    square: torch.Tensor | None = None
+
+
+class OptimizerMemory:
+    """The optimisers of a client between its visits: the j-th training of a visit goes on with the j-th one.
+
+    Args:
+        tensors: what `tensors` returned after the last visit; empty before the first.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._kept: list[KeptOptimizer] = []
+        self._asked = 0
+        while f"{len(self._kept)}.steps" in tensors:
+            j = len(self._kept)
+            vectors = (tensors.get(f"{j}.{name}") for name in ("momentum", "square"))
+            self._kept.append(KeptOptimizer(int(tensors[f"{j}.steps"]), *vectors))
+
+    def next(self) -> KeptOptimizer:
+        """Return the optimiser of the visit's next training."""
+        if self._asked == len(self._kept):
+            self._kept.append(KeptOptimizer())
+        self._asked += 1
+        return self._kept[self._asked - 1]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return everything that is remembered, by name."""
+        out = {}
+        for j, kept in enumerate(self._kept):
+            out[f"{j}.steps"] = torch.tensor(kept.steps)
+            for name, vector in (("momentum", kept.momentum), ("square", kept.square)):
+                if vector is not None:
+                    out[f"{j}.{name}"] = vector
+        return out
