@@ -81,6 +81,7 @@ class FLT(NewClients, RememberedUploads, Algorithm):
     loss: str = "mse"
 
     paper = "jamalirad2022federated"
+    shown_from = ("autoencoder", "code", "pretrain_epochs", "finetune_epochs", "loss")
 
     def __post_init__(self) -> None:
         require(self.gamma > 0, "gamma", self.gamma, "take a positive distance; 1 in the paper")

@@ -46,9 +46,11 @@ class OneShotStatistics(Capability, ABC):
         statistics_distance: name of a vector of the fingerprint whose distances to the rows of the table of
             that name `assign_new_clients` reads as `row_distance` [m, K]; None for none.
         fingerprints_vary: whether the size of the statistics depends on the client's data.
+        shown_from: the fields of the method that decide what `shows` returns; None for all of them.
     """
 
     fingerprints_vary: ClassVar[bool] = False
+    shown_from: ClassVar[tuple[str, ...] | None] = None
     statistics_gram: ClassVar[str | None] = None
     statistics_distance: ClassVar[str | None] = None
 

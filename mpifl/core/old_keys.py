@@ -23,6 +23,7 @@ NEW_KEYS: dict[str, Any] = {
     "algorithm.sample_share": 1.0,
     "algorithm.looks": "seen",
     "algorithm.pixels": "normalised",
+    "system.statistics_cache": None,
     "algorithm.memory": False,
     "algorithm.loss_batch": None,
     "algorithm.starts": None,

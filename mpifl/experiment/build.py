@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -45,6 +45,7 @@ from mpifl.training.learner import Learner, pick_stack
 from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .schema import Config, StartConfig, SystemConfig
+from .shown_cache import ShownCache
 from .starting_model import read_model
 
 FLOAT_BYTES = 4
@@ -113,7 +114,7 @@ def take_resources(system: SystemConfig, transport: Transport) -> Resources:
     device, fault = CPU, None
     try:
         device = device_of(system, getattr(transport, "local_rank", 0))
-        check_scratch(system.scratch)
+        check_folder("system.scratch", system.scratch)
     except UserError as error:
         fault = error
     if device != CPU:
@@ -139,16 +140,16 @@ def device_of(system: SystemConfig, local_rank: int) -> str:
     return f"cuda:{local_rank % torch.cuda.device_count()}"
 
 
-def check_scratch(scratch: str | None) -> None:
-    """Raise `UserError` where this rank cannot write to its scratch folder."""
-    if scratch is None:
+def check_folder(key: str, folder: str | None) -> None:
+    """Raise `UserError` where this rank cannot write to a folder that `key` names."""
+    if folder is None:
         return
     try:
-        Path(scratch).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=scratch).close()
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         remedy = f"cannot be written ({error.strerror}) on {socket.gethostname()}; give another folder"
-        raise UserError("system.scratch", scratch, remedy) from error
+        raise UserError(key, folder, remedy) from error
 
 
 def check_resources(system: SystemConfig, resources: Resources) -> str:
@@ -335,6 +336,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     Raises:
         UserError: names the key, its value and a remedy.
     """
+    check_folder("system.statistics_cache", config.system.statistics_cache)
     algorithm, needs, policy, local = config.algorithm, config.algorithm.needs, config.policy, config.local
     federation, problem, system = parts.federation, parts.problem, key(config.seed.system)
     n, sizes = problem.num_clients, federation.sizes
@@ -439,6 +441,7 @@ def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
             drops=config.on_client_error == DROP,
             direct=decisions.mpi_memory == DEVICE,
             measures=_measures(context),
+            shown_cache=shown_cache(context),
             synchronous=config.policy.synchronous,
         )
     )
@@ -451,6 +454,15 @@ def _measures(context: RunContext) -> Callable[[int], bool] | None:
         schedule = EvaluationSchedule(context.evaluated_clients, evaluation.every)
         return lambda step: schedule.due(step, rounds)
     return (lambda step: step == rounds) if "parameters" in evaluation.matrices else None
+
+
+def shown_cache(context: RunContext) -> ShownCache | None:
+    """Return where what the server trains for one-shot statistics is kept, if anywhere."""
+    folder = context.config.system.statistics_cache
+    if folder is None:
+        return None
+    about = {"local": asdict(context.config.local), "identity": context.identity}
+    return ShownCache(Path(folder), about)
 
 
 OnArrivals = Callable[[Sequence[dict[str, Any]]], None]

@@ -122,6 +122,8 @@ class SystemConfig:
             writes its stacks to `logs/` in the run folder and the job ends; 0 never does.
         sample_cache_mb: megabytes of transformed samples that each rank keeps in memory; 0 keeps none.
             Nothing is kept where the samples of all clients need more than eight times that.
+        statistics_cache: folder in which a network that the server trains for one-shot statistics (FLT's
+            autoencoder) is kept, and found again by later runs that would train the same; null keeps none.
         stack: number of clients of a cohort that are trained at once (`docs/performance.md`): other last bits
             than one after the other, the same for any number of ranks; 0 takes what measures fastest at the
             start.
@@ -145,6 +147,7 @@ class SystemConfig:
     stopped_timeout_s: float = 30.0
     watchdog_s: float = 0.0
     sample_cache_mb: int = 128
+    statistics_cache: str | None = None
     stack: int = 1
     kernels: bool = True
     cuda_graphs: bool = False

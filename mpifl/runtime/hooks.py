@@ -90,10 +90,15 @@ class ServerHooks:
         num_rows = len(server.tables["model"]) if own_row else None
         _check_assign(call, server.assign, self.problem.num_clients, num_rows)
 
+    @property
+    def shows_key(self) -> Key:
+        """The address of the draws of `shows`."""
+        return self.seed.of("shows")
+
     def shows(self) -> Mapping[str, torch.Tensor]:
         """Return what all clients download for their one-shot statistics: name -> rows [r, width]."""
         with self._call("shows") as call:
-            shown = hooks_of(self.algorithm, OneShotStatistics).shows(self.problem, self.seed.of("shows"))
+            shown = hooks_of(self.algorithm, OneShotStatistics).shows(self.problem, self.shows_key)
             _check_tables(call, shown)
         return shown
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.collective_choice import Costs
@@ -14,6 +17,19 @@ from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.types import ProblemInfo
 from mpifl.traffic.payload import Payload
+
+
+class ShownCache(Protocol):
+    """Keeps what the server trains for one-shot statistics (`OneShotStatistics.shows`) for later runs."""
+
+    def get(
+        self,
+        algorithm: Algorithm,
+        problem: ProblemInfo,
+        key: Key,
+        make: Callable[[], Mapping[str, torch.Tensor]],
+    ) -> Mapping[str, torch.Tensor]:
+        """Return what an earlier run left, or what `make` returns."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,8 @@ class StepConfig:
         drops: whether a client that fails twice is left out; otherwise it ends the run.
         direct: whether MPI is given the memory of GPUs.
         measures: whether the clients' models are compared in the step of a number; None: in none.
+        shown_cache: where what the server trains for one-shot statistics is kept for later runs; None keeps
+            nothing.
         synchronous: False where uploads reach rank 0 one by one: all tables stay there, and nobody joins
             after the first step.
     """
@@ -63,4 +81,5 @@ class StepConfig:
     drops: bool = False
     direct: bool = False
     measures: Callable[[int], bool] | None = None
+    shown_cache: ShownCache | None = None
     synchronous: bool = True

@@ -1,0 +1,87 @@
+"""What the server trains for one-shot statistics (FLT's autoencoder), kept on disk for later runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.capabilities import OneShotStatistics, hooks_of, uses
+from mpifl.core.files import write_atomically
+from mpifl.core.rng import Key
+from mpifl.core.types import ProblemInfo
+
+
+@dataclass(frozen=True)
+class ShownCache:
+    """One file for each pre-trained network, named by a digest of all that it is made from.
+
+    Attributes:
+        folder: of the files.
+        about: what else decides the numbers: options of local training, libraries and machine; as JSON can
+            hold it.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+
+    def get(
+        self,
+        algorithm: Algorithm,
+        problem: ProblemInfo,
+        key: Key,
+        make: Callable[[], Mapping[str, torch.Tensor]],
+    ) -> Mapping[str, torch.Tensor]:
+        """Return what an earlier run left, or what `make` returns, which later runs then find."""
+        file = self.file(algorithm, problem, key)
+        if kept := read_shown(file):
+            return kept
+        shown = make()
+        if file is not None:
+            write_shown(file, shown)
+        return shown
+
+    def file(self, algorithm: Algorithm, problem: ProblemInfo, key: Key) -> Path | None:
+        """Return the file of what `shows` returns; None for methods that train nothing for it.
+
+        Args:
+            algorithm: the method.
+            problem: as `shows` meets it.
+            key: as `shows` is given it.
+        """
+        if algorithm.auxiliary() is None or not uses(algorithm, OneShotStatistics) or not problem.public:
+            return None
+        names = hooks_of(algorithm, OneShotStatistics).shown_from
+        chosen = [f.name for f in fields(algorithm) if names is None or f.name in names]  # type: ignore[arg-type]
+        options = {name: getattr(algorithm, name) for name in chosen}
+        told = {"method": type(algorithm).__qualname__, "options": options, "key": key.entropy, **self.about}
+        sha = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+        sha.update(problem.public[0].auxiliary.init.numpy().data)
+        for client in problem.public:
+            for part in (client.data.train.x, client.data.train.y):
+                sha.update(str(tuple(part.shape)).encode())
+                sha.update(part.cpu().contiguous().numpy().data)
+        return self.folder / f"shown-{sha.hexdigest()[:32]}.safetensors"
+
+
+def read_shown(file: Path | None) -> dict[str, torch.Tensor]:
+    """Return what a file holds; nothing where there is none, or it is damaged."""
+    from safetensors.torch import load
+
+    try:
+        return {} if file is None else load(file.read_bytes())
+    except Exception:  # not there, or whatever a damaged file makes the reader raise: it is made again
+        return {}
+
+
+def write_shown(file: Path, shown: Mapping[str, torch.Tensor]) -> None:
+    """Write what a later run may read."""
+    from safetensors.torch import save
+
+    write_atomically(file, save({name: rows.contiguous() for name, rows in shown.items()}))
