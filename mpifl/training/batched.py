@@ -27,7 +27,7 @@ from mpifl.core.module_checks import untouched
 
 from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
-from .model_context import RANDOM, ModelContext
+from .model_context import ModelContext, is_random
 from .optimizer import adam, fused_sgd
 
 STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -38,7 +38,7 @@ def stackable(module: nn.Module) -> bool:
 
     It must have no random layers, no running statistics or other buffers, and no hooks.
     """
-    kept = any(isinstance(m, (*RANDOM, *STATEFUL)) for m in module.modules())
+    kept = any(is_random(m) or isinstance(m, STATEFUL) for m in module.modules())
     return not kept and not any(True for _ in module.buffers()) and untouched(module)
 
 

@@ -20,6 +20,12 @@ from .backend import epoch_orders
 from .config import LocalConfig
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # modules that draw numbers
+RANDOM_NAMES = ("StochasticDepth",)  # of torchvision, which is not imported for that
+
+
+def is_random(module: nn.Module) -> bool:
+    """Return whether a module itself draws random numbers in training."""
+    return isinstance(module, RANDOM) or type(module).__name__ in RANDOM_NAMES
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class ModelContext:
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)
         self.untouched = Untouched(self.flat.module)
-        self.draws = any(isinstance(m, RANDOM) for m in model.modules())
+        self.draws = any(is_random(m) for m in model.modules())
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.drop_single = bool(norms)
         # without momentum the running mean weighs a batch by how many this rank has seen, of any client

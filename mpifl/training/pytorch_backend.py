@@ -16,6 +16,7 @@ from torch import nn
 
 from mpifl.core.client import Trained
 from mpifl.core.federation import Split
+from mpifl.core.rng import key
 
 from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
@@ -129,7 +130,13 @@ def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, bat
 def outputs(
     context: ModelContext, vector: torch.Tensor, x: torch.Tensor, embedding: bool, train_mode: bool
 ) -> torch.Tensor:
-    """Return the logits [n, L] or embeddings [n, e] of images [n, C, H, W] under `vector` [d]."""
+    """Return the logits [n, L] or embeddings [n, e] of images [n, C, H, W] under `vector` [d].
+
+    What dropout draws under `train_mode` is the same in every call: it must not depend on what the rank did
+    before.
+    """
     module = context.flat.load(vector, train=train_mode)
+    if train_mode and context.draws:
+        context.seed(key(0, "outputs"))
     function = module.embed if embedding else module
     return torch.cat([function(batch.to(context.device)) for batch in x.split(EVAL_BATCH)])  # type: ignore[operator]  # every model has embed

@@ -1,5 +1,6 @@
 """Every model: parameter counts of the papers, the contract of body and head, sizes that cannot work."""
 
+import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
@@ -11,6 +12,7 @@ from torch.testing import assert_close
 
 from mpifl.core.errors import UserError
 from mpifl.core.parameters import Layout
+from mpifl.core.torchvision_compat import torchvision
 from mpifl.models import AUTOENCODERS, MODELS
 
 GREY, COLOUR, LARGE = (1, 28, 28), (3, 32, 32), (3, 224, 224)
@@ -62,6 +64,34 @@ def test_parameters_and_embedding_are_those_of_the_paper(name, options, shape, c
         assert model.embed(x).shape == (2, width)
         assert model(x).shape == (2, classes)
         assert model.head.weight.shape == (classes, width)
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "head", "side"),
+    [
+        ("resnet18", "avgpool", "fc", 64),
+        ("resnet50", "avgpool", "fc", 32),
+        ("efficientnet_b3", "avgpool", "classifier.1", 32),
+        pytest.param("vit_b_16", "encoder", "heads.head", 32, marks=pytest.mark.nightly),
+        pytest.param("convnext_base", "classifier.1", "classifier.2", 32, marks=pytest.mark.nightly),
+    ],
+)
+def test_networks_of_torchvision_embed_what_enters_their_last_layer(name, node, head, side):
+    """The network as torchvision makes it, with our weights: what leaves a module of it, and its logits."""
+    options = {"image_size": side} if name == "vit_b_16" else {}
+    ours = build(name, (3, side, side)).eval()
+    theirs = getattr(torchvision().models, name)(num_classes=10, **options).eval()
+    state = {
+        re.sub(r"^head\.", f"{head}.", k).removeprefix("body.net."): v for k, v in ours.state_dict().items()
+    }
+    theirs.load_state_dict(state)
+    seen = []
+    theirs.get_submodule(node).register_forward_hook(lambda module, given, made: seen.append(made))
+    x = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert_close(ours(x), theirs(x), rtol=0, atol=0)
+        z = seen[0][:, 0] if name == "vit_b_16" else seen[0].flatten(1)
+        assert_close(ours.embed(x), z, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from mpifl import cli
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
+from mpifl.core.torchvision_compat import torchvision
 from mpifl.models import MODELS
 from mpifl.training.backend import Request
 from mpifl.training.batched import LockstepRunner, stackable, train_all
@@ -119,6 +120,7 @@ def with_buffer() -> nn.Module:
         nn.Dropout2d(),
         nn.AlphaDropout(),
         nn.RReLU(),
+        torchvision().ops.StochasticDepth(0.5, "row"),
         nn.BatchNorm1d(2),
         nn.BatchNorm2d(2),
         nn.BatchNorm2d(2, affine=False, track_running_stats=False),

@@ -238,6 +238,18 @@ def test_dropout_is_addressed_by_the_key_too():
     assert (one - other).abs().max() > 1e-4
 
 
+def test_embeddings_under_dropout_do_not_depend_on_what_was_drawn_before():
+    """In training mode dropout draws; a rank that did other work before must get the same embeddings."""
+    learner = Learner(built("flt_mlp"), "cpu", kernels=False)
+    x = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    found = []
+    for _ in range(2):
+        found.append(learner.outputs(learner.init, x, embedding=True, train_mode=True))
+        torch.rand(7)
+    assert_close(found[0], found[1], rtol=0, atol=0)
+    assert not torch.equal(found[0], learner.outputs(learner.init, x, embedding=True))
+
+
 def test_zero_epochs_return_the_start():
     learner = Learner(built())
     trained = learner.sgd(learner.init + 1, SPLIT, LocalConfig(epochs=0), KEY)
