@@ -7,6 +7,9 @@ scores. Clients whose centroids match within a threshold are related; then as FL
 
 Readings: threshold 1.2 (the repository's HEAD; 3 in its submission); every client has a basis of its own, so
 that scores are comparable only as far as the bases agree. A client with fewer than e images repeats them.
+
+Links depend on the order of a client's samples, from which k-means starts: on scenario 1 of MNIST (100
+clients) 36 to 39 % of them change with it, since distances are dense around the threshold.
 """
 
 from __future__ import annotations

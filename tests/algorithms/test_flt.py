@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from support import byhand
+from support import byhand, worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.flt import FLT
 from mpifl.algorithms.pca_km_hc import PCAKMHC
+from mpifl.algorithms.registry import CATALOGUE
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.client import Trained
 from mpifl.core.federation import ClientData, Split
-from mpifl.core.parameters import Layout
+from mpifl.core.parameters import Layout, width
 from mpifl.core.types import ProblemInfo
+from mpifl.experiment.traffic_forecast import forecast
 
 HEAD = Layout(("head.weight",), ((2, 1),), 2)  # of the model: two classes
 CODER = Layout(("encoder.w", "decoder.w"), ((1,), (1,)), 2)
@@ -302,3 +304,31 @@ def test_newcomers_of_pca_are_related_to_all_who_are_known():
     assert_array_equal(plan.mixings[0].keep, [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]])
     assert_allclose(plan.algorithm_state["centroids"][:, 0, 0], [0, 0.5, 5, 9])
     assert_array_equal(plan.algorithm_state["known"], [1] * 4)
+
+
+# ---- table 6
+
+
+@pytest.mark.usefixtures("flat_plane")
+@pytest.mark.parametrize("tuning", [0, 1])
+def test_the_bytes_of_a_run_are_those_of_the_papers_formulas(tuning):
+    """Table 6, numbers of 4 bytes: FLT N W_enc + k N e once, then 2 rho N W T; FedSEM 2 rho N W T; IFCA rho N
+    W T (C + 1), and the choice of each participant. Who tunes the autoencoder downloads its decoder, too.
+    """
+    N, m, T, C, k, e = 6, 3, 4, 3, 2, 8
+    methods = {
+        "flt": FLT(centroids=k, code=e, pretrain_epochs=1, finetune_epochs=tuning),
+        "fesem": CATALOGUE["fesem"](num_clusters=C),
+        "ifca": CATALOGUE["ifca"](num_clusters=C),
+    }
+    total, W, W_enc = {}, 0, 0
+    for name, method in methods.items():
+        config = worlds.config_of(method, rounds=T, participation=0.5)
+        context = worlds.context_of(config, worlds.Tiny(N))
+        total[name], W = forecast(context).total, context.problem.layout.size
+        if name == "flt":
+            layout = context.problem.public[0].auxiliary.layout
+            W_enc = width(layout.part("all" if tuning else "encoder"))
+    assert total["flt"] == (4 * (N * W_enc + m * W * T), 4 * (k * N * e + m * W * T))
+    assert total["fesem"] == (4 * m * W * T, 4 * m * W * T)
+    assert total["ifca"] == (4 * m * W * T * C, 4 * (m * W * T + m * T))
