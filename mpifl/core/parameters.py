@@ -134,6 +134,15 @@ class Layout:
         }[name]
         return _joined(self.slices[n] for n in self.names if n in chosen)
 
+    def module_parts(self) -> dict[str, Part]:
+        """Return the parameters of each module of the body, by its name there, and of `head`; no buffers."""
+        found: dict[str, list[slice]] = {}
+        for name, s in self.slices.items():
+            if s.stop <= self.num_parameters:
+                first, *rest = name.split(".")
+                found.setdefault(rest[0] if first == "body" and len(rest) > 1 else first, []).append(s)
+        return {name: _joined(slices) for name, slices in found.items()}
+
 
 def floating_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the named buffers that belong to the vector."""

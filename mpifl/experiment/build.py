@@ -376,6 +376,9 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     remedy = "this scenario has no true groups to average over; take cluster, or leave it out"
     require("group" not in by or federation.groups is not None, "evaluation.by", list(by), remedy)
 
+    remedy = "updates are compared in rounds only, under policy rounds; leave it out"
+    require(policy.synchronous or not config.output.updates, "output.updates", True, remedy)
+
     # cohorts
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
     late = config.newcomers
@@ -443,6 +446,7 @@ def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
             measures=_measures(context),
             shown_cache=shown_cache(context),
             synchronous=config.policy.synchronous,
+            updates=config.output.updates,
         )
     )
 

@@ -134,6 +134,8 @@ def observer(
 
     def observe(record: Record) -> None:
         note = ""
+        if recorder is not None and record.updates:
+            recorder.record_updates(record.step, record.updates)
         if recorder is not None and record.scores is not None:
             ledger, algorithm = server_step.ledger, context.config.algorithm
             row = recorder.record_evaluation(

@@ -224,11 +224,15 @@ class OutputConfig:
         folder: parent of the run folders.
         id: name of the run folder after `<name>-`; null takes date and time.
         model: write the final models to `model.safetensors`.
+        updates: write `updates.csv`: of each client of each round and each module of the model the size of
+            the update, its cosine with the mean update and its distance to it (in the last layer: FedCUAU's
+            CUAU), for methods whose clients train one model that they download.
     """
 
     folder: str = "runs"
     id: str | None = None
     model: bool = True
+    updates: bool = False
 
     def __post_init__(self) -> None:
         check_name("id", self.id or "")

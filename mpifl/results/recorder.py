@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from mpifl.core.federation import Federation
 
 from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, purity
+from .reader import read_rows
 from .run_folder import GrowingCsv, write_csv, write_json
 
 
@@ -135,6 +136,7 @@ class Recorder:
     Attributes:
         metrics: `metrics.csv`.
         events: `events.csv`.
+        updates: `updates.csv`.
         last: Figures of the last evaluation.
     """
 
@@ -142,6 +144,7 @@ class Recorder:
         self.folder, self.federation, self.groups = folder, federation, federation.groups
         self.by = by
         self.metrics, self.events = GrowingCsv(folder / "metrics.csv"), GrowingCsv(folder / "events.csv")
+        self.updates = GrowingCsv(folder / "updates.csv")
         load(truth=self.groups is not None)
         self.timing: list[dict[str, Any]] = []
         self.last: dict[str, float | int] = {}
@@ -212,6 +215,16 @@ class Recorder:
                     self._history.setdefault(name, []).append(figures[name])
         return {f"{name}_all": float(np.mean(values)) for name, values in self._history.items()}
 
+    def record_updates(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append how the updates of a round agree with their mean to `updates.csv`.
+
+        Args:
+            step: The round.
+            rows: `client`, `block`, `size`, `cosine` and `distance`.
+        """
+        groups = {} if self.groups is None else {k: {"group": int(g)} for k, g in enumerate(self.groups)}
+        self.updates.append(*({"round": step, **row, **groups.get(row["client"], {})} for row in rows))
+
     def arrived(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append uploads to `events.csv`, some hundred at a time."""
         self._arrivals += rows
@@ -228,6 +241,7 @@ class Recorder:
             "last": self.last,
             "labels": before,
             "placed": placed,
+            "updates": self.updates.path.stat().st_size if self.updates.columns else 0,
             "history": self._history,
         }
 
@@ -245,6 +259,7 @@ class Recorder:
         self._history = {name: list(values) for name, values in state.get("history", {}).items()}
         self.metrics.restore(metrics)
         self.events.truncate(events)
+        self.updates.truncate(state.get("updates", 0))
 
     def _write_arrivals(self) -> None:
         self.events.append(*self._arrivals)
@@ -284,7 +299,8 @@ class Recorder:
         np.savez(self.folder / "algorithm_state.npz", **arrays)
         if model is not None:
             save_file(dict(model), self.folder / "model.safetensors")
-        write_json(self.folder / "summary.json", {**summary, **self._distances(model or {})})
+        figures = {**self._distances(model or {}), **self._update_figures()}
+        write_json(self.folder / "summary.json", {**summary, **figures})
 
     def _distances(self, model: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the mean distance of the rows that two clients use: of one true group, and any two.
@@ -296,6 +312,20 @@ class Recorder:
         within, overall = model_distances(model["model"], model["assign"].numpy(), self.groups)
         found = {"parameter_distance_within_groups": within, "parameter_distance": overall}
         return {name: value for name, value in found.items() if not np.isnan(value)}
+
+    def _update_figures(self) -> dict[str, Any]:
+        """Return the means of `updates.csv` over clients and rounds, by block; distances by group, too."""
+        if not self.updates.columns:
+            return {}
+        found: dict[str, dict[str, list[float]]] = {}
+        for row in read_rows(self.updates.path):
+            figures = found.setdefault(row["block"], {})
+            for name in ("size", "cosine", "distance"):
+                figures.setdefault(name, []).append(float(row[name]))
+            if "group" in row:
+                figures.setdefault(f"distance_group{row['group']}", []).append(float(row["distance"]))
+        means = {block: {k: float(np.nanmean(v)) for k, v in sorted(f.items())} for block, f in found.items()}
+        return {"updates": means}
 
     def _clusters(self) -> list[dict[str, Any]]:
         """Return the rows of `clusters.csv`: final cluster, true group (-1 for none), whether it is known."""

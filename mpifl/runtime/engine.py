@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ class Record:
         seconds: real seconds since the run began.
         timing: phase -> seconds of each rank since the last record with scores; empty without scores.
         virtual_seconds: on the clock of the simulated federation, where that is in seconds.
+        updates: how the updates of the step agree with their mean (`ServerStep.updates`), where asked for.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Record:
     seconds: float
     timing: list[dict[str, float]]
     virtual_seconds: float | None = None
+    updates: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mpifl.aggregation.collective_choice import is_sharded
-from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.mixer import Mixer, update_statistics
 from mpifl.aggregation.tables import Tables, rows_of
 from mpifl.comm.transport import RankLost
 from mpifl.core.algorithm import apply_plan
@@ -26,8 +26,9 @@ from mpifl.core.capabilities import (
     upload_named,
     uses,
 )
-from mpifl.core.errors import MethodError, UserError
-from mpifl.core.mixing import Plan
+from mpifl.core.errors import MethodError, UserError, require
+from mpifl.core.mixing import Plan, shares
+from mpifl.core.parameters import take, width
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Notes, Reads, Server
 from mpifl.traffic.ledger import TIME_STAMP, Ledger, count_numbers
@@ -95,6 +96,8 @@ class ServerStep:
         dropped: visits that were left out; on rank 0.
         train_metrics: means of what the clients reported in the last step; on rank 0.
         client_products: of the last step, where they are measured; on rank 0.
+        updates: of each client of the last step and module of the model, where asked for: `client`, `block`,
+            and `size`, `cosine`, `distance` (`update_statistics`); on rank 0.
     """
 
     def __init__(self, config: StepConfig) -> None:
@@ -119,6 +122,7 @@ class ServerStep:
         self.dropped: list[Dropped] = []
         self.train_metrics: dict[str, float] = {}
         self.client_products: ClientProducts | None = None
+        self.updates: list[dict[str, Any]] = []
         self._shown: Mapping[str, torch.Tensor] = {}  # what all download for one-shot statistics; on rank 0
 
     # -- before the first step -------------------------------------------------------------------------------
@@ -214,6 +218,8 @@ class ServerStep:
         results = self.worker.run(batch)
         reports = self._gather(batch, results, "local_update")
         self._measure(batch.step, reports, results.uploads)
+        if self.config.updates:
+            self.updates = self._compare_updates(server, batch, results, reports)
         result = self.advance(server, reports, results.uploads, self.aggregator)
         if result is None:
             return None, None
@@ -326,6 +332,41 @@ class ServerStep:
         if server is None or plan is None:
             return None
         return apply_plan(server, plan, {**server.tables, **changed})
+
+    def _compare_updates(
+        self,
+        server: Server | None,
+        batch: TaskBatch,
+        results: VisitResults,
+        reports: GatheredReports | None,
+    ) -> list[dict[str, Any]]:
+        """Return how the updates of a step agree with their mean by samples; on rank 0. Every rank calls.
+
+        Raises:
+            UserError: the method uploads no whole model, or clients start from several.
+        """
+        counts = owners = None
+        if server is not None and reports is not None:
+            d = self.problem.layout.size
+            starts = self.hooks.reads("reads", server, reports.notes.client)
+            whole = reports.widths.get("model") == d == server.tables["model"].shape[1]
+            single = whole and all(len(rows.get("model", ())) == 1 for rows in starts.values())
+            remedy = "clients of this method do not train one whole model that they download; leave it out"
+            require(single and not uses(self.algorithm, RememberedUploads), "output.updates", True, remedy)
+            owners = reports.owners
+            counts = tuple(int(c) for c in np.bincount(owners, minlength=self.transport.size))
+        counts = self.transport.bcast(counts, "plan")
+        changes, rows = self.worker.updates(batch, results), list[dict[str, Any]]()
+        for block, part in self.problem.layout.module_parts().items():
+            with self.watch("reduce"):
+                gram = self.mixer.gram([take(u, part) for u in changes], counts, owners, width(part))
+            if gram is None or reports is None:
+                continue
+            figures = update_statistics(gram, shares(reports.notes))
+            for k, *values in zip(reports.notes.client.tolist(), *(f.tolist() for f in figures), strict=True):
+                named = dict(zip(("size", "cosine", "distance"), values, strict=True))
+                rows.append({"client": k, "block": block, **named})
+        return rows
 
     # -- one-shot statistics ---------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class StepConfig:
             nothing.
         synchronous: False where uploads reach rank 0 one by one: all tables stay there, and nobody joins
             after the first step.
+        updates: whether the updates of each round are compared with their mean (`ServerStep.updates`).
     """
 
     transport: Transport
@@ -83,3 +84,4 @@ class StepConfig:
     measures: Callable[[int], bool] | None = None
     shown_cache: ShownCache | None = None
     synchronous: bool = True
+    updates: bool = False

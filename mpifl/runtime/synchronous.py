@@ -148,5 +148,6 @@ class SynchronousEngine(Engine):
                 seconds=perf_counter() - self._start,
                 timing=timing or [],
                 virtual_seconds=self.virtual if self.duration is not None else None,
+                updates=self.server_step.updates,
             )
         )

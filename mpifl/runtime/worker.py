@@ -120,6 +120,16 @@ class Worker:
                 uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
         return VisitResults(headers, uploads, dropped, perf_counter() - start)
 
+    def updates(self, batch: TaskBatch, results: VisitResults) -> list[Vector]:
+        """Return how far each visit of a step moved the model that it downloaded: [d] each, as reported."""
+        tasks = {task.number: task for task in batch.visits}
+        starts = (
+            self.message(tasks[header.number], batch.step, batch.version).vectors["model"][0]
+            for header in results.headers
+        )
+        models = results.uploads.get("model", [])
+        return [w - x.to(w.device) for w, x in zip(models, starts, strict=True)]
+
     def _room(self) -> int:
         """Return the bytes of a step's uploads that may stay on the device."""
         t = self.config.transport

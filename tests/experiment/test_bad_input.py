@@ -63,6 +63,15 @@ OPTIONS = {
     "a number for a section": (["--local", "5"], ["local = 5", "section"]),
     "a number for a list": (["--local.milestones", "3"], ["local.milestones = 3", "list"]),
     "too long a list": (["--model", "{name: emdcnn, channels: [1, 2, 3]}"], ["model.channels", "2"]),
+    "updates without rounds": (
+        ["--policy", "every_arrival", "--output.updates", "true"],
+        ["output.updates = True", "rounds"],
+    ),
+    "means over something else": (["--evaluation.by", "[label]"], ["evaluation.by", "group"]),
+    "means over groups that are not known": (
+        ["--evaluation.by", "[group]", "--data.scenario", "{name: iid, clients: 8}"],
+        ["evaluation.by", "true groups"],
+    ),
     "no rounds": (["--rounds", "0"], ["rounds = 0", "at least one"]),
     "a negative rate": (["--local.lr", "-1"], ["local.lr = -1", "positive"]),
     "momentum of one": (["--local.momentum", "1"], ["local.momentum = 1", "[0, 1)"]),

@@ -157,6 +157,47 @@ def test_a_recorder_goes_on_where_it_was(tmp_path):
     assert [row["time"] for row in table(tmp_path / "events.csv")] == ["1.0", "9.0"]
 
 
+def test_updates_go_on_where_they_were_and_end_as_means(tmp_path):
+    """Rounds 1 and 2, a checkpoint after 1: round 2 is written once. Clients 1, 4 are of groups 0, 1."""
+
+    def rows(size):
+        return [
+            {"client": k, "block": "head", "size": size, "cosine": 0.5, "distance": size + k} for k in (1, 4)
+        ]
+
+    recorder = Recorder(tmp_path, worlds.Tiny())
+    judged(recorder, 1, [0.25, 0.75], [1, 4], [0] * 6)
+    recorder.record_updates(1, rows(1.0))
+    state, metrics = recorder.state_dict(), (tmp_path / "metrics.csv").read_bytes()
+    recorder.record_updates(2, rows(7.0))
+    again = Recorder(tmp_path, worlds.Tiny())
+    again.load_state_dict(json.loads(json.dumps(state)), metrics, 0)
+    again.record_updates(2, rows(2.0))
+    written = [
+        (row["round"], row["client"], row["group"], row["size"]) for row in table(tmp_path / "updates.csv")
+    ]
+    assert written == [
+        ("1", "1", "0", "1.0"),
+        ("1", "4", "1", "1.0"),
+        ("2", "1", "0", "2.0"),
+        ("2", "4", "1", "2.0"),
+    ]
+    again.close(None, [], [], worlds.Tiny().sizes, {}, {})
+    found = json.loads((tmp_path / "summary.json").read_text())["updates"]["head"]
+    figures = {"size": 1.5, "cosine": 0.5, "distance": 4.0, "distance_group0": 2.5, "distance_group1": 5.5}
+    assert found == figures
+
+
+def test_updates_are_the_same_for_any_number_of_ranks(tmp_path, mpirun):
+    options = ["--output.updates", "true", "--participation", "0.5", "--rounds", "2", "-q"]
+    for place, number in (("alone", None), ("2", 2), ("3", 3)):
+        done = mpirun(number, "-m", "mpifl", "run", TINY, *options, "--output.folder", tmp_path / place)
+        assert done.returncode == 0, done.stderr
+    alone, *others = (next((tmp_path / p).glob("*/updates.csv")).read_bytes() for p in ("alone", "2", "3"))
+    assert others == [alone, alone]
+    assert alone.count(b"\n") == 1 + 2 * 4 * 2
+
+
 @pytest.mark.parametrize("part", ["number", "row", "name", "assign", "memo", "memo name", "memo kind"])
 def test_the_digest_sees_every_part_of_a_server(part):
     tables, assign = {"model": torch.zeros(2, 3), "control": torch.ones(1, 3)}, np.array([0, 1])

@@ -17,8 +17,9 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import ComparedUploads, RememberedUploads
 from mpifl.core.errors import MethodError, NotFinite, UserError
 from mpifl.core.mixing import Plan, add, average
+from mpifl.core.parameters import take
 from mpifl.core.rng import key
-from mpifl.experiment.schema import EvaluationConfig, SystemConfig
+from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.synchronous import SynchronousEngine
@@ -320,3 +321,41 @@ def test_cflgp_looks_at_profiles_every_other_round(tmp_path):
     method = CATALOGUE["cflgp"](num_clusters=2, period=2)
     done = worlds.run(method, worlds.Tiny(), tmp_path, steps=3, evaluate=False)
     assert ["gram" in notes.columns for notes in done.notes] == [True, False, True]
+
+
+def test_updates_are_compared_with_their_mean_in_every_module(tmp_path):
+    """Against float64 sums over the uploads, round for round, with half of the clients in each."""
+    moved: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def told(hook, args, result):
+        if hook == "local_update":
+            report = result[0]
+            moved[report.client] = report.num_samples, report.vectors["model"] - args[0]["model"][0]
+
+    options = {"participation": 0.5, "model": worlds.mlp(8, 6), "output": OutputConfig(updates=True)}
+    algorithm = CATALOGUE["fedavg"]()
+    server_step, sampler = worlds.start(algorithm, worlds.Tiny(), tmp_path, told=told, **options)
+    server = server_step.initialize()
+    for step in (1, 2, 3):
+        moved.clear()
+        server, notes = server_step.step(server, sampler(step))
+    layout = server_step.problem.layout
+    assert list(layout.module_parts()) == ["fc1", "fc2", "head"]
+    found = {(row["client"], row["block"]): row for row in server_step.updates}
+    assert len(found) == 3 * len(notes) == 9
+    share = np.array([moved[k][0] for k in notes.client]) / sum(n for n, _ in moved.values())
+    for block, part in layout.module_parts().items():
+        u = np.stack([take(moved[k][1], part).double().numpy() for k in notes.client])
+        mean = share @ u
+        for k, row in zip(notes.client, u, strict=True):
+            one = found[int(k), block]
+            assert_allclose(one["size"], np.linalg.norm(row), rtol=1e-9)
+            assert_allclose(one["distance"], np.linalg.norm(row - mean), rtol=1e-7)
+            cosine = row @ mean / np.linalg.norm(row) / np.linalg.norm(mean)
+            assert_allclose(one["cosine"], cosine, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ifca", "fedper", "fesem"])
+def test_updates_are_compared_only_of_one_whole_model(name, tmp_path):
+    with pytest.raises(UserError, match="updates"):
+        worlds.run(CATALOGUE[name](), worlds.Tiny(), tmp_path, 1, output=OutputConfig(updates=True))
