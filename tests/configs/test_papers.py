@@ -83,7 +83,7 @@ def test_every_table_of_the_papers_has_a_configuration():
             *(f"ablation-{what}" for what in ("rho", "clients", "public", "static", "adjustment")),
             "fig6",
         ),
-        "fedcuau": ("table1", "table3", "table3-femnist", "table4"),
+        "fedcuau": ("table1", "table3", "table3-femnist", "table4", "fig1", "fig3"),
     }
     for paper, tables in expected.items():
         names = [Path(name).stem for name in PAPERS if name.startswith(f"papers/{paper}/")]
