@@ -9,10 +9,11 @@ cosine matrix, alpha_cross its largest entry across the cut, gamma_i = ||dw_i - 
 mean over the client's side of the cut.
 
 Members of a cluster that are away when it splits, and clients that were never there, descend the paper's
-parameter tree (section "Varying client populations", algorithm 4): the server keeps the model w_c that was
-split and the updates of both halves; at its next visit such a client trains from w_c and goes to the half
-with the update most similar to its own, until it stands at a leaf. These visits enter no average; until then
-it is evaluated by w_c and is labelled as a cluster of those who wait there.
+parameter tree: the server keeps the model w_c that was split and the updates of both halves; at its next
+visit such a client trains from w_c and goes to the half with the update most similar to its own, until it
+stands at a leaf. These visits enter no average; until then it is evaluated by w_c and is labelled as a
+cluster of those who wait there. The authors' code has full participation, and keeps each client's optimiser
+(`local.keep_optimizer`).
 
 Norms and cosines are over parameters. Variant `emdcfl`, the EMD-CFL repository: updates of whole state dicts,
 running statistics and the counters of batches included, whose growth by the number of steps keeps the mean

@@ -3,9 +3,9 @@
 Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1.
 Legend: theta_k components, pi the client's shares of them, q[k, s] responsibility of component k for sample
 s, l loss. Clients predict with the mixture; one that never took part finds its pi by one E and M step on its
-training data, as the authors' code does for new clients. Variant `emdcfl`, the EMD-CFL repository:
-evaluate by
-the last component alone, as the client trained it.
+training data, as the authors' code does for new clients. That code keeps an optimiser for each component of a
+client: `local.keep_optimizer`. Variant `emdcfl`, the EMD-CFL repository: evaluate by the last component
+alone, as the client trained it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Ruan and Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Loc
 Algorithm 1. Legend: c_s centres, u_s share of the client's samples that centre s explains best (sigma if
 none), v_is importance of client i in centre s. Local objective F_i(w) + (lambda/2) sum_s u_s ||w - c_s||^2,
 continued from the client's own w. Differs: everyone who takes part trains, the server draws `selected` of
-them per centre (0: all, c_s = sum_i v_is w_i). A client that never took part is evaluated by sum_s u_s c_s.
+them per centre (0: all, c_s = sum_i v_is w_i). The authors' code keeps each client's Adam from visit to
+visit: `local.keep_optimizer`. A client that never took part is evaluated by sum_s u_s c_s.
 
 Variant `emdcfl`, the EMD-CFL repository: losses are compared per batch of 64 validation samples, in every
 round; a centre that explains none counts max(1, n_val / 1000) of them; every visit starts from the mixture of
