@@ -16,7 +16,7 @@ from support.pretended import DEVICE, there
 
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.core.algorithm import Algorithm, Needs
-from mpifl.core.capabilities import ComparedUploads, OneShotStatistics, RememberedUploads, SecondLook
+from mpifl.core.capabilities import ComparedUploads, Look, OneShotStatistics, RememberedUploads, SecondLook
 from mpifl.core.errors import CodeFailed, MethodError, NotFinite, UserError
 from mpifl.core.mixing import Mixing, Plan, add, average, blend, by_cluster, carry, in_turn, rows, shares
 from mpifl.core.types import Notes, Report, Server
@@ -451,4 +451,17 @@ def test_a_server_or_report_is_no_look(report, tmp_path):
             return report
 
     with pytest.raises(MethodError, match=r"Looking.probe: client 0"):
+        worlds.run(Looking(), worlds.Tiny(), tmp_path, evaluate=False)
+
+
+@pytest.mark.parametrize("pairs", [None, np.ones((6, 6)), np.ones((5, 6), bool)])
+def test_pairs_are_an_array_of_the_clients_of_the_step(pairs, tmp_path):
+    class Looking(SecondLook, Mine):
+        def pairs(self, server, clients, fresh):
+            return pairs
+
+        def probe(self, client, own, peers, key):
+            return Look()
+
+    with pytest.raises(MethodError, match=r"Looking.pairs: .*bool \[6, 6\]"):
         worlds.run(Looking(), worlds.Tiny(), tmp_path, evaluate=False)
