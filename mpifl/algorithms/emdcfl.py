@@ -11,11 +11,12 @@ validation data (`against="train"`: the paper); one projection R per client for 
 the repository's batch statistics); at most `sample_cap` images of a split enter (the repository), and no more
 than `sample_share` of the client's (the paper: 0.1).
 
-Partial participation: two clients look at each other once, in the first round in which both take part (the
-paper, Algorithm 1); until then they are not linked. `looks="once"`: once, in the first round after which both
-have taken part, the absent one with its last model. `looks="seen"`, the repository, whose rows the paper
-prints: all clients seen so far look again in every round with their last models. The last models of absent
-members are averaged too; clients never seen stay alone.
+Partial participation: two clients look at each other once, in the first round after which both have taken
+part, the absent one with its last model (the paper: a pair without a distance is compared, and no other).
+`looks="together"`, read more strictly: once, in the first round in which both take part; until then they are
+not linked. `looks="seen"`, the repository, whose rows the paper prints: all clients seen so far look again in
+every round with their last models. The last models of absent members are averaged too; clients never seen
+stay alone.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from mpifl.core.method import (
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import put, take
 
-LOOKS = ("together", "once", "seen")
+LOOKS = ("once", "together", "seen")
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         against: `val` or `train`, the other client's data.
         tau: `shared` or `full`, the projection under which tau is measured.
         train_mode: embed with batch statistics.
-        looks: which pairs look at each other in a round: `together`, those that take part and have not
-            yet; `once`, those that were seen and have not yet; `seen`, all that were seen.
+        looks: which pairs look at each other in a round: `once`, those that were seen and have not yet;
+            `together`, those that take part and have not yet; `seen`, all that were seen.
     """
 
     epsilon: float = 0.025
@@ -79,7 +80,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     against: str = "val"
     tau: str = "shared"
     train_mode: bool = False
-    looks: str = "together"
+    looks: str = "once"
 
     paper = "zhang2025clustered"
     needs = Needs(validation=True)

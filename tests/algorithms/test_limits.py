@@ -66,8 +66,9 @@ LOCAL = [
     Limit("one client", "fedavg", {}, {"num_clients": 1, "num_groups": 1}, parts=(1.0,)),
 ]
 ORACLE = [
-    Limit("the clusters are the groups", "emdcfl", {"epsilon": 0.1}, parts=(1.0,)),
-    *(Limit(f"{how}, the groups", "emdcfl", {"epsilon": 0.1, "looks": how}) for how in ("once", "seen")),
+    Limit("the clusters are the groups", "emdcfl", {"epsilon": 0.1}),
+    Limit("the clusters are the groups, looks: seen", "emdcfl", {"epsilon": 0.1, "looks": "seen"}),
+    Limit("all take part", "emdcfl", {"epsilon": 0.1, "looks": "together"}, parts=(1.0,)),
 ]
 
 
