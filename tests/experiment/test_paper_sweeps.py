@@ -124,7 +124,7 @@ def small(sweep: papers.Sweep, case: Case, cache: Path) -> Config | None:
         parts |= {"clients": STANDIN_CLIENTS} if getattr(scenario, "name", "") == "flt4" else {}
     tree = {**sweep.tree, "data": loader.merged(sweep.tree.get("data", {}), changes)}
     vary = {key: only(values, case.labels[key]) for key, values in tree["vary"].items()}
-    (found,) = cases({**tree, "vary": vary})
+    (found,) = cases({**tree, "vary": vary, "table": None})  # whose other rows are gone
     resized = loader.merged(loader.to_tree(found.config), {"data": {"scenario": parts}})
     config: Config = loader.from_tree(Config, resized)
     return config
