@@ -30,6 +30,7 @@ from mpifl.core.mixing import Plan, average
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Notes, Report, Server, State, Vector
 from mpifl.experiment.schema import EvaluationConfig
+from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.worker import Worker
 from mpifl.simulation.policies import Barrier, Buffer, EveryArrival
@@ -120,10 +121,15 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SealedWorld:
     """A sealed world, and a learner that refuses marked images."""
     out = SealedWorld()
     evaluate, judged = Worker.evaluate, LocalClient.evaluate
+    received = AsynchronousEngine._received_metrics  # rank 0 evaluates what clients received, by itself
 
     def unsealed(worker: Worker, *args: Any) -> Any:
         with out.now(judging=True):
             return evaluate(worker, *args)
+
+    def unsealed_there(engine: AsynchronousEngine, *args: Any) -> Any:
+        with out.now(judging=True):
+            return received(engine, *args)
 
     def counted(client: LocalClient, vector: Vector, split: Split | None = None) -> dict[str, float]:
         if split is None and not out.judging:
@@ -142,6 +148,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> SealedWorld:
         return work
 
     monkeypatch.setattr(Worker, "evaluate", unsealed)
+    monkeypatch.setattr(AsynchronousEngine, "_received_metrics", unsealed_there)
     monkeypatch.setattr(LocalClient, "evaluate", counted)
     for name in ("sgd", "gradient", "batches"):
         monkeypatch.setattr(Learner, name, refusing(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,10 +31,31 @@ NEW_KEYS: dict[str, Any] = {
     "algorithm.stream_cost": 0.0,
     "algorithm.tradeoff": None,
     "algorithm:fedfomo.variant": "paper",
+    "algorithm:fedavg_ft.mu": 0.0,
+    "algorithm:fedcuau.evaluate_copies": False,
+    "algorithm:fedper.tune_epochs": 0,
+    "algorithm:fedsoft_async.sigma": 0.0,
+    "algorithm:fesem.initial_models": False,
     "data.source:femnist.inverted": False,
+    "data.public:femnist.inverted": False,
     "local.keep_optimizer": False,
+    "output.updates": False,
 }  # dotted key that release 0.1 did not have (SECTION:NAME: not in that of NAME) -> the value for what it did
 MAX_COUNT = 2**63 - 1
+
+
+def without_new(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a resolved configuration without the keys of `NEW_KEYS` that stand for what 0.1 did."""
+    out = copy.deepcopy(dict(tree))
+    for key, plain in NEW_KEYS.items():
+        *sections, name = key.split(".")
+        part: Any = out
+        for section, _, of in (text.partition(":") for text in sections):
+            part = part.get(section) if isinstance(part, dict) else None
+            part = part if isinstance(part, dict) and of in ("", part.get("name")) else None
+        if isinstance(part, dict) and name in part and part[name] == plain:
+            del part[name]
+    return out
 
 
 def renamed(tree: Mapping[str, Any], say: Callable[[str], None] | None = None) -> dict[str, Any]:

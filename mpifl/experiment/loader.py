@@ -7,7 +7,6 @@ the other keys are the fields of that class.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import os
@@ -23,7 +22,7 @@ import yaml
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
-from mpifl.core.old_keys import NEW_KEYS, OLD_KEYS, renamed
+from mpifl.core.old_keys import OLD_KEYS, renamed, without_new
 from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of
 from mpifl.results.logging import warn_once
 
@@ -149,15 +148,7 @@ def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
 
 def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tree of a configuration under the keys of release 0.1, whose checkpoints hold its digest."""
-    out: dict[str, Any] = copy.deepcopy(dict(tree))
-    for key, plain in NEW_KEYS.items():
-        *sections, name = key.split(".")
-        part: Any = out
-        for section, _, of in (text.partition(":") for text in sections):
-            part = part.get(section) if isinstance(part, dict) else None
-            part = part if isinstance(part, dict) and of in ("", part.get("name")) else None
-        if isinstance(part, dict) and name in part and part[name] == plain:
-            del part[name]
+    out = without_new(tree)
     size = out.pop("cohort_size")
     out["participation"] = out["participation"] if size is None else float(size)
     for old, new in OLD_KEYS.items():

@@ -101,9 +101,8 @@ class Run:
     @cached_property
     def label(self) -> str:
         """The configuration without seeds, output and machine: equal for runs that differ in their seeds."""
-        tree = {
-            k: v for k, v in self.config.items() if k not in ("seed", "output", "system", "vary", "table")
-        }
+        hidden = ("seed", "output", "system", "vary", "table")
+        tree = {k: v for k, v in old_keys.without_new(self.config).items() if k not in hidden}
         return json.dumps(tree, sort_keys=True, default=str)
 
     def rows(self, file: str) -> Rows:
