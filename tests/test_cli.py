@@ -281,7 +281,7 @@ def test_bash_completes_commands_options_keys_and_choices(said):
     }
     assert completed(said, "mpifl", "run", "--bi") == {"--bind-report"}
     assert completed(said, "mpifl", "run", "x.yaml", "--system.sums", "") == {"exact", "fast"}
-    assert completed(said, "mpifl", "show", "fedav") == {"fedavg", "fedavg_ft", "fedavgm"}
+    assert completed(said, "mpifl", "show", "fedav") == {"fedavg", "fedavg_ft", "fedavg_memory", "fedavgm"}
 
 
 # -- the program itself --------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from .fedamp import FedAMP
 from .fedasync import FedAsync
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
+from .fedavg_memory import FedAvgMemory
 from .fedavgm import FedAvgM
 from .fedbabu import FedBABU
 from .fedbn import FedBN
@@ -56,6 +57,7 @@ CATALOGUE: dict[str, type[Algorithm]] = {  # in the order of docs/methods.md
     "local": Local,
     "fedavg": FedAvg,
     "fedavg_ft": FedAvgFT,
+    "fedavg_memory": FedAvgMemory,
     "fedprox": FedProx,
     "scaffold": SCAFFOLD,
     "fednova": FedNova,

@@ -25,7 +25,6 @@ NEW_KEYS: dict[str, Any] = {
     "algorithm.looks": "seen",
     "algorithm.pixels": "normalised",
     "system.statistics_cache": None,
-    "algorithm.memory": False,
     "algorithm.loss_batch": None,
     "algorithm.starts": None,
     "algorithm.stream_cost": 0.0,

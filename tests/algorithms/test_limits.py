@@ -42,7 +42,7 @@ class Limit:
 
 
 FEDAVG = [
-    Limit("everybody takes part", "fedavg", {"memory": True}, parts=(1.0,)),
+    Limit("everybody takes part", "fedavg_memory", {}, parts=(1.0,)),
     Limit("mu = 0", "fedprox", {"mu": 0.0}),
     Limit("mu = 0, unsquared", "fedprox", {"mu": 0.0, "variant": "unsquared"}),
     Limit("K = 1", "ifca", {"num_clusters": 1, "weighted": True}),

@@ -93,7 +93,7 @@ def test_a_method_of_ones_own_is_named_by_its_file(tmp_path):
     name = f"{tmp_path / 'mine.py'}:Mine"
     found = load(TINY, ["--algorithm.name", name, "--algorithm.strength", "2"])
     assert found.algorithm.strength == 2.0
-    assert yaml.safe_load(dump(found))["algorithm"] == {"name": name, "memory": False, "strength": 2.0}
+    assert yaml.safe_load(dump(found))["algorithm"] == {"name": name, "strength": 2.0}
 
 
 @pytest.mark.parametrize(

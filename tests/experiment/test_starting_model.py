@@ -41,9 +41,7 @@ def earlier(tmp_path_factory) -> Path:
     return run(tmp_path_factory.mktemp("earlier"), "fedavg", "--algorithm", "fedavg")
 
 
-@pytest.mark.parametrize(
-    "method", ["fedavg", "{name: fedavg, memory: true}", "local", "{name: fesem, num_clusters: 2}"]
-)
+@pytest.mark.parametrize("method", ["fedavg", "fedavg_memory", "local", "{name: fesem, num_clusters: 2}"])
 def test_a_run_starts_where_the_earlier_one_ended(method, earlier, tmp_path):
     """Before its first round every client has the accuracy that it had at the end of the earlier run."""
     later = run(tmp_path, "later", "--algorithm", method, "--start.run", str(earlier))

@@ -27,7 +27,6 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("apfl", {"adaptive": False, "alpha": 0.25}),
     ("ditto", {"weighted": False, "lam": 0.1}),
     ("fedamp", {"variant": "heur", "sigma": 25.0}),
-    ("fedavg", {"memory": True}),
     ("fedavgm", {"beta": 0.5, "server_lr": 0.5}),
     ("fedbabu", {"tune_part": "head", "weighted": False}),
     ("fedce", {"variant": "emdcfl", "num_clusters": 2}),

@@ -9,11 +9,10 @@ from support import byhand, worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
-from mpifl.core.capabilities import RememberedUploads
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
 
-MEMORY = CATALOGUE["fedavg"](memory=True)
+MEMORY = CATALOGUE["fedavg_memory"]()
 
 
 def test_with_memory_those_who_never_came_count_as_the_initial_model():
@@ -50,9 +49,7 @@ def test_with_memory_the_model_is_the_mean_of_all_last_models(tmp_path):
     assert len({id(v) for v in last.values()}) > 3, "some have come again, some clients more than once"
 
 
-def test_only_memory_remembers_uploads_and_it_differs_from_fedavg(tmp_path):
-    assert CATALOGUE["fedavg"]().capabilities == frozenset()
-    assert MEMORY.capabilities == {RememberedUploads}
+def test_it_differs_from_fedavg_where_some_are_away(tmp_path):
     runs = [
         worlds.run(method, worlds.Tiny(), tmp_path / str(i), 2, participation=0.5)
         for i, method in enumerate((MEMORY, CATALOGUE["fedavg"]()))

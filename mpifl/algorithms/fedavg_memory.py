@@ -1,0 +1,55 @@
+"""FedAvg over all clients in every step: who does not take part counts with the last model it uploaded.
+
+The FedAvg of FLT's repository (Jamali-Rad et al., "Federated Learning with Taskonomy for Non-IID Data", IEEE
+TNNLS 2022, `all_clients`): w <- sum_k n_k wbar_k / sum_k n_k over all clients. Legend: wbar_k the last upload
+of client k, w^0 the initial model, which stands for a client that never took part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Notes,
+    ProblemInfo,
+    RememberedUploads,
+    Report,
+    Server,
+    State,
+)
+from mpifl.core.mixing import Mixing, Plan
+
+
+@dataclass(frozen=True)
+class FedAvgMemory(RememberedUploads, Algorithm):
+    """One model for all, the average over all clients' last uploads, and the initial model."""
+
+    paper = "jamalirad2022federated"
+
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
+        """Start from w^0, which row 1 keeps."""
+        server = super().setup(problem, fingerprints, key)
+        w0 = server.tables["model"]
+        tables = {"model": torch.cat([w0, w0])}
+        return replace(server, tables=tables, algorithm_state={"num_samples": problem.num_samples})
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train the global model."""
+        w = client.sgd(message["model"][0], key)
+        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Return w <- (sum_k n_k wbar_k + sum_j n_j w^0) / sum n, j over those who never took part."""
+        n = server.algorithm_state["num_samples"].copy()
+        n[notes.client] = notes.num_samples  # data may change from visit to visit
+        unseen = n.sum() - n[notes.client].sum()
+        weights = np.stack([n[notes.client] / n.sum(), np.zeros(len(notes))])  # [2, m]
+        keep = np.array([[0.0, unseen / n.sum()], [0.0, 1.0]])  # [2, 2]
+        return Plan([Mixing(weights, keep=keep)], algorithm_state={"num_samples": n})
