@@ -243,13 +243,17 @@ def the_files_are_those_that_a_page_lists(run: Path) -> None:
     """A run folder has the files of the table in docs/running.md, and no other."""
     page = (ROOT / "docs" / "running.md").read_text()
     (table,) = re.findall(r"The run folder holds:\n\n(.*?)\n\n", page, re.DOTALL)
-    named = {
-        name for row in table.splitlines()[2:] for name in re.findall(r"`([\w.]+\.\w+)`", row.split("|")[1])
-    }
+    named, asked = set[str](), set[str]()  # all, and those that an option of this run would have to ask for
+    for row in table.splitlines()[2:]:
+        _, files, meaning, *_ = row.split("|")
+        names = re.findall(r"`([\w.]+\.\w+)`", files)
+        named.update(names)
+        asked.update(names if re.match(r" with `(evaluation|output)\.", meaning) else ())
     there = {path.name for path in run.iterdir()}
     assert len(named) > 10
-    assert named <= there
+    assert named - asked <= there
     assert there - named <= {"run.json", "logs"}
+    assert not there & asked, "this run asked for none of them"
 
 
 @pytest.mark.parametrize(
