@@ -119,6 +119,10 @@ def sweeps(paper: str | None = None) -> list[Sweep]:
     return found
 
 
+def _rows(count: int) -> str:
+    return f"{count} row{'s' * (count != 1)}"
+
+
 def _by_number(stem: str) -> list[tuple[int, str]]:
     """Return a key that sorts `table10` behind `table9`, and tables before figures."""
     digits = "".join(c if c.isdigit() else " " for c in stem).split()
@@ -132,7 +136,7 @@ def listed() -> str:
     for paper, title in PAPERS.items():
         out += [f"{paper}/  {title}"]
         for sweep in sweeps(paper):
-            out += [f"  {sweep.name:36} {sweep.table.title}", f"    {sweep.num_rows} rows; {sweep.state()}"]
+            out += [f"  {sweep.name:36} {sweep.table.title}", f"    {_rows(sweep.num_rows)}; {sweep.state()}"]
     return "\n".join(out)
 
 
