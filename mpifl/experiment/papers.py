@@ -8,6 +8,7 @@ finished sweeps in `measured/TABLE.json` beside it, one line a case, each with w
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -96,16 +97,21 @@ class Sweep:
         return len({json.dumps({k: v for k, v in c.labels.items() if k != SEED}) for c in self.cases})
 
     @property
-    def size(self) -> str:
-        """What was changed in the cases that ran; `as the file` where nothing was."""
-        changed = {f"{k} {v}" for one in self.measured for k, v in one["changed"].items()}
-        return ", ".join(sorted(changed)) or "as the file"
+    def changes(self) -> str:
+        """What differs from the file in the cases that ran; empty where nothing does."""
+        found = Counter(f"{k} {v}" for one in self.measured for k, v in one["changed"].items())
+        all_cases = len(self.measured)
+        return ", ".join(
+            text + ("" if count == all_cases else f" ({count} of {all_cases} cases)")
+            for text, count in sorted(found.items())
+        )
 
     def state(self) -> str:
         """Return whether it ran here, at what size, and the largest difference to a published figure."""
         if not self.measured:
             return f"not run: {self.table.blocked}" if self.table.blocked else "not run"
-        text = f"{len(self.measured)} of {len(self.cases)} cases, {self.size}"
+        text = f"{len(self.measured)} of {len(self.cases)} cases"
+        text += f", {self.changes}" if self.changes else ""
         found = largest_difference(lines(self.table, self.results), self.table)
         return text if found is None else f"{text}; largest difference {found[0]:+.2f} ({found[1]})"
 
@@ -272,14 +278,14 @@ def _section(sweep: Sweep) -> str:
     facts = [
         f"{len(ran)} of {len(sweep.cases)} cases",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
-        f"{hours:.1f} hours of one core or more",
+        f"{hours:.1f} hours of wall time in all",
         f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}",
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
     ]
     parts = [
         f"## {table.title}\n",
         f"```bash\nmpifl sweep {sweep.name} --data.root DIR{options}\n```\n",
-        f"{'; '.join(facts)}. Size: {sweep.size}.\n",
+        f"{'; '.join(facts)}.{f' Other than in the file: {sweep.changes}.' if sweep.changes else ''}\n",
         markdown(table, sweep.results),
     ]
     if table.spread:

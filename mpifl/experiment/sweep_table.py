@@ -255,15 +255,15 @@ def markdown(table: TableConfig, results: Sequence[Result]) -> str:
 
 def _rows(table: TableConfig, found: Sequence[Line]) -> Iterator[str]:
     """Yield the lines of one Markdown table."""
-    printed = any(cell.published for line in found for cell in line.cells)
+    printed = [any(line.cells[i].published for line in found) for i in range(len(table.columns))]
     header = [""] * len(found[0].labels)
-    for figure in table.columns:
-        header += [f"{figure.label}, published", f"{figure.label}, here"] if printed else [figure.label]
+    for figure, has in zip(table.columns, printed, strict=True):
+        header += [f"{figure.label}, published", f"{figure.label}, here"] if has else [figure.label]
     header.append("seeds")
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
     for line in found:
         row = [*line.labels]
-        for cell in line.cells:
-            row += [cell.published or "-"] * printed + [cell.measured or "-"]
+        for cell, has in zip(line.cells, printed, strict=True):
+            row += [cell.published or "-"] * has + [cell.measured or "-"]
         yield f"| {' | '.join([*row, str(line.seeds)])} |"

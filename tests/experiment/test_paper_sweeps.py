@@ -229,7 +229,7 @@ def test_another_sweep_adds_its_cases_and_replaces_the_same_ones(paper, tmp_path
     said = capsys.readouterr().out
     mean = sum(result.values["accuracy_mean"] for result in sweep.results[:2]) / 2
     assert f"largest difference {100 * mean - 50.5:+.2f} (FedAvg avg)" in said
-    assert "3 of 4 cases, rounds 3" in said
+    assert "3 of 4 cases, rounds 3 (1 of 3 cases); " in said
     page = (papers.PAGES / "ucfl.md").read_text()
     assert "mpifl sweep papers/ucfl/table1 --data.root DIR\n" in page, "not all cases have three rounds"
     assert "| FedAvg | 50.5 | " in page
