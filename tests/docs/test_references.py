@@ -132,7 +132,7 @@ def test_keys_are_looked_up_in_sections_and_choices():
 def test_the_index_names_every_page():
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / target).resolve() for target in LINK.findall(index.read_text())}
-    decisions = ROOT / "docs" / "explanation" / "decisions"
-    linked |= {decisions / target for target in LINK.findall((decisions / "README.md").read_text())}
+    for folder in (ROOT / "docs" / "explanation" / "decisions", ROOT / "docs" / "reproductions"):
+        linked |= {folder / target for target in LINK.findall((folder / "README.md").read_text())}
     linked |= {ROOT / "docs" / "examples" / "async_study" / "README.md", index}
     assert {page for page in PAGES if ROOT / "docs" in page.parents} <= linked
