@@ -30,13 +30,14 @@ import numpy as np
 import yaml
 
 from mpifl.comm.transport import Transport, on_server
-from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.errors import Stopped, UserError, nearest, require
 from mpifl.core.files import write_atomically
 from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import MAX_NAME_BYTES, yaml_file
 from mpifl.results import run_folder as folders
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import load, read_rows
+from mpifl.results.supervision import Signals
 from mpifl.results.sweep_figure import Curve, draw
 
 from . import loader
@@ -372,15 +373,18 @@ def _run_all(
     every = cases(tree)
     mine, found = part.chosen(every), Found(folder, tree, every)
     quiet = quiet or not transport.is_server
-    for number, case in enumerate(mine, 1):
-        output = replace(case.config.output, folder=str(folder), id=case.slug, model=False)
-        if not quiet:
-            labels = ", ".join(f"{key} {label}" for key, label in case.labels.items())
-            print(f"case {number}/{len(mine)}: {labels}", flush=True)
-        placed = replace(case, config=replace(case.config, output=output))
-        _run_case(placed, mine[: number - 1], transport, quiet)
-        if transport.is_server:
-            found.write()
+    with Signals() as signals:
+        for number, case in enumerate(mine, 1):
+            output = replace(case.config.output, folder=str(folder), id=case.slug, model=False)
+            if not quiet:
+                labels = ", ".join(f"{key} {label}" for key, label in case.labels.items())
+                print(f"case {number}/{len(mine)}: {labels}", flush=True)
+            placed = replace(case, config=replace(case.config, output=output))
+            _run_case(placed, mine[: number - 1], transport, quiet)
+            if transport.is_server:
+                found.write()
+            if number < len(mine) and on_server(transport, lambda: signals.stop):  # after a case's last step
+                raise Stopped(case.config.rounds, str(folder))
     if not transport.is_server:
         return None
     if not quiet:

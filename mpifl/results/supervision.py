@@ -25,7 +25,8 @@ class Signals:
     """Remembers requests to save or to stop, as a context manager.
 
     The run looks at them between steps, by `take`. A second request to stop ends the process at once, unless
-    it follows the first within `REPEAT_SECONDS`.
+    it follows the first within `REPEAT_SECONDS`. A request to stop that comes after the last step is handed
+    to the signals around these, if any: those of a sweep, which ends between two runs.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,9 @@ class Signals:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        outer = getattr(self._previous[STOP_SIGNALS[0]], "__self__", None)
+        if self.stop and error is None and isinstance(outer, Signals):
+            outer.stop, outer._stopped_at = True, self._stopped_at
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number in SAVE_SIGNALS:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import signal
 import weakref
 from pathlib import Path
 
@@ -102,6 +104,23 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, ca
 
     assert len(found(folder)) == 6
     assert found(folder) == found(whole)
+
+
+def test_a_sweep_that_is_stopped_after_a_cases_last_step_ends_before_the_next_case(tmp_path, monkeypatch):
+    """The request comes while the first case writes its results: too late for it, not for the sweep."""
+    real = running.finish
+
+    def late(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args)
+
+    monkeypatch.setattr(running, "finish", late)
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "--vary", "{seed: [0, 1]}"]
+    with pytest.raises(Stopped, match=r"mpifl resume .*tiny-x$"):
+        sweep(TINY, place, Single(), quiet=True)
+    assert (tmp_path / "tiny-x" / "tiny-0" / "summary.json").exists()
+    assert not (tmp_path / "tiny-x" / "tiny-1").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_sweep_takes_no_options_when_it_goes_on(tmp_path, capsys):
