@@ -1,17 +1,13 @@
-"""Every configuration that travels with mpifl loads; those of the papers are planned where their data are."""
+"""Every configuration that travels with mpifl loads; those of the papers say which table they are."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from mpifl.comm.transport import Single
 from mpifl.experiment import loader, sweep
-from mpifl.experiment.plan import describe
 from mpifl.experiment.schema import Config
 
 ROMAN = {"I": "1", "II": "2", "III": "3", "IV": "4", "V": "5"}
@@ -19,28 +15,6 @@ FOLDER = Path(__file__).parents[2] / "configs"
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.yaml"))
 WHOLE = [name for name in FILES if not Path(name).name.startswith("_")]
 PAPERS = [name for name in WHOLE if name.startswith("papers/")]
-FEW_PAPERS = [  # planned in every suite; all of them take a minute
-    "papers/ccfl/table1-fashionmnist.yaml",
-    "papers/emdcfl/table1.yaml",
-    "papers/fedcuau/table1.yaml",
-    "papers/fedcuau/table3-femnist.yaml",
-    "papers/flt/table1-standin.yaml",
-    "papers/flt/table5.yaml",
-    "papers/ucfl/table1-c.yaml",
-]
-SMALL = ["--data.scenario.resize", "32"]  # a whole client at 224 x 224 is 2.7 GB
-SIMPLE = ["--algorithm.name", "fedavg"]  # FLT fits a plane to all clients: too slow for a test
-FEW = ["--data.scenario.public", "100"]  # CCFL judges every model on the server's sets
-STANDIN = {"table4": ["--data.scenario.clients", "200"]}  # of fewer images than EMNIST has
-STANDIN |= {name: ["--data.scenario.points", "20000"] for name in ("table1-b", "fig7")}
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory):
-    """Return a folder for prepared data that all plans share, emptied in the end."""
-    folder = tmp_path_factory.mktemp("prepared")
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("folder", sorted({Path(name).parent.as_posix() for name in WHOLE}))
@@ -70,25 +44,6 @@ def test_a_papers_configuration_says_which_table_it_is():
             assert first.startswith("# Ablation: "), name
             value = Path(name).stem.rpartition("-")[2].lstrip("k")
             assert re.search(rf"\b{re.escape(value)}\b", first), f"{name}: {first}"
-
-
-def test_every_table_of_the_papers_has_a_configuration():
-    """Row-sets of the published tables, by paper."""
-    expected = {
-        "emdcfl": (*(f"table{n}" for n in (1, 2, 3, 4, 6, 9, 10, 11)), "fig8", "fig12", "fig14"),
-        "flt": ("table1", "table2", "table3", "table4", "table5"),
-        "ucfl": ("table1-a", "table1-b", "table1-c", "grids", "fig5", "fig6", "fig7"),
-        "ccfl": (
-            *(f"table1-{data}" for data in ("fashionmnist", "cifar100", "miniimagenet")),
-            *(f"ablation-{what}" for what in ("rho", "clients", "public", "static", "adjustment")),
-            "fig6",
-        ),
-        "fedcuau": ("table1", "table3", "table3-femnist", "table4", "fig1", "fig3"),
-    }
-    for paper, tables in expected.items():
-        names = [Path(name).stem for name in PAPERS if name.startswith(f"papers/{paper}/")]
-        for table in tables:
-            assert any(name == table or name.startswith(f"{table}-") for name in names), f"{paper}: {table}"
 
 
 EMDCFL_ROWS = [
@@ -130,29 +85,3 @@ def test_emdcfl_runs_17_rows_with_the_k_and_thresholds_of_the_data(
     assert seeds == {(0, 1, 1), (0, 2, 2), (0, 3, 3)}
     published = tree["table"]["published"]
     assert list(published if column is None else published[column]) == EMDCFL_ROWS
-
-
-@pytest.mark.parametrize(
-    "name", [n if n in FEW_PAPERS else pytest.param(n, marks=pytest.mark.nightly) for n in PAPERS]
-)
-def test_a_papers_configuration_is_planned(name, cache):
-    """Opens its clients, builds its model, works out the first step's mixing; trains nothing."""
-    config = loader.load(str(FOLDER / name))
-    root = root_with(config.data.source)
-    options = ["--data.root", str(root), "--data.cache", str(cache)]
-    options += SMALL if getattr(config.data.scenario, "resize", None) == 224 else []
-    options += SIMPLE if "/flt/" in name else []
-    options += FEW if "/ccfl/" in name else []
-    options += STANDIN.get(Path(name).stem, []) if root == Path(os.environ.get("MPIFL_STANDIN", "")) else []
-    page = describe(loader.load(str(FOLDER / name), options), Single())
-    assert f"{config.rounds} rounds" in page
-    assert "federation in all" in page
-
-
-def root_with(source) -> Path:
-    """Return the data root that holds a source's files (MPIFL_DATA, or MPIFL_STANDIN for EMNIST), or skip."""
-    for variable in ("MPIFL_DATA", "MPIFL_STANDIN"):
-        root = Path(os.environ.get(variable) or "/nowhere")
-        if all(path.exists() for path in source.files(root)):
-            return root
-    pytest.skip(f"no data root holds {source.name}: set MPIFL_DATA")

@@ -116,10 +116,12 @@ def test_every_row_is_planned(name, cache):
 def is_large(config: Config) -> bool:
     """Return whether a row's network is large: of those, only the first row of a table is planned.
 
-    The papers' tables for MNIST stand there with fewer channels, too (`-small`), and are planned entirely.
+    The papers' tables for MNIST stand there with fewer channels, too (`-small`), and are planned entirely. FLT
+    fits a plane to all clients, and counts as large.
     """
-    model = loader.to_tree(config)["model"]
-    return model["name"] in LARGE or max(model.get("channels", [0])) > CHANNELS
+    tree = loader.to_tree(config)
+    model, slow = tree["model"], tree["algorithm"]["name"] == "flt"
+    return slow or model["name"] in LARGE or max(model.get("channels", [0])) > CHANNELS
 
 
 def what_is_planned(config: Config) -> str:
