@@ -116,8 +116,8 @@ def test_every_row_is_planned(name, cache):
 def is_large(config: Config) -> bool:
     """Return whether a row's network is large: of those, only the first row of a table is planned.
 
-    The papers' tables for MNIST stand there with fewer channels, too (`-small`), and are planned entirely. FLT
-    fits a plane to all clients, and counts as large.
+    The papers' tables for MNIST stand there with fewer channels, too (`-small`), and are planned entirely.
+    FLT fits a plane to all clients, and counts as large.
     """
     tree = loader.to_tree(config)
     model, slow = tree["model"], tree["algorithm"]["name"] == "flt"
