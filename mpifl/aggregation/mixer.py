@@ -15,7 +15,7 @@ import torch
 
 from mpifl.comm.transport import Transport
 from mpifl.core.devices import to_main_memory
-from mpifl.core.mixing import Mixing
+from mpifl.core.mixing import Mixing, RankMasks
 from mpifl.core.parameters import Part, take
 
 from .collective_choice import BLOCK, GATHER, REDUCE, SCATTER, Costs, choose, far_ranks
@@ -43,6 +43,8 @@ class RankMixPlan:
         counts: number of uploads on each rank.
         owned: number of active rows on each rank; for `SCATTER` only.
         keep: what remains of each active row [Ka]; for `SCATTER` only.
+        masks: hide single uploads; None where nothing does.
+        scale: what the sums of the active rows are multiplied with [Ka]; None: with 1.
     """
 
     collective: str
@@ -56,6 +58,8 @@ class RankMixPlan:
     counts: tuple[int, ...]
     owned: tuple[int, ...] = ()
     keep: np.ndarray | None = None
+    masks: RankMasks | None = None
+    scale: np.ndarray | None = None
 
 
 class Mixer:
@@ -91,30 +95,36 @@ class Mixer:
         mixings: Sequence[Mixing] | None,
         upload_info: Callable[[str], tuple[np.ndarray, np.ndarray]] | None,
         uploads: Mapping[str, Sequence[torch.Tensor]],
+        before: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Apply mixings in order; return the new central tables by name on rank 0. Collective.
 
         Args:
             mixings: on rank 0; None elsewhere.
-            upload_info: returns largest absolute value and rank of each upload [m] of a name; on rank 0.
+            upload_info: returns largest absolute value and rank of each upload [m] of a name; on rank 0,
+                where uploads are mixed.
             uploads: this rank's uploads [w] by name, in ascending order of their number.
+            before: tables that were changed in this step already, on rank 0; None for none.
         """
         rank_plans = None
         if self.transport.is_server:
             assert mixings is not None
-            assert upload_info is not None
+            assert upload_info is not None or not any(m.of for m in mixings)
             none = (np.zeros(0), np.zeros(0, np.int64))
-            plans = [self._plan(m, *(upload_info(m.of) if m.of else none)) for m in mixings]
+            plans = [
+                self._plan(m, *(upload_info(m.of) if m.of and upload_info is not None else none))
+                for m in mixings
+            ]
             rank_plans = [[p[r] for p in plans] for r in range(self.transport.size)]
             self.last_collectives = [p[0].collective for p in plans]
         changed: dict[str, torch.Tensor] = {}
         for i, plan in enumerate(self.transport.scatter(rank_plans, "plan")):
-            mine = _parts(uploads.get(plan.of, []), plan.part)
+            mine = parts_of(uploads.get(plan.of, []), plan.part)
             if plan.collective == SCATTER:
                 self._scatter(plan, mine)
             else:
                 mixing = mixings[i] if mixings is not None else None
-                new = self._to_server(plan, mine, mixing, changed)
+                new = self._to_server(plan, mine, mixing, {**(before or {}), **changed})
                 if new is not None:
                     changed[plan.into] = new
         return changed
@@ -136,6 +146,11 @@ class Mixer:
             collective = self.costs.choose(len(rows), len(owners), width, size, self.exact, far)
         if self.collective in (REDUCE, GATHER) and sharded is None:
             collective = self.collective
+        masks = mixing.masks
+        if masks is not None:
+            assert sharded is None, "masked sums are of central tables"
+            assert self.exact, "masked sums are exact sums"
+            collective = REDUCE
         owned: tuple[int, ...] = ()
         if sharded is not None:
             stays = np.zeros(mixing.num_rows, bool) if mixing.keep is None else mixing.keep == 1
@@ -143,8 +158,10 @@ class Mixer:
             rows = moving[np.lexsort((moving, sharded.owner[moving]))]
             owned = tuple(np.bincount(sharded.owner[rows], minlength=size))
         weights = mixing.weights[rows]
-        everyone = _gather_order(owners)
+        everyone = gather_order(owners)
         spacing = spacings(weights, max_abs)
+        if masks is not None:
+            spacing = masks.coarser * spacings(masks.told[rows], max_abs)
         keep = None if mixing.keep is None or sharded is None else mixing.keep[rows]
         counts = tuple(int(c) for c in np.bincount(owners, minlength=size))
         return [
@@ -160,6 +177,8 @@ class Mixer:
                 counts=counts,
                 owned=tuple(int(o) for o in owned),
                 keep=keep,
+                masks=None if masks is None else masks.of_rank(rows, np.flatnonzero(owners == r), r == 0),
+                scale=None if masks is None else masks.scale[rows],
             )
             for r in range(size)
         ]
@@ -180,20 +199,27 @@ class Mixer:
         for columns in _blocks(plan.width, sum(plan.counts) if plan.collective == GATHER else len(plan.rows)):
             block = [u[columns] for u in mine]
             add = self._gather if plan.collective == GATHER else self._reduce
-            sums = add(plan, block, columns.stop - columns.start)
+            sums = add(plan, block, columns)
             if mixing is not None and new is not None and old is not None and sums is not None:
                 new[:, columns] = self._placed(plan, mixing, sums, old[:, columns])
         return new
 
-    def _reduce(self, plan: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    def _reduce(self, plan: RankMixPlan, block: Sequence[torch.Tensor], columns: slice) -> torch.Tensor:
         """Return the sums of all ranks on rank 0."""
-        sums = self._for_mpi(self._sums(plan, block, width))
+        if plan.masks is None:
+            sums = self._for_mpi(self._sums(plan, block, columns.stop - columns.start))
+        else:
+            sums = plan.masks.sums(block, plan.weights, plan.spacing, columns)
         self.transport.Reduce(sums, f"mix:{plan.into}")
-        return sums
+        unmask = plan.masks is not None and self.transport.is_server
+        return plan.masks.unmasked(sums, columns) if plan.masks is not None and unmask else sums
 
-    def _gather(self, plan: RankMixPlan, block: Sequence[torch.Tensor], width: int) -> torch.Tensor | None:
+    def _gather(
+        self, plan: RankMixPlan, block: Sequence[torch.Tensor], columns: slice
+    ) -> torch.Tensor | None:
         """Gather the uploads; return their sums on rank 0."""
-        mine = self._for_mpi(_stacked(block, width))
+        width = columns.stop - columns.start
+        mine = self._for_mpi(stacked(block, width))
         everything = self.transport.Gatherv(mine, plan.counts, f"mix:{plan.into}")
         return None if everything is None else self._sums(plan, list(everything), width)
 
@@ -202,12 +228,13 @@ class Mixer:
     ) -> torch.Tensor:
         """Return all new rows [K, b] from the sums of the active rows [Ka, b] and the old rows [K0, b]."""
         kept = kept_rows(mixing.keep, old)
+        step = plan.spacing if plan.scale is None else plan.spacing * plan.scale
         if len(plan.rows) == mixing.num_rows:
-            return self._finish(sums, plan.spacing, kept)
+            return self._finish(sums, step, kept)
         full = torch.zeros(mixing.num_rows, sums.shape[1], dtype=sums.dtype)
         full[torch.from_numpy(plan.rows)] = sums
         spacing = np.ones(mixing.num_rows)
-        spacing[plan.rows] = plan.spacing
+        spacing[plan.rows] = step
         return self._finish(full, spacing, kept)
 
     def _scatter(self, plan: RankMixPlan, mine: Sequence[torch.Tensor]) -> None:
@@ -260,12 +287,12 @@ class Mixer:
         """
         out = order = None
         if owners is not None:
-            order = torch.from_numpy(np.argsort(_gather_order(owners)))
+            order = torch.from_numpy(np.argsort(gather_order(owners)))
             out = torch.zeros(len(order), len(order), dtype=torch.float64)
         self.transport.barrier()
         for lo in range(0, width, GRAM_BLOCK):
             columns = slice(lo, min(lo + GRAM_BLOCK, width))
-            block = self._for_mpi(_stacked([v[columns] for v in vectors], columns.stop - lo))
+            block = self._for_mpi(stacked([v[columns] for v in vectors], columns.stop - lo))
             everything = self.transport.Gatherv(block, counts, "gram")
             if out is not None and everything is not None:
                 x = everything[order].double()
@@ -305,7 +332,7 @@ def mix_exact(
         uploads: m tensors, float32, in the order of the weights.
         max_abs: largest absolute value of each upload [m].
     """
-    parts, width, blocks = _parts(uploads, mixing.part), old.shape[1], []
+    parts, width, blocks = parts_of(uploads, mixing.part), old.shape[1], []
     spacing = spacings(mixing.weights, max_abs)
     for columns in _blocks(width, mixing.num_rows, LOCAL_BLOCK):
         block = [u[columns] for u in parts]
@@ -324,7 +351,7 @@ def mix_float32(mixing: Mixing, old: torch.Tensor, uploads: Sequence[torch.Tenso
         old: the table, float32 [K0, w].
         uploads: m tensors, float32, in the order of the weights.
     """
-    parts, out = _parts(uploads, mixing.part), torch.empty(mixing.num_rows, old.shape[1])
+    parts, out = parts_of(uploads, mixing.part), torch.empty(mixing.num_rows, old.shape[1])
     for k, row in enumerate(out.unbind()):
         terms = [(parts[j], w) for j, w in enumerate(mixing.weights[k].tolist()) if w]
         if mixing.keep is not None and mixing.keep.ndim == 1:
@@ -345,18 +372,18 @@ def _blocks(width: int, height: int, size: int | None = None) -> Iterator[slice]
         yield slice(lo, min(lo + step, width))
 
 
-def _parts(uploads: Sequence[torch.Tensor], part: Part | None) -> Sequence[torch.Tensor]:
+def parts_of(uploads: Sequence[torch.Tensor], part: Part | None) -> Sequence[torch.Tensor]:
     """Return the slices of uploads that are mixed."""
     return uploads if part is None else [take(u, part) for u in uploads]
 
 
-def _stacked(block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+def stacked(block: Sequence[torch.Tensor], width: int) -> torch.Tensor:
     """Return vectors as one contiguous [n, width], in main memory if they are on different devices."""
     if len({u.device for u in block}) > 1:
         block = [to_main_memory(u) for u in block]
     return torch.stack(list(block)) if len(block) else torch.empty(0, width)
 
 
-def _gather_order(owners: np.ndarray) -> np.ndarray:
+def gather_order(owners: np.ndarray) -> np.ndarray:
     """Return the numbers of the uploads [m] in the order in which a gather delivers them."""
     return np.argsort(owners, kind="stable")

@@ -16,13 +16,25 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, Vector
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    Report,
+    RowUpdates,
+    Server,
+    State,
+    Vector,
+)
 from mpifl.core.mixing import Plan, average
 from mpifl.training.corrections import scaled
 
 
 @dataclass(frozen=True)
-class APFL(Algorithm):
+class APFL(RowUpdates, Algorithm):
     """One shared row w; each client keeps v and alpha.
 
     Attributes:
@@ -34,7 +46,7 @@ class APFL(Algorithm):
     adaptive: bool = True
 
     paper = "deng2020adaptive"
-    needs = Needs(client_state=True, plain_sgd=True, new_optimizer=True)
+    needs = Needs(client_state=True, plain_sgd=True, new_optimizer=True, averages=True)
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha <= 1, "alpha", self.alpha, "take a share in [0, 1]")

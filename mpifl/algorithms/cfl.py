@@ -38,6 +38,7 @@ from mpifl.core.method import (
     ComparedUploads,
     Key,
     Message,
+    Needs,
     Notes,
     ProblemInfo,
     Report,
@@ -73,6 +74,7 @@ class CFL(ComparedUploads, Algorithm):
     variant: str = "paper"
 
     paper = "sattler2020clustered"
+    needs = Needs(averages=True)
     gram = "update"
     row_distance = "update"
 

@@ -72,7 +72,7 @@ class CFLGP(ComparedUploads, Algorithm):
 
     paper = "kim2024clustered"
     gram = "profile"
-    needs = Needs(client_state=True, round_number=True, new_optimizer=True)
+    needs = Needs(client_state=True, round_number=True, new_optimizer=True, averages=True)
     traffic_depends_on = (
         "who is in cluster 0, whose model the others download as well when clusters are formed"
     )

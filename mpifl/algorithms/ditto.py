@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
 from mpifl.core.mixing import Plan, average
 from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import proximal
 
 
 @dataclass(frozen=True)
-class Ditto(Algorithm):
+class Ditto(RowUpdates, Algorithm):
     """One shared row w; each client keeps a personal model v and is evaluated by it.
 
     Attributes:
@@ -32,7 +32,7 @@ class Ditto(Algorithm):
     weighted: bool = True
 
     paper = "li2021ditto"
-    needs = Needs(client_state=True)
+    needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", self.lam, "take 0 or more; 0 is local training")

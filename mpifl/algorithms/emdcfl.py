@@ -83,7 +83,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
     looks: str = "once"
 
     paper = "zhang2025clustered"
-    needs = Needs(validation=True)
+    needs = Needs(validation=True, averages=True, new_rows=True)
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, "epsilon", self.epsilon, "take a positive tolerance, 0.025 in the paper")

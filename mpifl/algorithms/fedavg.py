@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
 from mpifl.core.mixing import Plan, average
 
 
 @dataclass(frozen=True)
-class FedAvg(Algorithm):
+class FedAvg(RowUpdates, Algorithm):
     """One model for all: w <- sum_k n_k w_k / sum_k n_k."""
 
     paper = "mcmahan2017communication"
+    needs = Needs(averages=True)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the global model."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
 from mpifl.core.mixing import Plan, average
 from mpifl.training.corrections import proximal
 from mpifl.training.evaluation import evaluate_tuned
@@ -23,7 +23,7 @@ PARTS = ("all", "body", "head")
 
 
 @dataclass(frozen=True)
-class FedAvgFT(Algorithm):
+class FedAvgFT(RowUpdates, Algorithm):
     """FedAvg, evaluated after fine-tuning.
 
     Attributes:
@@ -37,6 +37,7 @@ class FedAvgFT(Algorithm):
     mu: float = 0.0
 
     paper = FedAvg.paper
+    needs = Needs(averages=True)
 
     def __post_init__(self) -> None:
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")

@@ -17,6 +17,7 @@ from mpifl.core.method import (
     Client,
     Key,
     Message,
+    Needs,
     Notes,
     ProblemInfo,
     RememberedUploads,
@@ -32,6 +33,7 @@ class FedAvgMemory(RememberedUploads, Algorithm):
     """One model for all, the average over all clients' last uploads, and the initial model."""
 
     paper = "jamalirad2022federated"
+    needs = Needs(averages=True)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start from w^0, which row 1 keeps."""

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, Server
+from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, RowUpdates, Server
 from mpifl.core.mixing import Plan, average
 
 
 @dataclass(frozen=True)
-class FedAvgM(Algorithm):
+class FedAvgM(RowUpdates, Algorithm):
     """Table `model`, and table `momentum` that nobody reads.
 
     Attributes:
@@ -30,7 +30,7 @@ class FedAvgM(Algorithm):
     server_lr: float = 1.0
 
     paper = "hsu2019measuring"
-    needs = Needs(server_update=True)
+    needs = Needs(server_update=True, averages=True)
 
     def __post_init__(self) -> None:
         require(0 <= self.beta < 1, "beta", self.beta, "take a value in [0, 1); 0 is FedAvg")

@@ -14,7 +14,19 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, ProblemInfo, Report, Server, State
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    ProblemInfo,
+    Report,
+    RowUpdates,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, average
 from mpifl.core.parameters import put, take
 from mpifl.core.types import Reads, Vector
@@ -24,7 +36,7 @@ PARTS = ("all", "body", "head")
 
 
 @dataclass(frozen=True)
-class FedBABU(Algorithm):
+class FedBABU(RowUpdates, Algorithm):
     """One table, `body`; the head is the initial one, known to all from the seed.
 
     Attributes:
@@ -38,6 +50,7 @@ class FedBABU(Algorithm):
     weighted: bool = True
 
     paper = "oh2022fedbabu"
+    needs = Needs(averages=True)
 
     def __post_init__(self) -> None:
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")

@@ -20,6 +20,7 @@ from mpifl.core.method import (
     Notes,
     ProblemInfo,
     Report,
+    RowUpdates,
     Server,
     State,
 )
@@ -29,11 +30,11 @@ from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
-class FedBN(Algorithm):
+class FedBN(RowUpdates, Algorithm):
     """One table, `shared`; batch norm is client state, the common initial one before the first visit."""
 
     paper = "li2021fedbn"
-    needs = Needs(client_state=True)
+    needs = Needs(client_state=True, averages=True)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Start all shared parts alike."""

@@ -32,7 +32,7 @@ class FedBuff(Algorithm):
     normalise: str = "size"
 
     paper = "nguyen2022federated"
-    needs = Needs(weighs_staleness=True)
+    needs = Needs(weighs_staleness=True, averages=True)
 
     def __post_init__(self) -> None:
         require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")

@@ -23,7 +23,7 @@ from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import LINKAGES, agglomerative
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, NewClients, Notes, ProblemInfo, Report, Server
+from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, Notes, ProblemInfo, Report, Server
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.parameters import take, width
 from mpifl.core.types import Vector
@@ -49,6 +49,7 @@ class FedClust(NewClients, Algorithm):
     variant: str = "paper"
 
     paper = "islam2024fedclust"
+    needs = Needs(averages=True)
     statistics_gram = "signature"
     statistics_distance = "signature"
 

@@ -33,7 +33,7 @@ class FedNova(Algorithm):
     """One model for all."""
 
     paper = "wang2020tackling"
-    needs = Needs(server_update=True, new_optimizer=True)
+    needs = Needs(server_update=True, new_optimizer=True, averages=True)
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:
         """Remember where the buffers begin."""

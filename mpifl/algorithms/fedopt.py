@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, Server
+from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, RowUpdates, Server
 from mpifl.core.mixing import Plan, average
 
 Second = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (v, Delta^2) -> the next v
 
 
 @dataclass(frozen=True)
-class FedAdam(Algorithm):
+class FedAdam(RowUpdates, Algorithm):
     """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
 
     Attributes:
@@ -39,7 +39,7 @@ class FedAdam(Algorithm):
     tau: float = 1e-3
 
     paper = "reddi2021adaptive"
-    needs = Needs(server_update=True)
+    needs = Needs(server_update=True, averages=True)
 
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)
@@ -62,7 +62,7 @@ class FedAdam(Algorithm):
 
 
 @dataclass(frozen=True)
-class FedYogi(Algorithm):
+class FedYogi(RowUpdates, Algorithm):
     """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
 
     Attributes:
@@ -78,7 +78,7 @@ class FedYogi(Algorithm):
     tau: float = 1e-3
 
     paper = "reddi2021adaptive"
-    needs = Needs(server_update=True)
+    needs = Needs(server_update=True, averages=True)
 
     def __post_init__(self) -> None:
         _check(self.server_lr, self.beta1, self.beta2, self.tau)

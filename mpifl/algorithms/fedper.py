@@ -22,6 +22,7 @@ from mpifl.core.method import (
     Notes,
     ProblemInfo,
     Report,
+    RowUpdates,
     Server,
     State,
 )
@@ -32,7 +33,7 @@ from mpifl.training.evaluation import evaluate_tuned
 
 
 @dataclass(frozen=True)
-class FedPer(Algorithm):
+class FedPer(RowUpdates, Algorithm):
     """One table, `body`; the head is client state, the common initial one before the first visit.
 
     Attributes:
@@ -43,7 +44,7 @@ class FedPer(Algorithm):
     tune_epochs: int = 0
 
     paper = "arivazhagan2019federated"
-    needs = Needs(client_state=True)
+    needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Notes, Report, Server, State
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
 from mpifl.core.mixing import Plan, average
 from mpifl.training.corrections import proximal, unsquared
 
@@ -18,7 +18,7 @@ VARIANTS = ("standard", "unsquared")
 
 
 @dataclass(frozen=True)
-class FedProx(Algorithm):
+class FedProx(RowUpdates, Algorithm):
     """FedAvg with a proximal term.
 
     Attributes:
@@ -30,6 +30,7 @@ class FedProx(Algorithm):
     variant: str = "standard"
 
     paper = "li2020federated"
+    needs = Needs(averages=True)
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")

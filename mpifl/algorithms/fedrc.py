@@ -51,7 +51,8 @@ class FedRC(Algorithm):
     variant: str = "paper"
 
     paper = "guo2024fedrc"
-    needs = Needs(client_state=True)
+    needs = Needs(client_state=True, averages=True)
+    statistics = ("labels",)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one; 1 is FedAvg")

@@ -21,6 +21,7 @@ from mpifl.core.method import (
     Notes,
     ProblemInfo,
     Report,
+    RowUpdates,
     Server,
     State,
 )
@@ -30,7 +31,7 @@ from mpifl.core.types import Reads, Vector
 
 
 @dataclass(frozen=True)
-class FedRep(Algorithm):
+class FedRep(RowUpdates, Algorithm):
     """One table, `body`; the head is client state, the common initial one before the first visit.
 
     Attributes:
@@ -40,7 +41,7 @@ class FedRep(Algorithm):
     head_epochs: int = 10
 
     paper = "collins2021exploiting"
-    needs = Needs(client_state=True)
+    needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
         require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "take 0 or more passes over the data")

@@ -34,6 +34,7 @@ from mpifl.core.method import (
     ComparedUploads,
     Key,
     Message,
+    Needs,
     Notes,
     ProblemInfo,
     RememberedUploads,
@@ -68,6 +69,7 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
     initial_models: bool = False
 
     paper = "long2023multi"
+    needs = Needs(averages=True)
     gram = "model"
     row_distance = "model"
 

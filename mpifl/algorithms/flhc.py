@@ -19,7 +19,18 @@ import numpy as np
 from mpifl.clustering.distances import cosine_matrix, squared_distances
 from mpifl.clustering.partitions import LINKAGES, agglomerative
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, ComparedUploads, Key, Message, Notes, Report, Server, State
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    ComparedUploads,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, by_cluster
 
 
@@ -42,6 +53,7 @@ class FLHC(ComparedUploads, Algorithm):
     linkage: str = "average"
 
     paper = "briggs2020federated"
+    needs = Needs(averages=True)
     gram = "delta"
 
     def __post_init__(self) -> None:

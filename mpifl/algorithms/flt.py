@@ -40,6 +40,7 @@ from mpifl.core.method import (
     Algorithm,
     Client,
     Key,
+    Needs,
     NewClients,
     Notes,
     ProblemInfo,
@@ -86,6 +87,7 @@ class FLT(NewClients, RememberedUploads, Algorithm):
     loss: str = "mse"
 
     paper = "jamalirad2022federated"
+    needs = Needs(averages=True)
     shown_from = ("autoencoder", "code", "pretrain_epochs", "finetune_epochs", "loss")
 
     def __post_init__(self) -> None:

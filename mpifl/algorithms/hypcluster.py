@@ -19,10 +19,12 @@ from mpifl.core.method import (
     Client,
     Key,
     Message,
+    Needs,
     Notes,
     ProblemInfo,
     Reads,
     Report,
+    RowUpdates,
     Server,
     State,
 )
@@ -32,7 +34,7 @@ from mpifl.training.evaluation import best_model, fitting_model
 
 
 @dataclass(frozen=True)
-class HypCluster(Algorithm):
+class HypCluster(RowUpdates, Algorithm):
     """K rows, all read by everyone.
 
     Attributes:
@@ -41,7 +43,9 @@ class HypCluster(Algorithm):
 
     num_clusters: int = 4
 
+    trained = "cluster"
     paper = "mansour2020three"
+    needs = Needs(averages=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one hypothesis")

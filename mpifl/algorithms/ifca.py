@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.capabilities import Capability, OneShotStatistics, declared
+from mpifl.core.capabilities import Capability, OneShotStatistics, RowUpdates, declared
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.method import (
@@ -46,7 +46,7 @@ LOSS_BATCH = 64  # samples; variant emdcfl
 
 
 @dataclass(frozen=True)
-class IFCA(OneShotStatistics, Algorithm):
+class IFCA(OneShotStatistics, RowUpdates, Algorithm):
     """K rows, all read by everyone; with weight sharing K heads and one body.
 
     Attributes:
@@ -73,6 +73,7 @@ class IFCA(OneShotStatistics, Algorithm):
     least: float = 0.1
 
     paper = "ghosh2020efficient"
+    trained = "cluster"
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")
@@ -83,7 +84,7 @@ class IFCA(OneShotStatistics, Algorithm):
         require(self.share in ("none", "body"), "share", self.share, "take none or body")
         require(self.restarts >= 0, "restarts", self.restarts, "take 0 or more sets of models")
         require(0 <= self.least <= 1, "least", self.least, "take a share in [0, 1]")
-        needs = Needs(validation=self._on == "val", new_optimizer=self.variant == "gradient")
+        needs = Needs(validation=self._on == "val", new_optimizer=self.variant == "gradient", averages=True)
         object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
 
     @property
@@ -93,8 +94,10 @@ class IFCA(OneShotStatistics, Algorithm):
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:
-        """One-shot statistics choose among several sets of initial models only."""
-        return declared(type(self)) if self.restarts else frozenset()
+        """One-shot statistics choose among several sets of initial models only; gradients update no row."""
+        unused: set[type[Capability]] = set() if self.restarts else {OneShotStatistics}
+        unused |= {RowUpdates} if self.variant == "gradient" else set()
+        return declared(type(self)) - unused
 
     def shows(self, problem: ProblemInfo, key: Key) -> Mapping[str, torch.Tensor]:
         """Send all sets of initial models."""

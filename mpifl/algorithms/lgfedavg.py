@@ -22,6 +22,7 @@ from mpifl.core.method import (
     Notes,
     ProblemInfo,
     Report,
+    RowUpdates,
     Server,
     State,
 )
@@ -33,7 +34,7 @@ PRIVATE = {"head": "body", "block": "trunk"}  # what is shared -> what stays
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Algorithm):
+class LGFedAvg(RowUpdates, Algorithm):
     """One table, `shared`; the rest is client state, the common initial one before the first visit.
 
     Attributes:
@@ -43,7 +44,7 @@ class LGFedAvg(Algorithm):
     shared: str = "head"
 
     paper = "liang2020think"
-    needs = Needs(client_state=True)
+    needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
         require(self.shared in PRIVATE, "shared", self.shared, f"take one of {', '.join(PRIVATE)}")

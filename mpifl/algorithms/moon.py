@@ -17,12 +17,12 @@ import torch.nn.functional as F
 
 from mpifl.core.client import Loss
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
+from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
 from mpifl.core.mixing import Plan, average
 
 
 @dataclass(frozen=True)
-class MOON(Algorithm):
+class MOON(RowUpdates, Algorithm):
     """One model for all; each client keeps its last local one.
 
     Attributes:
@@ -34,7 +34,7 @@ class MOON(Algorithm):
     temperature: float = 0.5
 
     paper = "li2021model"
-    needs = Needs(client_state=True)
+    needs = Needs(client_state=True, averages=True)
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")

@@ -22,7 +22,7 @@ class Oracle(RememberedUploads, Algorithm):
     """One row per true group."""
 
     paper = "zhang2025clustered"
-    needs = Needs(groups=True)
+    needs = Needs(groups=True, averages=True, new_rows=True)
 
     def check(self, problem: ProblemInfo) -> None:
         """The truth must be known."""

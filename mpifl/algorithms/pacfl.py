@@ -31,7 +31,7 @@ from mpifl.clustering.partitions import merge_closest
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, inherited, joined
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, NewClients, Notes, ProblemInfo, Report, Server
+from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, Notes, ProblemInfo, Report, Server
 from mpifl.core.mixing import Plan
 from mpifl.core.types import Vector
 
@@ -63,6 +63,7 @@ class PACFL(NewClients, Algorithm):
     pixels: str | None = None
 
     paper = "vahidian2023efficient"
+    needs = Needs(averages=True)
     fingerprints_vary = True
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ from mpifl.core.method import (
     Algorithm,
     Client,
     Key,
+    Needs,
     NewClients,
     Notes,
     ProblemInfo,
@@ -61,6 +62,7 @@ class PCAKMHC(NewClients, RememberedUploads, Algorithm):
     all_clients: bool = True
 
     paper = "dennis2021heterogeneity"
+    needs = Needs(averages=True)
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "take a positive distance")

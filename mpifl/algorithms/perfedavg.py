@@ -18,14 +18,26 @@ from dataclasses import dataclass
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State, Vector
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    Report,
+    RowUpdates,
+    Server,
+    State,
+    Vector,
+)
 from mpifl.core.mixing import Plan, average
 
 VARIANTS = ("fo", "hf")
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Algorithm):
+class PerFedAvg(RowUpdates, Algorithm):
     """One shared row, evaluated one step later.
 
     Attributes:
@@ -41,7 +53,7 @@ class PerFedAvg(Algorithm):
     delta: float = 1e-3
 
     paper = "fallah2020personalized"
-    needs = Needs(new_optimizer=True)
+    needs = Needs(new_optimizer=True, averages=True)
 
     def __post_init__(self) -> None:
         require(self.alpha >= 0, "alpha", self.alpha, "take 0 or more")

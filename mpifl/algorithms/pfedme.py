@@ -48,7 +48,7 @@ class PFedMe(Algorithm):
     mu: float = 0.001
 
     paper = "dinh2020personalized"
-    needs = Needs(client_state=True, new_optimizer=True)
+    needs = Needs(client_state=True, new_optimizer=True, averages=True)
 
     def __post_init__(self) -> None:
         for name in ("lam", "lr", "personal_lr", "beta"):

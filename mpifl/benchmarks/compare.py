@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.errors import UserError, nearest
 from mpifl.data import prepare
 from mpifl.experiment import loader
 
-from .turns import KEEP_FREED, Job, mpirun, scratch_folder
+from .turns import KEEP_FREED, Job, scratch_folder
 from .workloads import WORKLOADS, Workload
 
 Figures = dict[str, Any]

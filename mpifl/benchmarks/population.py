@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mpifl.comm.mpi_startup import mpirun
 from mpifl.data import prepare
 from mpifl.experiment import loader
 
 from .compare import ratios, spread
-from .turns import Job, mpirun, scratch_folder
+from .turns import Job, scratch_folder
 
 MANY, FEW = 1_000_000, 10_000
 CONFIG = "bench/million"

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 from mpifl.aggregation.collective_choice import REDUCE, between
+from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.parameters import Layout
 from mpifl.data import open_federation, prepare
 from mpifl.experiment import loader
 from mpifl.simulation.sampling import cohort_size
 
-from .turns import Job, mpirun, scratch_folder
+from .turns import Job, scratch_folder
 from .workloads import WORKLOADS
 
 MANY = (16, 64, 256, 1024)

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -186,26 +185,6 @@ class Job:
             self.process.wait(20)
         with suppress(OSError):
             self.connection.close()
-
-
-def mpirun(ranks: int) -> list[str]:
-    """Return the beginning of a command that starts ranks of this Python; a module's name follows.
-
-    Raises:
-        UserError: There is no mpirun.
-    """
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 and _is_open_mpi() else []
-    return ["mpirun", *root, "-n", str(ranks), sys.executable, "-m"]
-
-
-def _is_open_mpi() -> bool:
-    try:
-        text = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
-    except FileNotFoundError:
-        raise UserError(
-            "bench", "mpirun", "is not on the PATH; activate an environment with an MPI"
-        ) from None
-    return "Open MPI" in text or "PRRTE" in text or "prterun" in text
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:

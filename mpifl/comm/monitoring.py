@@ -29,6 +29,10 @@ from typing import Any, NamedTuple
 from mpifl.core.errors import require
 
 ENABLE, LEVELS = "OMPI_MCA_pml_monitoring_enable", "OMPI_MCA_coll"
+ALLTOALLV = {  # pairwise: persistent requests of the linear algorithm are also counted as messages
+    "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+    "OMPI_MCA_coll_tuned_alltoallv_algorithm": "2",
+}
 FLUSH, GENERIC = b"pml_monitoring_flush", 9  # a performance variable, and MPI_T_PVAR_CLASS_GENERIC
 PEER_TAGS = {"E": "point", "I": "internal", "C": "collective"}
 KINDS = ("O2A", "A2O", "A2A")
@@ -49,6 +53,7 @@ def prepare() -> None:
     """
     os.environ[ENABLE] = "2"
     os.environ.setdefault(LEVELS, "^han")
+    os.environ.update(ALLTOALLV)
 
 
 class Monitor:

@@ -25,7 +25,16 @@ from mpifl.core.devices import CPU, wait
 
 from .liveness import STOPPED_S, Process, StoppedProcessWatcher, wait_until
 from .mpi_startup import end_launcher_after, is_tolerant
-from .transport import CannotRecover, Count, MpiTraffic, RankLost, Transport
+from .transport import (
+    CannotRecover,
+    Count,
+    MpiTraffic,
+    RankLost,
+    Single,
+    Transport,
+    device_ranks,
+    divided,
+)
 
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
 TAGS = 30000  # tags of scatter and gather cycle through so many numbers; MPI guarantees 32767
@@ -113,6 +122,7 @@ class Mpi(Transport):
         self._empty_polls = 0  # polls without a message
         self._failed = False  # whether an error was raised on this rank or another
         self._remote_error: tuple[Exception | None, int] = None, 0  # the error of another rank, and that rank
+        self._groups: list[Mpi] = []  # of a part of the ranks, which `split` made
         self._stopped_s = 0.0
         self._watcher: StoppedProcessWatcher | None = None
         self.nodes = self._find_nodes(comm or MPI.COMM_WORLD)
@@ -127,7 +137,7 @@ class Mpi(Transport):
     def _find_nodes(self, parent: MPI.Comm) -> tuple[int, ...]:
         """Return the node of each rank, numbered by their first ranks; exchange the ranks' processes."""
         local = parent.Split_type(MPI.COMM_TYPE_SHARED)
-        self.local_rank = local.rank
+        self.local_rank = self.device_rank = local.rank
         first = MPI.Group.Translate_ranks(local.group, [0], self.comm.group)[0]
         self._node_comm = local  # never freed: Open MPI's monitoring reads it to the end
         here = self.gather((Process.of(os.getpid()), first), "layout")
@@ -287,6 +297,18 @@ class Mpi(Transport):
         return out
 
     @guarded
+    def Alltoallv(
+        self, block: torch.Tensor, sent: Sequence[int], received: Sequence[int], purpose: str
+    ) -> torch.Tensor:
+        """Exchange parts of flat blocks between all ranks."""
+        out = torch.empty(sum(received), dtype=block.dtype)
+        leaves = (len(block) - sent[self.rank]) * block.element_size()
+        with self.traffic("alltoallv", purpose, leaves, self.size - 1):
+            kind = TYPES[block.dtype]
+            self.comm.Alltoallv([block.numpy(), list(sent), kind], [out.numpy(), list(received), kind])
+        return out
+
+    @guarded
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
         """Start two sends: the header's bytes, then the block."""
         if len(self._sends) > MOST_SENDS:
@@ -339,6 +361,18 @@ class Mpi(Transport):
             )
         if before is not None:
             before.close()
+
+    def split(self, count: int) -> Transport:
+        """Split the communicator; a group of one rank needs none."""
+        groups = divided(self.nodes, count)
+        number, ranks = next((i, ranks) for i, ranks in enumerate(groups) if self.rank in ranks)
+        comm = self._exit_comm.Split(number, ranks.index(self.rank))
+        group = Mpi(comm) if len(ranks) > 1 else Single()
+        if isinstance(group, Mpi):
+            self._groups.append(group)
+        group.local_rank, group.device_rank = self.local_rank, device_ranks(self.nodes, groups)[self.rank]
+        group.started = self.started
+        return group
 
     def regroup(self) -> tuple[int, ...]:
         """Shrink the communicator to the ranks that are left, numbered without gaps."""
@@ -415,7 +449,8 @@ class Mpi(Transport):
             if self._out_of_reach and not self.rank:
                 self.abort(code)
             os._exit(code)
-        if self._failed and not self._drained():
+        failed = [transport for transport in (*self._groups, self) if transport._failed]
+        if not all([transport._drained() for transport in failed]):
             os._exit(code)
 
     def _drained(self) -> bool:

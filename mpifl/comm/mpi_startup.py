@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -262,3 +264,20 @@ def cuda_aware() -> bool:
         failed = library.MPIX_GPU_query_support(CUDA, ctypes.byref(supported))
         return not failed and bool(supported.value)
     return False
+
+
+def mpirun(ranks: int) -> list[str]:
+    """Return the beginning of a command that starts ranks of this Python; a module's name follows.
+
+    Raises:
+        UserError: There is no mpirun.
+    """
+    remedy = "is not on the PATH; activate an environment with an MPI"
+    require(shutil.which("mpirun") is not None, "PATH", "mpirun", remedy)
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 and _is_open_mpi() else []
+    return ["mpirun", *root, "-n", str(ranks), sys.executable, "-m"]
+
+
+def _is_open_mpi() -> bool:
+    text = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    return "Open MPI" in text or "PRRTE" in text or "prterun" in text

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mpifl.core.errors import UserError
+from mpifl.core.errors import CodeFailed, UserError
 
 
 class RankLost(Exception):
@@ -44,6 +44,8 @@ class Transport(ABC):
         rank: of this process.
         size: number of ranks.
         nodes: node number of each rank.
+        local_rank: number of this rank among those of the job on its node.
+        device_rank: number by which this rank takes one of its node's devices in turn.
         names: of each rank in messages: its number at the start, host and process.
         lost: names of the ranks that were lost during the run.
         started: stage of the start -> seconds from the start of the process to the end of the stage.
@@ -54,6 +56,8 @@ class Transport(ABC):
     rank: int
     size: int
     nodes: tuple[int, ...]
+    local_rank: int = 0
+    device_rank: int = 0
     names: tuple[str, ...]
     lost: list[str]
     started: Mapping[str, float] = MappingProxyType({})
@@ -149,6 +153,19 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def Alltoallv(
+        self, block: torch.Tensor, sent: Sequence[int], received: Sequence[int], purpose: str
+    ) -> torch.Tensor:
+        """Give every rank its part of this rank's block; return what all ranks gave, in rank order, flat.
+
+        Args:
+            block: flat and contiguous: the part of each rank, in rank order.
+            sent: numbers that each rank gets from this one.
+            received: numbers that this rank gets from each.
+            purpose: under which it is counted.
+        """
+
+    @abstractmethod
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
         """Send an object and a flat float32 block to a rank, without waiting until they are received.
 
@@ -177,6 +194,17 @@ class Transport(ABC):
         Raises:
             CannotRecover: rank 0 was lost.
         """
+
+    def split(self, count: int) -> Transport:
+        """Return the transport of this rank's group, where the ranks form so many groups; every rank calls.
+
+        `divided` says which ranks form a group. This transport stays as it is, beside those of the groups.
+
+        Args:
+            count: of groups, from 1 to the number of ranks.
+        """
+        assert count == 1, "one process is one group"
+        return self
 
     def failed_ranks(self) -> list[str]:
         """Return the names of ranks that MPI knows to have failed, and that are still in the group."""
@@ -271,6 +299,12 @@ class Single(Transport):
         """Return the block."""
         return block
 
+    def Alltoallv(
+        self, block: torch.Tensor, sent: Sequence[int], received: Sequence[int], purpose: str
+    ) -> torch.Tensor:
+        """Return the block."""
+        return block
+
     def isend(self, rank: int, header: Any, block: torch.Tensor, purpose: str) -> None:
         """Raise: one process has no other rank."""
         raise NotImplementedError
@@ -288,6 +322,38 @@ class Single(Transport):
         os._exit(code)
 
 
+def divided(nodes: Sequence[int], count: int) -> list[list[int]]:
+    """Return the ranks of each group, neighbours on a node together where that is possible.
+
+    The sizes differ by one at most. The first rank of a group is its server; that of the first group is
+    rank 0.
+
+    Args:
+        nodes: node number of each rank.
+        count: of groups, at most that of the ranks.
+    """
+    order = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
+    size, larger = divmod(len(order), count)
+    ends = [(i + 1) * size + min(i + 1, larger) for i in range(count)]
+    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def device_ranks(nodes: Sequence[int], groups: Sequence[Sequence[int]]) -> list[int]:
+    """Return the number of each rank by which it takes a device: workers first, so that they share none.
+
+    Args:
+        nodes: node number of each rank.
+        groups: as `divided` returned them. The first rank of a group trains only where it is alone.
+    """
+    servers = {ranks[0] for ranks in groups if len(ranks) > 1}
+    out = [0] * len(nodes)
+    for node in set(nodes):
+        near = [rank for rank in range(len(nodes)) if nodes[rank] == node]
+        for number, rank in enumerate(sorted(near, key=lambda rank: (rank in servers, rank))):
+            out[rank] = number
+    return out
+
+
 def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = True) -> Any:
     """Do something on rank 0 only, and return the result on every rank.
 
@@ -298,12 +364,13 @@ def on_server(transport: Transport, work: Callable[[], Any], everywhere: bool = 
 
     Raises:
         UserError: on every rank, where `work` raises one, or an OSError that names a file.
+        CodeFailed: on every rank, where `work` raises one.
     """
-    answer: tuple[Any, UserError | None] = (None, None)
+    answer: tuple[Any, UserError | CodeFailed | None] = (None, None)
     if transport.is_server:
         try:
             answer = (work(), None)
-        except UserError as error:
+        except (UserError, CodeFailed) as error:
             answer = (None, error)
         except OSError as error:
             if error.filename is None:

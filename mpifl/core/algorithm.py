@@ -43,6 +43,10 @@ class Needs:
         fresh_uploads: uploads answer what the server sent in this very step; policies with stale uploads
             are refused.
         weighs_staleness: its own rule weighs single and stale uploads; no policy damps its steps.
+        averages: what it mixes are averages of uploads (models or updates), over all clients or over groups,
+            so that a robust rule can take their place (`robust`).
+        new_rows: with `averages`: rows are dealt out anew at each step, so that a row before a step is not
+            the one from which the clients started whose uploads enter it.
         time_stamps: the server's version travels with every download, and comes back with the upload: one
             number each way, in the ledger as `time_stamp`.
     """
@@ -59,6 +63,8 @@ class Needs:
     fresh_uploads: bool = False
     weighs_staleness: bool = False
     time_stamps: bool = False
+    averages: bool = False
+    new_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,12 +105,15 @@ class Algorithm(ABC):
     Attributes:
         paper: where it comes from, a key of `algorithms/papers.bib` or a BibTeX entry; empty: nowhere.
         needs: what it asks of the engine.
+        statistics: names of uploads that do not stand for parameters of a model, among those that are named
+            like a table.
         traffic_depends_on: what decides its traffic and only training can tell; empty where the traffic is
             known before.
     """
 
     paper: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
+    statistics: ClassVar[tuple[str, ...]] = ()
     traffic_depends_on: ClassVar[str] = ""
 
     @property

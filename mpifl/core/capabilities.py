@@ -12,6 +12,7 @@ A method declares a capability by inheriting from it, which brings the hooks of 
 | `ComparedUploads` | before `aggregate` | `compares`, `measures` |
 | `SecondLook` | after training, in pairs | `probes`, `pairs`, `probe` |
 | `ServerEvaluation` | before `aggregate` | `inspect`, `appraise` |
+| `RowUpdates` | at the client, and mixing | none |
 
 The engine asks `uses(algorithm, OneShotStatistics)`; it never looks whether a hook happens to be there.
 """
@@ -164,6 +165,20 @@ class ServerEvaluation(Capability):
         return new
 
 
+class RowUpdates(Capability):
+    """The server needs sums only: FedAvg, FedProx, IFCA. Privacy and secure aggregation run with these.
+
+    Each upload is the update of one row of the table of its name that the client downloaded, it enters the
+    mean of that row and of no other, and no note tells the server more than which row it was.
+
+    Attributes:
+        trained: name of the note that holds the position, among the downloaded rows, of the one that was
+            trained; None where one row of each table is downloaded.
+    """
+
+    trained: ClassVar[str | None] = None
+
+
 CAPABILITIES: tuple[type[Capability], ...] = (
     OneShotStatistics,
     NewClients,
@@ -171,6 +186,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     ComparedUploads,
     SecondLook,
     ServerEvaluation,
+    RowUpdates,
 )
 
 

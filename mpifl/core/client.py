@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import torch
@@ -149,6 +150,17 @@ class Client(ABC):
     def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
         """Return `accuracy` (a fraction) and `loss` of `vector` on `split` (default: the test data)."""
 
+    def measure(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+        """Return the figures of `evaluation.metrics`, which `evaluate` adds to accuracy and loss.
+
+        For methods that evaluate by something else than one vector. Default: none.
+
+        Args:
+            logits: [n, L].
+            labels: [n].
+        """
+        return {}
+
     def report(
         self,
         notes: Mapping[str, Any] | None = None,
@@ -167,20 +179,29 @@ class ClientHost(ABC):
         device: where clients train.
         layout: of the model's flat vector.
         keeps_optimizer: whether clients keep their optimisers between visits.
+        metric_names: of the figures of `evaluation.metrics`.
     """
 
     keeps_optimizer: bool = False
+    metric_names: tuple[str, ...] = ()
     device: torch.device
     layout: Layout
 
     @abstractmethod
-    def client(self, k: int, visit: int = 0, step: int = 1, **changes: Any) -> Client:
+    def num_steps(self, k: int, visit: int) -> tuple[int, int]:
+        """Return the mini-batches of a client's visit, and those of one pass over its training data."""
+
+    @abstractmethod
+    def client(
+        self, k: int, visit: int = 0, step: int = 1, work: Fraction | None = None, **changes: Any
+    ) -> Client:
         """Return a client at a visit.
 
         Args:
             k: its number.
             visit: number of its visits before this one.
             step: the server step, from 1.
+            work: share of its mini-batches after which each of its trainings ends; None takes them all.
             changes: fields of `LocalConfig` that differ for this client.
         """
 

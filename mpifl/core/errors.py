@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 
@@ -77,6 +78,16 @@ class CodeFailed(RuntimeError):
         return type(self), (self.text, self.trace, self.code)  # so that it can travel between ranks
 
 
+def trace_beyond(error: BaseException, place: str) -> str:
+    """Return the traceback of an exception from the first frame on that lies outside of a file or folder."""
+    shown = traceback.TracebackException.from_exception(error)
+    frames = list(shown.stack)
+    while frames and frames[0].filename.startswith(place):
+        frames.pop(0)
+    shown.stack = traceback.StackSummary.from_list(frames or list(shown.stack))
+    return "".join(shown.format(chain=False))
+
+
 def _written(value: Any) -> str:
     try:
         return repr(value)
@@ -120,7 +131,7 @@ class Stopped(Exception):
     """
 
     def __init__(self, step: int, folder: str, written: int | None = None) -> None:
-        self.step, self.folder = step, folder
+        self.step, self.folder, self.written = step, folder, written
         state = (
             "state written" if written is None else f"the last state that was written is of step {written}"
         )

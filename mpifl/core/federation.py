@@ -50,6 +50,7 @@ class Federation(ABC):
         sizes: int64 [N, 3], samples for training, validation and test of each client (at its first visit,
             where they change).
         groups: int64 [N], the hidden group of each client, or None where there is no ground truth.
+        attackers: int64, the clients that attack (section `attack`), or None.
         targets: int64, the clients whose accuracy is reported by itself (those a backdoor is aimed at), or
             None.
     """
@@ -60,6 +61,7 @@ class Federation(ABC):
     sizes: np.ndarray
     groups: np.ndarray | None
     targets: np.ndarray | None = None
+    attackers: np.ndarray | None = None
 
     @abstractmethod
     def client(self, k: int, visit: int = 0) -> ClientData:

@@ -7,6 +7,7 @@ from .capabilities import (
     NewClients,
     OneShotStatistics,
     RememberedUploads,
+    RowUpdates,
     SecondLook,
     ServerEvaluation,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Reads",
     "RememberedUploads",
     "Report",
+    "RowUpdates",
     "SecondLook",
     "Server",
     "ServerEvaluation",

@@ -4,12 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from .errors import require
 from .parameters import Part
 from .types import Notes
+
+
+class RankMasks(Protocol):
+    """Hides the uploads of one rank in a mixing."""
+
+    def sums(
+        self, block: Sequence[torch.Tensor], weights: np.ndarray, spacing: np.ndarray, columns: slice
+    ) -> torch.Tensor:
+        """Return the sums of this rank's masked uploads, int64 [Ka, b]."""
+
+    def unmasked(self, sums: torch.Tensor, columns: slice) -> torch.Tensor:
+        """Return the sums of all ranks' uploads, int64 [Ka, b]; on rank 0."""
+
+
+class Masks(Protocol):
+    """Hides the uploads of a mixing from the server (`aggregation/secure_sum.py`).
+
+    Attributes:
+        told: float64 [K, m], weights for which the grid is made: those of uploads that do not arrive, too.
+        scale: float64 [K], what sums are multiplied with.
+    """
+
+    @property
+    def told(self) -> np.ndarray:
+        """Weights [K, m]."""
+
+    @property
+    def scale(self) -> np.ndarray:
+        """Factors [K]."""
+
+    @property
+    def coarser(self) -> float:
+        """How much coarser the grid is."""
+
+    def of_rank(self, rows: np.ndarray, uploads: np.ndarray, is_server: bool) -> RankMasks:
+        """Return what one rank needs, for the active rows and the rank's uploads."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +61,7 @@ class Mixing:
         into: the table.
         of: the name of the uploads; empty where none enters.
         part: slices of the upload that are mixed, when the table is narrower than the upload.
+        masks: what hides single uploads; set by the engine under secure aggregation.
     """
 
     weights: np.ndarray
@@ -30,6 +69,7 @@ class Mixing:
     into: str = "model"
     of: str = "model"
     part: Part | None = None
+    masks: Masks | None = None
 
     @property
     def num_rows(self) -> int:

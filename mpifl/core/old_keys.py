@@ -21,6 +21,7 @@ NEW_KEYS: dict[str, Any] = {
     "evaluation.train": False,
     "evaluation.distances": False,
     "evaluation.matrices": [],
+    "evaluation.metrics": [],
     "algorithm.sample_share": 1.0,
     "algorithm.looks": "seen",
     "algorithm.pixels": "normalised",
@@ -39,6 +40,19 @@ NEW_KEYS: dict[str, Any] = {
     "data.public:femnist.inverted": False,
     "local.keep_optimizer": False,
     "output.updates": False,
+    "output.client_models": False,
+    "devices": {"name": "alike"},
+    "per_client": {},
+    "availability.profile": [],
+    "availability.day_s": 86400.0,
+    "availability.shift_s": 0.0,
+    "availability.spread_s": 0.0,
+    "robust": {"name": "none"},
+    "attack": {"name": "none"},
+    "output.label": None,
+    "privacy": {"name": "none"},
+    "output.callbacks": [],
+    "secure_aggregation": {"name": "none"},
 }  # dotted key that release 0.1 did not have (SECTION:NAME: not in that of NAME) -> the value for what it did
 MAX_COUNT = 2**63 - 1
 

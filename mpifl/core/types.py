@@ -86,6 +86,12 @@ class Notes:
     fresh: np.ndarray
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    @staticmethod
+    def of_nobody() -> Notes:
+        """Return the notes of a step without reports."""
+        none = np.zeros(0, np.int64)
+        return Notes(none, none, none, np.zeros(0, bool))
+
     def __len__(self) -> int:
         return len(self.client)
 

@@ -14,6 +14,7 @@ import torch
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Split
+from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
 from mpifl.data.partition.csr import Csr
 
@@ -86,7 +87,8 @@ def open_federation(
     verify = build if verify is None else verify
     place, pool = _prepared_pool(config, say, build, verify)
     with _under("data.scenario"):
-        spec = config.scenario.compose(pool, key(seed, "data"))
+        with doing("composing the scenario"):
+            spec = config.scenario.compose(pool, key(seed, "data"))
         if spec.drift is not None:
             return PoolFederation(pool, spec, spec.drift, _to_tensor(config, spec, pool))
         name = type(config.scenario).__name__
@@ -145,7 +147,8 @@ def prepare(
         assert root is not None
         if any(not os.path.exists(path) for path in _files(source, root)):
             say(f"fetching {source.name} into {root}")
-            source.download(root)
+            with doing(f"fetching {source.name}"):
+                source.download(root)
     return open_federation(config, seed, progress)
 
 
@@ -194,7 +197,8 @@ def _pool_digest(config: DataConfig, states: list[FileState]) -> str:
 
 def _write_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any]:
     say(f"preparing {config.source.name}" + (f" from {config.folder}" if config.source.needs_root else ""))
-    pool = config.source.load(config.folder or Path(), to)
+    with doing(f"reading {config.source.name}"):
+        pool = config.source.load(config.folder or Path(), to)
     check_pool(pool, "data.source")
     if not (to / "images.npy").exists():
         cache.save(to, "images", pool.images)
@@ -213,7 +217,8 @@ def _open_pool(place: Path) -> Pool:
 
 
 def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> Mapping[str, Any]:
-    splits = spec.splits()
+    with doing("splitting the samples"):
+        splits = spec.splits()
     table = FixedPartition(splits, spec.op_groups)
     say(f"splitting {len(pool.labels)} samples over {len(table.sizes)} clients")
     materialized = spec.materialize and _bytes(spec, pool, table) <= MATERIALIZE_LIMIT_BYTES
@@ -235,7 +240,7 @@ def _materialize(federation: PoolFederation, splits: Mapping[str, Csr], to: Path
     for name, csr in splits.items():
         assert csr.row is None, "only partitions of one row for each client can be materialized"
         materialized[name] = Csr(csr.offsets + start)
-        for k in range(federation.num_clients):
+        for k in each(range(federation.num_clients), f"transforming the {name} images", "clients"):
             rows = materialized[name].of(k)
             images[rows], labels[rows] = federation.samples(k, name)
         start = int(materialized[name].offsets[-1])

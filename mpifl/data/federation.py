@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -89,6 +89,7 @@ class PoolFederation(Federation):
         self._ops: dict[str, tuple[Op, ...]] = {name: spec.ops for name in SPLITS} | dict(spec.split_ops)
         self.extra = tuple(name for name in spec.split_ops if name not in SPLITS)
         self._public, self._group_test_sets = spec.public, spec.group_test_sets
+        self._wrong: np.ndarray | None = None  # label [L] that attackers give to samples of each label
         self.shape = self._shape_of_all_groups(spec.op_groups)
 
     def client(self, k: int, visit: int = 0) -> ClientData:
@@ -98,6 +99,24 @@ class PoolFederation(Federation):
     def num_samples(self, k: int, visit: int = 0) -> int:
         """Return the number of training samples of client `k` at its `visit`-th visit."""
         return self.partition.num_samples(k, 0 if self._static else visit)
+
+    def attack(self, clients: Sequence[int], labels: np.ndarray | None) -> None:
+        """Make clients attackers; call it before any data are read.
+
+        Args:
+            clients: who attacks.
+            labels: the label [L] that they give to training and validation samples of each label; None: the
+                true ones.
+        """
+        self.attackers = np.asarray(clients, np.int64)
+        self._wrong = labels
+
+    def _given(self, k: int, split: str, y: np.ndarray) -> np.ndarray:
+        """Return the labels that client `k` gives to samples of a split with labels `y`."""
+        wrong, attackers = self._wrong, self.attackers
+        if wrong is None or attackers is None or split not in ("train", "val") or k not in attackers:
+            return y
+        return np.asarray(wrong[y])
 
     def keep(self, megabytes: int) -> None:
         """Cache splits as tensors, up to a limit; readers must not change them.
@@ -166,7 +185,7 @@ class PoolFederation(Federation):
     def samples(self, k: int, split: str = "train", visit: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return client `k`'s images as uint8 [n, C, H, W], not yet normalised, and its labels int64 [n]."""
         x, y = self._pixels(self.partition.of(k, split, visit), self._ops[split])
-        return np.array(x), np.array(y)
+        return np.array(x), np.array(self._given(k, split, y))
 
     def pixels(self, k: int, split: str = "train", visit: int = 0) -> Split:
         """Return a split of client `k` with images uint8 [n, C, H, W], neither resized nor normalised."""
@@ -180,13 +199,16 @@ class PoolFederation(Federation):
         blank = np.zeros((len(y), self.pool.shape[0], 1, 1), np.uint8)
         for op in self._ops[split]:
             blank, y = op(blank, y, self._group(draw, len(y)))
-        return y
+        return self._given(k, split, y)
 
     def _split(self, k: int, split: str, visit: int) -> Split:
         address = (k, split, 0 if self._static else visit)
-        return self._samples.get(
-            address, lambda: self._read(self.partition.of(k, split, visit), self._ops[split])
-        )
+
+        def read() -> Split:
+            found = self._read(self.partition.of(k, split, visit), self._ops[split])
+            return Split(found.x, torch.from_numpy(np.array(self._given(k, split, found.y.numpy()))))
+
+        return self._samples.get(address, read)
 
     def _read(self, draw: SampleIndex, ops: tuple[Op, ...]) -> Split:
         x, y = self._pixels(draw, ops)  # may be the cache itself: never hand it out

@@ -24,6 +24,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import new_array
+from mpifl.core.progress import doing, each
 
 META = "meta.json"
 Progress = Callable[[str], None]
@@ -75,7 +76,10 @@ def ensure(
         CacheMissing: it is missing or damaged and `build` is false.
         UserError: it cannot be written.
     """
-    wrong = flaw(folder, verify) if os.path.lexists(folder) else "is not there"
+    wrong = "is not there"
+    if os.path.lexists(folder):
+        with doing("checking the data cache"):
+            wrong = flaw(folder, verify)
     if not wrong:
         return folder
     if not build:
@@ -203,7 +207,8 @@ def _publish(temporary: Path, folder: Path) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, dict[str, Any]]:
-    return {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(folder.glob("*.npy"))}
+    files = each(sorted(folder.glob("*.npy")), "checksums of prepared data", "files")
+    return {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
 
 
 def _sha256(path: Path) -> str:

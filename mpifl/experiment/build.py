@@ -15,15 +15,18 @@ import torch
 
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
+from mpifl.aggregation.robust_rules import Rule
+from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.capabilities import ServerEvaluation, uses
+from mpifl.core.capabilities import RememberedUploads, ServerEvaluation, uses
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation, Split
 from mpifl.core.parameters import Layout, flatten, put, take
 from mpifl.core.process import age
+from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
@@ -31,16 +34,25 @@ from mpifl.models import AUTOENCODERS
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
+from mpifl.runtime.private_step import PrivateStep
+from mpifl.runtime.robust import RobustSteps
 from mpifl.runtime.run_state import Checkpointer
 from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import SynchronousEngine
-from mpifl.simulation.durations import visit_duration
+from mpifl.simulation.attacks import Attack, UploadAttack
 from mpifl.simulation.policies import AsynchronousPolicy
+from mpifl.simulation.round_rules import RoundRule
 from mpifl.simulation.sampling import cohort_size, newcomers
+from mpifl.simulation.visit_times import visit_duration
+from mpifl.traffic.accountant import Accountant
+from mpifl.traffic.privacy import CentralPrivacy
 from mpifl.training.batched import stackable
 from mpifl.training.client import LocalClients, public_clients
+from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner, pick_stack
+from mpifl.training.own_metrics import load_metrics
+from mpifl.training.per_client import local_configs
 
 from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
@@ -113,7 +125,7 @@ def take_resources(system: SystemConfig, transport: Transport) -> Resources:
     torch.set_num_threads(threads_of(transport, system.threads))
     device, fault = CPU, None
     try:
-        device = device_of(system, getattr(transport, "local_rank", 0))
+        device = device_of(system, transport.device_rank)
         check_folder("system.scratch", system.scratch)
     except UserError as error:
         fault = error
@@ -129,15 +141,20 @@ def take_resources(system: SystemConfig, transport: Transport) -> Resources:
     return Resources(device, transport.size, places, faults)
 
 
-def device_of(system: SystemConfig, local_rank: int) -> str:
-    """Return the device of a rank: the GPUs of a node in turn, by local rank."""
+def device_of(system: SystemConfig, number: int) -> str:
+    """Return the device of a rank: the GPUs of a node in turn.
+
+    Args:
+        system: says what is asked for.
+        number: of the rank on its node, `Transport.device_rank`.
+    """
     if system.device == "cpu" or (system.device == "auto" and not torch.cuda.is_available()):
         remedy = "CUDA graphs need a GPU, and this run trains on the CPU; leave them out"
         require(not system.cuda_graphs, "system.cuda_graphs", True, remedy)
         return CPU
     remedy = "no GPU is visible to PyTorch here; take cpu or auto"
     require(torch.cuda.is_available(), "system.device", system.device, remedy)
-    return f"cuda:{local_rank % torch.cuda.device_count()}"
+    return f"cuda:{number % torch.cuda.device_count()}"
 
 
 def check_folder(key: str, folder: str | None) -> None:
@@ -173,7 +190,7 @@ def check_resources(system: SystemConfig, resources: Resources) -> str:
 
 
 def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> Federation:
-    """Return the federation, its data prepared as the policy wants them.
+    """Return the federation, its data prepared as the policy wants them, with its attackers.
 
     Args:
         config: the run's.
@@ -188,6 +205,12 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
         federation = open_federation(data, seed)
     federation.keep(config.system.sample_cache_mb)
     config.policy.prepare(federation)
+    if isinstance(config.attack, Attack):
+        try:
+            clients = config.attack.attackers(federation.num_clients, key(seed, "attack"))
+            federation.attack(clients, config.attack.labels(federation.num_classes))
+        except UserError as error:
+            raise error.under("attack") from error
     return federation
 
 
@@ -251,6 +274,9 @@ def build_parts(
         groups=federation.groups if config.algorithm.needs.groups else None,
         public=public_clients(federation, learner, config.local, public) if public else (),
     )
+    differing: dict[int, LocalConfig] = {}
+
+    samples = _TrainedSamples(federation, config.local, differing)
     duration = visit_duration(
         config.delay,
         config.network,
@@ -258,8 +284,34 @@ def build_parts(
         key(seed.system),
         problem.num_clients,
         FLOAT_BYTES * layout.size,
+        config.devices,
+        samples,
     )
-    return Parts(federation, problem, learner, duration)
+    differing |= local_configs(config.local, config.per_client, duration.devices, problem.num_clients)
+    return Parts(federation, problem, learner, duration, differing)
+
+
+@dataclass(frozen=True)
+class _TrainedSamples:
+    """(client, visit) -> samples that it trains on; each pass counts. Travels without the data.
+
+    Attributes:
+        federation: the clients' data; None on ranks that have no clock.
+        local: how clients train.
+        differing: client -> how it trains, of those that train in another way.
+    """
+
+    federation: Federation | None
+    local: LocalConfig
+    differing: dict[int, LocalConfig]
+
+    def __call__(self, client: int, visit: int) -> int:
+        assert self.federation is not None, "rank 0 alone asks what it was told"
+        local = self.differing.get(client, self.local)
+        return local.num_trained(self.federation.num_samples(client, visit))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (None, self.local, self.differing)
 
 
 def initial_vectors(model: Any, seed: int, shape: tuple[int, int, int], num_classes: int) -> InitialVectors:
@@ -358,12 +410,13 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     if needs.validation and len(empty):
         remedy = f"client {empty[0]} has no validation data, which this method needs"
         raise UserError("data.scenario.validation", 0, remedy)
-    plain = local.optimizer == "sgd" and local.momentum == 0
+    ways = [local, *parts.differing.values()]
+    plain = all(way.optimizer == "sgd" and way.momentum == 0 for way in ways)
     remedy = "this method needs plain SGD without momentum"
-    require(plain or not needs.plain_sgd, "local.momentum", local.momentum, remedy)
+    require(plain or not needs.plain_sgd, "local.momentum", max(way.momentum for way in ways), remedy)
     if local.keep_optimizer:
         remedy = "SGD without momentum has nothing to keep; take local.momentum, or local.optimizer adam"
-        require(local.remembers, "local.keep_optimizer", True, remedy)
+        require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)
         remedy = "this method begins every training with a new optimiser; take false"
         require(not needs.new_optimizer, "local.keep_optimizer", True, remedy)
         remedy = "clients that are stacked begin with new optimisers; take 1, or local.keep_optimizer false"
@@ -376,6 +429,9 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     remedy = "this scenario has no true groups to average over; take cluster, or leave it out"
     require("group" not in by or federation.groups is not None, "evaluation.by", list(by), remedy)
 
+    mixed = hasattr(algorithm, "num_components")
+    remedy = "this method evaluates clients by mixtures of several models; leave it out"
+    require(not (mixed and config.output.client_models), "output.client_models", True, remedy)
     remedy = "updates are compared in rounds only, under policy rounds; leave it out"
     require(policy.synchronous or not config.output.updates, "output.updates", True, remedy)
 
@@ -384,6 +440,12 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     late = config.newcomers
     allowed = policy.synchronous or not (late.share or late.groups)
     require(allowed, "newcomers.share", late.share, "newcomers join under policy rounds only")
+    if isinstance(config.robust, Rule):
+        remembers = uses(algorithm, RememberedUploads)
+        try:
+            config.robust.check(n if remembers else policy.uploads_per_step(num_sampled))
+        except UserError as error:
+            raise error.under("robust") from error
     absent = newcomers(late.share, n, system)
     if late.groups:
         groups = np.zeros(0) if federation.groups is None else federation.groups
@@ -391,6 +453,14 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         remedy = f"name some, not all, of the groups {known}"
         require(set(late.groups) < set(known), "newcomers.groups", list(late.groups), remedy)
         absent = tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
+
+    # privacy
+    if isinstance(config.privacy, CentralPrivacy):
+        counted = config.privacy.count_noise is not None
+        config.privacy.noise_of_updates(num_sampled, counted)
+    accountant = Accountant(config.privacy, n, num_sampled)
+    if accountant.counts:
+        accountant.check()
 
     # times
     for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
@@ -407,7 +477,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     elif not stack and policy.synchronous and not local.keep_optimizer:
         typical = int(np.argsort(sizes[:, 0])[n // 2])
         most = max(1, num_sampled // max(1, num_ranks - 1))
-        stack = pick_stack(parts.learner, federation.client(typical).train, local, most)
+        train, way = federation.client(typical).train, parts.differing.get(typical, local)
+        stack = pick_stack(parts.learner, train, way, most)
 
     return Decisions(num_sampled, absent, memory, max(stack, 1), clock)
 
@@ -415,20 +486,30 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
 # -- what runs it --------------------------------------------------------------------------------------------
 
 
-def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
+def build_server_step(
+    context: RunContext, store: ClientStore, counter: VisitCounter | None = None
+) -> ServerStep:
     """Return what takes the server steps of a run; every rank calls.
 
     Args:
         context: of the run.
         store: what clients keep between their visits.
+        counter: counts the visits of this rank, for whoever watches; None: nobody does.
     """
     config, system, decisions = context.config, context.config.system, context.decisions
+    attackers = context.federation.attackers
     return ServerStep(
         StepConfig(
             transport=context.transport,
             algorithm=config.algorithm,
             federation=context.federation,
-            clients=LocalClients(context.federation, context.learner, config.local),
+            clients=LocalClients(
+                context.federation,
+                context.learner,
+                config.local,
+                context.parts.differing,
+                load_metrics(config.evaluation.metrics),
+            ),
             problem=context.problem,
             store=store,
             seed=key(config.seed.training),
@@ -447,8 +528,42 @@ def build_server_step(context: RunContext, store: ClientStore) -> ServerStep:
             shown_cache=shown_cache(context),
             synchronous=config.policy.synchronous,
             updates=config.output.updates,
+            protection=_protection(context),
+            effort=effort(context),
+            counter=counter or VisitCounter(),
+            secure=_secure(context),
+            robust=RobustSteps(config.robust) if isinstance(config.robust, Rule) else None,
+            attack=config.attack if isinstance(config.attack, UploadAttack) else None,
+            attackers=frozenset([] if attackers is None else attackers.tolist()),
         )
     )
+
+
+def _protection(context: RunContext) -> PrivateStep | None:
+    """Return what clips and adds noise; None where nothing does."""
+    config = context.config
+    if not context.accountant.counts:
+        return None
+    where = key(config.seed.training, "privacy")
+    return PrivateStep(config.privacy, config.algorithm, context.decisions.num_sampled, where)
+
+
+def effort(context: RunContext) -> np.ndarray | None:
+    """Return by how much the visits of each client are longer than `local` says [N]; None: all as it says."""
+    if not context.parts.differing:
+        return None
+    sizes = context.federation.sizes[:, 0].tolist()
+    usual = [max(context.config.local.num_trained(n), 1) for n in sizes]
+    return np.array([context.local_of(k).num_trained(n) / usual[k] for k, n in enumerate(sizes)])
+
+
+def _secure(context: RunContext) -> SecureRounds | None:
+    """Return what hides single uploads from the server; None where nothing does."""
+    config = context.config
+    if not isinstance(config.secure_aggregation, MaskedSums):
+        return None
+    where = key(config.seed.system, "secure")
+    return SecureRounds(config.secure_aggregation, where, isinstance(config.privacy, CentralPrivacy))
 
 
 def _measures(context: RunContext) -> Callable[[int], bool] | None:
@@ -486,7 +601,7 @@ class _Engines:
         evaluation = self.context.config.evaluation
         return EvaluationSchedule(self.context.evaluated_clients, evaluation.every, evaluation.at_start)
 
-    def synchronous(self) -> Engine:
+    def synchronous(self, rule: RoundRule | None = None) -> Engine:
         return SynchronousEngine(
             server_step=self.server_step,
             sampler=self.context.sampler,
@@ -494,6 +609,8 @@ class _Engines:
             evaluation=self._evaluation,
             duration=self.context.duration,
             checkpointer=self.checkpointer,
+            rule=rule,
+            num_wanted=self.context.decisions.num_sampled,
         )
 
     def asynchronous(self, policy: AsynchronousPolicy) -> Engine:

@@ -98,4 +98,4 @@ def _mine(context: RunContext) -> list[int]:
 
 
 def _client(context: RunContext, k: int) -> LocalClient:
-    return LocalClient(k, context.federation, context.learner, context.config.local, home=torch.device("cpu"))
+    return LocalClient(k, context.federation, context.learner, context.local_of(k), home=torch.device("cpu"))

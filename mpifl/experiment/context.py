@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from mpifl.results.identity import identity
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.sampling import Sampler
+from mpifl.traffic.accountant import Accountant
+from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 
 from .placement import CPU, Place, workers_of
@@ -32,12 +34,14 @@ class Parts:
         problem: what the method may know.
         learner: the model on this rank's device.
         duration: how long visits take on devices and links.
+        differing: client -> how it trains, of those that train in another way than `local` says.
     """
 
     federation: Federation
     problem: ProblemInfo
     learner: Learner
     duration: VisitDuration
+    differing: Mapping[int, LocalConfig]
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,24 @@ class RunContext:
     @property
     def sampler(self) -> Sampler:
         """Draws the cohorts."""
-        n, m = self.problem.num_clients, self.decisions.num_sampled
-        return Sampler(n, m, self.system_key, self.decisions.absent, self.config.newcomers.joins)
+        n = self.problem.num_clients
+        m = self.config.policy.num_started(self.decisions.num_sampled, n)
+        poisson = getattr(self.config.privacy, "sampling", "fixed") == "poisson"
+        return Sampler(n, m, self.system_key, self.decisions.absent, self.config.newcomers.joins, poisson)
+
+    @property
+    def accountant(self) -> Accountant:
+        """Tells what the noise of `privacy` is worth."""
+        return Accountant(self.config.privacy, self.problem.num_clients, self.decisions.num_sampled)
 
     @property
     def duration(self) -> VisitDuration:
         """How long visits take on devices and links."""
         return self.parts.duration
+
+    def local_of(self, client: int) -> LocalConfig:
+        """Return how a client trains."""
+        return self.parts.differing.get(client, self.config.local)
 
     @property
     def evaluated_clients(self) -> np.ndarray:

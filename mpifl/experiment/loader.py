@@ -24,6 +24,7 @@ from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.imports import load_object
 from mpifl.core.old_keys import OLD_KEYS, renamed, without_new
 from mpifl.core.textfiles import MAX_DEPTH, yaml_file, yaml_of
+from mpifl.core.units import quantity, unit_of
 from mpifl.results.logging import warn_once
 
 from .schema import CHOICES, Config, Seeds, check_sections
@@ -97,7 +98,9 @@ def find(name: str) -> Path:
 
 
 def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the tree in a configuration file, laid over that of its `base` (a path relative to the file).
+    """Return the tree in a configuration file, laid over that of its `base`.
+
+    A base is a path relative to the file, or the name of a configuration that travels with mpifl.
 
     Args:
         name: of a file, see `find`.
@@ -116,7 +119,15 @@ def read(name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if told:
         warn_once(f"{path}: {', '.join(told)}")
     base = tree.pop("base", None)
-    return merged(read(str(path.parent / str(base)), (*above, path.resolve())), tree) if base else tree
+    return merged(read(_base(path, str(base)), (*above, path.resolve())), tree) if base else tree
+
+
+def _base(path: Path, name: str) -> str:
+    """Return the base that a file names: a file beside it, else a configuration that travels with mpifl."""
+    beside = path.parent / name
+    shipped = [p for p in (SHIPPED / name, SHIPPED / f"{name}.yaml") if os.path.isfile(p)]
+    is_beside = any(os.path.isfile(p) for p in (beside, f"{beside}.yaml"))
+    return str(shipped[0] if shipped and not is_beside else beside)
 
 
 def overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -224,12 +235,55 @@ def _below(path: str, name: object) -> str:
 def _value(cls: type, name: str, value: Any, path: str) -> Any:
     """Return `value` as field `name` of `cls` wants it."""
     if (cls, name) in CHOICES:
-        return chosen(CHOICES[cls, name], {"name": value} if isinstance(value, str) else value, path)
+        return chosen(CHOICES[cls, name], _named(cls, name, value), path)
     hint = types_of(cls)[name]
     if hint is Seeds and not isinstance(value, Mapping):
         seed = converted(int, value, path)
         return Seeds(seed, seed, seed, seed)
-    return converted(hint, value, path)
+    return converted(hint, without_unit(cls, name, value, path), path)
+
+
+def _named(cls: type, name: str, value: Any) -> Any:
+    """Return the tree of a section with a name: a word is one; without any it is that of the default."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping) or "name" in value:
+        return value
+    field = next(f for f in dataclasses.fields(cls) if f.name == name)
+    plain = field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+    usual = next((key for key, of in CHOICES[cls, name].items() if of is type(plain)), None)
+    return value if usual is None else {"name": usual, **value}
+
+
+def without_unit(cls: type, name: str, value: Any, path: str) -> Any:
+    """Return a value whose texts with a unit (`20ms`) are numbers in the unit that the field declares.
+
+    Args:
+        cls: the dataclass.
+        name: of its field.
+        value: as it was written; a list is converted item by item.
+        path: dotted path of the key, for messages.
+
+    Raises:
+        UserError: an unknown unit, one of another dimension, or a fraction where a whole number is asked.
+    """
+    unit = unit_of(cls, name)
+    if unit is None or not unit.dimension or types_of(cls)[name] is str:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [without_unit(cls, name, one, path) for one in value]
+    if not isinstance(value, str):
+        return value
+    number = quantity(value, unit, path)
+    if float not in _kinds(types_of(cls)[name]):
+        require(number.is_integer(), path, value, f"must be a whole number of {unit.name}")
+        return int(number)
+    return number
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """Return a type, or those inside a union or a tuple."""
+    return tuple(kind for arg in get_args(hint) for kind in _kinds(arg)) or (hint,)
 
 
 def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
@@ -281,6 +335,9 @@ def converted(hint: Any, value: Any, path: str) -> Any:
         return _number(value, path)
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
+    if origin is dict and args and dataclasses.is_dataclass(args[1]):
+        require(isinstance(value, Mapping), path, value, "must be a mapping from names to sections")
+        return {str(key): from_tree(args[1], one, _below(path, key)) for key, one in value.items()}  # type: ignore[arg-type]
     kind = origin or hint
     wrong = isinstance(kind, type) and not isinstance(value, kind)
     wrong = wrong or (hint is int and isinstance(value, bool))
@@ -315,6 +372,8 @@ def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
         owner: class of the section that `value` stands in.
         name: its key there.
     """
+    if isinstance(value, dict):
+        return {key: to_tree(one) for key, one in value.items()}
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return list(value) if isinstance(value, tuple) else value
     tree = {f: to_tree(getattr(value, f), type(value), f) for f in keys_of(type(value))}

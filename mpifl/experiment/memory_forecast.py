@@ -161,6 +161,8 @@ def _sample_bytes(context: RunContext, visited: float) -> int:
 
 
 def _train_on_one_batch(context: RunContext) -> None:
-    learner, config = context.learner, replace(context.config.local, steps=1)
-    largest = int(context.federation.sizes[:, 0].argmax())
+    learner, sizes = context.learner, context.federation.sizes[:, 0]
+    locals_ = [context.config.local, *context.parts.differing.values()]
+    config = replace(max(locals_, key=lambda local: local.batch_size), steps=1)
+    largest = int(sizes.argmax())
     learner.sgd(learner.init, context.federation.client(largest).train, config, key(0, "footprint"))

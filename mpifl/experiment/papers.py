@@ -20,9 +20,11 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.results.reader import load
+from mpifl.results.seed_groups import flat
 
 from . import loader
-from .sweep import SWEEP_FILE, Case, cases, result_of, table_of
+from .sweep_cases import Case, cases, table_of
+from .sweep_results import SWEEP_FILE, result_of
 from .sweep_table import SEED, Result, TableConfig, largest_difference, lines, markdown
 
 PAPERS = {  # folder -> the paper
@@ -81,10 +83,13 @@ class Sweep:
         """What is kept of each case that ran, in the order of the cases."""
         if not self.measured_file.exists():
             return []
-        kept = json_file(self.measured_file, "RUN")["cases"]
-        order = {json.dumps(dict(case.labels)): i for i, case in enumerate(self.cases)}
-        known = [one for one in kept if json.dumps(one["labels"]) in order]
-        return sorted(known, key=lambda one: order[json.dumps(one["labels"])])
+        return self.latest(json_file(self.measured_file, "RUN")["cases"])
+
+    def latest(self, kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the last of what is kept of each case, in the order of the cases; others are left out."""
+        by_case = {json.dumps(one["labels"]): one for one in kept}
+        order = [json.dumps(dict(case.labels)) for case in self.cases]
+        return [by_case[labels] for labels in order if labels in by_case]
 
     @property
     def results(self) -> list[Result]:
@@ -166,8 +171,7 @@ def record(folders: Sequence[str]) -> list[Path]:
         found = _sweep_of(folder)
         new = [*_records(found, folder)]
         require(bool(new), "RUN", str(folder), "has no finished case; run it first")
-        kept = {json.dumps(one["labels"]): one for one in (*found.measured, *new)}
-        text = ",\n".join(f"  {json.dumps(one)}" for one in _in_order(found, kept))
+        text = ",\n".join(f"  {json.dumps(one)}" for one in found.latest([*found.measured, *new]))
         write_atomically(found.measured_file, f'{{"sweep": "{found.name}", "cases": [\n{text}\n]}}\n')
         written.append(found.measured_file)
     if PAGES.is_dir():
@@ -188,12 +192,6 @@ def _sweep_of(folder: Path) -> Sweep:
     return Sweep(paper, stem)
 
 
-def _in_order(sweep: Sweep, kept: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is kept in the order of the cases."""
-    order = [json.dumps(dict(case.labels)) for case in sweep.cases]
-    return [kept[key] for key in order if key in kept]
-
-
 def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield what is kept of each finished case."""
     names = dict.fromkeys(figure.of for figure in sweep.table.columns)
@@ -201,7 +199,8 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
         done = folder / f"{case.config.name}-{case.slug}"
         if not (done / "summary.json").is_file():
             continue
-        run, values = load(done), result_of(case.labels, done).values
+        run = load(done)
+        values = result_of(case.labels, run).values
         environment = json_file(done / "environment.json", "RUN")
         ended = datetime.fromtimestamp((done / "summary.json").stat().st_mtime, UTC)
         yield {
@@ -218,7 +217,7 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
 def _changed(case: Case, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys in which a run differs from its case: dotted key -> the run's value."""
     ours, theirs = (
-        dict(_flat({k: v for k, v in tree.items() if k not in SAME}))
+        dict(flat({k: v for k, v in tree.items() if k not in SAME}))
         for tree in (json.loads(json.dumps(loader.to_tree(case.config), default=str)), config)
     )
     return {
@@ -226,14 +225,6 @@ def _changed(case: Case, config: Mapping[str, Any]) -> dict[str, Any]:
         for key in dict.fromkeys([*ours, *theirs])
         if key not in SAME_KEYS and key in theirs and ours.get(key) != theirs[key]
     }
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 # -- pages ---------------------------------------------------------------------------------------------------

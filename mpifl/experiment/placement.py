@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "node": transport.nodes[transport.rank],
-        "local_rank": getattr(transport, "local_rank", 0),
+        "local_rank": transport.local_rank,
         "pid": os.getpid(),
         "device": device,
         "gpu": gpus[int(device.split(":")[1])] if cuda else None,
@@ -89,21 +89,32 @@ def threads_of(transport: Transport, asked: int) -> int:
         remedy = f"this machine has {os.cpu_count()} cores; take at most {most}, or 0 for the CPU mask"
         require(asked <= most, "system.threads", asked, remedy)
         return asked
+    return threads_by_mask(transport, (0,))
+
+
+def threads_by_mask(transport: Transport, servers: Collection[int]) -> int:
+    """Return what the CPU masks of all ranks allow each worker; every rank calls.
+
+    Args:
+        transport: Connects the ranks.
+        servers: The ranks that wait while the others work.
+    """
     here = (transport.nodes[transport.rank], ranges(sorted(os.sched_getaffinity(0))))
     masks = transport.gather(here, "start")
-    told: int = transport.bcast(None if masks is None else threads_for(masks), "start")
+    told: int = transport.bcast(None if masks is None else threads_for(masks, servers), "start")
     return told
 
 
-def threads_for(masks: Sequence[tuple[int, str]]) -> int:
+def threads_for(masks: Sequence[tuple[int, str]], servers: Collection[int] = (0,)) -> int:
     """Return the most threads that every worker can have on cores of its own.
 
     It is the same for all workers, because sums depend on the number of threads.
 
     Args:
-        masks: Node and cores of each rank; rank 0 waits while the others work.
+        masks: Node and cores of each rank.
+        servers: The ranks that wait while the others work.
     """
-    workers = masks[1:] or masks
+    workers = [mask for rank, mask in enumerate(masks) if rank not in servers] or masks
     least = []
     for node, mask in workers:
         mine = cores(mask)

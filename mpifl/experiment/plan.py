@@ -1,10 +1,13 @@
-"""What a run would do, without training: sizes, collectives, memory, bytes."""
+"""What a run would do, before it does: sizes, collectives, memory, bytes, and how long it takes."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
+from time import process_time
 
 import numpy as np
 import torch
@@ -23,57 +26,232 @@ from mpifl.aggregation.collective_choice import (
     crossover,
     is_sharded,
 )
+from mpifl.aggregation.robust_mixer import busiest_bytes as robust_bytes
+from mpifl.aggregation.robust_rules import CoordinateRule, NoRule, Rule, name_of
 from mpifl.aggregation.tables import read_rows
-from mpifl.comm.transport import Single, Transport
-from mpifl.core.capabilities import ServerEvaluation, uses
+from mpifl.comm.transport import Single, Transport, on_server
+from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, uses
+from mpifl.core.errors import require
 from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.progress import doing
 from mpifl.core.types import Message, Server
+from mpifl.results import run_folder as folders
+from mpifl.results.progress import in_words
 from mpifl.runtime.aggregators import DryAggregator
 from mpifl.runtime.protocol import ClientTask, ReportHeader, TaskBatch
 from mpifl.runtime.server_step import ServerStep
 
 from . import loader
-from .build import build, build_server_step
+from .build import build, build_server_step, open_data
 from .context import RunContext
+from .measured_times import MeasuredTimes, measure
 from .memory_forecast import MeasuredMemory, StateMemory, peak_memory
 from .schema import Config
-from .traffic_forecast import TrafficForecast, forecast, without_training
+from .time_forecast import (
+    MARGIN,
+    MEMORY_MARGIN,
+    Allocation,
+    Surroundings,
+    TimeForecast,
+    efficiencies,
+    forecast_time,
+)
+from .traffic_forecast import TrafficForecast, check_uploads, forecast, without_training
+
+BUSY = 1.3  # times as long as the processor's seconds: from here on it is said
+START_S = 2.0  # of a process, where nobody noted them
 
 
-def describe(config: Config, transport: Transport) -> str:
+@dataclass(frozen=True)
+class Asked:
+    """What a page is to tell of times.
+
+    Attributes:
+        times: whether visits are measured, and times foretold.
+        ranks: numbers of ranks of a table; empty: none is made.
+        cores: of a node; None: as many as this machine has.
+    """
+
+    times: bool = False
+    ranks: tuple[int, ...] = ()
+    cores: int | None = None
+
+    @classmethod
+    def of(cls, times: str, ranks: str | None, cores: str | None) -> Asked:
+        """Return what options ask for.
+
+        Args:
+            times: `yes` or `no`.
+            ranks: numbers with commas between them.
+            cores: a number.
+
+        Raises:
+            UserError: an option has another form.
+        """
+        numbers = tuple(_count("--ranks", text) for text in ranks.split(",")) if ranks is not None else ()
+        require(times == "yes" or not numbers, "--ranks", ranks, "is a table of times, without --time no")
+        require(times == "yes" or cores is None, "--cores", cores, "is for times, without --time no")
+        return cls(times == "yes", numbers, None if cores is None else _count("--cores", cores))
+
+
+def _count(option: str, text: str) -> int:
+    require(text.strip().isdecimal() and 0 < int(text) < 10**6, option, text, "take whole numbers from 1 on")
+    return int(text)
+
+
+def describe(config: Config, transport: Transport, asked: Asked | None = None) -> str:
     """Return a page about a run on rank 0, an empty text elsewhere.
 
     Args:
         config: of the run; `system.ranks` may be more or fewer than there are now.
         transport: every rank calls.
+        asked: what it is to tell of times; None: nothing.
 
     Raises:
         UserError: the run would not begin.
     """
-    here = replace(config.system, ranks=None, mpi_memory="main", scratch=None, stack=config.system.stack or 1)
-    context = replace(build(replace(config, system=here), transport), config=config)
-    measured = MeasuredMemory.of(context) if transport.is_server else None
+    asked, system = asked or Asked(), config.system
+    on_server(transport, lambda: folders.check(config.output.folder, config.name, config.output.id))
+    here = replace(system, ranks=None, mpi_memory="main", scratch=None, stack=system.stack or 1)
+    prepared: list[str] = []
+    with doing("opening data and model"):
+        start = process_time()
+        context = build(replace(config, system=here), transport, prepared.append)
+        opened = process_time() - start
+        context = replace(context, config=config)
+    on_server(transport, lambda: check_uploads(context))
+    start = process_time()
+    memory = MeasuredMemory.of(context) if transport.is_server else None
+    figures = process_time() - start
     costs = _costs(context)
-    if measured is None:
+    if memory is None:
         return ""
-    context = without_training(context)
-    traffic = forecast(context)
-    plan = first_plan(context, traffic.server)
-    return "\n".join(
-        [
-            *_size_lines(context),
-            "",
-            *(_mixing_line(mixing, traffic.server, context, costs) for mixing in plan.mixings),
-            *_crossover_lines(context, costs),
-            "",
-            *_traffic_lines(traffic),
-            *_memory_lines(measured, _state_memory(context, traffic, plan), context),
-        ]
+    real, context = context, without_training(context)
+    with doing("foretelling the traffic"):
+        start = process_time()
+        traffic = forecast(context)
+        foretold = process_time() - start
+        plan, decide = first_plan(context, traffic.server)
+    state = _state_memory(context, traffic, plan)
+    page = [
+        *_size_lines(context),
+        "",
+        *(_mixing_line(mixing, traffic.server, context, costs) for mixing in plan.mixings),
+        *_crossover_lines(context, costs),
+        "",
+        *_traffic_lines(traffic, config),
+        *_privacy_lines(context),
+        *_memory_lines(memory, state, context, traffic),
+    ]
+    if asked.times:
+        if prepared:  # a run finds the cache
+            with doing("opening the prepared data"):
+                start = process_time()
+                open_data(replace(config, system=here), True)
+                opened = process_time() - start
+        start = process_time()
+        forecast(context)  # a run does it at its end, when everything is compiled
+        again = process_time() - start
+        measured = measure(real, traffic.server, decide)
+        if uses(config.algorithm, OneShotStatistics):
+            measured = replace(measured, setup=foretold)  # the same hooks, for as many clients
+        around = Surroundings(
+            start=transport.started.get("cpu", START_S),
+            open=opened,
+            figures=figures,
+            end=again,
+            rows=sum(
+                mixing.num_rows * traffic.server.tables[mixing.into].shape[1] for mixing in plan.mixings
+            ),
+            kept_bytes=traffic.kept * context.problem.num_clients,
+        )
+
+        def at(ranks: int) -> TimeForecast:
+            return forecast_time(context, measured, traffic, plan, around, ranks)
+
+        def room(ranks: int) -> tuple[int, int]:
+            return peak_memory(memory, state, context, ranks)
+
+        kept = traffic.kept * _num_kept(context)
+        page += ["", *time_lines(measured, at, room, planned_ranks(context), asked, kept)]
+    return "\n".join(page)
+
+
+def time_lines(
+    measured: MeasuredTimes,
+    at: Callable[[int], TimeForecast],
+    room: Callable[[int], tuple[int, int]],
+    num_ranks: int,
+    asked: Asked,
+    kept: int,
+) -> list[str]:
+    """Return what is foretold of times.
+
+    Args:
+        measured: what it is foretold from.
+        at: returns the forecast for a number of ranks.
+        room: returns the bytes of server and busiest worker for a number of ranks.
+        num_ranks: that the page is about.
+        asked: the numbers of a table, and the cores of a node.
+        kept: bytes of client state, on all nodes together.
+    """
+    cores = asked.cores or len(os.sched_getaffinity(0))
+    found, (server, worker) = at(num_ranks), room(num_ranks)
+    each = 1e3 * float(measured.visit(np.array([measured.samples]))[0])
+    cut = "; long ones were cut off and reckoned on" if measured.cut else ""
+    parts = ", ".join(
+        f"{name} {_seconds(s)}" for name, s in found.parts.items() if s >= 0.005 or name == "rounds"
     )
+    allocation = Allocation.of(found, server, worker, kept, cores)
+    lines = [
+        f"measured                {measured.num_visits} visits in {measured.spent:.1f} s{cut}; "
+        f"a visit of {measured.samples} samples takes {each:.3g} ms of a core",
+        f"time                    {_seconds(found.total)} in all: {parts}",
+        f"a round                 {_seconds(found.round_s)}, most of it {found.limits}; "
+        f"{_seconds(found.processor)} of processors in all",
+        f"to ask for              {allocation}   (time x {MARGIN:g}, memory x {MEMORY_MARGIN:g}; nodes of "
+        f"{cores} cores)",
+    ]
+    most = max((num_ranks, *asked.ranks))
+    here = len(os.sched_getaffinity(0))
+    if most > here + 1:
+        lines.append(
+            f"assumed                 a core as fast as these for each rank; this machine has {here}"
+        )
+    if measured.busy > BUSY:
+        lines.append(
+            "busy                    this machine does other work, too: now, visits take "
+            f"{measured.busy:.1f} times as long as told here"
+        )
+    if not asked.ranks:
+        return lines
+    lines += ["", "  ranks  s a round     in all  efficiency  limited by      server  busiest worker"]
+    table = [at(ranks) for ranks in asked.ranks]
+    for one, efficiency in zip(table, efficiencies(table, at(2)), strict=True):
+        server, worker = room(one.num_ranks)
+        lines.append(
+            f"{one.num_ranks:7d} {one.round_s:10.4g} {_seconds(one.total):>10} {efficiency:11.0%}  "
+            f"{one.limits:10} {_size(server):>11} {_size(worker):>15}"
+        )
+    lines.append("efficiency: seconds of a round on one worker / (workers x seconds of a round)")
+    return lines
 
 
-def first_plan(context: RunContext, server: Server) -> Plan:
+def _num_kept(context: RunContext) -> int:
+    """Return how many files of client state there are at a time: of a client's last two visits."""
+    config = context.config
+    visits = config.rounds * context.decisions.num_sampled
+    return min(visits, 2 * context.problem.num_clients)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else in_words(seconds)
+
+
+def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:
     """Return how the first server step mixes rows, where all clients report what client 0 does.
+
+    Also the processor seconds in which that is decided.
 
     Args:
         context: of the run; its clients train for no step.
@@ -87,9 +265,11 @@ def first_plan(context: RunContext, server: Server) -> Plan:
         header, num_samples = _first_report(step, server, m), context.problem.num_samples
         headers = [replace(header, number=k, client=k, num_samples=int(num_samples[k])) for k in range(m)]
         reports = step.reports_of(headers, np.zeros(m, np.int64), np.zeros(m, np.int64))
+        start = process_time()
         result = step.advance(server, reports, {}, DryAggregator())
+        seconds = process_time() - start
     assert result is not None
-    return result.plan
+    return result.plan, seconds
 
 
 def _first_report(step: ServerStep, server: Server, num_sampled: int) -> ReportHeader:
@@ -164,24 +344,50 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
     rows, uploads = mixing.num_rows, mixing.weights.shape[1]
     exact, size = context.config.system.sums == "exact", planned_ranks(context)
     sharded = _is_sharded(table, server, context)
+    rule = context.config.robust if isinstance(context.config.robust, Rule) and uploads else None
     collective, d = choose(rows, uploads, exact, sharded), table.shape[1]
     if costs is not None and not sharded:
         collective = costs.choose(rows, uploads, d, size, exact)
     if context.config.system.collective != "auto" and not sharded:
         collective = context.config.system.collective
+    if mixing.masks is not None:
+        collective = REDUCE
     rest = busiest_bytes(collective, rows, uploads, d, exact)
     name = {REDUCE: "Reduce", SCATTER: "Reduce_scatter"}.get(collective, "Gatherv")
+    if rule is not None:
+        rest, name = _robust_bytes(rule, mixing, d, size, rest, name)
     moved = "nothing moves (P = 1)" if size == 1 else f"{name}, {_size(rest)} at the busiest rank"
-    if costs is not None and not sharded:
+    if costs is not None and not sharded and rule is None:
         each = (costs.mixing(c, rows, uploads, d, size, exact) for c in (REDUCE, GATHER))
         moved += " (Reduce {:.3g} s, Gatherv {:.3g} s)".format(*each)
     return f"table {mixing.into:18}K = {rows} of {len(table)} rows mixed from {uploads} uploads: {moved}"
 
 
+def _robust_bytes(rule: Rule, mixing: Mixing, d: int, size: int, rest: int, name: str) -> tuple[int, str]:
+    """Return the bytes at the busiest rank of a mixing by a rule, and its collectives.
+
+    Args:
+        rule: takes the place of the mean.
+        mixing: of the method.
+        d: columns of the table.
+        size: P.
+        rest: bytes of the mixing without a rule.
+        name: its collective.
+    """
+    words = name_of(rule).replace("_", " ")
+    active = int(mixing.weights.any(1).sum())
+    found = robust_bytes(max(active, 1), mixing.weights.shape[1], d, size, rule)
+    if isinstance(rule, CoordinateRule):
+        return found, f"{words}, Alltoallv and Gatherv"
+    return found + rest, f"{words}, Alltoallv, Reduce of distances, then {name}"
+
+
 def _is_sharded(table: torch.Tensor, server: Server, context: RunContext) -> bool:
     """Return whether the workers hold a table: each of its rows has one reader."""
     k, n = len(table), context.problem.num_clients
-    alone = k == n and len(np.unique(server.assign)) == n and not context.config.algorithm.needs.server_update
+    config = context.config
+    alone = k == n and len(np.unique(server.assign)) == n and not config.algorithm.needs.server_update
+    alone &= isinstance(config.robust, NoRule)
     return alone and is_sharded(k, 1, planned_ranks(context))
 
 
@@ -192,36 +398,72 @@ def _state_memory(context: RunContext, traffic: TrafficForecast, plan: Plan) -> 
     return StateMemory.of(algorithm, server, traffic.report, traffic.fingerprints[1], mixed, sharded)
 
 
-def _traffic_lines(traffic: TrafficForecast) -> list[str]:
-    """Return what the federation sends, per round and in all."""
-    (once_down, once_up), once = traffic.fingerprints, ""
-    if once_down or once_up:
-        once = f"; once before training {_size(once_down)} down, {_size(once_up)} up"
+def _traffic_lines(traffic: TrafficForecast, config: Config) -> list[str]:
+    """Return what the federation sends; the lines of a known total add up to it."""
+    rounds = tuple(config.rounds * size for size in traffic.per_round)
+    lines = [f"federation per round    {_size(traffic.per_round[0])} down, {_size(traffic.per_round[1])} up"]
+    more = "in pairs, and rounds that differ" if uses(config.algorithm, SecondLook) else "rounds that differ"
+    named = (
+        (f"{config.rounds} such rounds", rounds),
+        ("once before training", traffic.fingerprints),
+        ("once, when clients join", traffic.new_fingerprints),
+        (more, traffic.extra),
+    )
+    parts = [(name, part) for name, part in named if any(part)]
+    if traffic.total is None:
+        parts = [(name, part) for name, part in parts if part is not rounds]
+    if len(parts) > 1 or traffic.total is None:
+        lines += [f"  {name}: {_both(part)}" for name, part in parts]
     total = f"not known before: it depends on {traffic.why}"
-    if traffic.total is not None:
-        down, up = traffic.total
-        total = f"{_size(down)} down, {_size(up)} up ({down} and {up} bytes)"
-    return [
-        f"federation per round    {_size(traffic.per_round[0])} down, {_size(traffic.per_round[1])} up{once}",
-        f"federation in all       {total}",
-    ]
+    return [*lines, f"federation in all       {total if traffic.total is None else _both(traffic.total)}"]
 
 
-def _memory_lines(measured: MeasuredMemory, state: StateMemory, context: RunContext) -> list[str]:
-    """Return the peak resident memory of server and workers."""
+def _privacy_lines(context: RunContext) -> list[str]:
+    """Return what the noise of `privacy` will be worth at the end."""
+    accountant, rounds = context.accountant, context.config.rounds
+    if not accountant.counts:
+        return []
+    times, what = rounds, f"{rounds} rounds"
+    if accountant.per_client:
+        if not context.config.policy.synchronous:
+            one = f"epsilon = {accountant.epsilon(1):.4g} for one visit of a client, at delta"
+            return [f"privacy                 {one} = {accountant.delta:g}; visits are not known before"]
+        drawn = np.concatenate([context.sampler(step) for step in range(1, rounds + 1)])
+        times = int(np.bincount(drawn).max())
+        what = f"{times} visits, the most of any client"
+    end = f"epsilon = {accountant.epsilon(times):.4g} at delta = {accountant.delta:g} after {what}"
+    return [f"privacy                 {end} ({accountant.neighbours})"]
+
+
+def _both(sizes: Sequence[int]) -> str:
+    down, up = sizes
+    return f"{_size(down)} down, {_size(up)} up ({down} and {up} bytes)"
+
+
+def _memory_lines(
+    measured: MeasuredMemory, state: StateMemory, context: RunContext, traffic: TrafficForecast
+) -> list[str]:
+    """Return the peak resident memory of server and workers, and what clients keep on the nodes."""
     size = planned_ranks(context)
     server, worker = peak_memory(measured, state, context, size)
-    if size == 1:
-        return [f"memory, alone           {_size(server)} resident at its peak"]
-    return [
-        f"memory, server          {_size(server)} resident at its peak",
-        f"memory, each worker     {_size(worker)} resident at its peak",
-    ]
+    lines = [f"memory, alone           {_size(server)} resident at its peak"]
+    if size > 1:
+        lines = [
+            f"memory, server          {_size(server)} resident at its peak",
+            f"memory, each worker     {_size(worker)} resident at its peak",
+        ]
+    if traffic.kept:
+        where = context.config.system.scratch or "shared memory, or the temporary folder if that is full"
+        lines.append(
+            f"client state            {_size(traffic.kept * _num_kept(context))} on all nodes together, "
+            f"{_size(traffic.kept)} a visit; in {where}"
+        )
+    return lines
 
 
 def _size(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if abs(count) < 1000:
             return f"{count:.4g} {unit}"
         count /= 1000
     return f"{count:.4g} TB"

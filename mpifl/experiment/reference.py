@@ -13,43 +13,39 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from textwrap import wrap
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mpifl.algorithms.registry import CATALOGUE, citation
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.errors import UserError, nearest
+from mpifl.core.units import Unit, unit_of
 from mpifl.data import SCENARIOS, SOURCES
 from mpifl.models import MODELS
 
-from .loader import keys_of, to_tree
+from .loader import SHIPPED, keys_of, to_tree
 from .schema import CHOICES, Config
 
 RUN = "run"  # what `mpifl show` calls the keys that stand in no section
-LISTED: dict[str, dict[str, Mapping[str, type]]] = {
+
+
+def _plural(word: str) -> str:
+    return word if word.endswith("s") else f"{word}s".replace("cys", "cies")
+
+
+LISTED: dict[str, dict[str, Mapping[str, type]]] = {  # what `mpifl list` lists: title -> catalogue
     "algorithms": {"algorithms": CATALOGUE},
     "data": {"sources": SOURCES, "scenarios": SCENARIOS},
     "models": {"models": MODELS},
+    **{
+        _plural(field): {_plural(field): catalogue}
+        for (_, field), catalogue in CHOICES.items()
+        if field not in ("algorithm", "model", "source", "public", "scenario")
+    },
 }
-UNITS = {  # by the end of a key's name
-    "_bytes_s": "bytes per second",
-    "_bytes": "bytes",
-    "_mb": "megabytes",
-    "_s": "seconds",
-    "minutes": "minutes",
-    "epochs": "epochs",
-    "rounds": "server steps",
-    "milestones": "server steps",
-    "every": "server steps",
-    "joins": "server steps",
-    "participation": "fraction of the clients",
-    "cohort_size": "clients",
-    "clients": "clients",
-    "batch_size": "samples",
-    "angles": "degrees",
-    "ranks": "ranks",
-    "threads": "threads",
-}
+CONFIGURATIONS = "configurations"
+_NUMBERS = re.compile(r"\b(int|float)\b")
 FEW = 10  # as many choices are explained with their section, of more only the names
 
 
@@ -64,6 +60,7 @@ class Key:
         meaning: what the docstring of its class says.
         choices: values that it may have; empty where these are not a list.
         unit: of a number; empty for none.
+        examples: of values with other units; empty where there are none.
         of: name of the component that has the key; empty where every configuration has it.
         is_section: whether other keys stand below it.
     """
@@ -74,6 +71,7 @@ class Key:
     meaning: str
     choices: tuple[str, ...] = ()
     unit: str = ""
+    examples: str = ""
     of: str = ""
     is_section: bool = False
 
@@ -101,10 +99,16 @@ def _keys(cls: type, above: str, of: str) -> Iterator[Key]:
             yield Key(path, "section", "", meaning, of=of, is_section=True)
             yield from _keys(section, path, of)
         else:
-            unit = next((UNITS[end] for end in UNITS if field.name.endswith(end)), "")
             hint, default = hints[field.name], _default(field)
+            unit = _unit(cls, field.name, hint)
             text = "" if default is dataclasses.MISSING else _yaml(default)
-            yield Key(path, _type_text(hint), text, meaning, _literals(hint), unit, of)
+            written = (unit.name, unit.examples) if unit is not None else ("", "")
+            yield Key(path, _type_text(hint), text, meaning, _literals(hint), *written, of)
+
+
+def _unit(cls: type, name: str, hint: Any) -> Unit | None:
+    """Return the unit of a key; None where its values are no numbers, or have none."""
+    return unit_of(cls, name) if _NUMBERS.search(_type_text(hint)) else None
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -173,17 +177,37 @@ def listed(what: str) -> str:
     """Return the page of `mpifl list`.
 
     Args:
-        what: `algorithms`, `data` or `models`.
+        what: a key of `LISTED`, `configurations`, or empty for what there is to list.
 
     Raises:
         UserError: it is something else.
     """
+    kinds = [*LISTED, CONFIGURATIONS, "papers"]
+    if not what:
+        return "\n".join(["mpifl list WHAT, which is one of", *(f"  {kind}" for kind in kinds)])
+    if what == CONFIGURATIONS:
+        return "\n".join(_configurations())
     if what not in LISTED:
-        raise UserError("list", what, nearest(what, [*LISTED, "papers"]))
+        raise UserError("list", what, nearest(what, kinds))
     lines = []
     for title, catalogue in LISTED[what].items():
         lines += [title, *(f"  {name:22} {_summary(cls)}" for name, cls in catalogue.items())]
     return "\n".join(lines)
+
+
+def _configurations() -> Iterator[str]:
+    """Yield the configurations that travel with mpifl, each with the comment at its top, or its method."""
+    for path in sorted(SHIPPED.rglob("*.yaml")):
+        name = path.relative_to(SHIPPED).with_suffix("").as_posix()
+        if not path.name.startswith("_") and not name.startswith("papers/"):
+            about = " ".join(line.lstrip("# ") for line in _comment(path.read_text()))
+            yield f"{name:30} {_sentence(about or _summary(CATALOGUE[path.stem]))}"
+    yield f"{'papers/...':30} Tables and figures of the papers: mpifl list papers."
+
+
+def _comment(text: str) -> list[str]:
+    """Return the lines of the comment with which a file begins."""
+    return list(takewhile(lambda line: line.startswith("#"), text.splitlines()))
 
 
 def shown(name: str) -> str:
@@ -242,14 +266,19 @@ def _lines(key: Key) -> list[str]:
     unit = f", in {key.unit}" if key.unit else ""
     head = f"{key.path}: {key.type}{unit}{default}" + (f" (of {key.of})" if key.of else "")
     choices = f"Choices: {', '.join(key.choices)}." if key.choices else ""
-    text = " ".join(part for part in (key.meaning, choices) if part)
+    units = f"With a unit: {key.examples}." if key.examples else ""
+    text = " ".join(part for part in (key.meaning, choices, units) if part)
     return [head, *(f"    {line}" for line in wrap(text, 100))]
 
 
 def _summary(cls: type) -> str:
     """Return the first paragraph of a docstring, its first sentence where that is long."""
-    paragraph = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
-    return paragraph if len(paragraph) <= 110 else paragraph.split(". ")[0].rstrip(".") + "."
+    return _sentence(" ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split()))
+
+
+def _sentence(text: str) -> str:
+    """Return a text, its first sentence where it is long."""
+    return text if len(text) <= 110 else text.split(". ")[0].rstrip(".") + "."
 
 
 def describe(name: str, cls: type) -> str:
@@ -302,7 +331,9 @@ def _properties(cls: type) -> dict[str, Schema]:
         if catalogue is not None:
             schema = _choice(catalogue)
         else:
-            schema = _object(section) if section is not None else _value(hints[name])
+            unit = _unit(cls, name, hints[name])
+            units = unit is not None and bool(unit.dimension)
+            schema = _object(section) if section is not None else _value(hints[name], units)
         out[name] = {**schema, **({"description": texts[name]} if name in texts else {})}
     return out
 
@@ -323,16 +354,24 @@ def _choice(catalogue: Mapping[str, type]) -> Schema:
     return {"anyOf": [name, section]}
 
 
-def _value(hint: Any) -> Schema:
-    """Return the schema of a plain value."""
+def _value(hint: Any, units: bool = False) -> Schema:
+    """Return the schema of a plain value.
+
+    Args:
+        hint: its type.
+        units: whether its numbers may be written with units.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [{"type": "null"} if a is type(None) else _value(a) for a in args]}
+        return {"anyOf": [{"type": "null"} if a is type(None) else _value(a, units) for a in args]}
+    if units and hint in (int, float):
+        number = {int: "integer", float: "number"}[hint]
+        return {"anyOf": [{"type": number}, {"type": "string", "pattern": "^[-+0-9._eE]+ *[A-Za-z/]*$"}]}
     if origin is Literal:
         return {"enum": [*args]}
     if origin is tuple:
         size = {} if args[-1] is Ellipsis else {"minItems": len(args), "maxItems": len(args)}
-        return {"type": "array", "items": _value(args[0]), **size}
+        return {"type": "array", "items": _value(args[0], units), **size}
     if hint is float:  # YAML 1.1 reads 1e-3 as a word
         return {"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^[-+0-9.eE]+$"}]}
     simple = {int: "integer", bool: "boolean", dict: "object"}

@@ -1,4 +1,4 @@
-"""Computes the times of a finished synchronous run under another network; trains nothing.
+"""Computes the times of finished synchronous runs under another network; trains nothing.
 
 The run folder holds what each client downloaded and uploaded in each round (`visits.csv`, `ledger.csv`). The
 simulator that times a run times these records, so the result equals that of a new run to the bit.
@@ -9,56 +9,132 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from mpifl.core.errors import require
+from mpifl.core.files import write_atomically
 from mpifl.core.rng import key
 from mpifl.results import run_folder as folders
-from mpifl.results.reader import OLD_NAMES, Run, load
-from mpifl.simulation.durations import VisitDuration, visit_duration
+from mpifl.results.reader import OLD_NAMES, Run, load, read_rows
+from mpifl.simulation.durations import VisitDuration
+from mpifl.simulation.visit_times import visit_duration
 from mpifl.traffic.ledger import Moved
+from mpifl.training.per_client import local_configs, names_devices
 
 from . import loader
 from .schema import Config, check_sections
+from .sweep_cases import Case, cases
+from .sweep_results import SWEEP_FILE, Found, is_complete, is_sweep, started_with
 
-SECTIONS = ("network", "delay", "availability", "output")  # that `retime` may change
-NEW_FILES = ("config.yaml", "metrics.csv", "summary.json", "visits.csv")  # written, not copied
+SECTIONS = ("network", "delay", "availability", "devices", "output")  # that `retime` may change
+ASYNCHRONOUS = "which upload comes first depends on the network: run it again under the new one"
+NO_VISITS = "has no visits.csv, from which the times are computed; run it again"
+OTHER_TRAINING = "clients train in another way on other devices (per_client): run it again"
+NEW_FILES = ("config.yaml", "metrics.csv", "summary.json", "visits.csv", "clients.csv")  # written, not copied
 
 
-def retime(name: str, options: Sequence[str]) -> Path:
-    """Write a copy of a run folder with the times of another network.
+def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
+    """Write a copy of a run, or of all runs of a sweep, with the times of another network.
+
+    The copy stands beside the run or sweep; that of a run of a sweep beside the sweep.
 
     Args:
-        name: The run folder.
-        options: Command-line options of the sections `network`, `delay`, `availability` and `output`.
+        name: The folder of the run or sweep.
+        options: Command-line options of the sections `network`, `delay`, `availability`, `devices` and
+            `output`.
 
     Returns:
-        The new run folder.
+        The new folder, and what there is to say of it.
 
     Raises:
-        UserError: The run is asynchronous or has no `visits.csv`; an option is invalid or of another section.
+        UserError: The run is asynchronous or has no `visits.csv`; an option is invalid, of another section
+            or without effect.
     """
-    run, asked = load(name), loader.overrides(options)
+    asked = loader.overrides(options)
     for section in asked:
         require(section in SECTIONS, section, asked[section], f"re-timing changes only {', '.join(SECTIONS)}")
-    old = loader.from_tree(Config, run.config)
-    remedy = "which upload comes first depends on the network: run it again under the new one"
-    require(old.policy.fixed_visits, "RUN", name, remedy)
-    remedy = "has no visits.csv, from which the times are computed; run it again"
-    require(bool(run.rows("visits.csv")), "RUN", name, remedy)
-    place = {"output": {"folder": str(run.folder.parent), "id": None}}
+    if is_sweep(Path(name)):
+        return _retime_sweep(Path(name), asked)
+    run = load(name)
+    config = loader.from_tree(Config, run.config)
+    require(config.policy.fixed_visits, "RUN", name, ASYNCHRONOUS)
+    require(bool(run.rows("visits.csv")), "RUN", name, NO_VISITS)
+    parent = run.folder.resolve().parent
+    parent = parent.parent if is_sweep(parent) else run.folder.parent
+    place = {"output": {"folder": str(parent), "id": None}}
     config = loader.from_tree(Config, loader.merged(loader.merged(run.config, place), asked))
     check_sections(config)
-    return write_retimed(run, config)
+    old = loader.from_tree(Config, run.config)
+    trains = old.devices == config.devices or not names_devices(config.per_client)
+    require(trains, "devices", config.devices, OTHER_TRAINING)
+    folder = write_retimed(run, config)
+    return folder, f"results: {folder}"
 
 
-def same_training(a: Config, b: Config) -> bool:
-    """Return whether two runs are synchronous and differ at most in network, delays and availability."""
-    rest = [replace(c, network=a.network, delay=a.delay, availability=a.availability) for c in (a, b)]
-    rounds = a.policy.fixed_visits and b.policy.fixed_visits
-    return rounds and replace(rest[0], output=b.output) == rest[1]
+# -- a sweep -------------------------------------------------------------------------------------------------
+
+
+def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
+    """Write a sweep with the copies of all complete synchronous cases; see `retime`."""
+    began = started_with(old)
+    before = cases(began)
+    place = {"output": {"folder": str(old.parent), "id": None}}
+    tree = loader.merged(loader.merged(began, place), asked)
+    after = cases(tree)
+    _check_effect(before, after, began["vary"], asked)
+    if "devices" in asked:
+        named = any(names_devices(case.config.per_client) for case in before)
+        require(not named, "devices", asked["devices"], OTHER_TRAINING)
+    ready = [(a, b) for a, b in zip(before, after, strict=True) if is_complete(a, old) and a.training]
+    known = "has no complete case" if any(case.training for case in before) else ASYNCHRONOUS
+    require(bool(ready), "RUN", str(old), known)
+    for case, _ in ready:
+        require(bool(read_rows(case.folder(old) / "visits.csv")), "RUN", str(case.folder(old)), NO_VISITS)
+    name, output = after[0].config.name, after[0].config.output
+    chosen = output.id or folders.unused_id(
+        Path(output.folder), name, _new_name(old.name, after[0].config, asked)
+    )
+    folder = folders.create(output.folder, name, chosen)
+    tree = loader.merged(tree, {"output": {"id": chosen}})
+    write_atomically(folder / SWEEP_FILE, yaml.safe_dump(tree, sort_keys=False))
+    for case, new in ready:
+        write_retimed(load(case.folder(old)), new.placed(folder))
+    found = Found(folder, tree, cases(tree))
+    found.write()
+    text = found.text()
+    if left := len(after) - len(ready):
+        why = "not complete there, or asynchronous: which upload comes first depends on the network"
+        text += f"\n{left} of {len(after)} cases have no copy ({why}); mpifl resume {folder} runs them"
+    return folder, text
+
+
+def _check_effect(
+    before: Sequence[Case], after: Sequence[Case], vary: Mapping[str, Any], asked: Mapping[str, Any]
+) -> None:
+    """Raise `UserError` where what a sweep varies hides, in one of its cases, what is asked for."""
+    for old, new in zip(before, after, strict=True):
+        wanted = loader.from_tree(Config, loader.merged(loader.to_tree(old.config), asked))
+        for section in (name for name in asked if name != "output"):
+            remedy = (
+                f"case {new.slug} has another one, by what the sweep varies ({', '.join(vary)}); "
+                "leave it out, or retime single runs"
+            )
+            same = getattr(wanted, section) == getattr(new.config, section)
+            require(same, section, asked[section], remedy)
+
+
+def _new_name(old: str, config: Config, asked: Mapping[str, Any]) -> str:
+    """Return the id of a sweep's copy: that of the sweep, and the name of what was asked for first."""
+    section = next((name for name in SECTIONS if name in asked and name != "output"), "")
+    word = loader.to_tree(config)[section].get("name", section) if section else "again"
+    return f"{old.removeprefix(f'{config.name}-')}-{word}"
+
+
+# -- a run ---------------------------------------------------------------------------------------------------
 
 
 def write_retimed(run: Run, config: Config) -> Path:
@@ -71,13 +147,15 @@ def write_retimed(run: Run, config: Config) -> Path:
     Returns:
         The new run folder.
     """
-    times = dict(_round_ends(run, _visit_duration(run, config)))
+    duration = _visit_duration(run, config)
+    times, devices = dict(_round_ends(run, duration)), duration.devices
     folder = folders.create(config.output.folder, config.name, config.output.id or _new_id(run, config))
     for path in run.folder.iterdir():
         if path.is_file() and path.name not in NEW_FILES:
             shutil.copy(path, folder / OLD_NAMES.get(path.name, path.name))
     (folder / "config.yaml").write_text(loader.dump(config))
-    folders.write_csv(folder / "visits.csv", run.rows("visits.csv"))
+    for name in ("visits.csv", "clients.csv"):
+        folders.write_csv(folder / name, (_with_device(row, devices) for row in run.rows(name)))
     rows = [{**row, "virtual_seconds": times[int(row["round"])]} for row in run.rows("metrics.csv")]
     folders.write_csv(folder / "metrics.csv", rows)
     changes = {"format": folders.FORMAT, "retimed_from": run.folder.name}
@@ -89,7 +167,16 @@ def _visit_duration(run: Run, config: Config) -> VisitDuration:
     """Return the durations of visits under a configuration."""
     clients, model_bytes = int(run.summary["clients"]), 4 * int(run.summary["model_parameters"])
     system = key(config.seed.system)
-    return visit_duration(config.delay, config.network, config.availability, system, clients, model_bytes)
+    times = config.delay, config.network, config.availability, system, clients, model_bytes
+    if not config.devices.needs_samples:
+        return visit_duration(*times, config.devices)
+    sizes = {int(row["client"]): int(row["train"]) for row in run.rows("clients.csv")}
+    remedy = "has seconds per sample, and the run evaluated some clients only, whose samples it knows; run it"
+    require(len(sizes) == clients, "devices", config.devices, f"{remedy} again")
+    names = config.devices.fleet(clients, system.of("devices")).names
+    differing = local_configs(config.local, config.per_client, names, clients)
+    trained = {k: differing.get(k, config.local).num_trained(n) for k, n in sizes.items()}
+    return visit_duration(*times, config.devices, lambda k, visit: trained[k])
 
 
 def _round_ends(run: Run, duration: VisitDuration) -> Iterator[tuple[int, float]]:
@@ -103,6 +190,12 @@ def _round_ends(run: Run, duration: VisitDuration) -> Iterator[tuple[int, float]
     for step in range(int(run.summary["rounds"]) + 1):
         now = duration.round_end(now, by_step.get(step, []), cast_bytes[step])
         yield step, now
+
+
+def _with_device(row: Mapping[str, str], devices: Sequence[str]) -> dict[str, str]:
+    """Return a row of a table with the device of its client; without that column where all are alike."""
+    rest = {name: value for name, value in row.items() if name != "device"}
+    return {**rest, "device": devices[int(row["client"])]} if devices else rest
 
 
 def _moved(row: Mapping[str, str]) -> Moved:

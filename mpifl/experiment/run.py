@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from functools import partial
+from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
@@ -15,22 +16,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.comm.mpi_startup import cuda_aware
 from mpifl.comm.transport import RankLost, Transport, on_server
+from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
+from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.types import Server
 from mpifl.kernels import bindings
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
 from mpifl.results.logging import RankLog, warn_once
 from mpifl.results.metrics import client_distances, mixture_kl
+from mpifl.results.progress import Progress
 from mpifl.results.recorder import Recorder, digest
-from mpifl.results.supervision import Progress, Signals, Watchdog
+from mpifl.results.supervision import Signals, Watchdog
 from mpifl.runtime.engine import Record
 from mpifl.runtime.recovery import regroup
 from mpifl.runtime.server_step import ClientProducts, ServerStep
+from mpifl.traffic.accountant import Accountant
 from mpifl.traffic.ledger import Moved
 
 from . import loader
@@ -38,9 +44,10 @@ from .build import Say, build, build_engine, build_server_step
 from .checkpoints import Checkpoints
 from .client_matrices import compare_clients
 from .context import RunContext
+from .observed import Observed
 from .placement import Place, place, table
 from .schema import Config
-from .traffic_forecast import compared
+from .traffic_forecast import check_uploads, compared, compares_uploads
 
 MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
@@ -52,6 +59,8 @@ def run(
     resumed: Path | None = None,
     bind_report: bool = False,
     from_start: bool = True,
+    asked_to_stop: Callable[[], bool] = lambda: False,
+    callbacks: Sequence[Any] = (),
 ) -> Path | None:
     """Run a configuration over all ranks; return the run folder on rank 0, None elsewhere.
 
@@ -62,39 +71,54 @@ def run(
         resumed: the folder of a run that goes on; None begins a new one.
         bind_report: print where every rank is.
         from_start: whether a resumed run that has written no checkpoint begins again.
+        asked_to_stop: returns whether to stop though no signal came; called between steps.
+        callbacks: objects that are told of the run, beside those of `output.callbacks`; as many on every
+            rank, though those of rank 0 are called.
 
     Raises:
         UserError: on every rank, before anything is trained.
+        CodeFailed: a callback raised an exception; on every rank, the state of the run written.
         Stopped: a signal ended the run after a step.
     """
     start = perf_counter()
     bar = Progress(config.rounds, config.name, quiet or not transport.is_server, bar=transport.size == 1)
     transport.watch_stopped(config.system.stopped_timeout_s)
-    with bar as progress, Signals() as signals:
-        context = build(config, transport, progress.say)
+    with bar as progress, Signals(asked_to_stop) as signals:
+        with doing("opening data and model"):
+            context = build(config, transport, progress.say)
+            if compares_uploads(config):
+                on_server(transport, lambda: check_uploads(context))
         announce(context, progress.say, bind_report)
         folder = on_server(transport, lambda: resumed or new_folder(config))
-        recorder = Recorder(folder, context.federation, config.evaluation.by) if transport.is_server else None
+        recorder = None
+        if transport.is_server:
+            names = context.duration.devices
+            own = [path.rpartition(":")[2] for path in config.evaluation.metrics]
+            recorder = Recorder(folder, context.federation, config.evaluation.by, names, own)
         checkpoints = Checkpoints(folder, config, context.identity, signals, recorder, progress.say)
         begin = partial(checkpoints.find, from_start) if resumed else checkpoints.create
-        saved = on_server(transport, begin, everywhere=False)
-        token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
-        store = ClientStore(token, config.system.scratch, checkpoints.clients)
-        log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
-        watchdog = Watchdog(config.system.watchdog_s, lambda: transport.last_call, log)
-        with closing(checkpoints), closing(store), RankLog(log, transport.is_server):
-            server_step = build_server_step(context, store)
-            arrived = recorder.arrived if recorder else ignore
-            engine = build_engine(context, server_step, arrived, checkpoints)
-            with watchdog:
-                server = engine.run(observer(context, server_step, recorder, progress), saved)
-            more = engine.summary() if transport.is_server else {}
-            finish(context, server_step, recorder, server, start, more)
-        if recorder is None:
-            return None
-        checkpoints.remove()
-        progress.say(f"results: {folder}")
-        return Path(folder)
+        with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:
+            saved = on_server(transport, begin, everywhere=False)
+            observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
+            token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
+            store = ClientStore(token, config.system.scratch, checkpoints.clients)
+            log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
+            watchdog = Watchdog(config.system.watchdog_s, lambda: transport.last_call, log)
+            with closing(store), RankLog(log, transport.is_server):
+                counter = VisitCounter(store.folder, transport.rank, transport.size)
+                server_step = build_server_step(context, store, counter)
+                arrived = recorder.arrived if recorder else ignore
+                engine = build_engine(context, server_step, arrived, checkpoints)
+                with watchdog:
+                    server = engine.run(observer(context, server_step, recorder, progress, observed), saved)
+                more = engine.summary() if transport.is_server else {}
+                with doing("writing results"):
+                    finish(context, server_step, recorder, server, start, more)
+            if transport.is_server:
+                checkpoints.remove()
+                progress.say(f"results: {folder}")
+            observed.end()
+        return Path(folder) if transport.is_server else None
 
 
 def announce(context: RunContext, say: Say, bind_report: bool) -> None:
@@ -128,26 +152,41 @@ def ignore(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def observer(
-    context: RunContext, server_step: ServerStep, recorder: Recorder | None, progress: Progress
+    context: RunContext,
+    server_step: ServerStep,
+    recorder: Recorder | None,
+    progress: Progress,
+    observed: Observed,
 ) -> Callable[[Record], None]:
     """Return what is called after each step on rank 0: it writes the scores and shows the progress."""
+    accountant = context.accountant
+    """Return what is called after each step on rank 0.
+
+    It writes the scores, shows the progress and tells the callbacks.
+    """
 
     def observe(record: Record) -> None:
-        note = ""
+        note, row = "", None
+        ledger = server_step.ledger
         if recorder is not None and record.updates:
             recorder.record_updates(record.step, record.updates)
         if recorder is not None and record.scores is not None:
             ledger, algorithm = server_step.ledger, context.config.algorithm
+            spent = privacy_spent(accountant, server_step, record.step)
+            each = privacy_of_clients(accountant, server_step.visits[record.evaluated_clients])
+            algorithm = context.config.algorithm
             row = recorder.record_evaluation(
                 record.step,
                 record.seconds,
-                record.scores,
+                {**record.scores, **each},
                 record.evaluated_clients,
                 algorithm.labels(record.server),
                 {
                     **record.train,
                     **figures(context, record, server_step.visits),
                     **distances(context, record, server_step.client_products),
+                    **spent,
+                    **({} if (secure := server_step.config.secure) is None else secure.figures()),
                 },
                 {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")},
                 record.timing,
@@ -159,7 +198,11 @@ def observer(
                 note += f"  ARI {row['ari']:.2f}"
                 note += f" without {row['num_unplaced']} unplaced clients" if row["num_unplaced"] else ""
             note += f"  clusters {row['num_clusters']}"
+            note += f"  epsilon {spent['epsilon']:.3g}" if spent else ""
         progress.step(record.step, note)
+        if observed.any and recorder is not None:
+            moved = {way: ledger.total(way) for way in ("up", "down")}
+            observed.step(record, row, recorder.clients, moved)
 
     return observe
 
@@ -216,6 +259,31 @@ def distances(context: RunContext, record: Record, products: ClientProducts | No
     return {k: v for name, x in kinds for k, v in client_distances(x, labels, groups, name).items()}
 
 
+def privacy_spent(accountant: Accountant, server_step: ServerStep, step: int) -> dict[str, float]:
+    """Return epsilon so far, and the clip of the next round, as columns of `metrics.csv`; on rank 0.
+
+    Args:
+        accountant: of the run.
+        server_step: knows visits and clip.
+        step: rounds so far.
+
+    Returns:
+        `epsilon` (under local privacy of the client that sent most often) and `clip`; nothing without
+        privacy.
+    """
+    if not accountant.counts:
+        return {}
+    times = int(server_step.visits.max()) if accountant.per_client else step
+    assert server_step.config.protection is not None
+    clip = server_step.config.protection.clip
+    return {"epsilon": accountant.epsilon(times), **({} if clip is None else {"clip": clip})}
+
+
+def privacy_of_clients(accountant: Accountant, visits: np.ndarray) -> dict[str, np.ndarray]:
+    """Return epsilon of each client, as a column of `clients.csv`, under local privacy."""
+    return {"epsilon": accountant.of_clients(visits)} if accountant.per_client else {}
+
+
 # -- at the end ----------------------------------------------------------------------------------------------
 
 
@@ -239,6 +307,7 @@ def finish(
     """
     config, transport = context.config, context.transport
     found = compare_clients(context, server_step)
+    own = client_models(context, server_step, server)
     tables, places, wire = collect(context, server_step, server)
     if recorder is None or server is None or places is None or wire is None:
         return
@@ -253,6 +322,14 @@ def finish(
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
     summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
     summary["wall_seconds"] = round(perf_counter() - start, 3)
+    if spent := privacy_spent(context.accountant, server_step, server.version):
+        about = {"delta": context.accountant.delta, "neighbours": context.accountant.neighbours}
+        finite = {name: value if isfinite(value) else None for name, value in spent.items()}
+        summary["privacy"] = {**finite, **about}
+    summary["client_models"] = "rows" if uses_rows(context, server_step, server) else "own"
+    if own is not None:
+        clients = torch.from_numpy(context.evaluated_clients)
+        save_file({"clients": clients, "models": own}, recorder.folder / "client_models.safetensors")
     if found:
         np.savez(recorder.folder / "matrices.npz", **found)  # type: ignore[arg-type]
     if server_step.dropped:
@@ -265,9 +342,34 @@ def finish(
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger = server_step.ledger.rows()
     folders.write_csv(recorder.folder / "client_traffic.csv", server_step.ledger.per_client())
-    folders.write_csv(recorder.folder / "visits.csv", _rows(server_step.ledger.moved), MOVED)
+    recorder.write_visits(_rows(server_step.ledger.moved), MOVED)
     rows = files if config.output.model else None
     recorder.close(rows, ledger, wire, context.federation.sizes, server.algorithm_state, summary)
+
+
+def client_models(context: RunContext, server_step: ServerStep, server: Server | None) -> torch.Tensor | None:
+    """Return the models of the evaluated clients [n, d], where `output.client_models` asks for them.
+
+    Every rank calls, again if a rank is lost; rank 0 gets them.
+    """
+    while context.config.output.client_models:
+        try:
+            return server_step.client_models(server, context.evaluated_clients)
+        except RankLost:
+            regroup(server_step)
+    return None
+
+
+def uses_rows(context: RunContext, server_step: ServerStep, server: Server) -> bool:
+    """Return whether the evaluated clients are evaluated by their rows of the table `model`, as they are."""
+    if type(context.config.algorithm).model_of is not Algorithm.model_of or "model" not in server.tables:
+        return False
+    whole = server.tables["model"].shape[1] == context.problem.layout.size
+    serves = server_step.serves(server, context.evaluated_clients)
+    return whole and all(
+        not isinstance(reads.get("model"), np.ndarray) and reads.get("model") == (int(server.assign[k]),)
+        for k, reads in serves.items()
+    )
 
 
 def collect(context: RunContext, server_step: ServerStep, server: Server | None) -> tuple[Any, ...]:
@@ -320,9 +422,12 @@ def _summary(
         "ranks": context.transport.size,
         "clients": context.problem.num_clients,
         "model_parameters": context.problem.layout.size,
+        "input_shape": list(context.federation.shape),
+        "num_classes": context.federation.num_classes,
         "digest": sha,
         "identity": context.identity,
         **{name: last[name] for name in figures},
+        **{f"{name}_mean": last[f"{name}_mean"] for name in server_step.config.clients.metric_names},
         "federation_bytes_up": server_step.ledger.total("up"),
         "federation_bytes_down": server_step.ledger.total("down"),
     }

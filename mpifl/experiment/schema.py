@@ -12,22 +12,31 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mpifl.aggregation.collective_choice import COSTS, ByBytes
+from mpifl.aggregation.robust_rules import RULES, DistanceRule, NoRule, Rule, name_of
+from mpifl.aggregation.secure_sum import SECURE, MaskedSums, SecureConfig
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
+from mpifl.core.capabilities import OneShotStatistics, RowUpdates, hooks_of, uses
 from mpifl.core.errors import require
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
 from mpifl.models import MODELS
+from mpifl.results.callbacks import check_entries
 from mpifl.runtime.run_state import CheckpointConfig
+from mpifl.simulation.attacks import ATTACKS, Attack, NoAttack
+from mpifl.simulation.availability import Availability
+from mpifl.simulation.client_devices import DEVICES, Alike, Devices
 from mpifl.simulation.clock import CLOCKS, ClockConfig, VirtualTime
 from mpifl.simulation.delays import DELAYS, Constant, Delay
-from mpifl.simulation.durations import Availability
 from mpifl.simulation.network import NETWORKS, Links, Network
 from mpifl.simulation.policies import POLICIES, ClientDecides, Policy, Synchronous
 from mpifl.simulation.upload_triggers import UPLOAD_TRIGGERS
 from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.payload import Payload
+from mpifl.traffic.privacy import PRIVACIES, CentralPrivacy, LocalPrivacy, Privacy
 from mpifl.training.config import LocalConfig
+from mpifl.training.own_metrics import load_metrics
+from mpifl.training.per_client import LocalChanges, check_changes
 
 from .sweep_table import TableConfig
 
@@ -75,6 +84,9 @@ class EvaluationConfig:
             `parameters` (L2 distances of the last uploads), `gradients` (cosines of full-batch gradients on
             training data at the common initial model), `angles` (degrees, as PACFL compares data, with its
             options where it runs; and smallest principal angles).
+        metrics: your own figures of a client, as `package.module:function` or `file.py:function`, of the
+            logits [n, L] and labels [n] of its samples (columns `NAME_mean`, `NAME_std`, `NAME_min`,
+            `NAME_max`; each client's value in `clients.csv`).
     """
 
     every: int = 1
@@ -85,6 +97,7 @@ class EvaluationConfig:
     train: bool = False
     distances: bool = False
     matrices: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         epochs = self.finetune_epochs
@@ -227,15 +240,26 @@ class OutputConfig:
         updates: write `updates.csv`: of each client of each round and each module of the model the size of
             the update, its cosine with the mean update and its distance to it (in the last layer: FedCUAU's
             CUAU), for methods whose clients train one model that they download.
+        label: what tables, reports and legends call the run, before the values in which it differs from
+            others of that label; null takes the method. Cases of a sweep have the labels of its `vary`.
+        client_models: write the model by which each evaluated client is evaluated to
+            `client_models.safetensors`, for `Run.model(client=...)`; methods whose clients use rows of the
+            server as they are need none.
+        callbacks: what is told of the run's start, rounds, evaluations and end: `tensorboard`, `wandb`,
+            `mlflow`, a class of your own as `package.module:Name`, or a mapping of `name` and options.
     """
 
     folder: str = "runs"
     id: str | None = None
     model: bool = True
     updates: bool = False
+    label: str | None = None
+    client_models: bool = False
+    callbacks: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("id", self.id or "")
+        require(self.label is None or bool(self.label.strip()), "label", self.label, "take a text, or null")
 
 
 @dataclass(frozen=True)
@@ -266,7 +290,14 @@ class Config:
         delay: how long clients compute.
         network: how long messages take.
         payload: the form in which numbers travel between clients and server.
+        privacy: clipping of clients' updates and noise on them.
+        secure_aggregation: whether the server learns single uploads, or sums only.
         availability: when clients are present.
+        devices: what clients run on: all alike, resampled from measured devices, or of a few classes.
+        per_client: a client (`3`), a range of them (`4-7`) or the name of a device -> keys of the section
+            `local` that differ for them; a client's number wins over its device.
+        robust: what takes the place of the mean of uploads, so that attackers do little harm.
+        attack: which clients attack, and how.
         clock: what orders the arrivals of an asynchronous run.
         vary: for `mpifl sweep`: keys, and the values that each of them takes; null for a single run.
         table: for `mpifl sweep`: the layout of its table, beside a paper's figures; null for none.
@@ -292,7 +323,13 @@ class Config:
     delay: Delay = field(default_factory=Constant)
     network: Network = field(default_factory=Links)
     payload: Payload = field(default_factory=Payload)
+    privacy: Privacy = field(default_factory=Privacy)
+    secure_aggregation: SecureConfig = field(default_factory=SecureConfig)
     availability: Availability = field(default_factory=Availability)
+    devices: Devices = field(default_factory=Alike)
+    per_client: dict[str, LocalChanges] = field(default_factory=dict)
+    robust: Rule | NoRule = field(default_factory=NoRule)
+    attack: Attack | NoAttack = field(default_factory=NoAttack)
     clock: ClockConfig = field(default_factory=VirtualTime)
     vary: dict[str, Any] | None = None  # any keys
     table: TableConfig | None = None
@@ -316,10 +353,15 @@ CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (Config, "model"): MODELS,
     (Config, "policy"): POLICIES,
     (Config, "delay"): DELAYS,
+    (Config, "devices"): DEVICES,
     (Config, "clock"): CLOCKS,
     (Config, "network"): NETWORKS,
+    (Config, "robust"): RULES,
+    (Config, "attack"): ATTACKS,
     (ClientDecides, "uploads"): UPLOAD_TRIGGERS,
     (Payload, "compression"): COMPRESSIONS,
+    (Config, "privacy"): PRIVACIES,
+    (Config, "secure_aggregation"): SECURE,
     (SystemConfig, "cost"): COSTS,
     (DataConfig, "source"): SOURCES,
     (DataConfig, "public"): SOURCES,
@@ -335,21 +377,110 @@ def check_sections(config: Config) -> None:
             effect.
     """
     policy, clock, computing = config.policy, config.clock, config.network.computing
+    check_entries(config.output.callbacks)
+    load_metrics(config.evaluation.metrics)
     policy.check(config.algorithm)
     policy.check_clock(clock)
-    measured, evaluation = (
-        "models of one round are compared; take policy rounds, or leave it out",
-        config.evaluation,
-    )
-    require(policy.synchronous or not evaluation.distances, "evaluation.distances", True, measured)
-    last = "parameters" in evaluation.matrices
-    require(policy.synchronous or not last, "evaluation.matrices", list(evaluation.matrices), measured)
+    matrices = config.evaluation.matrices
+    remedy = "models of one round are compared; take policy rounds, or leave it out"
+    allowed = policy.synchronous or not config.evaluation.distances
+    require(allowed, "evaluation.distances", True, remedy)
+    allowed = policy.synchronous or "parameters" not in matrices
+    require(allowed, "evaluation.matrices", list(matrices), remedy)
     remedy = "has no effect: this network brings computing times of its own; leave it out"
     require(computing is None or config.delay == Constant(), "delay", config.delay, remedy)
     away = config.availability
     remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
-    require(bool(away.off_s) or away == Availability(), "availability.on_s", away.on_s, remedy)
+    require(bool(away.off_s) or away.on_s == Availability().on_s, "availability.on_s", away.on_s, remedy)
+    check_changes(config.local, config.per_client, config.devices.names)
+    config.devices.check(config.delay, config.network, away)
+    check_privacy(config)
+    check_secure_aggregation(config)
+    check_robust(config.robust, config.algorithm)
+    remedy = "a rule needs single uploads, and masks show the server their sums only; take one of the two"
+    alone = isinstance(config.robust, NoRule) or not isinstance(config.secure_aggregation, MaskedSums)
+    require(alone, "robust.name", name_of(config.robust), remedy)
+    remedy = "the noise of privacy central is that of a sum of clipped updates; take none, or privacy local"
+    rule = config.robust
+    fits = isinstance(rule, NoRule) or not isinstance(config.privacy, CentralPrivacy)
+    require(fits, "robust.name", name_of(rule), remedy)
     if why := clock.ignores_delays(policy.in_seconds):
+        require(not config.devices.is_timed, "devices", config.devices, f"has no effect: {why}")
         for name, plain in (("delay", Constant()), ("network", Links()), ("availability", Availability())):
             value = getattr(config, name)
             require(value == plain, name, value, f"has no effect: {why}")
+
+
+def check_privacy(config: Config) -> None:
+    """Check that the noise of `privacy` covers all that the method's clients tell, and every other section.
+
+    Raises:
+        UserError: it does not.
+    """
+    privacy, algorithm, name = config.privacy, config.algorithm, type(config.algorithm).__name__
+    if not isinstance(privacy, (CentralPrivacy, LocalPrivacy)):
+        return
+    kind = "central" if isinstance(privacy, CentralPrivacy) else "local"
+    remedy = f"{name} sends more than updates of rows that are averaged, which no noise covers; take none"
+    fits = uses(algorithm, RowUpdates) and not uses(algorithm, OneShotStatistics)
+    require(fits, "privacy.name", kind, remedy)
+    chooses = hooks_of(algorithm, RowUpdates).trained is not None
+    if isinstance(privacy, LocalPrivacy):
+        remedy = f"clients of {name} tell the server the row they chose, and no noise covers it; take central"
+        require(not chooses, "privacy.name", kind, remedy)
+        return
+    remedy = "the server adds noise to sums of rounds; take policy rounds, or privacy.name local"
+    require(type(config.policy) is Synchronous, "privacy.name", kind, remedy)
+    remedy = "rounding and compression after clipping make updates longer; leave it out"
+    require(config.payload.dtype == "float32", "payload.dtype", config.payload.dtype, remedy)
+    require(
+        not config.payload.compresses,
+        "payload.compression",
+        type(config.payload.compression).__name__,
+        remedy,
+    )
+    late = config.newcomers
+    remedy = "the accountant takes all clients for drawn alike; leave newcomers out"
+    require(not (late.share or late.groups), "newcomers", late.share or list(late.groups), remedy)
+    remedy = f"has no effect: {name} has tables of one row, whose count is known; leave it out"
+    require(chooses or privacy.count_noise is None, "privacy.count_noise", privacy.count_noise, remedy)
+
+
+def check_secure_aggregation(config: Config) -> None:
+    """Check that nothing in a run needs single uploads where the server is to learn sums only.
+
+    Raises:
+        UserError: something does.
+    """
+    if not isinstance(config.secure_aggregation, MaskedSums):
+        return
+    algorithm, name, system = config.algorithm, "secure_aggregation.name", config.system
+    remedy = f"the server of {type(algorithm).__name__} needs more than sums of uploads by row; take none"
+    require(uses(algorithm, RowUpdates), name, "masks", remedy)
+    remedy = "masks cancel among the clients of a round; take policy rounds"
+    require(config.policy.synchronous and not config.policy.leaves_out, name, "masks", remedy)
+    remedy = "masks cancel in exact sums only; take exact"
+    require(system.sums == "exact", "system.sums", system.sums, remedy)
+    remedy = "brings single uploads to the server; take auto or reduce"
+    require(system.collective != "gather", "system.collective", system.collective, remedy)
+    remedy = "masked uploads are integers of secure_aggregation.bits; leave it out"
+    require(config.payload.dtype == "float32", "payload.dtype", config.payload.dtype, remedy)
+    compression = type(config.payload.compression).__name__
+    require(not config.payload.compresses, "payload.compression", compression, remedy)
+    remedy = "compares single uploads, which nobody has; leave it out"
+    require(not config.evaluation.distances, "evaluation.distances", True, remedy)
+    matrices = config.evaluation.matrices
+    require("parameters" not in matrices, "evaluation.matrices", list(matrices), remedy)
+    require(not config.output.updates, "output.updates", True, remedy)
+
+
+def check_robust(rule: Rule | NoRule, algorithm: Algorithm) -> None:
+    """Refuse a robust rule for a method that takes no averages, or that lets its rows change places."""
+    if isinstance(rule, NoRule):
+        return
+    name, needs, method = name_of(rule), algorithm.needs, type(algorithm).__name__
+    remedy = f"{method} averages no uploads over all clients or over groups (Needs.averages); leave it out"
+    require(needs.averages, "robust.name", name, remedy)
+    bounded = isinstance(rule, DistanceRule) and rule.from_row
+    remedy = f"{method} deals its rows out anew: an upload has no row to be bounded around; take another rule"
+    require(not (bounded and needs.new_rows), "robust.name", name, remedy)

@@ -1,543 +1,540 @@
-"""A sweep: one configuration run for every combination of the values that its `vary` names.
-
-`vary` maps keys of the configuration to values: a list, or a mapping of labels to values. Three of its keys
-are no keys of the configuration. The values of `vary.configuration` are names of whole configurations, over
-which the sweep's own keys are laid. Those of `vary.rows` and `vary.columns` are parts of a configuration,
-which are laid over it; the part of a group of columns may hold `rows`, what it changes in single rows.
+"""Runs a sweep: one configuration for every combination of the values that its `vary` names.
 
 The sweep's folder holds one run folder a case, a table over all cases (`sweep.csv`; `sweep.md` with means and
 standard deviations over `vary.seed`), a figure (`sweep.png`), and `table.md` where the sweep has a `table`.
-Several processes may share the cases and the folder (`Part`).
+Cases run one after the other, each over all ranks, or several at a time on groups of the ranks (`jobs`).
+Several processes may share the cases and the folder (`Part`), and a sweep may be joined by more cases later.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import re
+import secrets
 import shutil
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from functools import cached_property
+from io import StringIO
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from typing import Any, TextIO
 
-import numpy as np
 import yaml
 
-from mpifl.comm.transport import Transport, on_server
-from mpifl.core.errors import Stopped, UserError, nearest, require
+from mpifl.comm.mpi_startup import is_tolerant
+from mpifl.comm.transport import Transport, divided, on_server
+from mpifl.core.errors import CodeFailed, Stopped, UserError, require
 from mpifl.core.files import write_atomically
-from mpifl.core.old_keys import renamed
-from mpifl.core.textfiles import MAX_NAME_BYTES, yaml_file
+from mpifl.core.progress import doing
 from mpifl.results import run_folder as folders
-from mpifl.results.metrics import over_runs
-from mpifl.results.reader import load, read_rows
+from mpifl.results.progress import Progress
+from mpifl.results.reader import load
+from mpifl.results.seed_groups import flat
 from mpifl.results.supervision import Signals
-from mpifl.results.sweep_figure import Curve, draw
 
 from . import loader
-from .retime import same_training, write_retimed
+from .placement import threads_by_mask
+from .retime import write_retimed
 from .run import run
-from .schema import Config, check_sections
-from .sweep_table import COLUMNS, ROWS, Result, TableConfig, label_of, labels_of, markdown
+from .schema import Config
+from .sweep_cases import ALL, Case, Part, cases, trainings
+from .sweep_results import SWEEP_FILE, Found, is_complete, started_with
+from .sweep_table import labels_of
 
-SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
-OLD_STEM = "study"  # of the files in the folder of a sweep of mpifl 0.1
-MAX_CASES = 10_000
 JOIN_SECONDS = 10.0  # that a process waits for another one, which began the same sweep a moment ago
-FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
-ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
-TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
+ASK_SECONDS = 0.5  # between two looks whether another group asks this one to stop
+FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case
+FREE_KEYS = ("data.root", "data.cache")
+DECIDES_BITS = tuple(f"system.{key}" for key in ("kernels", "stack", "sums", "cuda_graphs", "deterministic"))
 
 
-@dataclass(frozen=True)
-class Case:
-    """One combination of values.
-
-    Attributes:
-        labels: Varied key -> label of its value.
-        config: The configuration.
-    """
-
-    labels: Mapping[str, str]
-    config: Config
-
-    @property
-    def slug(self) -> str:
-        """The labels as one word; the id of the run folder."""
-        return "-".join(
-            "".join(c if c.isalnum() or c in "._" else "_" for c in x) for x in self.labels.values()
-        )
-
-
-# -- the cases -----------------------------------------------------------------------------------------------
-
-
-def cases(tree: Mapping[str, Any]) -> list[Case]:
-    """Return all combinations that a configuration with `vary` describes.
-
-    Args:
-        tree: The configuration, as nested mappings.
-
-    Raises:
-        UserError: `vary` or one of the cases is invalid, two cases are the same run, or there are more than
-            `MAX_CASES`.
-    """
-    vary = tree.get("vary") or {}
-    remedy = "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
-    require(isinstance(vary, dict) and bool(vary), "vary", vary, remedy)
-    odd = [key for key in vary if not isinstance(key, str)]
-    require(not odd, "vary", odd[:1], "is no key of a configuration")
-    axes = [_labelled(key, values) for key, values in vary.items()]
-    count = num_cases(vary)
-    require(count <= MAX_CASES, "vary", count, f"are more than {MAX_CASES} cases; take fewer values")
-    out = []
-    for combination in product(*axes):
-        labels = dict(zip(vary, (label for label, _ in combination), strict=True))
-        values = dict(zip(vary, (value for _, value in combination), strict=True))
-        out.append(Case(labels, _configuration(tree, labels, values)))
-        check_sections(out[-1].config)
-    slugs = [case.slug for case in out]
-    twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
-    require(twice is None, "vary", twice, "two cases have the same name; label the values")
-    long = next((slug for slug in slugs if len(slug.encode()) > MAX_NAME_BYTES), None)
-    require(long is None, "vary", long, "is too long a name for a folder; label the values, in few letters")
-    _check_different(out, tree)
-    if tree.get("table") is not None:
-        table_of(tree).check(vary)
-    return out
-
-
-def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[str, Any]) -> Config:
-    """Return the configuration of one combination of values."""
-    one = {name: value for name, value in tree.items() if name not in ("vary", "table")}
-    special: Mapping[str, Any] = {}
-    for key, value in values.items():
-        if key in (ROWS, COLUMNS):
-            require(isinstance(value, dict), f"vary.{key}", value, "take parts of a configuration")
-            part = dict(value)
-            if key == COLUMNS:
-                special = _special(part.pop(ROWS, {}), tree, labels)
-            one = loader.merged(one, renamed(part))
-        elif key == "configuration":
-            file = loader.read(str(value))
-            _check_algorithm(tree, file, str(value))
-            one = loader.merged(file, one)
-        else:
-            one = loader.merged(one, renamed(loader.nested(key.split("."), value)))
-    config: Config = loader.from_tree(Config, loader.merged(one, renamed(dict(special))))
-    return config
-
-
-def _special(rows: Any, tree: Mapping[str, Any], labels: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return what a group of columns changes in this case's row: `vary.columns.LABEL.rows.LABEL`."""
-    path = f"vary.columns.{labels[COLUMNS]}.rows"
-    require(isinstance(rows, dict), path, rows, "take a mapping of rows to parts of a configuration")
-    known = labels_of(tree["vary"].get(ROWS, []))
-    for label in rows:
-        if str(label) not in known:
-            raise UserError(path, label, f"no such row; {nearest(str(label), known)}")
-    part: Any = {str(label): part for label, part in rows.items()}.get(labels.get(ROWS, ""), {})
-    require(isinstance(part, dict), f"{path}.{labels.get(ROWS)}", part, "take a part of a configuration")
-    return dict(part)
-
-
-def table_of(tree: Mapping[str, Any]) -> TableConfig:
-    """Return the section `table` of a sweep that has one."""
-    found: TableConfig = loader.from_tree(TableConfig, tree["table"], "table")
-    return found
-
-
-def num_cases(vary: Mapping[str, Any]) -> int:
-    """Return the number of combinations, without checking them."""
-    return prod(len(values) if isinstance(values, (list, dict)) else 1 for values in vary.values())
-
-
-def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
-    """Return the labels and values of one key."""
-    fits = isinstance(values, (list, dict)) and len(values) > 0
-    require(fits, f"vary.{key}", values, "take a list of values, or a mapping of labels to values")
-    if isinstance(values, dict):
-        return [(str(label), value) for label, value in values.items()]
-    return [(label_of(value), value) for value in values]
-
-
-def _check_algorithm(own: Mapping[str, Any], file: Mapping[str, Any], name: str) -> None:
-    """Raise `UserError` where the sweep's own algorithm overrides that of a varied configuration.
-
-    The row would be labelled with an algorithm that was never run.
-    """
-    mine, theirs = (_algorithm(tree.get("algorithm")) for tree in (own, file))
-    remedy = (
-        f"vary.configuration {name} says {theirs}, which would never run; leave algorithm out of the sweep"
-    )
-    require(mine in (None, theirs), "algorithm", mine, remedy)
-
-
-def _algorithm(section: Any) -> str | None:
-    """Return the name in an `algorithm` section."""
-    name = section.get("name") if isinstance(section, dict) else section
-    return None if name is None else str(name)
-
-
-def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None:
-    """Raise `UserError` where two cases are the same run."""
-    seen: dict[str, Case] = {}
-    for case in all_cases:
-        resolved = {k: v for k, v in loader.to_tree(case.config).items() if k not in ("name", "output")}
-        known = seen.setdefault(json.dumps(resolved), case)
-        if known is not case:
-            keys = [key for key, label in case.labels.items() if known.labels[key] != label]
-            own = [key for key in tree if key not in ("vary", "name", "output", "system")]
-            why = f" below the sweep's own {', '.join(own)}" if "configuration" in keys and own else ""
-            remedy = f"the same run as {known.slug}{why}; take other values of {', '.join(keys)}"
-            raise UserError("vary", case.slug, remedy)
-
-
-# -- running them --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Part:
-    """The cases of a sweep that one process runs; all by default.
-
-    Attributes:
-        only: Varied key -> labels.
-        share: i and N: of those, the i-th of N parts (i from 1). Cases that differ only in times that can be
-            recomputed stay together.
-    """
-
-    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    share: tuple[int, int] = (1, 1)
-
-    @classmethod
-    def of(cls, only: Sequence[str] = (), share: str | None = None) -> Part:
-        """Return the part that options describe.
-
-        Args:
-            only: Texts `KEY=LABEL,LABEL`.
-            share: Text `i/N`.
-
-        Raises:
-            UserError: An option has another form.
-        """
-        chosen: dict[str, list[str]] = {}
-        for text in only:
-            key, equals, names = text.partition("=")
-            require(bool(equals and names), "--only", text, "take KEY=LABEL, as in rows=FedAvg,Local")
-            chosen.setdefault(key, []).extend(name.strip() for name in names.split(","))
-        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", share or "1/1")
-        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
-        require(1 <= number <= count, "--case", share, "take i/N with i from 1 to N, as in 2/8")
-        return cls(chosen, (number, count))
-
-    def check(self, vary: Mapping[str, Any]) -> None:
-        """Raise `UserError` where `only` names a key or label that a sweep does not have."""
-        for key, names in self.only.items():
-            if key not in vary:
-                raise UserError("--only", key, f"is not varied; {nearest(key, [*vary])}")
-            known = labels_of(vary[key])
-            for name in names:
-                if name not in known:
-                    raise UserError("--only", f"{key}={name}", f"no such label; {nearest(name, known)}")
-
-    def chosen(self, all_cases: Sequence[Case]) -> list[Case]:
-        """Return the cases of this part, in order."""
-        named = [c for c in all_cases if all(c.labels[key] in names for key, names in self.only.items())]
-        groups: list[list[Case]] = []
-        for case in named:
-            twins = next((g for g in groups if same_training(g[0].config, case.config)), None)
-            if twins is None:
-                groups.append([case])
-            else:
-                twins.append(case)
-        number, count = self.share
-        mine = {id(case) for group in groups[number - 1 :: count] for case in group}
-        return [case for case in named if id(case) in mine]
-
-
-ALL = Part()
-
-
-def sweep(
-    name: str, options: Sequence[str], transport: Transport, quiet: bool = False, part: Part = ALL
-) -> Path | None:
-    """Run all cases of a configuration, one after the other, each over all ranks.
-
-    A sweep with an `output.id` that was begun already is joined: its complete cases stay as they are.
+def read(name: str, options: Sequence[str]) -> dict[str, Any]:
+    """Return the tree of a sweep: a configuration with command-line options laid over it.
 
     Args:
         name: The configuration: a file, or the name of one that comes with mpifl.
-        options: Command-line options, laid over it.
+        options: Command-line options.
+    """
+    return loader.merged(loader.read(name), loader.overrides(options))
+
+
+def sweep(
+    tree: Callable[[], Mapping[str, Any]],
+    transport: Transport,
+    quiet: bool = False,
+    part: Part = ALL,
+    jobs: int = 1,
+) -> Path | None:
+    """Run all cases of a configuration.
+
+    A sweep with an `output.id` that was begun already is joined: its complete cases stay as they are, and
+    cases that it did not have are added.
+
+    Args:
+        tree: Returns the configuration; called on rank 0.
         transport: Connects the ranks; every rank calls.
         quiet: Print nothing.
         part: The cases that this process runs.
+        jobs: How many run at a time, each on a group of the ranks.
 
     Returns:
         The sweep's folder on rank 0, None on the others.
 
     Raises:
-        UserError: The configuration or one of its cases is invalid, or a sweep of that name has another
-            configuration; nothing was run.
+        UserError: The configuration or one of its cases is invalid, a sweep of that name has other settings,
+            or there are too few ranks; nothing was run.
+        Stopped: A signal ended the sweep; `mpifl resume` goes on with it.
     """
 
-    def create() -> tuple[dict[str, Any], Path]:
-        tree = loader.merged(loader.read(name), loader.overrides(options))
-        first = cases(tree)[0].config
-        part.check(tree["vary"])
-        require(bool(part.chosen(cases(tree))), "--case", "/".join(map(str, part.share)), "has no case left")
-        return tree, _folder(tree, first)
+    def begin() -> tuple[dict[str, Any], dict[str, Any], Path]:
+        own = dict(tree())
+        every = cases(own)
+        part.check(own["vary"])
+        mine = part.chosen(every)
+        require(bool(mine), "--case", "/".join(map(str, part.share)), "has no case left")
+        check_jobs(jobs, transport, mine)
+        return own, *_folder(own, every)
 
-    tree, folder = on_server(transport, create)
-    return _run_all(tree, folder, transport, quiet, part)
-
-
-def _folder(tree: Mapping[str, Any], first: Config) -> Path:
-    """Return the folder of a sweep: a new one, or that of the same sweep, which is joined."""
-    output = first.output
-    there = Path(output.folder) / f"{first.name}-{output.id}"
-    if output.id is not None and there.is_dir():
-        file, until = there / SWEEP_FILE, time.monotonic() + JOIN_SECONDS
-        while not file.exists() and time.monotonic() < until:  # another process has just created the folder
-            time.sleep(0.1)
-        if file.exists():
-            began = yaml_file(file, "output.id")
-            own = [{k: v for k, v in t.items() if k not in ("vary", "table")} for t in (began, tree)]
-            remedy = f"a sweep of that name has other settings; give another output.id ({there})"
-            require(json.dumps(own[0]) == json.dumps(own[1]), "output.id", output.id, remedy)
-            return there
-    folder = folders.create(output.folder, first.name, output.id)
-    write_atomically(folder / SWEEP_FILE, yaml.safe_dump(tree, sort_keys=False))
-    return folder
+    own, whole, folder = on_server(transport, begin)
+    work = _Work(folder, whole, part.chosen(cases(own)), quiet or not transport.is_server)
+    return work.run(transport, jobs)
 
 
-def listed(name: str, options: Sequence[str], part: Part = ALL) -> str:
-    """Return one line for each case of a part of a sweep.
-
-    Args:
-        name: The configuration.
-        options: Command-line options, laid over it.
-        part: The part.
-
-    Raises:
-        UserError: The configuration or one of its cases is invalid.
-    """
-    tree = loader.merged(loader.read(name), loader.overrides(options))
-    every = cases(tree)
-    part.check(tree["vary"])
-    lines = [", ".join(f"{key} {label}" for key, label in c.labels.items()) for c in part.chosen(every)]
-    return "\n".join([*lines, f"{len(lines)} of {len(every)} cases"])
-
-
-def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is that of a sweep."""
-    return any((folder / name).is_file() for name in (SWEEP_FILE, f"{OLD_STEM}.yaml"))
-
-
-def resume_sweep(folder: Path, transport: Transport, quiet: bool = False) -> Path | None:
+def resume_sweep(folder: Path, transport: Transport, quiet: bool = False, jobs: int = 1) -> Path | None:
     """Run the cases of a sweep that are not complete; a case with a checkpoint continues from it.
 
     Args:
         folder: The sweep's folder. Files that mpifl 0.1 named `study` are renamed.
         transport: Connects the ranks; every rank calls.
         quiet: Print nothing.
+        jobs: How many run at a time, each on a group of the ranks.
 
     Returns:
         The sweep's folder on rank 0, None on the others.
     """
-    tree = on_server(transport, lambda: _started_with(folder))
-    return _run_all(tree, folder, transport, quiet)
+
+    def begin() -> dict[str, Any]:
+        tree = started_with(folder)
+        check_jobs(jobs, transport, cases(tree))
+        return tree
+
+    tree = on_server(transport, begin)
+    return _Work(folder, tree, cases(tree), quiet or not transport.is_server).run(transport, jobs)
 
 
-def _started_with(folder: Path) -> dict[str, Any]:
-    """Return the configuration that a sweep was started with, checked."""
-    if not (folder / SWEEP_FILE).exists():
-        for path in folder.glob(f"{OLD_STEM}.*"):
-            path.rename(path.with_stem("sweep"))
-    tree = yaml_file(folder / SWEEP_FILE, "RUN")
-    require(isinstance(tree, dict), "RUN", str(folder), f"has a {SWEEP_FILE} that holds no mapping")
-    tree = renamed(tree)
-    cases(tree)
-    return tree
+def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
+    """Return one line for each case of a part of a sweep.
 
+    Args:
+        tree: The configuration.
+        part: The part.
 
-def _run_all(
-    tree: dict[str, Any], folder: Path, transport: Transport, quiet: bool, part: Part = ALL
-) -> Path | None:
-    """Run the cases of a part that are not complete; write table and figure after each."""
+    Raises:
+        UserError: The configuration or one of its cases is invalid.
+    """
     every = cases(tree)
-    mine, found = part.chosen(every), Found(folder, tree, every)
-    quiet = quiet or not transport.is_server
-    with Signals() as signals:
-        for number, case in enumerate(mine, 1):
-            output = replace(case.config.output, folder=str(folder), id=case.slug, model=False)
-            if not quiet:
-                labels = ", ".join(f"{key} {label}" for key, label in case.labels.items())
-                print(f"case {number}/{len(mine)}: {labels}", flush=True)
-            placed = replace(case, config=replace(case.config, output=output))
-            _run_case(placed, mine[: number - 1], transport, quiet)
-            if transport.is_server:
-                found.write()
-            if number < len(mine) and on_server(transport, lambda: signals.stop):  # after a case's last step
-                raise Stopped(case.config.rounds, str(folder))
-    if not transport.is_server:
-        return None
-    if not quiet:
-        print(found.text(), flush=True)
-    return folder
+    part.check(tree["vary"])
+    mine = part.chosen(every)
+    some, count = len(trainings(mine)), f"{len(mine)} of {len(every)} cases"
+    count += f", {some} trainings: the others differ in times only" if some < len(mine) else ""
+    return "\n".join([*(case.title for case in mine), count])
 
 
-def _run_case(case: Case, before: Sequence[Case], transport: Transport, quiet: bool) -> None:
-    """Run a case unless it is complete; retime an earlier one that differs only in network and delays."""
-    parent, name = Path(case.config.output.folder), case.config.name
-    folder = parent / f"{name}-{case.slug}"
-    twin = next((c for c in before if same_training(c.config, case.config)), None)
-    state = on_server(transport, lambda: _state(folder, twin is None))
-    if state == "complete":
+def check_jobs(jobs: int, transport: Transport, some_cases: Sequence[Case]) -> None:
+    """Raise `UserError` where so many cases cannot run at a time on the ranks of a job."""
+    require(jobs >= 1, "--jobs", jobs, "take the number of cases that run at a time, 1 or more")
+    if jobs == 1:
         return
-    if twin is None:
-        run(case.config, transport, quiet, folder if state == "started" else None)
-        gc.collect()  # a run leaves cycles that hold its model and samples
-        return
-    on_server(transport, lambda: write_retimed(load(parent / f"{name}-{twin.slug}"), case.config))
+    have = "one process runs" if transport.size == 1 else f"{transport.size} ranks run"
+    at_most = "one case at a time" if transport.size == 1 else f"{transport.size} cases at a time at most"
+    remedy = f"{have} {at_most}; mpirun -n {2 * jobs} mpifl sweep CONFIG --jobs {jobs} gives each case two"
+    require(transport.size >= jobs, "--jobs", jobs, remedy)
+    remedy = (
+        "under mpirun --with-ft ulfm one run outlives its workers, a group of several does not; leave one out"
+    )
+    require(not is_tolerant(), "--jobs", jobs, remedy)
+    sizes = {len(ranks) for ranks in divided(transport.nodes, jobs)}
+    for wanted in {case.config.system.ranks for case in some_cases} - {None}:
+        have = " or ".join(map(str, sorted(sizes)))
+        remedy = f"each group has {have} of this job's {transport.size} ranks; "
+        remedy += f"take mpirun -n {jobs * (wanted or 1)}, or leave the key out"
+        require(sizes == {wanted}, "system.ranks", wanted, remedy)
 
 
-def _state(folder: Path, trains: bool) -> str:
-    """Return whether a case is complete, started or new; remove what cannot be resumed."""
-    if (folder / "summary.json").is_file():
-        return "complete"
-    if trains and (folder / "run.json").is_file():
-        return "started"
-    if folder.exists():  # the process ended while it created the folder
-        shutil.rmtree(folder)
-    return "new"
+# -- the folder ----------------------------------------------------------------------------------------------
 
 
-# -- table and figure ----------------------------------------------------------------------------------------
+def _folder(tree: dict[str, Any], every: Sequence[Case]) -> tuple[dict[str, Any], Path]:
+    """Return the configuration of the whole sweep, and its folder: a new one, or one that is joined."""
+    first = every[0].config
+    there = Path(first.output.folder) / f"{first.name}-{first.output.id}"
+    try:
+        if first.output.id is None or not there.is_dir():
+            folder = folders.create(first.output.folder, first.name, first.output.id)
+            write_atomically(folder / SWEEP_FILE, yaml.safe_dump(tree, sort_keys=False))
+            return tree, folder
+    except UserError:
+        if first.output.id is None or not there.is_dir():  # otherwise another process was quicker
+            raise
+    file, until = there / SWEEP_FILE, time.monotonic() + JOIN_SECONDS
+    while not file.exists() and time.monotonic() < until and not (there / "config.yaml").exists():
+        time.sleep(0.1)  # another process has just created the folder
+    remedy = f"a run of that name is there already and is never overwritten; give another ({there})"
+    require(file.exists(), "output.id", first.output.id, remedy)
+    began = started_with(there, "output.id")
+    whole = joined(began, tree, there)
+    _check_same(cases(began), every, there)
+    if whole != began:
+        write_atomically(file, yaml.safe_dump(whole, sort_keys=False))
+    return whole, there
 
 
-class Found:
-    """The complete cases in a sweep's folder, whichever process ran them, as tables and a figure."""
-
-    def __init__(self, folder: Path, tree: Mapping[str, Any], every: Sequence[Case]) -> None:
-        self.folder, self.every = folder, every
-        self.table = None if tree.get("table") is None else table_of(tree)
-        self._read: dict[str, tuple[dict[str, Any], Curve, Result]] = {}
-
-    def write(self) -> None:
-        """Write the files: each is complete at any time."""
-        found = self._complete()
-        path = self.folder / "sweep.csv"
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        rows = [row for row, _, _ in found]
-        folders.write_csv(partial, rows)
-        partial.replace(path)
-        write_atomically(self.folder / "sweep.md", table(over_seeds(rows)))
-        if self.table is not None:
-            write_atomically(self.folder / "table.md", self._as_printed(found))
-        draw([curve for _, curve, _ in found], self.folder / "sweep.png")
-
-    def text(self) -> str:
-        """Return what is printed in the end."""
-        found, files = self._complete(), "sweep.md, sweep.csv, sweep.png"
-        if self.table is None:
-            return f"{table(over_seeds([row for row, _, _ in found]))}\nresults: {self.folder}: {files}"
-        return f"{self._as_printed(found)}\nresults: {self.folder}: table.md, {files}"
-
-    def _as_printed(self, found: Sequence[tuple[dict[str, Any], Curve, Result]]) -> str:
-        assert self.table is not None
-        return f"{self.table.title}\n\n{markdown(self.table, [result for _, _, result in found])}"
-
-    def _complete(self) -> list[tuple[dict[str, Any], Curve, Result]]:
-        for case in self.every:
-            done = self.folder / f"{case.config.name}-{case.slug}"
-            if case.slug not in self._read and (done / "summary.json").is_file():
-                self._read[case.slug] = (_row(case, done), _curve(case, done), result_of(case.labels, done))
-        return [self._read[case.slug] for case in self.every if case.slug in self._read]
-
-
-def result_of(labels: Mapping[str, str], folder: Path) -> Result:
-    """Return the final figures of a finished run: last row of `metrics.csv`, and `summary.json`.
+def joined(began: Mapping[str, Any], tree: Mapping[str, Any], there: Path) -> dict[str, Any]:
+    """Return the configuration of a sweep that is joined: that of the one which has more cases.
 
     Args:
-        labels: Of the case.
-        folder: The run folder.
+        began: What the sweep was started with.
+        tree: What joins it.
+        there: The sweep's folder.
+
+    Raises:
+        UserError: The sweep varies other keys, or each has values that the other leaves out.
     """
-    run = load(folder)
-    values = dict(_numbers(run.summary))
-    return Result(labels, values | {name: float(v[-1]) for name, v in run.metrics.items() if v[-1] == v[-1]})
-
-
-def _numbers(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (dotted name, number) of all numbers."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{above}{name}.")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield f"{above}{name}", float(value)
-
-
-def _row(case: Case, folder: Path) -> dict[str, Any]:
-    """Return the labels and final figures of a case."""
-    run = load(folder)
-    summary, metrics = run.summary, run.rows("metrics.csv")
-    last, late = metrics[-1], [float(row["accuracy_mean"]) for row in metrics[len(metrics) // 2 :]]
-    found: dict[str, Any] = {n: float(last[n]) for n in FIGURES if last.get(n) not in (None, "", "nan")}
-    if "asynchronous" in summary:
-        found |= {"second_half_mean": mean(late), "second_half_lowest": min(late)}
-    found |= {n: v for n in ASYNCHRONOUS if (v := summary.get("asynchronous", {}).get(n)) is not None}
-    found |= {n: summary[n] for n in TOTALS}
-    return {**case.labels, **{n: round(v, 4) if isinstance(v, float) else v for n, v in found.items()}}
-
-
-def _curve(case: Case, folder: Path) -> Curve:
-    metrics = read_rows(folder / "metrics.csv")
-    axis = "virtual_seconds" if "virtual_seconds" in metrics[0] else "round"
-    staleness = [int(row["staleness"]) for row in read_rows(folder / "events.csv")]
-    x, y = ([float(row[name]) for row in metrics] for name in (axis, "accuracy_mean"))
-    return Curve(case.labels, axis.replace("_", " "), x, y, staleness)
-
-
-def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return one row for all seeds of a case, with mean and sample standard deviation of each figure.
-
-    Args:
-        rows: Labels (texts) and figures (numbers) of each case; `seed` is a label.
-    """
-    if not any("seed" in row for row in rows):
-        return list(rows)
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(v for k, v in row.items() if k != "seed" and isinstance(v, str)), []).append(
-            row
+    old, new = began["vary"], tree["vary"]
+    remedy = f"the sweep in {there} varies {', '.join(old)}; give another output.id"
+    require([*old] == [*new], "vary", ", ".join(new), remedy)
+    labels = {key: (labels_of(old[key]), labels_of(new[key])) for key in new}
+    missing = {key: [x for x in were if x not in are] for key, (were, are) in labels.items()}
+    more = any(label not in were for were, are in labels.values() for label in are)
+    for key, names in missing.items():
+        remedy = (
+            f"leaves out {', '.join(names)} of the sweep in {there}; name them too: complete cases stay as "
+            "they are, and --only chooses some"
         )
-    return [
-        {k: _spread([r.get(k) for r in group]) for k in group[0] if k != "seed"} for group in groups.values()
-    ]
+        require(not (more and names), f"vary.{key}", labels[key][1], remedy)
+    table = tree.get("table") or began.get("table")
+    return {**(tree if more else began), **({} if table is None else {"table": table})}
 
 
-def _spread(values: Sequence[Any]) -> Any:
-    """Return the common value, or mean and standard deviation as text."""
-    numbers = [v for v in values if isinstance(v, (int, float))]
-    if len(set(values)) == 1 or len(numbers) < 2:
-        return values[0]
-    centre, spread = over_runs(np.array(numbers))
-    return f"{centre:.4g} ± {spread:.2g}"
+def _check_same(old: Sequence[Case], new: Sequence[Case], there: Path) -> None:
+    """Raise `UserError` where a case has other settings than that of the same labels in a sweep."""
+    known = {case.slug: case.config for case in old}
+    for case in new:
+        if case.slug not in known:
+            continue
+        was, is_now = (_settings(config) for config in (known[case.slug], case.config))
+        keys = [key for key in dict.fromkeys([*is_now, *was]) if was.get(key) != is_now.get(key)]
+        if keys:
+            others = f" (other keys that differ: {', '.join(keys[1:])})" if keys[1:] else ""
+            remedy = f"the sweep in {there} has {was.get(keys[0])!r}{others}; give another output.id"
+            raise UserError(keys[0], is_now.get(keys[0]), remedy)
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as a Markdown table, with the columns of all rows in order of appearance."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [columns, ["---"] * len(columns), *([str(row.get(c, "")) for c in columns] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def _settings(config: Config) -> dict[str, Any]:
+    """Return the keys that decide the numbers of a case: dotted key -> value."""
+    tree = loader.to_tree(config)
+    return {
+        key: value
+        for key, value in flat(tree)
+        if (key.partition(".")[0] not in FREE or key in DECIDES_BITS) and key not in FREE_KEYS
+    }
 
 
-def note_on(config: Config) -> str:
-    """Return what is said where only one of several cases is looked at; empty where there is one only."""
-    keys = ", ".join(map(str, config.vary or ()))
-    return f"\n\nvary: `mpifl sweep` gives other values to {keys}; this is without them" if keys else ""
+# -- running -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The cases that a process, or a job of several ranks, runs.
+
+    Attributes:
+        folder: Of the sweep.
+        tree: The configuration of the whole sweep.
+        mine: The cases to run.
+        quiet: Print nothing.
+    """
+
+    folder: Path
+    tree: Mapping[str, Any]
+    mine: Sequence[Case]
+    quiet: bool
+
+    @cached_property
+    def found(self) -> Found:
+        """The tables and the figure."""
+        return Found(self.folder, self.tree, cases(self.tree))
+
+    @cached_property
+    def twins(self) -> dict[str, list[Case]]:
+        """`Case.training` -> all cases of the sweep that this training gives."""
+        found: dict[str, list[Case]] = {}
+        for case in self.found.every:
+            found.setdefault(case.training, []).append(case)
+        return found
+
+    def run(self, transport: Transport, jobs: int) -> Path | None:
+        """Run the cases; return the folder on rank 0, None elsewhere."""
+        if not any(case.config.system.ranks for case in self.mine):
+            jobs = min(jobs, on_server(transport, self.num_left))  # so that no rank stays idle
+        if jobs > 1:
+            _SideBySide(self, transport, jobs).run()
+        else:
+            self.one_by_one(transport)
+        if not transport.is_server:
+            return None
+        self.found.draw()
+        if not self.quiet:
+            print(self.found.text(), flush=True)
+        return self.folder
+
+    def num_left(self) -> int:
+        """Return the number of trainings, or copies of them, that are not complete."""
+        left = [case for case in self.mine if not is_complete(case, self.folder)]
+        return len(trainings(left))
+
+    def one_by_one(self, transport: Transport) -> None:
+        """Run the cases one after the other, each over all ranks; write table and figure after each."""
+        display, every = Progress(title=self.folder.name, quiet=self.quiet), len(self.mine)
+        with Signals() as signals, display as progress, doing("case", every) as stage:
+            for number, case in enumerate(self.mine, 1):
+                stage.done = number - 1
+                progress.say(f"case {number}/{every}: {case.title}")
+                try:
+                    self.run_case(case, transport, self.quiet)
+                except Stopped as end:
+                    raise Stopped(end.step, str(self.folder), end.written) from None
+                if transport.is_server:
+                    self.found.write()
+                stop = number < len(self.mine) and on_server(transport, lambda: signals.stop)
+                if stop:  # the request came after the case's last step
+                    raise Stopped(case.config.rounds, str(self.folder))
+
+    def run_case(
+        self, case: Case, transport: Transport, quiet: bool, threads: int = 0, **options: Any
+    ) -> None:
+        """Run a case unless it is complete; copy a complete one with other times where that gives it.
+
+        Args:
+            case: One of the sweep.
+            transport: Connects the ranks that run it.
+            quiet: Print nothing.
+            threads: Of each rank, where the case leaves them open; 0 takes what the CPU masks allow.
+            options: Of `run`.
+        """
+        state, twin = on_server(transport, lambda: self._state(case))
+        config = case.placed(self.folder)
+        config = replace(config, system=replace(config.system, threads=config.system.threads or threads))
+        if twin is not None:
+            on_server(transport, lambda: write_retimed(load(twin), config))
+        elif state != "complete":
+            run(config, transport, quiet, case.folder(self.folder) if state == "started" else None, **options)
+            gc.collect()  # a run leaves cycles that hold its model and samples
+
+    def _state(self, case: Case) -> tuple[str, Path | None]:
+        """Return whether a case is complete, started or new, and the run of which it is a copy, if any.
+
+        What cannot be resumed is removed.
+        """
+        folder = case.folder(self.folder)
+        if is_complete(case, self.folder):
+            return "complete", None
+        like = self.twins.get(case.training, []) if case.training else []
+        twin = next((other for other in like if is_complete(other, self.folder)), None)
+        if twin is None and (folder / "run.json").is_file():
+            return "started", None
+        if folder.exists():  # the process ended while it created the folder
+            shutil.rmtree(folder)
+        return "new", None if twin is None else twin.folder(self.folder)
+
+
+# -- several at a time ---------------------------------------------------------------------------------------
+
+
+class _SideBySide:
+    """Runs cases on groups of ranks: each group takes the next one when it has finished one.
+
+    Cases that one training gives are taken together. A group that fails, or is asked to stop, has the others
+    stop after their step, so that they write their state.
+
+    Args:
+        work: What to run.
+        transport: Connects all ranks; every rank calls.
+        jobs: Number of groups.
+    """
+
+    def __init__(self, work: _Work, transport: Transport, jobs: int) -> None:
+        self.work, self.transport = work, transport
+        self.units = trainings(work.mine)
+        self.left = iter(enumerate(self.units))  # those that this group has not looked at
+        self.numbers = {case.slug: number for number, case in enumerate(work.mine, 1)}
+        limits = [case.config.system.stopped_timeout_s for case in work.mine]
+        transport.watch_stopped(max(limits) if all(limits) else 0.0)  # of the ranks that wait for others
+        groups = divided(transport.nodes, jobs)
+        self.threads = threads_by_mask(transport, [ranks[0] for ranks in groups if len(ranks) > 1])
+        self.group = transport.split(jobs)
+        token = on_server(transport, lambda: secrets.token_hex(4))
+        self.claims = Claims(work.folder / f".jobs-{token}")
+        self.quiet = on_server(transport, lambda: work.quiet) or not self.group.is_server
+        self.case: Case | None = None  # that runs now
+
+    def run(self) -> None:
+        """Run all cases, and write the tables; raise what ended the first group that did not end well."""
+        on_server(self.transport, self.claims.create)
+        end = self._until_the_end()
+        if end is not None and self.group.is_server:
+            self.claims.ask_to_stop()
+        place = self.numbers[self.case.slug] if self.case else 0
+        told = self.transport.gather((place, end) if self.group.is_server else None, "control")
+        first = self.transport.bcast(None if told is None else self._joined(told), "control")
+        if self.transport.is_server:
+            self.claims.remove()
+            self.work.found.write()
+        if isinstance(first, _Stop):
+            raise SweepStopped(first, self.work.folder)
+        if first is not None:
+            raise first
+
+    def _joined(self, told: Sequence[tuple[int, Any] | None]) -> Any:
+        """Return what ends the sweep: an error of the first case that had one, or the stops together."""
+        ends = [end for end in told if end is not None and end[1] is not None]
+        errors = sorted((end for end in ends if not isinstance(end[1], _Stop)), key=lambda end: end[0])
+        if errors:
+            return errors[0][1]
+        stops = [end[1] for end in ends]
+        return _Stop(sum(s.cases for s in stops), sum(s.unwritten for s in stops)) if stops else None
+
+    def _until_the_end(self) -> UserError | CodeFailed | _Stop | None:
+        """Run cases until none is left; return what ended the group before that."""
+        out = sys.stdout
+        try:
+            with Signals() as signals:
+                while (unit := on_server(self.group, lambda: self._next(signals))) >= 0:
+                    for case in self.units[unit]:
+                        self.case = case
+                        self._run(case, out)
+                return None if unit == NONE_LEFT else _Stop(0, 0)
+        except Stopped as end:
+            return _Stop(1, int(end.written is not None))
+        except (UserError, CodeFailed) as error:
+            self.group.raise_on_others(error)
+            if not self.group.final_barrier():
+                raise
+            if not self.quiet and self.case is not None:
+                print(f"case {self.numbers[self.case.slug]}: failed", flush=True)
+            return error
+
+    def _next(self, signals: Signals) -> int:
+        """Return the number of the next unit; `NONE_LEFT`, or `STOP` where this group is asked to stop."""
+        for number, unit in self.left:
+            if all(is_complete(case, self.work.folder) for case in unit):
+                continue
+            if signals.stop or self.claims.stop_asked():
+                return STOP
+            if self.claims.take(number):
+                return number
+        return NONE_LEFT
+
+    def _run(self, case: Case, out: TextIO) -> None:
+        """Run a case on this group, each of its lines with its number."""
+        number = self.numbers[case.slug]
+        if not self.quiet:
+            print(f"case {number}/{len(self.work.mine)}: {case.title}", flush=True)
+        with redirect_stdout(Prefixed(out, f"case {number}: ")):
+            asked = self.claims.stop_asked
+            self.work.run_case(case, self.group, self.quiet, self.threads, asked_to_stop=asked)
+        if self.group.is_server:
+            self.work.found.write()
+
+
+NONE_LEFT, STOP = -1, -2
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Groups that stopped.
+
+    Attributes:
+        cases: That were under way.
+        unwritten: Of those, how many could not write their last state.
+    """
+
+    cases: int
+    unwritten: int
+
+
+class SweepStopped(Stopped):
+    """A sweep ended before its last case because it was asked to, the state of its cases written."""
+
+    def __init__(self, stop: _Stop, folder: Path) -> None:
+        state = f"the state of {stop.cases} cases is written"
+        if stop.unwritten:
+            state += f", but for the last steps of {stop.unwritten}"
+        Exception.__init__(self, f"stopped; {state}; go on with: mpifl resume {folder}")
+
+
+class Claims:
+    """What the groups of a job tell each other, as files in the sweep's folder, which all nodes see.
+
+    A group has no rank that could answer another one while it trains.
+
+    Args:
+        folder: Of this job.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._asked, self._looked = False, 0.0
+
+    def create(self) -> None:
+        """Create the folder; on rank 0."""
+        self.folder.mkdir()
+
+    def remove(self) -> None:
+        """Remove the folder; on rank 0."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def take(self, number: int) -> bool:
+        """Take a unit of work; return False where another group has it."""
+        try:
+            os.close(os.open(self.folder / str(number), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def ask_to_stop(self) -> None:
+        """Ask all groups to stop."""
+        (self.folder / "stop").touch()
+
+    def stop_asked(self) -> bool:
+        """Return whether a group has asked all to stop; looks every half second at most."""
+        now = time.monotonic()
+        if not self._asked and now > self._looked + ASK_SECONDS:
+            self._looked, self._asked = now, (self.folder / "stop").exists()
+        return self._asked
+
+
+class Prefixed(StringIO):
+    """A text stream that puts a text before each line, and hands whole lines on.
+
+    Args:
+        stream: Where lines go.
+        text: What stands before each of them.
+    """
+
+    def __init__(self, stream: TextIO, text: str) -> None:
+        super().__init__()
+        self.stream, self.text, self._begun = stream, text, ""
+
+    def write(self, text: str) -> int:
+        """Write the lines that are whole, and keep what follows them."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            self.stream.write("".join(f"{self.text}{line}\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self.stream.flush()

@@ -12,28 +12,34 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.aggregation.secure_sum import MaskedSums, bytes_of_round
 from mpifl.aggregation.tables import read_rows
 from mpifl.core.algorithm import PlannedRun
 from mpifl.core.capabilities import (
     NewClients,
     OneShotStatistics,
+    RememberedUploads,
     ServerEvaluation,
     hooks_of,
     upload_named,
     uses,
 )
 from mpifl.core.devices import message_on, tensors_on
+from mpifl.core.errors import UserError, require
 from mpifl.core.rng import key
-from mpifl.core.types import Message, Notes, Report, Server
-from mpifl.traffic.encoding import download_bytes, time_stamp_bytes, upload_bytes
+from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
 from mpifl.training.client import LocalClient, public_clients
 
 from .context import RunContext
+from .schema import Config
 
 Bytes = tuple[int, int]  # down, up
+FLOAT_BYTES = 4
 
-UNDER_WAY = "which visits are under way at the end: they have downloaded and not uploaded"
+GROUPS = "who is in which cluster, and who drops out, so that no masked upload comes"
+COHORTS = "how many clients each Poisson sample holds"
 NEWCOMERS = "who is drawn when newcomers join"
 DIFFERENT = "some clients sent other than planned: they dropped out, or notes differ in length"
 
@@ -47,7 +53,11 @@ class TrafficForecast:
         report: of client 0 in round 1.
         fingerprints: one-shot statistics before training.
         per_round: of round 1.
-        total: of the run; None where only training can tell.
+        new_fingerprints: one-shot statistics of those who give them when they first take part.
+        extra: what the method sends beside equal rounds: looks at each other, rounds that differ; negative
+            where it sends less.
+        kept: bytes that a client keeps on its node after a visit.
+        total: of the run, the sum of these; None where only training can tell.
         why: what the total depends on, where there is none.
     """
 
@@ -57,6 +67,9 @@ class TrafficForecast:
     per_round: Bytes
     total: Bytes | None
     why: str = ""
+    new_fingerprints: Bytes = (0, 0)
+    extra: Bytes = (0, 0)
+    kept: int = 0
 
 
 def without_training(context: RunContext) -> RunContext:
@@ -78,19 +91,87 @@ def forecast(context: RunContext) -> TrafficForecast:
     config, algorithm = context.config, context.config.algorithm
     server, fingerprints = _first_server(context)
     message = _message(context, server)
-    report, _ = algorithm.local_update(message, {}, _client(context), key(0))
+    client = _client(context)
+    client.load_optimizer({})
+    report, state = algorithm.local_update(message, {}, client, key(0))
+    kept = _kept_bytes(context, report, state, len(client.optimizer_memory()))
     per_round = _round_bytes(context, server, upload_bytes(config.payload, report, message))
+    secure = config.secure_aggregation
+    if isinstance(secure, MaskedSums):
+        per_round = _secured(context, secure, per_round, report, message)
     why = algorithm.traffic_depends_on
-    if not context.config.policy.fixed_visits:
-        why = UNDER_WAY
+    if context.config.policy.traffic_depends_on:
+        why = context.config.policy.traffic_depends_on
     elif context.decisions.absent:
         why = NEWCOMERS
-    total = None
-    if not why:
-        rounds = (config.rounds * per_round[0], config.rounds * per_round[1])
-        extra = algorithm.extra_bytes(planned_run(context))
-        total = _sum([fingerprints, rounds, _new_fingerprints(context), extra])
-    return TrafficForecast(server, report, fingerprints, per_round, total, why)
+    elif context.sampler.poisson:
+        why = COHORTS
+    elif isinstance(secure, MaskedSums) and (secure.dropout or max(map(len, server.tables.values())) > 1):
+        why = GROUPS
+    if why:
+        return TrafficForecast(server, report, fingerprints, per_round, None, why, kept=kept)
+    rounds = (config.rounds * per_round[0], config.rounds * per_round[1])
+    extra, new = algorithm.extra_bytes(planned_run(context)), _new_fingerprints(context)
+    total = _sum([fingerprints, rounds, new, extra])
+    return TrafficForecast(server, report, fingerprints, per_round, total, "", new, extra, kept)
+
+
+def compares_uploads(config: Config) -> bool:
+    """Return whether uploads of a round are compared, for which they have to be whole models."""
+    evaluation = config.evaluation
+    return evaluation.distances or "parameters" in evaluation.matrices or config.output.updates
+
+
+def check_uploads(context: RunContext) -> None:
+    """Check that clients upload what is to be compared: by what client 0 would, on rank 0.
+
+    Raises:
+        UserError: they train no whole model that they download, and updates are asked for; or they upload
+            none, and distances are.
+    """
+    config, algorithm, d = context.config, context.config.algorithm, context.problem.layout.size
+    compares = config.evaluation.distances or "parameters" in config.evaluation.matrices
+    if not compares_uploads(config):
+        return
+    try:
+        found = forecast(context)
+    except UserError:
+        raise
+    except Exception:  # a method's own, where nothing was trained; the first step checks again
+        return
+    widths = {name: vector.shape[-1] for name, vector in found.report.vectors.items()}
+    sent = ", ".join(widths) or "nothing"
+    remedy = f"clients upload {sent}, no whole model whose distances could be measured; leave it out"
+    asked = "evaluation.distances, evaluation.matrices"
+    require(not compares or widths.get("model") == d, asked, f"with {type(algorithm).__name__}", remedy)
+    reads = algorithm.reads(found.server, 0).get("model", ())
+    table = found.server.tables.get("model")
+    whole = widths.get("model") == d and table is not None and table.shape[1] == d and len(reads) == 1
+    remedy = "clients of this method do not train one whole model that they download; leave it out"
+    single = whole and not uses(algorithm, RememberedUploads)
+    require(single or not config.output.updates, "output.updates", True, remedy)
+
+
+def _kept_bytes(context: RunContext, report: Report, state: State, trainings: int) -> int:
+    """Return the bytes that a client keeps on its node from one visit to the next.
+
+    Args:
+        context: of the run.
+        report: of client 0.
+        state: that the method keeps at client 0.
+        trainings: whose optimisers are kept.
+    """
+    config, layout = context.config, context.problem.layout
+    vectors = sum(tensor.nbytes for tensor in state.values()) if config.algorithm.needs.client_state else 0
+    uploads = {name: vector.nbytes for name, vector in report.vectors.items()}
+    if name := upload_named(config.algorithm, RememberedUploads, "remembered"):
+        vectors += uploads.get(name, 0)
+    if config.payload.error_feedback:
+        vectors += sum(uploads.values())
+    if config.local.keep_optimizer:
+        moments = 2 if config.local.optimizer == "adam" else 1
+        vectors += trainings * moments * FLOAT_BYTES * layout.num_parameters
+    return vectors
 
 
 def compared(context: RunContext, ledger: Ledger) -> dict[str, Any]:
@@ -103,8 +184,8 @@ def compared(context: RunContext, ledger: Ledger) -> dict[str, Any]:
     Returns:
         `down` and `up` in bytes, None where there is no forecast; `why` it is missing or wrong, or "".
     """
-    down, up, why = None, None, UNDER_WAY
-    if context.config.policy.fixed_visits:
+    down, up, why = None, None, context.config.policy.traffic_depends_on
+    if not why:
         try:
             found = forecast(context)
         except Exception as error:  # a method's own; a finished run is not lost for want of a forecast
@@ -136,7 +217,7 @@ def _sum(parts: Iterable[Bytes]) -> Bytes:
 
 
 def _client(context: RunContext, k: int = 0) -> LocalClient:
-    return LocalClient(k, context.federation, context.learner, context.config.local)
+    return LocalClient(k, context.federation, context.learner, context.local_of(k))
 
 
 def _message(context: RunContext, server: Server) -> Message:
@@ -153,9 +234,28 @@ def _round_bytes(context: RunContext, server: Server, upload: int) -> Bytes:
     algorithm, payload, m = context.config.algorithm, context.config.payload, context.decisions.num_sampled
     m = 1 if algorithm.needs.single_upload else m
     widths = {name: table.shape[1] for name, table in server.tables.items()}
-    down = sum(download_bytes(algorithm.reads(server, k), widths, payload) for k in range(m))
+    drawn = max(m, context.config.policy.num_started(m, context.problem.num_clients))
+    down = sum(download_bytes(algorithm.reads(server, k), widths, payload) for k in range(drawn))
     stamps = m * time_stamp_bytes(payload, algorithm.needs.time_stamps)
     return down + stamps, m * upload + stamps
+
+
+def _secured(
+    context: RunContext, secure: MaskedSums, per_round: Bytes, report: Report, message: Message
+) -> Bytes:
+    """Return the bytes of a round whose uploads are masked, all clients in one group.
+
+    Args:
+        context: of the run.
+        secure: how uploads are masked.
+        per_round: of the same round in the clear.
+        report: of a client.
+        message: what it had downloaded.
+    """
+    payload, m = context.config.payload, context.decisions.num_sampled
+    clear = m * sum(sizes(payload, report, message).values())
+    groups = [bytes_of_round(m, x.numel(), secure, payload.header_bytes) for x in report.vectors.values()]
+    return _sum([per_round, (0, -clear), *groups])
 
 
 # -- one-shot statistics -------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ be distinguished in greyscale.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +38,14 @@ COMPARED = {  # array [N, N] of matrices.npz -> title, colour map
 }
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of that many inches."""
     from matplotlib.figure import Figure  # heavy: only when something is drawn
 
     return Figure((width, height), dpi=110, layout="constrained")
 
 
-def _line(i: int) -> dict[str, Any]:
+def line_style(i: int) -> dict[str, Any]:
     """Return the style of line `i`."""
     cycle = i // len(COLOURS)
     return {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[(i + cycle) % len(DASHES)], "lw": 1.5}
@@ -56,13 +56,14 @@ def _bar(i: int) -> dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white"}
 
 
-def _plain(axis: Any) -> None:
+def plain(axis: Any) -> None:
+    """Give an axis a faint grid and no frame above and on the right."""
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(labelsize=8)
 
 
-def _legend(figure: Figure, axis: Any) -> None:
+def legend_below(figure: Figure, axis: Any) -> None:
     """Draw one legend below all panels."""
     handles, labels = axis.get_legend_handles_labels()
     if len(handles) > MAX_LEGEND * 3:
@@ -92,11 +93,11 @@ def curves(groups: Sequence[Group], name: str, title: str, dashed: str = "") -> 
         return None
     seconds = [bool(dashed) and group.has(dashed) for group in shown]
     below = 0.2 * min(len(shown), MAX_LEGEND)
-    figure = _figure(3.7 * len(axes_of) + 0.4, 3.0 + below)
+    figure = new_figure(3.7 * len(axes_of) + 0.4, 3.0 + below)
     axes = figure.subplots(1, len(axes_of), squeeze=False, sharey=True)[0]
     for axis, kind in zip(axes, axes_of, strict=True):
         for i, group in enumerate(shown):
-            curve, look = group.curve(kind, name), _line(i)
+            curve, look = group.curve(kind, name), line_style(i)
             mark = {"marker": MARKS[i % len(MARKS)], "ms": 4, "markevery": max(1, len(curve.x) // 8)}
             x = curve.x / 1e6 if kind == "bytes" else curve.x
             look |= {"ls": "-"} if any(seconds) else {}
@@ -106,25 +107,20 @@ def curves(groups: Sequence[Group], name: str, title: str, dashed: str = "") -> 
             if len(group.runs) > 1:
                 axis.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.2, lw=0)
         axis.set_xlabel(AXES[kind], fontsize=9)
-        _plain(axis)
+        plain(axis)
     axes[0].set_ylabel(title, fontsize=9)
-    _legend(figure, axes[0])
+    legend_below(figure, axes[0])
     return figure
 
 
 def traffic(groups: Sequence[Group]) -> Figure | None:
     """Draw the bytes of the first run of each group, stacked by kind and direction."""
-    found = []
-    for group in groups:
-        total: Counter[tuple[str, str]] = Counter()
-        for row in group.runs[0].rows("ledger.csv"):
-            total[row["direction"], row["kind"]] += int(row["bytes"])
-        found.append(total)
+    found = [group.runs[0].bytes_by_kind for group in groups]
     if not any(sum(t.values()) for t in found):
         return None
     unit, name = _unit(max(sum(t.values()) for t in found))
     parts = sorted({part for total in found for part in total})
-    figure = _figure(8.5, 1.3 + 0.3 * len(groups) + 0.12 * len(parts))
+    figure = new_figure(8.5, 1.3 + 0.3 * len(groups) + 0.12 * len(parts))
     axis, places = figure.subplots(), np.arange(len(groups))
     start = np.zeros(len(groups))
     for i, (direction, kind) in enumerate(parts):
@@ -135,8 +131,8 @@ def traffic(groups: Sequence[Group]) -> Figure | None:
     axis.set_yticks(places, [g.name for g in groups])
     axis.invert_yaxis()
     axis.set_xlabel(f"{name} sent by unicast", fontsize=9)
-    _plain(axis)
-    _legend(figure, axis)
+    plain(axis)
+    legend_below(figure, axis)
     return figure
 
 
@@ -170,7 +166,7 @@ def matrices(groups: Sequence[Group]) -> Figure | None:
     found = found[:MAX_MATRICES]
     wide = min(len(found), 3)
     high = -(-len(found) // wide)
-    figure = _figure(4.0 * wide, 3.8 * high)
+    figure = new_figure(4.0 * wide, 3.8 * high)
     axes = list(figure.subplots(high, wide, squeeze=False).flat)
     for axis, shown in zip(axes, found, strict=False):
         _matrix(figure, axis, *shown)
@@ -205,15 +201,15 @@ def silhouettes(groups: Sequence[Group]) -> Figure | None:
     found = [(g, scores) for g, scores in kept if scores is not None and scores.ndim == 2 and scores.size]
     if not found:
         return None
-    figure = _figure(5.5, 3.0 + 0.18 * len(found))
+    figure = new_figure(5.5, 3.0 + 0.18 * len(found))
     axis = figure.subplots()
     for i, (group, scores) in enumerate(found):
-        look = {**_line(i), "marker": MARKS[i % len(MARKS)], "ms": 4}
+        look = {**line_style(i), "marker": MARKS[i % len(MARKS)], "ms": 4}
         axis.plot(scores[:, 0], scores[:, 1], label=group.name, **look)
     axis.set_xlabel("number of clusters k", fontsize=9)
     axis.set_ylabel("mean silhouette", fontsize=9)
-    _plain(axis)
-    _legend(figure, axis)
+    plain(axis)
+    legend_below(figure, axis)
     return figure
 
 
@@ -222,17 +218,17 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
     found = [(g, g.runs[0].summary["asynchronous"]) for g in groups if g.runs[0].summary.get("asynchronous")]
     if not found:
         return None
-    figure = _figure(6.5, 3.0 + 0.18 * len(found))
+    figure = new_figure(6.5, 3.0 + 0.18 * len(found))
     axis = figure.subplots()
     for i, (group, said) in enumerate(found):
         lags = {int(k): n for k, n in said["staleness_histogram"].items()}
         x, total = np.arange(max(lags, default=0) + 2), sum(lags.values())
         y = np.array([lags.get(int(lag), 0) / max(total, 1) for lag in x])
-        axis.step(x - 0.5, y, where="post", label=group.name, **_line(i))
+        axis.step(x - 0.5, y, where="post", label=group.name, **line_style(i))
     axis.set_xlabel("staleness, server steps", fontsize=9)
     axis.set_ylabel("share of arrivals", fontsize=9)
-    _plain(axis)
-    _legend(figure, axis)
+    plain(axis)
+    legend_below(figure, axis)
     return figure
 
 
@@ -248,7 +244,7 @@ def timings(groups: Sequence[Group]) -> Figure | None:
             mine = [r for r in rows if int(r["rank"]) == rank]
             spent.append([sum(float(r.get(p) or 0) for r in mine) for p in PHASES])
             labels.append(f"{group.name}, rank {rank}" if len(ranks) > 1 else group.name)
-    figure = _figure(8.5, 1.4 + 0.26 * len(labels))
+    figure = new_figure(8.5, 1.4 + 0.26 * len(labels))
     axis, seconds, start = figure.subplots(), np.array(spent), np.zeros(len(labels))
     for i, phase in enumerate(PHASES):
         look = _bar(i)
@@ -257,8 +253,8 @@ def timings(groups: Sequence[Group]) -> Figure | None:
     axis.set_yticks(np.arange(len(labels)), labels)
     axis.invert_yaxis()
     axis.set_xlabel("seconds", fontsize=9)
-    _plain(axis)
-    _legend(figure, axis)
+    plain(axis)
+    legend_below(figure, axis)
     return figure
 
 

@@ -195,8 +195,7 @@ def client_distances(
         `{name}` over all pairs, `{name}_within_clusters`, and `{name}_within_groups`; NaN where there is no
         pair.
     """
-    square = np.diag(products)
-    distances = np.sqrt(np.maximum(square[:, None] + square - 2 * products, 0.0))
+    distances = _distances(products)
     within, everywhere = group_distances(distances, labels)
     out = {name: everywhere, f"{name}_within_clusters": within}
     if groups is not None:
@@ -210,8 +209,13 @@ def row_distances(rows: torch.Tensor) -> np.ndarray:
     for part in rows.split(SLICE, dim=1):
         x = part.double().numpy()
         gram += x @ x.T
-    square = np.diag(gram)
-    return np.asarray(np.sqrt(np.maximum(square[:, None] + square - 2 * gram, 0.0)))
+    return _distances(gram)
+
+
+def _distances(products: np.ndarray) -> np.ndarray:
+    """Return the L2 distances [n, n] of vectors from their products [n, n]."""
+    square = np.diag(products)
+    return np.asarray(np.sqrt(np.maximum(square[:, None] + square - 2 * products, 0.0)))
 
 
 def model_distances(rows: torch.Tensor, assign: np.ndarray, labels: np.ndarray) -> tuple[float, float]:

@@ -12,12 +12,13 @@ import struct
 import time
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +28,11 @@ from mpifl.core.textfiles import csv_file, json_file, yaml_file
 
 from .logging import warn_once
 from .run_folder import FORMAT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+    from torch import nn
 
 Rows = list[dict[str, str]]
 
@@ -44,6 +50,7 @@ NEW_NAMES = {new: old for old, new in OLD_NAMES.items()}
 
 RECENT_SECONDS = 120  # a run that wrote a file this recently may still be running
 MAX_FIGURE = 1e15
+NO_ROWS = b"\r\n"  # a table without rows, and so without columns: the ledger of a method that sends nothing
 MAX_ALGORITHM_STATE_BYTES = 1 << 32
 NPZ_ERRORS = (
     *(OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, MemoryError, SyntaxError),
@@ -68,15 +75,18 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # required columns of each f
         "trains": re.compile("True|False"),
     },
     "clusters.csv": dict.fromkeys(("client", "cluster", "group"), INTEGER),
+    "assignments.csv": dict.fromkeys(("round", "client", "cluster"), INTEGER),
     "timing.csv": {"rank": INTEGER},
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
 FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished run.
+
+    The tables of its folder are pandas DataFrames, read when they are first asked for.
 
     Attributes:
         folder: The run folder.
@@ -87,6 +97,10 @@ class Run:
     folder: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        rounds, accuracy = self.summary.get("rounds"), self.summary.get("accuracy_mean")
+        return f"Run({str(self.folder)!r}: {self.method}, {rounds} rounds, mean accuracy {accuracy})"
 
     @property
     def method(self) -> str:
@@ -100,17 +114,149 @@ class Run:
 
     @cached_property
     def label(self) -> str:
-        """The configuration without seeds, output and machine: equal for runs that differ in their seeds."""
+        """The configuration without seeds, output and machine: equal for runs that differ in their seeds.
+
+        Runs of one configuration to which their user gave different labels are told apart.
+        """
         hidden = ("seed", "output", "system", "vary", "table")
         tree = {k: v for k, v in old_keys.without_new(self.config).items() if k not in hidden}
+        tree |= {} if self.own_label is None else {"output.label": self.own_label}
         return json.dumps(tree, sort_keys=True, default=str)
+
+    @property
+    def own_label(self) -> str | None:
+        """The label that the user gave the run, `output.label`; None for none."""
+        output = self.config.get("output")
+        label = output.get("label") if isinstance(output, Mapping) else None
+        return None if label is None else str(label)
 
     def rows(self, file: str) -> Rows:
         """Return the rows of a CSV file of the run folder; see `read_rows`."""
         return read_rows(self.folder / file)
 
+    # -- tables, as pandas DataFrames ------------------------------------------------------------------------
+
     @cached_property
-    def metrics(self) -> dict[str, np.ndarray]:
+    def metrics(self) -> DataFrame:
+        """`metrics.csv`: a row for each evaluation."""
+        return self._frame("metrics.csv")
+
+    @cached_property
+    def clients(self) -> DataFrame:
+        """`clients.csv`: a row for each evaluated client, with its final scores, cluster and samples."""
+        return self._frame("clients.csv")
+
+    @cached_property
+    def clusters(self) -> DataFrame:
+        """`clusters.csv`: final cluster and true group of each client."""
+        return self._frame("clusters.csv")
+
+    @cached_property
+    def assignments(self) -> DataFrame:
+        """`assignments.csv`: clusters at the first evaluation, and every change at a later one."""
+        return self._frame("assignments.csv")
+
+    @cached_property
+    def ledger(self) -> DataFrame:
+        """`ledger.csv`: what a federation would have sent, by step, direction and kind."""
+        return self._frame("ledger.csv")
+
+    @cached_property
+    def visits(self) -> DataFrame:
+        """`visits.csv`: what each client downloaded and uploaded at each visit."""
+        return self._frame("visits.csv")
+
+    @cached_property
+    def events(self) -> DataFrame:
+        """`events.csv`: a row for each upload of an asynchronous run; empty for rounds."""
+        return self._frame("events.csv")
+
+    @cached_property
+    def timing(self) -> DataFrame:
+        """`timing.csv`: seconds of each phase between two evaluations, for each rank."""
+        return self._frame("timing.csv")
+
+    @cached_property
+    def client_traffic(self) -> DataFrame:
+        """`client_traffic.csv`: what each client sent and received in all."""
+        return self._frame("client_traffic.csv")
+
+    @cached_property
+    def mpi_traffic(self) -> DataFrame:
+        """`mpi_traffic.csv`: what MPI sent, by rank, call and purpose."""
+        return self._frame("mpi_traffic.csv")
+
+    @cached_property
+    def dropped(self) -> DataFrame:
+        """`dropped.csv`: the visits that failed and were left out; empty where there were none."""
+        return self._frame("dropped.csv")
+
+    @cached_property
+    def updates(self) -> DataFrame:
+        """`updates.csv`: how the update of each client agrees with the mean, by round and module.
+
+        Raises:
+            UserError: The run did not write them.
+        """
+        remedy = "this run did not write updates.csv; run it with output.updates: true"
+        require((self.folder / "updates.csv").exists(), "output.updates", False, remedy)
+        return self._frame("updates.csv")
+
+    def _frame(self, file: str) -> DataFrame:
+        from .frames import frame_of
+
+        required = COLUMNS.get(file, {})
+        return frame_of(_existing(self.folder / file), required, OLD_NAMES if file == "visits.csv" else None)
+
+    # -- models and figures ----------------------------------------------------------------------------------
+
+    def model(self, *, client: int | None = None, cluster: int | None = None) -> nn.Module:
+        """Return the final model of a client, or of a cluster, in evaluation mode.
+
+        The model of a client is the one that it is evaluated by, before any fine-tuning of the evaluation.
+        Methods that give clients models of their own keep them under `output.client_models: true`. A user's
+        network (`model.name: custom`) is an object of the user's class.
+
+        Args:
+            client: Its number.
+            cluster: Its number, as in `clusters`; instead of a client.
+
+        Raises:
+            UserError: The run kept no models (names the key to set), or there is no such client or cluster.
+        """
+        from .run_models import model_of
+
+        labels = self.clusters["cluster"].to_numpy()
+        return model_of(self.folder, self.config, self.summary, labels, client, cluster)
+
+    def plot(
+        self,
+        metric: str = "accuracy_mean",
+        against: str = "rounds",
+        label: str | None = None,
+        ax: Axes | None = None,
+        **style: Any,
+    ) -> Axes:
+        """Draw a column of `metrics.csv` and return the axes.
+
+        Args:
+            metric: The column.
+            against: `rounds`, `bytes` (up and down), `seconds` (virtual time) or `wall_seconds`.
+            label: In the legend; None takes the run's label or its method.
+            ax: Axes to draw into; None makes some.
+            style: Keywords of `Axes.plot`.
+
+        Raises:
+            UserError: There is no such column or axis.
+        """
+        from .run_plot import plot
+
+        return plot(self.metrics, metric, against, label or self.own_label or self.method, ax, style)
+
+    # -- arrays ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def series(self) -> dict[str, np.ndarray]:
         """The columns of `metrics.csv`, float64 [evaluations]; empty fields are NaN."""
         rows = self.rows("metrics.csv")
         out = {}
@@ -124,6 +270,14 @@ class Run:
         remedy = "metrics.csv: a time without end; run it again"
         require(not np.isinf(times).any(), "RUN", str(self.folder), remedy)
         return out
+
+    @cached_property
+    def bytes_by_kind(self) -> Counter[tuple[str, str]]:
+        """The bytes of the federation by direction (up, down) and kind, of `ledger.csv`."""
+        total: Counter[tuple[str, str]] = Counter()
+        for row in self.rows("ledger.csv"):
+            total[row["direction"], row["kind"]] += int(row["bytes"])
+        return total
 
     @cached_property
     def algorithm_state(self) -> dict[str, np.ndarray]:
@@ -166,7 +320,7 @@ def read_rows(path: Path) -> Rows:
     """
     kinds = COLUMNS.get(path.name, {})
     path = _existing(path)
-    if not path.exists():
+    if not path.exists() or path.read_bytes() == NO_ROWS:
         return []
     out = []
     for place, fields in csv_file(path, "RUN", [name for name in kinds if name not in NEW_NAMES]):

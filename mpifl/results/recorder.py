@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from mpifl.core.errors import require
 from mpifl.core.federation import Federation
 
 from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, purity
@@ -50,6 +51,8 @@ def metrics_row(
     samples: np.ndarray | None = None,
     by: Mapping[str, np.ndarray] | None = None,
     train_samples: np.ndarray | None = None,
+    own: Sequence[str] = (),
+    honest: np.ndarray | None = None,
 ) -> dict[str, float | int]:
     """Return the figures of one evaluation, as columns of `metrics.csv`.
 
@@ -70,6 +73,9 @@ def metrics_row(
             the clients of label j.
         train_samples: Training samples of each evaluated client [n], for the pooled accuracy and the binomial
             standard error of `accuracy_train`; None for none.
+        own: Names of the metrics of the user; their mean, standard deviation, least and largest value over
+            the clients, and with `by` their means, are columns too.
+        honest: Which of the evaluated clients do not attack, bool [n]; None where nobody does.
     """
     summary = accuracy_summary(scores["accuracy"], pool)
     row: dict[str, float | int] = {
@@ -82,6 +88,13 @@ def metrics_row(
         "loss": float(np.nanmean(scores["loss"])),
     }
     for name, values in scores.items():
+        if any(name == o or name.startswith(f"{o}_") for o in own):
+            there = values[~np.isnan(values)]
+            whats = (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max))
+            row |= {f"{name}_{what}": float(of(there)) if len(there) else np.nan for what, of in whats}
+            for kind, of_client in (by or {}).items():
+                for j in np.unique(of_client[of_client >= 0]).tolist():
+                    row[f"{name}_{kind}{j}_mean"] = _weighted_mean(values, of_client == j)
         if name.startswith("accuracy"):
             weights = train_samples if name == "accuracy_train" else samples
             if weights is not None:
@@ -96,6 +109,9 @@ def metrics_row(
                 trained = accuracy_summary(values, None if weights is None else int(weights.sum()))
                 row[f"{name}_variance"] = trained.variance_pct2
                 row[f"{name}_standard_error"] = _or_nan(trained.standard_error)
+            if honest is not None and honest.any():
+                row[f"{name}_honest_mean"] = float(np.nanmean(values[honest]))
+                row[f"{name}_honest_worst"] = float(np.nanmin(values[honest]))
             if aimed is not None and aimed.any():
                 row[f"{name}_targets_mean"] = float(np.nanmean(values[aimed]))
     known = np.ones(len(labels), bool) if placed is None else placed
@@ -132,19 +148,31 @@ class Recorder:
         folder: The run folder.
         federation: The clients: true groups, targets of a backdoor, numbers of samples.
         by: What else accuracies are averaged over, `group` and `cluster`.
+        devices: Name of the device of each client, for a column `device` in `clients.csv`, `visits.csv` and
+            `events.csv`; empty where all are alike.
+        own: Names of the metrics of the user.
 
     Attributes:
         metrics: `metrics.csv`.
         events: `events.csv`.
         updates: `updates.csv`.
+        assignments: `assignments.csv`: the clusters at the first evaluation, and every change at a later one.
         last: Figures of the last evaluation.
     """
 
-    def __init__(self, folder: Path, federation: Federation, by: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        federation: Federation,
+        by: Sequence[str] = (),
+        devices: Sequence[str] = (),
+        own: Sequence[str] = (),
+    ) -> None:
         self.folder, self.federation, self.groups = folder, federation, federation.groups
-        self.by = by
+        self.by, self.devices, self.own = by, devices, own
         self.metrics, self.events = GrowingCsv(folder / "metrics.csv"), GrowingCsv(folder / "events.csv")
         self.updates = GrowingCsv(folder / "updates.csv")
+        self.assignments = GrowingCsv(folder / "assignments.csv")
         load(truth=self.groups is not None)
         self.timing: list[dict[str, Any]] = []
         self.last: dict[str, float | int] = {}
@@ -167,7 +195,7 @@ class Recorder:
         virtual_seconds: float | None = None,
         placed: np.ndarray | None = None,
     ) -> dict[str, float | int]:
-        """Append the figures of an evaluation to `metrics.csv` and return them.
+        """Append a row of the figures of an evaluation to `metrics.csv` and return it.
 
         Args:
             step: Server steps so far.
@@ -190,22 +218,47 @@ class Recorder:
         by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
         samples = sizes[clients, 2]
         trained = sizes[clients, 0]
+        attackers = self.federation.attackers
+        honest = None if attackers is None else ~np.isin(clients, attackers)
         self.last = metrics_row(
-            scores, labels, self.groups, pool, aimed, before, placed, samples, by, trained
+            scores,
+            labels,
+            self.groups,
+            pool,
+            aimed,
+            before,
+            placed,
+            samples,
+            by,
+            trained,
+            self.own,
+            honest,
         )
         self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
         train = {**train, **self._averages(step, train)}
-        self.metrics.append(
-            {"round": step, "seconds": round(seconds, 3), **virtual, **self.last, **train, **traffic}
-        )
+        self._check_own(train)
+        row = {"round": step, "seconds": round(seconds, 3), **virtual, **self.last, **train, **traffic}
+        self.metrics.append(row)
         self.timing += [{"round": step, "rank": r, **phases} for r, phases in enumerate(timing)]
         self.clients = [
             {"client": int(k), "cluster": int(labels[k]), **{n: float(v[i]) for n, v in scores.items()}}
             for i, k in enumerate(clients)
         ]
+        changed = np.arange(len(labels)) if before is None else np.flatnonzero(labels != before)
+        self.assignments.append(
+            *({"round": step, "client": int(k), "cluster": int(labels[k])} for k in changed)
+        )
         self._labels.append(labels)
-        return self.last
+        return row
+
+    def _check_own(self, others: Mapping[str, Any]) -> None:
+        """Raise `UserError` where a metric of the user has the name of a figure of the method."""
+        for name in self.own:
+            columns = {f"{name}_{what}" for what in ("mean", "std", "min", "max")}
+            taken = next((column for column in others if column in columns), None)
+            remedy = f"this method reports {taken} already; call the function otherwise"
+            require(taken is None, "evaluation.metrics", name, remedy)
 
     def _averages(self, step: int, figures: Mapping[str, float]) -> dict[str, float]:
         """Return NAME_all for each figure in `AVERAGED`: its mean over the evaluations after step 0."""
@@ -227,7 +280,7 @@ class Recorder:
 
     def arrived(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append uploads to `events.csv`, some hundred at a time."""
-        self._arrivals += rows
+        self._arrivals += [self._with_device(row) for row in rows]
         if len(self._arrivals) >= BUFFERED_ROWS:
             self._write_arrivals()
 
@@ -242,6 +295,7 @@ class Recorder:
             "labels": before,
             "placed": placed,
             "updates": self.updates.path.stat().st_size if self.updates.columns else 0,
+            "assignments": self.assignments.path.stat().st_size if self.assignments.columns else 0,
             "history": self._history,
         }
 
@@ -260,6 +314,16 @@ class Recorder:
         self.metrics.restore(metrics)
         self.events.truncate(events)
         self.updates.truncate(state.get("updates", 0))
+        self.assignments.truncate(state.get("assignments", 0))
+
+    def _with_device(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a row with the device of its client, where clients have one."""
+        return {**row, "device": self.devices[int(row["client"])]} if self.devices else row
+
+    def write_visits(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Write `visits.csv`, with a column `device` where clients have one."""
+        columns = (*columns, "device") if self.devices else columns
+        write_csv(self.folder / "visits.csv", map(self._with_device, rows), columns)
 
     def _write_arrivals(self) -> None:
         self.events.append(*self._arrivals)
@@ -290,6 +354,10 @@ class Recorder:
             row |= dict(zip(("train", "val", "test"), map(int, sizes[k]), strict=True))
             if self.groups is not None:
                 row["group"] = int(self.groups[k])
+            if self.devices:
+                row["device"] = self.devices[k]
+            if self.federation.attackers is not None:
+                row["attacker"] = int(k in self.federation.attackers)
         write_csv(self.folder / "clients.csv", self.clients)
         write_csv(self.folder / "clusters.csv", self._clusters())
         write_csv(self.folder / "ledger.csv", ledger)

@@ -1,40 +1,44 @@
-"""Compares runs: a self-contained HTML report with its figures, and tables as text, CSV and LaTeX."""
+"""The report of several runs: one self-contained HTML file and its figures; and the files of a comparison."""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.files import write_atomically
 
+from . import statistics_figures
+from .comparison import NO_TEST, Choices, Comparison, compare
+from .comparison_tables import final_table, numbers, rank_table, test_tables
 from .figures import FIGURES
 from .identity import describe_differences
+from .report_page import page
 from .run_folder import write_csv
-from .seed_groups import Group, default_target, gather, table
+from .seed_groups import Group
+from .tables import Table, as_html, as_latex, as_markdown, as_text, narrowed, table_of, too_wide
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
-STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 1150px; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-bottom: 1px solid #bbb; }
-nav a { margin-right: 1.1em; } .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13px; } th, td { padding: .3em .6em; text-align: right; }
-th { border-bottom: 2px solid #111; vertical-align: bottom; } td { border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; } td { white-space: nowrap; }
-img { max-width: 100%; } p.note { color: #444; }
-@media print { nav { display: none; } h2 { break-after: avoid; } img { break-inside: avoid; } }
-"""
+IN_PAPERS = (  # columns of a LaTeX table for which nobody chose any, the most wanted first
+    *("accuracy, %", "MB to target", "not reached", "worst client, %", "rounds to target", "ARI", "seeds"),
+)
 
 
-def report(names: Sequence[str], folder: str | None, target: float | None) -> Path:
+def report(names: Sequence[str], folder: str | None, choices: Choices | None = None) -> Path:
     """Write `report.html` and its figures.
 
     Args:
-        names: Run folders, and folders that hold run folders.
+        names: Run folders, folders that hold run folders, and patterns of them.
         folder: Where to write; None for `report` beside the first run.
-        target: Mean accuracy whose bytes and time are wanted, in [0, 1]; None for 95 % of the best.
+        choices: What to compute over seeds and worlds; None for the usual.
 
     Returns:
         The HTML file.
@@ -42,27 +46,52 @@ def report(names: Sequence[str], folder: str | None, target: float | None) -> Pa
     Raises:
         UserError: A folder is no finished run, or the files cannot be written.
     """
-    groups = gather(names)
-    target = default_target(groups) if target is None else target
+    comparison = compare(names, choices)
+    groups = comparison.groups
     place = Path(folder) if folder else groups[0].runs[0].folder.parent / "report"
     try:
         (place / "figures").mkdir(parents=True, exist_ok=True)
-        sections = [s for name in FIGURES if (s := _section(name, groups, place / "figures"))]
-        (place / "report.html").write_text(_page(groups, target, sections))
+        figures = place / "figures"
+        statistics = _statistics(comparison, figures)
+        drawn = {
+            n: title for n, (title, _, draw) in FIGURES.items() if _files(n, partial(draw, groups), figures)
+        }
+        rows = table_of(_run_rows(groups))
+        text = page(groups, comparison.target, final_table(comparison), rows, drawn, statistics)
+        write_atomically(place / "report.html", text)
     except OSError as error:
         raise UserError("--out", str(place), f"cannot be written ({error.strerror})") from error
     return place / "report.html"
 
 
-def _section(name: str, groups: Sequence[Group], folder: Path) -> str | None:
-    """Draw a figure, write its files and return its HTML; None where there is nothing to draw."""
+def _statistics(comparison: Comparison, folder: Path) -> str:
+    """Return HTML with the figures over seeds and worlds, and their tables; empty where there are none."""
+    tables = {"differences": test_tables(comparison)}
+    if comparison.choices.ranks:
+        tables["ranks"] = [rank_table(comparison)]
+    out = []
+    for name, (title, text, draw) in statistics_figures.FIGURES.items():
+        held = _files(name, partial(draw, comparison), folder)
+        if held:
+            links = " ".join(f'<a href="figures/{name}.{form}">{form.upper()}</a>' for form in FORMATS)
+            data = base64.b64encode(held["svg"]).decode()
+            image = f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">'
+            more = "".join(_scrolled(table) for table in tables.get(name, ()))
+            out.append(f'<h3 id="{name}">{title}</h3>\n<p class="note">{text} {links}</p>\n{image}\n{more}')
+    return "".join(out)
+
+
+def _files(name: str, draw: Callable[[], Figure | None], folder: Path) -> dict[str, bytes]:
+    """Draw a figure and write it in all formats; return their content, nothing where there is no figure."""
     import matplotlib
 
-    title, text, draw = FIGURES[name]
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpifl", "font.size": 9}):
-        figure = draw(groups)
+    fonts_inside = 42  # of PDF: TrueType
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "mpifl", "pdf.fonttype": fonts_inside, "font.size": 9}
+    ):
+        figure = draw()
         if figure is None:
-            return None
+            return {}
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # one layout for all file formats
         held: dict[str, bytes] = {}
@@ -71,37 +100,15 @@ def _section(name: str, groups: Sequence[Group], folder: Path) -> str | None:
             figure.savefig(buffer, format=form, dpi=150)
             held[form] = buffer.getvalue()
             (folder / f"{name}.{form}").write_bytes(held[form])
-    small = min(("svg", "png"), key=lambda form: len(held[form]))
-    kind = {"svg": "image/svg+xml", "png": "image/png"}[small]
-    data = base64.b64encode(held[small]).decode()
-    links = " ".join(f'<a href="figures/{name}.{form}">{form.upper()}</a>' for form in FORMATS)
-    return (
-        f'<h2 id="{name}">{title}</h2>\n<p class="note">{text} {links}</p>\n'
-        f'<img alt="{title}" src="data:{kind};base64,{data}">\n'
-    )
+    return held
 
 
-def _page(groups: Sequence[Group], target: float, sections: Sequence[str]) -> str:
-    """Return the whole page."""
-    shown = [name for name in FIGURES if any(f'id="{name}"' in s for s in sections)]
-    links = [("final", "Final figures"), *((n, FIGURES[n][0]) for n in shown), ("runs", "Runs")]
-    nav = " ".join(f'<a href="#{name}">{title}</a>' for name, title in links)
-    runs = sum(len(g.runs) for g in groups)
-    rows = table(groups, target)
-    title = f"mpifl: {runs} run{'s' * (runs > 1)} of {len(groups)} configuration{'s' * (len(groups) > 1)}"
-    return "\n".join(
-        (
-            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>mpifl report</title>',
-            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>',
-            f'<h1>{title}</h1>\n<nav>{nav}</nav>\n<h2 id="final">Final figures</h2>',
-            f'<p class="note">Means over seeds and sample standard deviation. Target: mean accuracy '
-            f"{100 * target:.2f} %. Bytes are those of the federation, by unicast.</p>",
-            f'<div class="scroll">{_html_table(rows)}</div>',
-            *sections,
-            f'<h2 id="runs">Runs</h2>\n<div class="scroll">{_html_table(_run_rows(groups))}</div>',
-            "</body></html>\n",
-        )
+def _scrolled(table: Table) -> str:
+    """Return a table that scrolls where it is wide, with its notes."""
+    notes = "".join(
+        f'<p class="note">{html.escape(note).replace("+-", "&plusmn;")}</p>' for note in table.notes
     )
+    return f'<div class="scroll">{as_html(table)}</div>{notes}'
 
 
 def _run_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
@@ -121,97 +128,70 @@ def _run_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
     ]
 
 
-def _html_table(rows: Sequence[Mapping[str, str]]) -> str:
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return (
-            "<tr>"
-            + "".join(f"<{tag}>{html.escape(c).replace('+-', '&plusmn;')}</{tag}>" for c in cells)
-            + "</tr>\n"
-        )
-
-    body = "".join(line("td", [row.get(c, "") for c in rows[0]]) for row in rows)
-    return f"<table>\n{line('th', list(rows[0]))}{body}</table>"
+# -- a comparison without a page -----------------------------------------------------------------------------
 
 
-# -- the table alone -----------------------------------------------------------------------------------------
-
-
-def compare(names: Sequence[str], target: float | None) -> tuple[list[dict[str, str]], float]:
-    """Return the table of final figures, and the target accuracy in it.
+def text_of(comparison: Comparison, bold: bool = False) -> str:
+    """Return what `mpifl compare` prints: the table of final figures with notes, tests and ranks.
 
     Args:
-        names: Run folders, and folders that hold run folders.
-        target: Mean accuracy whose bytes and time are wanted, in [0, 1]; None for 95 % of the best.
+        comparison: The runs.
+        bold: Whether a terminal shows it, which has bold letters.
     """
-    groups = gather(names)
-    target = default_target(groups) if target is None else target
-    return table(groups, target), target
+    tables = [final_table(comparison)]
+    if comparison.choices.test not in (None, NO_TEST):
+        tables += test_tables(comparison)
+    if comparison.choices.ranks:
+        tables.append(rank_table(comparison))
+    return "\n\n".join("\n".join([as_text(table, bold), *table.notes]) for table in tables)
 
 
-def warnings(names: Sequence[str]) -> list[str]:
-    """Return a line for each entry in which the identities of these runs differ."""
-    runs = [run for group in gather(names) for run in group.runs]
-    return describe_differences({run.folder.name: run.summary.get("identity", {}) for run in runs})
-
-
-def as_text(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return a table as aligned text."""
-    lines = [list(rows[0]), *([row[c] for c in rows[0]] for row in rows)]
-    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    wide[0] *= -1  # to the left
-    return "\n".join(
-        "  ".join(_padded(c, w) for c, w in zip(line, wide, strict=True)).rstrip() for line in lines
-    )
-
-
-def _padded(text: str, width: int) -> str:
-    return text.ljust(-width) if width < 0 else text.rjust(width)
-
-
-def as_latex(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return a table in LaTeX, with the rules of booktabs."""
-    marks = str.maketrans({"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#"})
-
-    def line(cells: Sequence[str]) -> str:
-        return " & ".join(c.translate(marks).replace("+-", r"$\pm$") for c in cells) + r" \\"
-
-    rules = ["\\toprule", line(list(rows[0])), "\\midrule"]
-    rules += [line([row[c] for c in rows[0]]) for row in rows]
-    spec = "l" + "r" * (len(rows[0]) - 1)
-    return "\n".join([f"\\begin{{tabular}}{{{spec}}}", *rules, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def accuracy(text: str | None) -> float | None:
-    """Return the accuracy that --target names, None for none.
-
-    Raises:
-        UserError: it is not in [0, 1].
-    """
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    require(0 <= value <= 1, "--target", text, "take an accuracy in [0, 1]")
-    return value
-
-
-def write_tables(rows: Sequence[Mapping[str, str]], csv: str | None, latex: str | None) -> None:
-    """Write the rows of a comparison.
+def write_files(
+    comparison: Comparison, csv: str | None, latex: str | None, markdown: str | None, figures: str | None
+) -> list[str]:
+    """Write a comparison to files.
 
     Args:
-        rows: a row for each group of runs.
-        csv: CSV file to write; None for none.
-        latex: LaTeX file to write; None for none.
+        comparison: The runs.
+        csv: CSV file with numbers, a row a group; None for none.
+        latex: LaTeX file with the table; None for none.
+        markdown: Markdown file with all tables; None for none.
+        figures: Folder for the figures; None for none.
+
+    Returns:
+        What is to be said of them.
 
     Raises:
-        UserError: a file cannot be written.
+        UserError: A file cannot be written, or there is no figure to draw.
     """
+    table, said = final_table(comparison), []
     try:
         if csv:
-            write_csv(Path(csv), rows)
+            write_csv(Path(csv), numbers(comparison))
         if latex:
-            Path(latex).write_text(as_latex(rows))
+            fits, left_out = (table, ()) if comparison.choices.columns else narrowed(table, IN_PAPERS)
+            write_atomically(Path(latex), as_latex(fits))
+            more = f"left out {', '.join(left_out)}: --columns chooses" if left_out else too_wide(fits)
+            said += [f"{latex}: {more}"] if more else []
+        if markdown:
+            ranks = [rank_table(comparison)] if comparison.choices.ranks else []
+            tables = [table, *test_tables(comparison), *ranks]
+            write_atomically(Path(markdown), "\n".join(map(as_markdown, tables)))
+        if figures:
+            Path(figures).mkdir(parents=True, exist_ok=True)
+            drawn = [
+                name
+                for name, (_, _, draw) in statistics_figures.FIGURES.items()
+                if _files(name, partial(draw, comparison), Path(figures))
+            ]
+            require(bool(drawn), "--figures", figures, "nothing to draw: these runs have one seed each")
+            said.append(f"figures: {figures}: {', '.join(drawn)} ({', '.join(FORMATS)})")
     except OSError as error:
-        raise UserError("--csv, --latex", error.filename, f"cannot be written ({error.strerror})") from error
+        raise UserError("file", error.filename, f"cannot be written ({error.strerror})") from error
+    return said
+
+
+def warnings(comparison: Comparison) -> list[str]:
+    """Return a line for each entry in which the identities of these runs differ."""
+    runs = [run for group in comparison.groups for run in group.runs]
+    return describe_differences({run.folder.name: run.summary.get("identity", {}) for run in runs})

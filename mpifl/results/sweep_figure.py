@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mpifl.core.files import write_atomically
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito
 DASHES = ("-", "--", "-.", ":")
@@ -98,7 +101,9 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     if any(lines):
         looks = {"ncols": MAX_LEGEND_COLUMNS, "fontsize": 8, "frameon": False}
         figure.legend(drawn.values(), drawn, loc="outside lower center", **looks)
-    figure.savefig(path)
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    write_atomically(path, image.getvalue())
 
 
 def _histograms(axis: Any, curves: Sequence[Curve], styles: Mapping[str, dict[str, Any]]) -> None:

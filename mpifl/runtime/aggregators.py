@@ -168,3 +168,25 @@ class DryAggregator:
         assert server is not None
         assert plan is not None
         return {m.into: torch.zeros(m.num_rows, server.tables[m.into].shape[1]) for m in plan.mixings}
+
+
+class FiguringAggregator(Aggregator, Protocol):
+    """An aggregator that has something to say of its last mixing.
+
+    Attributes:
+        figures: name of a metric -> value.
+    """
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """Return metrics of the last mixing."""
+
+
+class RobustMeans(Protocol):
+    """Makes aggregators that take means by a robust rule (`runtime/robust.py`)."""
+
+    def over_ranks(self, inner: MpiAggregator) -> FiguringAggregator:
+        """Return the robust form of an aggregator over MPI."""
+
+    def on_one_rank(self, inner: LocalAggregator) -> FiguringAggregator:
+        """Return the robust form of an aggregator on rank 0."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +24,7 @@ from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.devices import message_on
 from mpifl.core.errors import require
 from mpifl.core.mixing import Plan
+from mpifl.core.progress import ROUND, Stage, doing
 from mpifl.core.rng import Key
 from mpifl.core.timing import now
 from mpifl.core.types import Message, Reads, Server
@@ -31,15 +33,16 @@ from mpifl.simulation.policies import AsynchronousPolicy
 from mpifl.simulation.sampling import Sampler
 from mpifl.simulation.staleness import damp
 from mpifl.simulation.visits import DispatchState, Visit
-from mpifl.traffic.encoding import download_bytes, time_stamp_bytes, upload_bytes
+from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 
-from .aggregators import LocalAggregator
+from .aggregators import Aggregator, LocalAggregator
 from .engine import Engine, EvaluationSchedule, Record
 from .hook_errors import Dropped
 from .protocol import ClientTask, ReportHeader
 from .recovery import END, regroup
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_workers, save
 from .server_step import ServerStep
+from .upload_size import upload_size
 
 Row = dict[str, Any]  # of events.csv
 SPREAD = ("accuracy_before",)  # metrics of visits whose standard deviation over clients is reported too
@@ -168,6 +171,8 @@ class AsynchronousEngine(Engine):
         self.busy: set[int] = set()  # clients whose visits are under way
         self.num_started = 0
         self.failed = 0  # visits in a row
+        self.tick = policy.next_tick(0.0)  # when the server steps next, whoever has arrived
+        self.filled = -1  # version at which visits were started last
         self.servers: dict[int, Server] = {}  # by version, as many as the policy keeps
         self.upload_bytes = 0  # of each upload, where the clock needs it
         self.stamp_bytes = time_stamp_bytes(
@@ -175,7 +180,10 @@ class AsynchronousEngine(Engine):
         )
         self.stats, self.rows = AsyncStats(), list[Row]()
         self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
-        self.aggregator = LocalAggregator(server_step.problem.layout, not policy.single_upload)
+        local = LocalAggregator(server_step.problem.layout, not policy.single_upload)
+        robust = server_step.config.robust
+        self.robust = None if robust is None else robust.on_one_rank(local)
+        self.aggregator: Aggregator = self.robust or local
         self.start, self.evaluation_time = now(), np.zeros(2)  # real and processor seconds
         self.served = np.zeros((server_step.transport.size, 2))  # idle and all seconds of each rank
         self.last_served: dict[str, float] = {}  # by this rank, until the last command
@@ -193,9 +201,24 @@ class AsynchronousEngine(Engine):
             lambda task: server_step.scheduler.candidates(task.header[0].client),
         )
         server = self._begin(pool, saved)
-        server = self._drive(server, pool, observe, saved)
+
+        def received() -> int:
+            return self.num_started - len(self.busy) + len(pool.finished())
+
+        rounds = doing(ROUND, self.num_steps, first=server.version, main=True)
+        with rounds as stage, doing("training", unit="visits", count=received):
+            server = self._drive(server, pool, self._counting(observe, stage), saved)
         pool.close(END)
         return server
+
+    def _counting(self, observe: Callable[[Record], None], rounds: Stage) -> Callable[[Record], None]:
+        """Return `observe`, which also counts the steps."""
+
+        def observed(record: Record) -> None:
+            observe(record)
+            rounds.done = record.step
+
+        return observed
 
     def _begin(self, pool: RecoveringPool, saved: Saved | None) -> Server:
         if saved is None:
@@ -260,7 +283,7 @@ class AsynchronousEngine(Engine):
         self, server: Server, pool: RecoveringPool, observe: Callable[[Record], None], saved: Saved | None
     ) -> Server:
         if self.clock.needs_bytes:
-            self.upload_bytes = self._upload_bytes(server)
+            self.upload_bytes = upload_size(self.server_step, server)
         if self.evaluation.first and saved is None:
             self._record(server, [], pool, observe)
         waiting: list[Arrival] = []
@@ -272,31 +295,28 @@ class AsynchronousEngine(Engine):
         if not self.clock.is_tied():
             self._fill(server, pool)
         while server.version < self.num_steps:
-            arrival = self._next(server, pool)
+            visit = self._pop(pool)
+            arrival = None if visit is None else self._arrived(visit, server, pool)
             if arrival is not None and not self._refused(arrival):
                 waiting.append(arrival)
-            if waiting and self.policy.ready(len(waiting), len(self.busy)):
+            if waiting and (visit is None or self.policy.ready(len(waiting), len(self.busy))):
                 server = self._step(server, waiting)
                 self._record(server, [a.visit.client for a in waiting], pool, observe)
                 waiting = []
                 if server.version < self.num_steps:
                     self._save(server, pool)
             if server.version < self.num_steps and not self.clock.is_tied():
-                self._fill(server, pool)
+                self._fill(server, pool, len(waiting))
         return server
 
-    def _upload_bytes(self, server: Server) -> int:
-        """Return the bytes of an upload: those of client 0 after training for no epoch."""
-        c = self.server_step.config
-        reads = c.algorithm.reads(server, 0)
-        vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
-        client = c.clients.client(0, epochs=0)
-        message = message_on(Message(vectors, reads), c.clients.device)
-        report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
-        return upload_bytes(c.payload, report, message) + self.stamp_bytes
+    def _fill(self, server: Server, pool: RecoveringPool, waiting: int = 0) -> None:
+        """Start visits until as many are under way as the policy wants, or no client can start.
 
-    def _fill(self, server: Server, pool: RecoveringPool) -> None:
-        """Start visits until as many are under way as the policy wants, or no client can start."""
+        Args:
+            server: now.
+            pool: where they are trained.
+            waiting: uploads that have arrived since the last step.
+        """
         while True:
             dispatch = DispatchState(
                 busy=self.busy,
@@ -306,11 +326,14 @@ class AsynchronousEngine(Engine):
                 sampler=self.sampler,
                 key=self.key,
                 available=self.clock.available,
+                waiting=waiting,
+                filled=self.filled,
             )
             starts = self.clock.starts(dispatch)
             for k, version in self.policy.starts(dispatch) if starts is None else starts:
                 self._start(k, version, pool)
-            if self.busy:
+                self.filled = server.version
+            if self.busy or (waiting and self.tick < inf):
                 return
             self.clock.advance(self.sampler.num_clients)
 
@@ -339,10 +362,18 @@ class AsynchronousEngine(Engine):
         ranks = tuple(self.server_step.scheduler.candidates(visit.client))
         pool.submit(Task(visit.number, visit.due, header, vectors, ranks))
 
-    def _next(self, server: Server, pool: RecoveringPool) -> Arrival | None:
-        """Return the next upload to arrive; None where the visit has failed."""
+    def _pop(self, pool: RecoveringPool) -> Visit | None:
+        """Return the next visit to arrive; None at a time at which the server steps anyway."""
         with self.server_step.watch("wait"):
-            visit = self.clock.pop(pool)
+            visit = self.clock.pop(pool, self.tick)
+        if visit is None:
+            self.stats.advance(self.clock.now, len(self.busy))
+            self.tick = self.policy.next_tick(self.clock.now)
+        return visit
+
+    def _arrived(self, visit: Visit, server: Server, pool: RecoveringPool) -> Arrival | None:
+        """Return the upload of a visit that has arrived; None where it has failed."""
+        with self.server_step.watch("wait"):
             header, vectors = pool.result(visit.number)
         if isinstance(header, Dropped):
             self._drop(visit, header)
@@ -409,6 +440,7 @@ class AsynchronousEngine(Engine):
         train: dict[str, float] = {}
         if scores is not None:
             train = {**self._mean_metrics(), **self._received_metrics(server, pool), **self.stats.metrics()}
+            train |= {} if self.robust is None else self.robust.figures
         observe(
             Record(
                 step=server.version,
@@ -511,7 +543,10 @@ class AsynchronousEngine(Engine):
             "metrics": [[k, dict(m)] for k, m in self.metrics.items()],
             "seconds": (now() - self.start).tolist(),
             "judging": self.evaluation_time.tolist(),
+            "filled": self.filled,
         }
+        if self.tick < inf:
+            saved.values["tick"] = self.tick
         self._put_visits(saved, pool)
         return saved
 
@@ -544,6 +579,8 @@ class AsynchronousEngine(Engine):
         older = [saved.server_under(f"older/{i}") for i in range(values["older"])]
         self.servers = {s.version: s for s in (*older, server)}
         self.num_started = values["number"]
+        self.filled = values.get("filled", -1)  # not in release 0.1
+        self.tick = values.get("tick", self.tick)
         self.stats.load_state_dict(values["tally"])
         self.metrics = {k: m for k, m in values["metrics"]}
         return server

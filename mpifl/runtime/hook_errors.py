@@ -6,7 +6,6 @@ A method's hooks are called inside a `HookCall`, which adds class, hook, client 
 from __future__ import annotations
 
 import logging
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import Self, TypeVar
 import torch
 
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.errors import CodeFailed, MethodError, Missing, NotFinite, UserError
+from mpifl.core.errors import CodeFailed, MethodError, Missing, NotFinite, UserError, trace_beyond
 from mpifl.core.types import ASKED_FOR
 
 DROP = "drop"  # value of on_client_error that leaves out clients that fail twice
@@ -127,12 +126,7 @@ def hook_name(algorithm: Algorithm, hook: str) -> str:
 
 def trace_of(error: BaseException) -> str:
     """Return the traceback of an exception from the method's own code on."""
-    shown = traceback.TracebackException.from_exception(error)
-    frames = list(shown.stack)
-    while frames and frames[0].filename.startswith(ENGINE):
-        frames.pop(0)
-    shown.stack = traceback.StackSummary.from_list(frames or list(shown.stack))
-    return "".join(shown.format(chain=False))
+    return trace_beyond(error, ENGINE)
 
 
 # -- clients that fail ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class ClientTask:
         reads: the rows it downloads.
         fresh: False to bring back the remembered upload instead of training.
         looks_at: which of the batch's `peers` it looks at in a probe, bool [m]; None for all.
+        clip: longest update that it sends, where privacy clips; None: that of the configuration.
+        work: share of its mini-batches after which it stops; None takes them all.
     """
 
     number: int
@@ -37,6 +40,8 @@ class ClientTask:
     reads: Reads
     fresh: bool = True
     looks_at: np.ndarray | None = None
+    clip: float | None = None
+    work: Fraction | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,11 @@ class TaskBatch:
     missing: Mapping[str, tuple[list[int], int]]
     peers: tuple[tuple[int, int], ...] = ()
     compared: tuple[str, int] | None = None
+
+    def shortened(self, work: Mapping[int, Fraction]) -> TaskBatch:
+        """Return the same tasks; those of the clients in `work` end after a share of their mini-batches."""
+        visits = tuple(replace(t, work=work[t.client]) if t.client in work else t for t in self.visits)
+        return replace(self, visits=visits)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.capabilities import RememberedUploads, uses
 from mpifl.core.errors import require
+from mpifl.core.progress import doing
 from mpifl.core.types import Server
 
 from .server_step import ServerStep
@@ -108,7 +109,8 @@ class Saved:
     def load_step_state(self, server_step: ServerStep) -> None:
         """Restore the state of the server step."""
         state = {"ledger": self.arrays_under("ledger"), "visits": self.arrays["visits"]}
-        server_step.load_state_dict({**state, "dropped": self.values["dropped"]})
+        more = {name: self.values.get(name, {}) for name in ("privacy", "secure")}  # not in release 0.1
+        server_step.load_state_dict({**state, **more, "dropped": self.values["dropped"]})
 
 
 class Checkpointer(ABC):
@@ -178,7 +180,8 @@ def save(
         saved: the state of the engine, on rank 0; the other parts are added here.
         alone: rank 0 can read all tables and all files of clients, and the other ranks do not call.
     """
-    files, problem = _keep_client_states(server_step, checkpointer, alone)
+    with doing("collecting the state for a checkpoint"):
+        files, problem = _keep_client_states(server_step, checkpointer, alone)
     tables: dict[str, torch.Tensor | None] = {}
     if alone:
         assert server is not None
@@ -194,7 +197,8 @@ def save(
     try:
         if problem is not None:
             raise problem
-        checkpointer.write(saved, files)
+        with doing("writing a checkpoint"):
+            checkpointer.write(saved, files)
     except OSError as error:
         checkpointer.write_failed(saved.step, error)
 

@@ -7,6 +7,7 @@ communicates; what only rank 0 knows is None on the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,8 +30,10 @@ from mpifl.core.capabilities import (
 from mpifl.core.errors import MethodError, UserError, require
 from mpifl.core.mixing import Plan, shares
 from mpifl.core.parameters import take, width
+from mpifl.core.progress import doing
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Notes, Reads, Server
+from mpifl.simulation.round_rules import RoundPlan
 from mpifl.traffic.ledger import TIME_STAMP, Ledger, count_numbers
 
 from .aggregators import Aggregator, MpiAggregator, Uploads
@@ -47,6 +50,8 @@ from .protocol import (
 from .scheduler import Scheduler
 from .step_config import StepConfig
 from .worker import VisitResults, Worker
+
+MODEL_BLOCK = 1 << 26  # numbers of client models that are gathered at a time
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,8 @@ class ServerStep:
     Attributes:
         tables: the server's rows, as far as this rank has them.
         mixer: mixes rows over MPI.
+        aggregator: compares and mixes uploads over MPI.
+        robust: the same with a robust rule in the place of means; None where there is none.
         worker: runs this rank's visits.
         scheduler: places tasks on workers.
         watch: seconds of each phase on this rank.
@@ -96,6 +103,7 @@ class ServerStep:
         dropped: visits that were left out; on rank 0.
         train_metrics: means of what the clients reported in the last step; on rank 0.
         client_products: of the last step, where they are measured; on rank 0.
+        costs: predicted work of each client's visit [N], in samples.
         updates: of each client of the last step and module of the model, where asked for: `client`, `block`,
             and `size`, `cosine`, `distance` (`update_statistics`); on rank 0.
     """
@@ -110,6 +118,7 @@ class ServerStep:
         self.tables = Tables(c.transport)
         self.mixer = Mixer(c.transport, self.tables, c.exact, c.collective, c.costs, c.direct)
         self.aggregator = MpiAggregator(c.transport, self.mixer)
+        self.robust = None if c.robust is None else c.robust.over_ranks(self.aggregator)
         self.worker = Worker(c, self.tables, self.watch)
         self.ledger = Ledger(len(self.sizes), c.payload)
         needs = c.algorithm.needs
@@ -118,6 +127,7 @@ class ServerStep:
         self.scheduler = Scheduler(
             c.transport.nodes, c.transport.workers, self.sizes[:, 0], pinned, c.shuffle, c.stack
         )
+        self.costs = self.sizes[:, 0] if c.effort is None else self.sizes[:, 0] * c.effort
         self.visits = np.zeros(len(self.sizes), np.int64)
         self.dropped: list[Dropped] = []
         self.train_metrics: dict[str, float] = {}
@@ -132,10 +142,10 @@ class ServerStep:
         reports: GatheredReports | None = None
         uploads: Uploads = {}
         if uses(self.algorithm, OneShotStatistics):
-            reports, uploads = self._fingerprint_round(self._initial_clients(), None)
+            reports, uploads = self.fingerprint_round(self._initial_clients(), None)
         server = None
         if self.transport.is_server:
-            with self.watch("cluster"):
+            with self.watch("cluster"), doing("the first server"):
                 server = self.hooks.setup(reports.notes if reports is not None else None)
                 server = self.hooks.appraise(None, server)
             self.tables.publish(server.tables)
@@ -164,6 +174,8 @@ class ServerStep:
         n, k = len(self.sizes), len(server.tables[name])
         needs = self.algorithm.needs
         central = not self.config.synchronous or self.config.collective is not None
+        central = central or self.config.protection is not None or self.config.secure is not None
+        central |= self.config.robust is not None
         if k != n or central or needs.server_update or uses(self.algorithm, NewClients):
             return None
         reads = [rows.get(name, ()) for rows in self.hooks.reads("reads", server, np.arange(n)).values()]
@@ -195,6 +207,8 @@ class ServerStep:
             "ledger": self.ledger.state_dict(),
             "visits": self.visits,
             "dropped": [asdict(d) for d in self.dropped],
+            "privacy": {} if self.config.protection is None else self.config.protection.state_dict(),
+            "secure": {} if self.config.secure is None else self.config.secure.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -202,29 +216,52 @@ class ServerStep:
         self.ledger.load_state_dict(state["ledger"])
         self.visits = state["visits"].copy()
         self.dropped = [Dropped(**d) for d in state["dropped"]]
+        if self.config.protection is not None:
+            self.config.protection.load_state_dict(state["privacy"])
+        if self.config.secure is not None:
+            self.config.secure.load_state_dict(state["secure"])
 
     # -- one step --------------------------------------------------------------------------------------------
 
-    def step(self, server: Server | None, cohort: np.ndarray) -> tuple[Server | None, Notes | None]:
+    def step(
+        self, server: Server | None, cohort: np.ndarray, plan: RoundPlan | None = None
+    ) -> tuple[Server | None, Notes | None]:
         """Train a cohort and return the next server and the notes it was decided from, on rank 0.
 
         Args:
             server: before the step.
             cohort: who takes part.
+            plan: what else happens in the round; on rank 0. None: nothing.
         """
         if self._admits_new_clients:
             server = self._assign_new_clients(server, cohort)
-        batch = self._scatter(self._train_batches(server, cohort) if server is not None else None)
-        results = self.worker.run(batch)
-        reports = self._gather(batch, results, "local_update")
-        self._measure(batch.step, reports, results.uploads)
-        if self.config.updates:
-            self.updates = self._compare_updates(server, batch, results, reports)
-        result = self.advance(server, reports, results.uploads, self.aggregator)
+        batches = self._train_batches(server, cohort, plan) if server is not None else None
+        with self._counted("training", batches, main=True):
+            batch = self._scatter(batches)
+            results = self.worker.run(batch)
+            reports = self._gather(batch, results, "local_update")
+        if reports is not None and plan is not None and plan.late_send:
+            self._book_late(batch.step, reports, plan.late)
+        with doing("aggregating"):
+            self._measure(batch.step, reports, results.uploads)
+            if self.config.updates:
+                self.updates = self._compare_updates(server, batch, results, reports)
+            result = self.advance(server, reports, results.uploads, self.robust or self.aggregator)
         if result is None:
             return None, None
+        if self.robust is not None:
+            self.train_metrics |= self.robust.figures
         self.visits[result.notes.client[result.notes.fresh]] += 1
+        for part in (self.config.protection, self.config.secure):
+            if part is not None:
+                part.commit()
         return result.server, result.notes
+
+    def _book_late(self, step: int, reports: GatheredReports, late: np.ndarray) -> None:
+        """Enter uploads that nobody uses: as large as the first of the step, since all have one form."""
+        first = next(header for header in reports.headers if header.fresh)
+        for client in late.tolist():
+            self.book(step, replace(first, client=client, exchanges={}))
 
     def _measure(self, step: int, reports: GatheredReports | None, uploads: Uploads) -> None:
         """Multiply the clients' models with each other, if that is due.
@@ -276,14 +313,41 @@ class ServerStep:
             with self.watch("cluster"):
                 plan = self.hooks.plan("aggregate", server, reports, tuple(self.tables.sharded))
             plan = plan if adjust is None else adjust(plan)
+        if server is not None:
+            plan = self._secured(self._protected(plan, server, reports), server, reports)
         new = self._mix(server, plan, reports, uploads, aggregator)
-        if server is None or reports is None or plan is None or new is None:
+        if server is None or plan is None or new is None:
             return None
+        if self.config.protection is not None:
+            new = self.config.protection.noised(new)
         new = self.hooks.server_update(server, new)
         with self.watch("evaluate"):
             new = self.hooks.appraise(server, new)
         self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.sharded})
-        return StepResult(new, plan, reports.notes)
+        return StepResult(new, plan, Notes.of_nobody() if reports is None else reports.notes)
+
+    def _protected(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
+        """Return the plan of a step whose sums may get noise; also where nobody was drawn."""
+        protection = self.config.protection
+        if protection is None:
+            return plan
+        if plan is None or reports is None:
+            return protection.plan_of_nobody(
+                server, self.hooks.reads("reads", server, np.zeros(1, np.int64))[0]
+            )
+        reads = self.hooks.reads("reads", server, reports.notes.client)
+        return protection.plan(plan, server, reads, reports.notes)
+
+    def _secured(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
+        """Return a plan whose mixings hide single uploads; what the protocol sends is booked."""
+        secure, ledger, step = self.config.secure, self.ledger, server.version + 1
+        if secure is None or plan is None or reports is None:
+            return plan
+        mixings, sent = secure.begin(plan.mixings, reports.notes.client, step, reports.widths)
+        for client, direction, name, numbers, size in sent:
+            add = ledger.add_up if direction == "up" else ledger.add_down
+            add(step, name, client, numbers, size=size + ledger.payload.header_bytes)
+        return replace(plan, mixings=mixings)
 
     def _compare(
         self,
@@ -389,10 +453,10 @@ class ServerStep:
         new_clients = self.transport.bcast(new_clients, "orders")
         if not len(new_clients):
             return server
-        reports, uploads = self._fingerprint_round(new_clients, server)
+        reports, uploads = self.fingerprint_round(new_clients, server)
         return self._mix_fingerprints("assign_new_clients", server, reports, uploads)
 
-    def _fingerprint_round(
+    def fingerprint_round(
         self, clients: np.ndarray, server: Server | None
     ) -> tuple[GatheredReports | None, Uploads]:
         """Return the statistics of `clients` on rank 0, and this rank's uploads among them."""
@@ -409,9 +473,10 @@ class ServerStep:
                 name = upload_named(self.algorithm, OneShotStatistics, "statistics_distance")
                 compared = self.hooks.compared_table(server, name)
             batches = self._batches(step, clients, reads, costs, max(step - 1, 0), compared=compared)
-        batch = self._scatter(batches)
-        results = self.worker.run(batch, fingerprint=True)
-        reports = self._gather(batch, results, "fingerprint")
+        with self._counted("one-shot statistics", batches):
+            batch = self._scatter(batches)
+            results = self.worker.run(batch, fingerprint=True)
+            reports = self._gather(batch, results, "fingerprint")
         if name := upload_named(self.algorithm, OneShotStatistics, "statistics_gram"):
             reports = self._with_gram(reports, results.uploads, name, self.aggregator)
         return reports, results.uploads
@@ -419,7 +484,7 @@ class ServerStep:
     def _publish_shown(self) -> Mapping[str, torch.Tensor]:
         """Return what all download for their statistics, published; made once."""
         if not self._shown:
-            with self.watch("cluster"):
+            with self.watch("cluster"), doing("what the server shows all clients"):
                 cache, shows = self.config.shown_cache, self.hooks.shows
                 made_from = (self.algorithm, self.problem, self.hooks.shows_key)
                 self._shown = shows() if cache is None else cache.get(*made_from, shows)
@@ -443,20 +508,24 @@ class ServerStep:
 
     # -- tasks and reports -----------------------------------------------------------------------------------
 
-    def _train_batches(self, server: Server, cohort: np.ndarray) -> list[TaskBatch]:
+    def _train_batches(
+        self, server: Server, cohort: np.ndarray, plan: RoundPlan | None = None
+    ) -> list[TaskBatch]:
         step, clients = server.version + 1, cohort
         if uses(self.algorithm, RememberedUploads):
             clients = np.union1d(cohort, np.flatnonzero(self.visits))
         fresh = np.isin(clients, cohort)
         reads = self.hooks.reads("reads", server, cohort)
         widths = {name: self.tables.width(name) for name in server.tables}
-        self.book_reads(step, reads, widths)
+        late = {} if plan is None else self.hooks.reads("reads", server, plan.late)
+        self.book_reads(step, reads | late, widths)
         probes = self.hooks.probes(server, step)
-        costs = np.where(fresh, self.sizes[clients, 0], 1) + (len(clients) * 64 if probes else 0)
+        costs = np.where(fresh, self.costs[clients], 1) + (len(clients) * 64 if probes else 0)
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if probes else ()
         pairs = self.hooks.pairs(server, clients, fresh) if probes else None
         compared = self.hooks.measured_table(server)
-        return self._batches(step, clients, reads, costs, server.version, fresh, peers, compared, pairs)
+        batches = self._batches(step, clients, reads, costs, server.version, fresh, peers, compared, pairs)
+        return batches if plan is None or not plan.work else [b.shortened(plan.work) for b in batches]
 
     def _batches(
         self,
@@ -482,8 +551,28 @@ class ServerStep:
             trains = fresh is None or bool(fresh[j])
             looks_at = None if pairs is None else pairs[j]
             read = reads[k] if trains else {}
-            visits[rank].append(ClientTask(j, k, int(self.visits[k]), read, trains, looks_at))
+            clip = None if self.config.protection is None else self.config.protection.clip
+            visits[rank].append(ClientTask(j, k, int(self.visits[k]), read, trains, looks_at, clip))
         return [TaskBatch(step, version, tuple(v), missing, peers, compared) for v in visits]
+
+    def _counted(
+        self, what: str, batches: Sequence[TaskBatch] | None, unit: str = "visits", main: bool = False
+    ) -> AbstractContextManager[Any]:
+        """Return a stage that counts what the ranks do with their tasks, on rank 0; nobody looks elsewhere.
+
+        The ranks of other nodes are taken to be as far as those of this one.
+        """
+        if batches is None:
+            return nullcontext()
+        here, counter = self.transport.nodes[self.transport.rank], self.config.counter
+        tasks = [len(batch.visits) for batch in batches]
+        near = sum(n for n, node in zip(tasks, self.transport.nodes, strict=True) if node == here)
+        before, total = counter.total(), sum(tasks)
+
+        def count() -> int:
+            return (counter.total() - before) * total // near if near else 0
+
+        return doing(what, total, unit, count, main=main)
 
     def _scatter(self, batches: Sequence[TaskBatch] | None) -> TaskBatch:
         """Return this rank's tasks, after the rows they read were broadcast."""
@@ -494,13 +583,15 @@ class ServerStep:
         return batch
 
     def _gather(self, batch: TaskBatch, results: VisitResults, hook: str) -> GatheredReports | None:
-        """Return all reports of a step on rank 0, booked in the ledger."""
+        """Return all reports of a step on rank 0, booked in the ledger; None elsewhere, or if none came."""
         with self.watch("wait"):
             parts = self.transport.gather((results.headers, results.seconds, results.dropped), "notes")
         if parts is None:
             return None
         for rank, (part, seconds, _) in enumerate(parts):
             samples = sum(header.num_samples for header in part if header.fresh)
+            if self.config.effort is not None and hook == "local_update":
+                samples = sum(float(self.costs[header.client]) for header in part if header.fresh)
             self.scheduler.record_speed(rank, samples, seconds)
         everyone = sorted(
             ((header, rank) for rank, (part, _, _) in enumerate(parts) for header in part),
@@ -512,6 +603,8 @@ class ServerStep:
         for header in headers:
             self.book(batch.step, header)
         self.train_metrics = mean_metrics(headers)
+        if not headers:  # nobody was drawn, by Poisson sampling
+            return None
         owners = np.array([rank for _, rank in everyone], np.int64)
         return self.reports_of(headers, owners, np.zeros(len(headers), np.int64), hook)
 
@@ -559,7 +652,7 @@ class ServerStep:
         ledger, unsent = self.ledger, header.unsent
         if header.fresh:
             for name, numbers in header.sizes.items():
-                if name not in unsent:
+                if name not in unsent and self.config.secure is None:  # else `_secured` books it
                     ledger.add_up(step, name, header.client, numbers, header.bytes[name])
             for name, value in header.notes.items():
                 if name not in unsent:
@@ -574,6 +667,35 @@ class ServerStep:
 
     # -- evaluation ------------------------------------------------------------------------------------------
 
+    def serves(self, server: Server, clients: np.ndarray) -> Mapping[int, Reads]:
+        """Return the rows that clients are evaluated with; on rank 0."""
+        seen = self.visits[clients] > 0
+        serves = self.hooks.reads("serves", server, clients[seen])
+        return {**serves, **self.hooks.reads("serves_unseen", server, clients[~seen])}
+
+    def client_models(self, server: Server | None, clients: np.ndarray) -> torch.Tensor | None:
+        """Return the models [n, d] that clients are evaluated by, on rank 0; every rank calls.
+
+        Args:
+            server: On rank 0.
+            clients: Ascending; the same on every rank.
+        """
+        made = []
+        most = max(1, MODEL_BLOCK // self.problem.layout.size)
+        for i in range(0, len(clients), most):
+            some, batches = clients[i : i + most], None
+            if server is not None:
+                serves = self.serves(server, some)
+                batches = self._batches(server.version, some, serves, np.ones(len(some)), server.version)
+            mine = self.worker.models(self._scatter(batches))
+            whose = self.transport.bcast(self.transport.gather(list(mine), "end"), "end")
+            rows = torch.stack([*mine.values()]) if mine else torch.zeros(0, self.problem.layout.size)
+            block = self.transport.Gatherv(rows, [len(ks) for ks in whose], "end")
+            if block is not None:
+                order = np.argsort([k for ks in whose for k in ks])
+                made.append(block[torch.from_numpy(order)])
+        return torch.cat(made) if made else None
+
     def evaluate(self, server: Server | None, clients: np.ndarray) -> dict[str, np.ndarray] | None:
         """Return the scores of `clients` on rank 0: name -> float64 [len(clients)].
 
@@ -582,15 +704,14 @@ class ServerStep:
         """
         batches = None
         if server is not None:
-            seen = self.visits[clients] > 0
-            serves = self.hooks.reads("serves", server, clients[seen])
-            serves |= self.hooks.reads("serves_unseen", server, clients[~seen])
+            serves = self.serves(server, clients)
             costs = self.sizes[clients, 2] + self.sizes[clients, 0] * self.config.evaluates_training + 1
             batches = self._batches(server.version, clients, serves, costs, server.version)
-        batch = self._scatter(batches)
-        scores = self.worker.evaluate(batch)
-        with self.watch("wait"):
-            parts = self.transport.gather(scores, "scores")
+        with self._counted("evaluating", batches, "clients"):
+            batch = self._scatter(batches)
+            scores = self.worker.evaluate(batch)
+            with self.watch("wait"):
+                parts = self.transport.gather(scores, "scores")
         if parts is None:
             return None
         everyone = {k: s for part in parts for k, s in part.items()}

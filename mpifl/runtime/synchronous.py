@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from mpifl.core.progress import ROUND, doing
 from mpifl.core.types import Server
 from mpifl.simulation.durations import VisitDuration
+from mpifl.simulation.round_rules import RoundPlan, RoundRule, RoundStart
 from mpifl.simulation.sampling import Sampler
+from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
 
 from .engine import Engine, EvaluationSchedule, Record
 from .recovery import END, run_command, serve_commands
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep
+from .upload_size import upload_size
 
 
 class SynchronousEngine(Engine):
@@ -32,6 +37,8 @@ class SynchronousEngine(Engine):
         duration: how long visits last in virtual seconds; a round lasts as long as its slowest client. None:
             virtual time is not recorded.
         checkpointer: writes the state between rounds; None: nobody does.
+        rule: looks at the clock when a round begins; None: all who are drawn do all their work.
+        num_wanted: clients of a round, of those that are drawn; None: all.
     """
 
     def __init__(
@@ -42,6 +49,8 @@ class SynchronousEngine(Engine):
         evaluation: EvaluationSchedule,
         duration: VisitDuration | None = None,
         checkpointer: Checkpointer | None = None,
+        rule: RoundRule | None = None,
+        num_wanted: int | None = None,
     ) -> None:
         self.server_step, self.sampler, self.num_rounds = server_step, sampler, num_rounds
         self.evaluation, self.duration = evaluation, duration
@@ -51,6 +60,10 @@ class SynchronousEngine(Engine):
         self._saved: Saved | None = None
         self._start = 0.0
         self._cohort = np.zeros(0, np.int64)
+        self.rule, self.num_wanted = rule, num_wanted
+        self.left_out = np.zeros(len(server_step.visits), np.int64)  # how often each client was, on rank 0
+        self._plan: RoundPlan | None = None  # of the last round, where there is a rule; on rank 0
+        self._upload_bytes: int | None = None  # of each upload, where links have a rate
         self._scores: Any = None  # of the last evaluation, and the timing of all ranks
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
@@ -63,11 +76,13 @@ class SynchronousEngine(Engine):
         assert self.server is not None
         if self.evaluation.first and saved is None:
             self._record(observe)
-        while self.server.version < self.num_rounds:
-            if command := self.checkpointer.due(self.server.version):
-                self._command(command)
-            self._command("step")
-            self._record(observe)
+        with doing(ROUND, self.num_rounds, first=self.server.version, main=True) as rounds:
+            while self.server.version < self.num_rounds:
+                if command := self.checkpointer.due(self.server.version):
+                    self._command(command)
+                self._command("step")
+                self._record(observe)
+                rounds.done = self.server.version
         self._command(END)
         return self.server
 
@@ -97,15 +112,47 @@ class SynchronousEngine(Engine):
         if self.server is not None:
             step = self.server.version + 1
             self._cohort = self.sampler(step)
+            self._plan = self._planned(self.server, step)
+            self._cohort = self._cohort if self._plan is None else self._plan.cohort
         visits = server_step.visits.copy()
-        self.server, _ = server_step.step(self.server, self._cohort)
+        self.server, _ = server_step.step(self.server, self._cohort, self._plan)
         self.virtual = self._end(step, self._cohort, visits)
+        if self._plan is not None:
+            self.left_out[self._plan.late] += 1
+
+    def _planned(self, server: Server, step: int) -> RoundPlan | None:
+        """Return what the rule makes of the clients that are drawn; None where there is no rule."""
+        server_step, duration = self.server_step, self.duration
+        if self.rule is None or duration is None:
+            return None
+        down: dict[int, int] = {}
+        if duration.network.counts_bytes:
+            if self._upload_bytes is None:
+                self._upload_bytes = upload_size(server_step, server)
+            widths = {name: server_step.tables.width(name) for name in server.tables}
+            payload = server_step.ledger.payload
+            reads = server_step.hooks.reads("reads", server, self._cohort)
+            stamps = time_stamp_bytes(payload, server_step.algorithm.needs.time_stamps)
+            down = {k: download_bytes(rows, widths, payload) + stamps for k, rows in reads.items()}
+        up, started = self._upload_bytes or 0, server_step.visits + self.left_out
+
+        def end(k: int, share: Fraction) -> float:
+            return duration.end(k, int(started[k]), self.virtual, down.get(k, 0), up, float(share))
+
+        def steps(k: int) -> tuple[int, int]:
+            return server_step.config.clients.num_steps(k, int(server_step.visits[k]))
+
+        wanted = len(self._cohort) if self.num_wanted is None else self.num_wanted
+        key = self.sampler.key.of("rounds")
+        return self.rule.plan(RoundStart(step, self._cohort, wanted, self.virtual, end, steps, key))
 
     def _state(self) -> Saved | None:
         """Return the engine's part of the state, on rank 0."""
         if self.server is None:
             return None
-        values = {"virtual": self.virtual, "seconds": perf_counter() - self._start}
+        values: dict[str, Any] = {"virtual": self.virtual, "seconds": perf_counter() - self._start}
+        if self.rule is not None:
+            values["left_out"] = self.left_out.tolist()
         return Saved(self.server.version, values=values)
 
     def _restore(self) -> None:
@@ -114,6 +161,8 @@ class SynchronousEngine(Engine):
             self.server = self._saved.server_under("server")
             self.virtual = self._saved.values["virtual"]
             self._start = perf_counter() - self._saved.values["seconds"]
+            if self.rule is not None:
+                self.left_out = np.array(self._saved.values["left_out"], np.int64)
         self.server_step.distribute(self.server)
 
     def _end(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> float:
@@ -127,8 +176,13 @@ class SynchronousEngine(Engine):
         if self.duration is None or not self.server_step.transport.is_server:
             return self.virtual
         ledger = self.server_step.ledger
-        moved = ledger.close(step, cohort, visits)
-        return self.duration.round_end(self.virtual, moved, ledger.cast_bytes(step))
+        moved, plan = ledger.close(step, cohort, visits + self.left_out), self._plan
+        if plan is None:
+            return self.duration.round_end(self.virtual, moved, ledger.cast_bytes(step))
+        late = {*plan.late.tolist()}
+        kept = [m for m in moved if m.client not in late]
+        shares = {k: float(share) for k, share in plan.work.items()}
+        return max(plan.until, self.duration.round_end(self.virtual, kept, ledger.cast_bytes(step), shares))
 
     def _record(self, observe: Callable[[Record], None]) -> None:
         """Evaluate if that is due, and pass on the record of the step; on rank 0."""
@@ -144,7 +198,7 @@ class SynchronousEngine(Engine):
                 cohort=self._cohort,
                 evaluated_clients=self.evaluation.clients,
                 scores=scores,
-                train=self.server_step.train_metrics,
+                train=self.server_step.train_metrics | (self._plan.metrics if self._plan is not None else {}),
                 seconds=perf_counter() - self._start,
                 timing=timing or [],
                 virtual_seconds=self.virtual if self.duration is not None else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -24,6 +25,7 @@ from mpifl.core.devices import (
     to_main_memory,
     upload_budget,
 )
+from mpifl.core.errors import MethodError
 from mpifl.core.rng import Key
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Message, Report, State, Vector
@@ -31,7 +33,7 @@ from mpifl.traffic.encoding import Coder
 from mpifl.traffic.ledger import count_numbers
 from mpifl.traffic.payload import Payload
 
-from .hook_errors import Dropped, VisitPlace, attempt
+from .hook_errors import Dropped, VisitPlace, attempt, hook_name
 from .hooks import ClientHooks
 from .protocol import ClientTask, Exchanges, ReportHeader, TaskBatch
 from .step_config import StepConfig
@@ -77,9 +79,9 @@ class Worker:
         self._buffer = UploadBuffer()
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
 
-    def client(self, k: int, visit: int, step: int) -> Client:
-        """Return client `k` at its visit."""
-        return self.config.clients.client(k, visit, step)
+    def client(self, k: int, visit: int, step: int, work: Fraction | None = None) -> Client:
+        """Return client `k` at its visit, which may end after a share of its mini-batches."""
+        return self.config.clients.client(k, visit, step, work)
 
     def message(self, task: ClientTask, step: int, version: int) -> Message:
         """Return what the client downloads."""
@@ -107,10 +109,13 @@ class Worker:
         peers = [self.client(k, visit, batch.step) for k, visit in batch.peers]
         visits = _Blocks(self, batch)
         self._buffer.clear(self._room())
+        counter = self.config.counter
+        counter.begin()
         for task in batch.visits:
             work = partial(self._report, task, batch, peers, None if fingerprint else visits)
             place = self._place(batch.step, task.client, task.visit)
             made = attempt(work, place, self.config.drops and not fingerprint)
+            counter.advance()
             if isinstance(made, Dropped):
                 dropped.append(made)
                 continue
@@ -162,14 +167,14 @@ class Worker:
             # those it was made from
             num_samples = self.config.federation.num_samples(task.client, task.visit - 1)
             return Report(task.client, num_samples, remembered), {}
-        client = self.client(task.client, task.visit, batch.step)
+        client = self.client(task.client, task.visit, batch.step, task.work)
         return self._train(client, task, self.message(task, batch.step, batch.version))
 
     def train_block(self, tasks: Sequence[ClientTask], batch: TaskBatch) -> dict[int, Coded]:
         """Train some clients together; return what they report, by the number of the report."""
         works, messages = [], []
         for task in tasks:
-            client = self.client(task.client, task.visit, batch.step)
+            client = self.client(task.client, task.visit, batch.step, task.work)
             messages.append(self.message(task, batch.step, batch.version))
             works.append(partial(self.hooks.local_update, task, *self._before(client, task, messages[-1])))
         with self.watch("train"):
@@ -204,15 +209,25 @@ class Worker:
         return message_on(message, device), state_on(state, device), client, key
 
     def _after(self, task: ClientTask, message: Message, report: Report, after: State) -> Coded:
-        """Encode a visit's report and commit the client's state."""
-        key, store = self._key("visit", task.client, task.visit), self.config.store
+        """Clip and encode a visit's report and commit the client's state."""
+        key, store, c = self._key("visit", task.client, task.visit), self.config.store, self.config
         with self.watch("load"):
+            report = self._attacked(report, message, key)
+            if c.protection is not None:
+                report = c.protection.protect(report, message, task.clip, key)
             report, sizes = self.coder.up(self._home(report), message, task.visit, key)
             if self.config.algorithm.needs.client_state:
                 store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))
             if name := self._remembered:
                 store.save("upload", task.client, task.visit + 1, {name: report.vectors[name]})
         return report, sizes
+
+    def _attacked(self, report: Report, message: Message, key: Key) -> Report:
+        """Return what a client sends: something else than its report where it attacks."""
+        attack, algorithm = self.config.attack, self.config.algorithm
+        if attack is None or report.client not in self.config.attackers:
+            return report
+        return attack.report(report, message, self.config.problem.layout, algorithm.statistics, key)
 
     def _home(self, report: Report) -> Report:
         """Return a report whose notes are in main memory; its vectors too, unless they are only summed."""
@@ -296,7 +311,9 @@ class Worker:
             findings = self._inspect(task, report)
             return self._header("local_update", task, report, sizes, {}, findings, {}), report
 
+        self.config.counter.begin()
         made = attempt(work, self._place(message.step, task.client, task.visit), self.config.drops)
+        self.config.counter.advance()
         if isinstance(made, Dropped):
             return made, {}
         header, report = made
@@ -322,7 +339,8 @@ class Worker:
             training data as `accuracy_train`, and after some more training as `accuracy_finetuned`.
         """
         out: dict[int, dict[str, float]] = {}
-        device = self.config.clients.device
+        device, counter = self.config.clients.device, self.config.counter
+        counter.begin()
         with self.watch("evaluate"):
             for task in batch.visits:
                 # where data change, a model is evaluated by those it was made for
@@ -332,12 +350,30 @@ class Worker:
                 state = state_on(self.config.store.load("state", task.client, task.visit), device)
                 work = partial(self._scores, message, state, client)
                 scores = attempt(work, self._place(batch.step, task.client, last), drops=False)
+                counter.advance()
                 assert not isinstance(scores, Dropped)
                 out[task.client] = scores
         return out
 
+    def models(self, batch: TaskBatch) -> dict[int, Vector]:
+        """Return the models [d] that clients are evaluated by, float32 in main memory, by client."""
+        out, device = {}, self.config.clients.device
+        for task in batch.visits:
+            client = self.client(task.client, max(task.visit - 1, 0), batch.step)
+            message = message_on(self.message(task, batch.step, batch.version), device)
+            kept = self.config.store.load("state", task.client, task.visit)
+            work = partial(self.hooks.model_of, message, state_on(kept, device), client, client.layout.size)
+            model = attempt(work, self._place(batch.step, task.client, task.visit), drops=False)
+            assert not isinstance(model, Dropped)
+            out[task.client] = to_main_memory(model).float()
+        return out
+
     def _scores(self, message: Message, state: State, client: Client) -> dict[str, float]:
         scores = dict(self.hooks.evaluate(message, state, client, client.data.test))
+        missing = [name for name in self.config.clients.metric_names if name not in scores]
+        if missing:
+            remedy = "evaluation.metrics asks for it: return {..., **client.measure(logits, labels)}, too"
+            raise MethodError(hook_name(self.config.algorithm, "evaluate"), f"scores no {missing[0]}", remedy)
         others = dict(client.data.extra)
         if self.config.evaluates_training:
             others[TRAIN] = client.data.train

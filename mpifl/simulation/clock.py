@@ -177,11 +177,12 @@ class Clock(ABC):
         """Add a visit that has started."""
 
     @abstractmethod
-    def pop(self, pool: Pool) -> Visit:
+    def pop(self, pool: Pool, until: float = inf) -> Visit | None:
         """Remove the next visit to arrive and return it; set the time to its arrival.
 
         Args:
             pool: where visits are trained.
+            until: a time; where nothing arrives before or at it, the time is set to it, and None returned.
         """
 
     @abstractmethod
@@ -221,7 +222,10 @@ class _QueueClock(Clock):
     def add(self, visit: Visit) -> None:
         heapq.heappush(self._queue, visit)
 
-    def pop(self, pool: Pool) -> Visit:
+    def pop(self, pool: Pool, until: float = inf) -> Visit | None:
+        if until < inf and (not self._queue or self._queue[0].due > until):
+            self.now = until
+            return None
         visit = heapq.heappop(self._queue)
         self.now = visit.due
         return visit
@@ -254,7 +258,7 @@ class VirtualClock(_QueueClock):
     def available(self) -> Callable[[int], bool] | None:
         """As the model of availability says."""
         presence = self.duration.presence
-        return (lambda k: presence.is_available(k, self.now)) if presence.model.off_s else None
+        return None if presence.always else (lambda k: presence.is_available(k, self.now))
 
     def advance(self, num_clients: int) -> None:
         """Go on to the first return of a client."""
@@ -349,19 +353,22 @@ class WallClock(Clock):
         """Add a visit that has started."""
         self._visits[visit.number] = visit
 
-    def pop(self, pool: Pool) -> Visit:
+    def pop(self, pool: Pool, until: float = inf) -> Visit | None:
         """Wait for the first visit that is trained and due."""
 
-        def due() -> Visit | None:
-            now = self._time()
+        def due(now: float) -> Visit | None:
             return next((v for n in pool.finished() if (v := self._visits[n]).due <= now), None)
 
-        def arrived() -> Visit | None:
-            return due() or pool.poll() or due()
+        def arrived() -> tuple[float, Visit | None] | None:
+            now = self._time()
+            if now >= until:
+                return until, None
+            visit = due(now) or pool.poll() or due(now)
+            return None if visit is None else (now, visit)
 
-        visit: Visit = wait_until(arrived)
-        self.now = self._time()
-        return self._visits.pop(visit.number)
+        now, visit = wait_until(arrived)
+        self.now = now
+        return None if visit is None else self._visits.pop(visit.number)
 
     def is_tied(self) -> bool:
         """Return False: no two visits arrive at the same instant."""
@@ -370,7 +377,7 @@ class WallClock(Clock):
     @property
     def available(self) -> Callable[[int], bool] | None:
         """As the model of availability says, where clients are held back."""
-        if not self.scale or not self.duration.presence.model.off_s:
+        if not self.scale or self.duration.presence.always:
             return None
         return lambda k: self.duration.presence.is_available(k, self.now / self.scale)
 
@@ -393,6 +400,7 @@ class ReplayClock(Clock):
     def __init__(self, trace: Trace, in_seconds: bool = True) -> None:
         super().__init__(in_seconds)
         self.trace = trace
+        self._ended = False
         self._visits: dict[tuple[int, int], Visit] = {}  # by client and visit
 
     @property
@@ -417,8 +425,13 @@ class ReplayClock(Clock):
         """Add a visit that has started."""
         self._visits[visit.client, visit.visit] = visit
 
-    def pop(self, pool: Pool) -> Visit:
+    def pop(self, pool: Pool, until: float = inf) -> Visit | None:
         """Return the next visit in the trace."""
+        following = self.trace.next_time()
+        last = following is None and until < inf and not self._ended  # the end of the last wave
+        if last or (following is not None and following > until):
+            self.now, self._ended = until, last
+            return None
         row = self.trace.pop()
         remedy = f"client {row.client} uploads a visit that it has not begun: this is no trace of such a run"
         require((row.client, row.visit) in self._visits, "clock.trace", row.place, remedy)

@@ -76,7 +76,7 @@ class Uniform(Delay):
 
 @dataclass(frozen=True)
 class Exponential(Delay):
-    """Exponential.
+    """Exponential with a mean: many short visits, a few long ones.
 
     Attributes:
         mean_s: mean, seconds.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar
+from math import ceil, floor, inf
+from typing import ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 
+from .availability import LEAST_S
 from .clock import Clock, ClockConfig, DrawnClock, VirtualClock, VirtualTime, WallClock
 from .durations import VisitDuration
+from .round_rules import FirstArrivals, RoundRule, ShortenedVisits
 from .staleness import step_sizes
 from .upload_triggers import OneEachStep, UploadTrigger
 from .visits import DispatchState, Start
@@ -30,8 +33,8 @@ E_co = TypeVar("E_co", covariant=True)
 class EngineFactory(Protocol[E_co]):
     """Makes the two engines; the experiment gives one to `Policy.make_engine`."""
 
-    def synchronous(self) -> E_co:
-        """Return the engine of synchronous rounds."""
+    def synchronous(self, rule: RoundRule | None = None) -> E_co:
+        """Return the engine of synchronous rounds, under a rule that looks at the clock."""
 
     def asynchronous(self, policy: AsynchronousPolicy) -> E_co:
         """Return the engine that takes uploads one by one, under a policy."""
@@ -43,17 +46,33 @@ class Policy(ABC):
     Attributes:
         synchronous: whether a cohort trains and is mixed at once, by collectives over all ranks: then tables
             may be sharded, clients may be trained together in one batch, and may join after the first step.
-        fixed_visits: whether it is known before the run which clients train in which step, whatever their
-            visits last: then traffic can be forecast, and a finished run can be re-timed.
+        fixed_visits: whether it is known before the run which clients train in which step and for how long,
+            whatever their visits last: then a finished run can be re-timed.
+        traffic_depends_on: what decides the traffic of a run and only training can tell; empty for nothing.
+        leaves_out: whether clients that have begun a round are left out of it.
     """
 
     synchronous: ClassVar[bool] = False
     fixed_visits: ClassVar[bool] = False
+    traffic_depends_on: ClassVar[str] = ""
+    leaves_out: ClassVar[bool] = False
 
     @property
     def in_seconds(self) -> bool:
         """Whether virtual time is in seconds, which delays and links decide; if not, it counts steps."""
         return True
+
+    def uploads_per_step(self, num_sampled: int) -> int:
+        """Return how many uploads a server step takes, at most.
+
+        Args:
+            num_sampled: m, the size of a cohort.
+        """
+        return num_sampled
+
+    def num_started(self, wanted: int, num_clients: int) -> int:
+        """Return how many clients are drawn where so many are wanted."""
+        return wanted
 
     @abstractmethod
     def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
@@ -94,16 +113,19 @@ class Policy(ABC):
         """
 
 
-@dataclass(frozen=True)
-class Synchronous(Policy):
+class RoundsPolicy(Policy):
     """Synchronous rounds by the engine that reduces over ranks; every method runs under it."""
 
     synchronous = True
-    fixed_visits = True
+
+    @property
+    def rule(self) -> RoundRule | None:
+        """The rule that looks at the clock; None for none."""
+        return None
 
     def make_engine(self, engines: EngineFactory[E_co]) -> E_co:
         """Return the engine of rounds."""
-        return engines.synchronous()
+        return engines.synchronous(self.rule)
 
     def check(self, algorithm: Algorithm) -> None:
         """Accept every method."""
@@ -121,7 +143,108 @@ class Synchronous(Policy):
         num_sampled: int,
         key: Key,
     ) -> None:
-        """Return None."""
+        """Return None; under a rule, the ends of visits must not depend on each other."""
+        remedy = "who is back first is known for links of the clients' own; take unicast, no server_bytes_s"
+        own = self.rule is None or not duration.network.shared
+        require(own, "network.cast", duration.network.cast, remedy)
+
+
+@dataclass(frozen=True)
+class Synchronous(RoundsPolicy):
+    """Synchronous rounds by the engine that reduces over ranks; every method runs under it."""
+
+    fixed_visits = True
+
+
+def _check_deadline(seconds: float | None) -> None:
+    """Refuse a deadline that is no time; None is none."""
+    allowed = seconds is None or 0 < seconds < inf
+    require(allowed, "deadline_s", seconds, "take a positive number of seconds")
+
+
+@dataclass(frozen=True)
+class OverSelection(RoundsPolicy):
+    """Rounds that draw more clients than they need, and keep the first: stragglers are left out.
+
+    m (1 + extra) clients download and train; the server steps with the first m uploads, by virtual time, or
+    with those that are there at the deadline (Bonawitz et al., MLSys 2019, section 2). Who is left out keeps
+    nothing of the round.
+
+    Attributes:
+        extra: by how much more clients are drawn, as a share of those that are wanted.
+        deadline_s: seconds after which a round ends with those that are back, or with the first that comes;
+            null: when all that are wanted are back.
+        late: what those do that are left out, for the ledger: `stopped`: they are told to stop and upload
+            nothing; `sent`: they upload all the same, and nobody uses it.
+    """
+
+    extra: float = 0.3
+    deadline_s: float | None = None
+    late: Literal["stopped", "sent"] = "stopped"
+    traffic_depends_on = "who is back in time"
+    leaves_out = True
+
+    def __post_init__(self) -> None:
+        require(0 <= self.extra < inf, "extra", self.extra, "take 0 (none) or more, as a share")
+        _check_deadline(self.deadline_s)
+        require(self.late in ("stopped", "sent"), "late", self.late, "take stopped or sent")
+
+    @property
+    def rule(self) -> RoundRule:
+        """The first are kept."""
+        return FirstArrivals(self.deadline_s, self.late == "sent")
+
+    def num_started(self, wanted: int, num_clients: int) -> int:
+        """Return m (1 + extra), rounded up, at most all."""
+        return min(num_clients, ceil(wanted * (1 + self.extra) - 1e-9))
+
+    def open_clock(
+        self,
+        clock: ClockConfig,
+        duration: VisitDuration,
+        federation: Federation,
+        num_sampled: int,
+        key: Key,
+    ) -> None:
+        """Return None; refuse rounds of all clients, of which nobody is left to be drawn beside them."""
+        remedy = "has no effect on rounds of all clients; take cohort_size or participation, or 0"
+        more = self.num_started(num_sampled, federation.num_clients) > num_sampled
+        require(more or not self.extra, "policy.extra", self.extra, remedy)
+        super().open_clock(clock, duration, federation, num_sampled, key)
+
+
+@dataclass(frozen=True)
+class PartialWork(RoundsPolicy):
+    """Rounds in which slow clients do less: as many mini-batches or epochs as fit a deadline.
+
+    FedProx's inexact solutions (Li et al., MLSys 2020, section 3.2): what a straggler has done until then is
+    mixed like the work of others. A client does at least one mini-batch, or epoch, and the round waits for
+    it. A method that trains several times in a visit does the same share of each training.
+
+    Attributes:
+        deadline_s: seconds from the start of a round in which a client downloads, computes and uploads; null
+            for none.
+        stragglers: share of a round's clients, drawn in each, that do a part, uniform on 1 to all, as
+            FedProx's authors simulate stragglers; they are back the sooner.
+        unit: `steps`: parts are mini-batches; `epochs`: whole passes.
+    """
+
+    deadline_s: float | None = None
+    stragglers: float = 0.0
+    unit: Literal["steps", "epochs"] = "steps"
+
+    def __post_init__(self) -> None:
+        late = self.deadline_s
+        _check_deadline(late)
+        require(0 <= self.stragglers <= 1, "stragglers", self.stragglers, "take a share in [0, 1]")
+        remedy = "says how much slow clients do; give deadline_s, or stragglers"
+        require(late is not None or self.stragglers > 0, "deadline_s", late, remedy)
+        require(self.unit in ("steps", "epochs"), "unit", self.unit, "take steps or epochs")
+
+    @property
+    def rule(self) -> RoundRule:
+        """Visits are shortened."""
+        return ShortenedVisits(self.deadline_s, self.stragglers, self.unit == "epochs")
 
 
 class AsynchronousPolicy(Policy):
@@ -137,6 +260,7 @@ class AsynchronousPolicy(Policy):
     max_staleness: int | None
     rate: float
     staleness_a: float
+    traffic_depends_on = "which visits are under way at the end: they have downloaded and not uploaded"
 
     def __post_init__(self) -> None:
         late = self.max_staleness
@@ -156,6 +280,17 @@ class AsynchronousPolicy(Policy):
             waiting: uploads that have arrived since the last step.
             in_flight: visits under way.
         """
+
+    def next_tick(self, after: float) -> float:
+        """Return the first time after another one at which the server steps, whoever has arrived.
+
+        Args:
+            after: in seconds on the run's clock.
+
+        Returns:
+            That time; infinite where arrivals alone decide.
+        """
+        return inf
 
     @property
     def single_upload(self) -> bool:
@@ -255,6 +390,10 @@ class OneUploadPolicy(AsynchronousPolicy):
         """One upload a step."""
         return True
 
+    def uploads_per_step(self, num_sampled: int) -> int:
+        """Return 1."""
+        return 1
+
     def ready(self, waiting: int, in_flight: int) -> bool:
         """Step at once."""
         return waiting >= 1
@@ -337,9 +476,80 @@ class Buffer(AsynchronousPolicy):
         require(self.size <= num_sampled, "policy.size", self.size, remedy)
         return num_sampled
 
+    def uploads_per_step(self, num_sampled: int) -> int:
+        """Return `size`."""
+        return self.size
+
     def ready(self, waiting: int, in_flight: int) -> bool:
         """Step when the buffer is full."""
         return waiting >= self.size
+
+
+@dataclass(frozen=True)
+class Waves(AsynchronousPolicy):
+    """Semi-asynchronous waves: the server steps with the first arrivals, and starts clients only then.
+
+    A wave ends when `size` uploads have arrived, or at every multiple of `every_s` at which any upload waits.
+    Then idle clients read the new rows, until as many are under way as `participation` or `cohort_size` say.
+    Stragglers go on; their uploads enter a later wave, stale by the waves since their download. The first
+    arrivals are those of SAFA (Wu et al., IEEE Trans. Computers 2021), without its cache of the others'
+    models; steps at fixed times are those of FedAT's tiers (Chai et al., SC 2021), without tiers.
+
+    Attributes:
+        size: uploads that end a wave; null: time alone does.
+        every_s: seconds between the times at which a wave ends, on the run's clock (real seconds under clock
+            `wall`); null: uploads alone do.
+        max_staleness: see `AsynchronousPolicy`.
+        rate: see `AsynchronousPolicy`.
+        staleness_a: see `AsynchronousPolicy`.
+    """
+
+    size: int | None = None
+    every_s: float | None = None
+    max_staleness: int | None = None
+    rate: float = 1.0
+    staleness_a: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        remedy = "a wave ends with so many uploads, or every so many seconds; give size, every_s or both"
+        require(self.size is not None or self.every_s is not None, "size", None, remedy)
+        require(self.size is None or self.size >= 1, "size", self.size, "take 1 upload or more")
+        late = self.every_s
+        require(late is None or LEAST_S <= late < inf, "every_s", late, f"take {LEAST_S} seconds or more")
+
+    def concurrency(self, num_clients: int, num_sampled: int) -> int:
+        """Return the configured number of visits, which must fill a wave."""
+        remedy = f"only {num_sampled} visits are under way at a time; take at most so many"
+        require(self.size is None or self.size <= num_sampled, "policy.size", self.size, remedy)
+        return num_sampled
+
+    def uploads_per_step(self, num_sampled: int) -> int:
+        """Return the size of a wave; more may wait where time ends one."""
+        return num_sampled if self.size is None else self.size
+
+    def ready(self, waiting: int, in_flight: int) -> bool:
+        """Step when the wave is full; without times also when nobody is left who could fill it."""
+        full = self.size is not None and waiting >= self.size
+        return full or (self.every_s is None and in_flight == 0)
+
+    def next_tick(self, after: float) -> float:
+        """Return the next multiple of `every_s`."""
+        if self.every_s is None:
+            return inf
+        number = floor(after / self.every_s) + 1
+        while number * self.every_s <= after:  # rounded down
+            number += 1
+        return number * self.every_s
+
+    def starts(self, dispatch: DispatchState) -> list[Start]:
+        """Start idle clients after a step, a whole cohort where nobody is under way; none within a wave."""
+        if dispatch.filled == dispatch.version and (dispatch.busy or dispatch.waiting):
+            return []
+        if dispatch.busy:
+            return super().starts(dispatch)
+        cohort = dispatch.sampler(dispatch.version + 1).tolist()
+        return [(k, dispatch.version) for k in cohort if dispatch.is_available(k)]
 
 
 @dataclass(frozen=True)
@@ -449,9 +659,12 @@ class DrawnStaleness(OneUploadPolicy):
 
 POLICIES: dict[str, type[Policy]] = {
     "rounds": Synchronous,
+    "over_selection": OverSelection,
+    "partial_work": PartialWork,
     "barrier": Barrier,
     "every_arrival": EveryArrival,
     "buffer": Buffer,
+    "waves": Waves,
     "client_decides": ClientDecides,
     "drawn_staleness": DrawnStaleness,
 }

@@ -12,7 +12,7 @@ from mpifl.core.rng import Key
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws m of N clients, uniformly without replacement.
+    """Draws m of N clients, uniformly without replacement; or each client by itself.
 
     Attributes:
         num_clients: N.
@@ -20,6 +20,7 @@ class Sampler:
         key: address of the draws.
         late: clients that take part from step `joins` on.
         joins: the first step of `late`.
+        poisson: draw each client with probability m / N, by itself, so that cohorts differ in size.
     """
 
     num_clients: int
@@ -27,9 +28,13 @@ class Sampler:
     key: Key
     late: tuple[int, ...] = ()
     joins: int = 1
+    poisson: bool = False
 
     def __call__(self, step: int) -> np.ndarray:
-        """Return the cohort of `step`, int64 [m] ascending."""
+        """Return the cohort of `step`, int64 [m] ascending; under `poisson` of any size, also 0."""
+        if self.poisson:
+            draws = self.key.of("poisson", step).numpy().random(self.num_clients)
+            return np.flatnonzero(draws * self.num_clients < self.num_sampled)
         rng = self.key.of("cohort", step).numpy()
         if not self.late or step >= self.joins:
             if self.num_sampled >= self.num_clients:

@@ -65,6 +65,8 @@ class DispatchState:
         sampler: draws cohorts.
         key: address of the draws of single clients.
         available: whether a client is there now; None: all are, always.
+        waiting: uploads that have arrived since the last step.
+        filled: version at which visits were started last; -1 before the first.
     """
 
     busy: Collection[int]
@@ -74,6 +76,8 @@ class DispatchState:
     sampler: Sampler
     key: Key
     available: Callable[[int], bool] | None = None
+    waiting: int = 0
+    filled: int = -1
 
     def is_available(self, client: int) -> bool:
         """Return whether a client is there now."""

@@ -30,18 +30,19 @@ TINY: dict[str, Any] = {  # takes a second; its data come with scikit-learn
 RUNS: dict[str, dict[str, Any]] = {  # between them, every collective that moves numbers
     "rounds, CFL": {"algorithm": {"name": "cfl", "warmup": 1, "eps1": 100, "eps2": 0}},
     "rounds, UCFL": {"algorithm": "ucfl"},
+    "rounds, median": {"algorithm": "fedavg", "robust": "median"},
     "asynchronous, FedBuff": {"algorithm": "fedbuff", "policy": {"name": "buffer", "size": 2}},
 }
 CALLS = {  # kinds that Open MPI counts -> calls of mpi_traffic.csv
     "O2A": ("bcast",),
     "A2O": ("reduce", "gatherv"),
-    "A2A": ("reduce_scatter",),
+    "A2A": ("reduce_scatter", "alltoallv"),
     "point": ("send",),
 }
 NAMES = {
     "O2A": "broadcasts",
     "A2O": "reductions and gathers",
-    "A2A": "reduce-scatters",
+    "A2A": "exchanges",
     "point": "messages",
 }
 
@@ -109,6 +110,8 @@ def warm_up(transport: Transport) -> None:
     if transport.is_worker:
         workers = len(transport.workers)
         transport.Reduce_scatter(torch.zeros(workers, 8), [0] + [1] * workers, "check")
+    each = [8] * transport.size
+    transport.Alltoallv(torch.zeros(8 * transport.size), each, each, "check")
 
 
 def measure(transport: Transport) -> list[Line]:

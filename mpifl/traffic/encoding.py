@@ -122,7 +122,7 @@ class Coder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what arrives of an upload [d] or [C, d], and the residual [C, d]."""
         how, upload = self.payload.compression, x.reshape(-1, x.shape[-1]).cpu()  # [C, d]
-        base = _base(upload, rows)
+        base = base_of(upload, rows)
         wanted = upload - base
         if error is not None and error.shape == wanted.shape:
             wanted = wanted + error
@@ -141,7 +141,7 @@ def _chooses(upload: torch.Tensor, rows: torch.Tensor | None) -> bool:
     return rows is not None and _fits(upload, rows) and len(rows) not in (1, len(upload))
 
 
-def _base(upload: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+def base_of(upload: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     """Return the rows [C, d] that are subtracted from an upload before it is coded."""
     if rows is None or not _fits(upload, rows):
         return torch.zeros_like(upload)

@@ -25,6 +25,7 @@ KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind
     "labels": "statistic",
     "seed": "seed",
     **dict.fromkeys(("control", TIME_STAMP), "control"),
+    **dict.fromkeys(("secure_keys", "secure_grid", "secure_shares", "secure_unmasking"), "control"),
 }
 
 
@@ -202,7 +203,14 @@ class Ledger:
         self._count(step, "up", client, size)
 
     def add_down(
-        self, step: int, name: str, client: int, numbers: int, messages: int = 1, note: bool = False
+        self,
+        step: int,
+        name: str,
+        client: int,
+        numbers: int,
+        messages: int = 1,
+        note: bool = False,
+        size: int | None = None,
     ) -> None:
         """Count what is sent to one client alone.
 
@@ -213,8 +221,10 @@ class Ledger:
             numbers: in all messages.
             messages: how many.
             note: whether it is a note.
+            size: bytes; None: those of the numbers in the payload's form.
         """
-        size = self.payload.size(numbers, messages, note)
+        if size is None:
+            size = self.payload.size(numbers, messages, note)
         entry = self._entry(step, "down", name, "unicast", "", note)
         self._add(entry, messages, size, messages, size, numbers)
         self._count(step, "down", client, size)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from mpifl.core.types import State, Vector
 
 from .config import LocalConfig
 from .learner import Learner
+from .own_metrics import OwnMetric
 
 
 class LocalClient(Client):
@@ -36,6 +38,9 @@ class LocalClient(Client):
         step: the server step, from 1.
         home: device of the vectors that it returns; None: the learner's. The server's own clients return
             theirs in main memory.
+        metrics: what it scores beside accuracy and loss.
+        work: share of the mini-batches after which each of its trainings ends, one at least; None takes them
+            all.
     """
 
     def __init__(
@@ -47,12 +52,16 @@ class LocalClient(Client):
         visit: int = 0,
         step: int = 1,
         home: torch.device | None = None,
+        metrics: Sequence[OwnMetric] = (),
+        work: Fraction | None = None,
     ) -> None:
         self._home = learner.device if home is None else home
         self.id, self.visit, self.step = k, visit, step
         self.layout, self.init = learner.layout, learner.init.to(self._home)
         self._federation, self._learner, self._config = federation, learner, config
         self._optimizers: OptimizerMemory | None = None
+        self._metrics = metrics
+        self._work = work
 
     @cached_property
     def num_samples(self) -> int:  # type: ignore[override]  # an attribute of Client
@@ -81,7 +90,14 @@ class LocalClient(Client):
         if learner is None:
             raise Missing("no network beside the model", "name one: define auxiliary()")
         twin = LocalClient(
-            self.id, self._federation, learner, self._config, self.visit, self.step, self._home
+            self.id,
+            self._federation,
+            learner,
+            self._config,
+            self.visit,
+            self.step,
+            self._home,
+            work=self._work,
         )
         twin.__dict__["data"] = self.data
         return twin
@@ -108,10 +124,11 @@ class LocalClient(Client):
         """Train on the client's training data."""
         config = replace(self._config, **changes) if changes else self._config
         memory = self._optimizers if config.remembers else None
+        train = self.data.train if split is None else split_on(split, self._learner.device)
         trained = self._learner.sgd(
             start,
-            self.data.train if split is None else split_on(split, self._learner.device),
-            config,
+            train,
+            self._shortened(config, len(train)),
             key,
             step=self.step,
             direction=direction,
@@ -122,9 +139,17 @@ class LocalClient(Client):
         away = trained.vector.device != self._home
         return replace(trained, vector=trained.vector.to(self._home)) if away else trained
 
+    def _shortened(self, config: LocalConfig, num_samples: int) -> LocalConfig:
+        """Return options that take this visit's share of the mini-batches on so many samples."""
+        steps = 0 if self._work is None else config.num_steps(num_samples)
+        if self._work is None or not steps:
+            return config
+        return replace(config, steps=max(1, steps * self._work.numerator // self._work.denominator))
+
     def batches(self, key: Key, **changes: Any) -> Iterator[Split]:
         """Yield the batches of a visit, as `sgd` takes them under the same key."""
-        data, config = self.data.train, replace(self._config, **changes)
+        data = self.data.train
+        config = self._shortened(replace(self._config, **changes), len(data))
         for index in self._learner.batches(data, config, key):
             yield Split(data.x[index], data.y[index])
 
@@ -144,14 +169,22 @@ class LocalClient(Client):
         return float(self.losses(vector, split).double().mean())
 
     def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
-        """Return `accuracy` and `loss` on `split` (default: the test data); NaN for an empty split."""
+        """Return `accuracy`, `loss` and own metrics on `split` (default: test data); NaN for an empty one."""
         split = self.data.test if split is None else split
         if not len(split):
-            return {"accuracy": float("nan"), "loss": float("nan")}
+            return dict.fromkeys(("accuracy", "loss", *(m.name for m in self._metrics)), float("nan"))
         logits = self.logits(vector, split.x)
         y = split.y.to(logits.device)
         hits = int((logits.argmax(1) == y).sum())
-        return {"accuracy": hits / len(split), "loss": float(F.cross_entropy(logits, y))}
+        return {
+            "accuracy": hits / len(split),
+            "loss": float(F.cross_entropy(logits, y)),
+            **self.measure(logits, y),
+        }
+
+    def measure(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+        """Return the figures of `evaluation.metrics`."""
+        return {metric.name: metric(logits, labels, self.id) for metric in self._metrics}
 
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, L] of images `x` under `vector`."""
@@ -198,11 +231,15 @@ class LocalClients(ClientHost):
         federation: the clients' data.
         learner: trains and evaluates on this rank's device.
         local: how clients train.
+        differing: client -> how it trains, of those that train in another way.
+        metrics: what clients score beside accuracy and loss.
     """
 
     federation: Federation
     learner: Learner
     local: LocalConfig
+    differing: Mapping[int, LocalConfig] = field(default_factory=dict)
+    metrics: Sequence[OwnMetric] = ()
 
     @property
     def keeps_optimizer(self) -> bool:  # type: ignore[override]  # attributes of ClientHost
@@ -219,10 +256,25 @@ class LocalClients(ClientHost):
         """The layout of the model's flat vector."""
         return self.learner.layout
 
-    def client(self, k: int, visit: int = 0, step: int = 1, **changes: Any) -> LocalClient:
+    def num_steps(self, k: int, visit: int) -> tuple[int, int]:
+        """Return the mini-batches of a client's visit, and those of one pass over its training data."""
+        local, num_samples = self.differing.get(k, self.local), self.federation.num_samples(k, visit)
+        return local.num_steps(num_samples), replace(local, epochs=1, steps=None).num_steps(num_samples)
+
+    def client(
+        self, k: int, visit: int = 0, step: int = 1, work: Fraction | None = None, **changes: Any
+    ) -> LocalClient:
         """Return a client at a visit."""
-        local = replace(self.local, **changes) if changes else self.local
-        return LocalClient(k, self.federation, self.learner, local, visit, step)
+        local = self.differing.get(k, self.local)
+        local = replace(local, **changes) if changes else local
+        return LocalClient(
+            k, self.federation, self.learner, local, visit, step, work=work, metrics=self.metrics
+        )
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names of the figures of `evaluation.metrics`."""
+        return tuple(metric.name for metric in self.metrics)
 
     def public_clients(self) -> Sequence[LocalClient]:
         """Return the labelled sets that the server owns, each as a client."""

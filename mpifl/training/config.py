@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 from mpifl.core.errors import require
@@ -65,6 +66,17 @@ class LocalConfig:
     def remembers(self) -> bool:
         """Whether the optimiser has a memory: momentum, or Adam's moments."""
         return self.optimizer == "adam" or self.momentum > 0
+
+    def num_steps(self, num_samples: int) -> int:
+        """Return the mini-batches of a visit of a client with so many training samples."""
+        return self.epochs * ceil(num_samples / self.batch_size) if self.steps is None else self.steps
+
+    def num_trained(self, num_samples: int) -> int:
+        """Return the samples of all mini-batches of a visit; those of each pass count again."""
+        if self.steps is None or not num_samples:
+            return self.epochs * num_samples
+        passes, rest = divmod(self.steps, ceil(num_samples / self.batch_size))
+        return passes * num_samples + min(rest * self.batch_size, num_samples)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of server step `step` (from 1; before that, the first's)."""

@@ -106,14 +106,19 @@ def _weighted(q: torch.Tensor) -> Loss:
 
 
 def evaluate_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split) -> dict[str, float]:
-    """Return accuracy and loss of sum_k pi_k softmax(theta_k(x)) on `split`; NaN where it is empty."""
+    """Return accuracy and loss of sum_k pi_k softmax(theta_k(x)) on `split`; NaN where it is empty.
+
+    Own metrics get the logarithms of these probabilities as logits.
+    """
     if not len(split):
-        return {"accuracy": float("nan"), "loss": float("nan")}
+        nothing = client.measure(models.new_zeros(0, 1), split.y)
+        return {"accuracy": float("nan"), "loss": float("nan"), **nothing}
     chances = torch.stack([client.logits(w, split.x).double().softmax(1) for w in models])  # [K, n, L]
     p = torch.einsum("k,knl->nl", pi.double().to(chances.device), chances)
     hits = int((p.argmax(1) == split.y).sum())
-    loss = F.nll_loss(p.clamp_min(1e-300).log(), split.y)
-    return {"accuracy": hits / len(split), "loss": float(loss)}
+    logits = p.clamp_min(1e-300).log()
+    loss = F.nll_loss(logits, split.y)
+    return {"accuracy": hits / len(split), "loss": float(loss), **client.measure(logits.float(), split.y)}
 
 
 def evaluate_tuned(

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +24,19 @@ from support.pretended import Pretended, There, there
 from mpifl.aggregation import mixer as mix
 from mpifl.aggregation.collective_choice import GATHER, REDUCE
 from mpifl.aggregation.mixer import Mixer
+from mpifl.aggregation.robust_mixer import RobustMixer
+from mpifl.aggregation.robust_rules import (
+    GeometricMedian,
+    Median,
+    MultiKrum,
+    NormBound,
+    Rule,
+    TrimmedMean,
+)
 from mpifl.aggregation.tables import Tables
 from mpifl.comm import link_test as pairs
 from mpifl.comm.mpi import Mpi
-from mpifl.comm.transport import Single
+from mpifl.comm.transport import Single, Transport, divided
 from mpifl.core.mixing import Mixing
 from mpifl.core.parameters import take
 from mpifl.core.rng import key
@@ -135,6 +145,47 @@ def reduce_and_gather_agree_with_one_process_bit_for_bit(t: Mpi, folder: Path) -
         if found is not None:
             assert mixer.last_collectives == [collective]
             assert torch.equal(found, case.alone()), (collective, keep, components, part, rows)
+
+
+def robust_mixing(t: Transport, case: Case, rule: Rule, mine: dict[str, list[torch.Tensor]]) -> Any:
+    """Return the new table of a mixing by a rule on rank 0, None elsewhere."""
+    tables = Tables(t)
+    if t.is_server:
+        tables.publish({"model": case.old})
+    mixer = RobustMixer(t, Mixer(t, tables), rule)
+    owners = case.owners if t.size > 1 else np.zeros(len(case.owners), np.int64)
+    told = ([case.mixing], lambda _: (case.max_abs, owners)) if t.is_server else (None, None)
+    return mixer.mix(*told, mine).get("model")
+
+
+@body
+def robust_mixings_agree_with_one_process_bit_for_bit(t: Mpi, folder: Path) -> None:
+    rules = (Median(), TrimmedMean(0.2), MultiKrum(f=1), NormBound(0.5), GeometricMedian())
+    for (keep, part, away), rule in itertools.product(
+        (("none", False, 0), ("diagonal", True, 2), ("dense", False, 0)), rules
+    ):
+        case = Case(t, rows=3, reports=9, width=700, keep=keep, part=part, away=away)
+        if keep == "none":  # a mean around old rows
+            weights = case.mixing.weights / case.mixing.weights.sum(1, keepdims=True)
+            case.mixing = Mixing(weights, part=case.part)
+        with Pretended():
+            found = robust_mixing(t, case, rule, case.mine(t.rank))
+        if found is not None:
+            alone = robust_mixing(Single(), case, rule, {"model": list(case.uploads)})
+            assert torch.equal(found, alone), (rule, keep)
+
+
+@body
+def parts_change_places_and_only_those_of_others_are_counted(t: Mpi, folder: Path) -> None:
+    """Rank r sends r + s + 1 numbers 10 r + s to rank s."""
+    sent = [t.rank + s + 1 for s in range(t.size)]
+    block = torch.cat([torch.full((n,), 10.0 * t.rank + s) for s, n in enumerate(sent)])
+    found = t.Alltoallv(block, sent, [q + t.rank + 1 for q in range(t.size)], "swap")
+    expected = [10.0 * q + t.rank for q in range(t.size) for _ in range(q + t.rank + 1)]
+    assert_array_equal(found.numpy(), expected)
+    count = t.traffic.counts["alltoallv", "swap"]
+    assert (count.calls, count.messages) == (1, t.size - 1)
+    assert count.bytes == 4 * (sum(sent) - sent[t.rank])
 
 
 @body
@@ -379,6 +430,27 @@ def ranks_know_their_place(t: Mpi, folder: Path) -> None:
     assert t.workers == ((0,) if t.size == 1 else tuple(range(1, t.size)))
     assert t.is_worker == (t.rank > 0 or t.size == 1)
     assert t.comm.Get_name() == "mpifl"
+
+
+@body
+def groups_of_ranks_talk_among_themselves(t: Mpi, folder: Path) -> None:
+    """Two groups, that of rank 0 the larger one; the whole goes on beside them."""
+    count = min(2, t.size)
+    group = t.split(count)
+    mine = next(ranks for ranks in divided(t.nodes, count) if t.rank in ranks)
+    assert (group.size, group.rank) == (len(mine), mine.index(t.rank))
+    assert group.gather(t.rank, "test") == (None if group.rank else mine)
+    assert group.bcast(t.rank if group.is_server else None, "test") == mine[0]
+    total = torch.tensor([float(t.rank)])
+    group.Reduce(total, "test")
+    assert group.rank or total.item() == sum(mine)
+    assert group.local_rank == t.local_rank == t.rank
+    assert t.bcast("all" if t.is_server else None, "test") == "all"
+    assert t.gather(group.rank, "test") == (
+        None
+        if t.rank
+        else [ranks.index(r) for r in range(t.size) for ranks in divided(t.nodes, count) if r in ranks]
+    )
 
 
 @body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpifl.comm.transport import MpiTraffic
+from mpifl.comm.transport import MpiTraffic, Single, device_ranks, divided
 
 
 def test_traffic_counts_calls_messages_and_bytes_by_purpose():
@@ -35,3 +35,30 @@ def test_traffic_counts_a_call_that_failed_too():
     with pytest.raises(ConnectionError):
         fail()
     assert traffic.bytes == 5
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "groups"),
+    [
+        ((0, 0, 0, 0), 1, [[0, 1, 2, 3]]),
+        ((0, 0, 0, 0), 2, [[0, 1], [2, 3]]),
+        ((0, 0, 0, 0, 0), 2, [[0, 1, 2], [3, 4]]),  # the first groups are the larger ones
+        ((0, 1, 0, 1), 2, [[0, 2], [1, 3]]),  # ranks that a launcher placed node by node
+        ((0, 1, 0, 1, 0, 1), 4, [[0, 2], [4, 1], [3], [5]]),
+        ((0, 0, 0), 3, [[0], [1], [2]]),
+    ],
+)
+def test_groups_are_of_equal_size_and_of_neighbours(nodes, count, groups):
+    assert divided(nodes, count) == groups
+
+
+def test_workers_of_all_groups_share_the_devices_of_a_node_before_servers_do():
+    """Four groups of a server and a worker: on four GPUs each worker has its own, whatever its rank."""
+    assert device_ranks((0,) * 8, divided((0,) * 8, 4)) == [4, 0, 5, 1, 6, 2, 7, 3]
+    assert device_ranks((0,) * 4, divided((0,) * 4, 4)) == [0, 1, 2, 3], "each trains"
+    assert device_ranks((0, 0, 1, 1), [[0, 1, 2, 3]]) == [1, 0, 0, 1]
+
+
+def test_one_process_is_one_group():
+    alone = Single()
+    assert alone.split(1) is alone

@@ -8,7 +8,6 @@ shows are those of its runs. Links and names are those of `test_references.py`.
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import os
 import re
@@ -16,7 +15,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +26,7 @@ from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.experiment.loader import from_tree, load, read
 from mpifl.experiment.schema import Config
-from mpifl.results import supervision as progress
+from mpifl.results import progress
 
 ROOT = Path(mpifl.__file__).parents[1]
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
@@ -78,6 +76,14 @@ def a_table_a_sheet_and_a_run(folder: Path, said: str) -> None:
     assert (summary_of(run)["clients"], summary_of(run)["rounds"]) == (20, 1)
 
 
+def a_run_on_phones(folder: Path, said: str) -> None:
+    """The measured devices drive the clients."""
+    with (folder / "runs" / "async-phones" / "clients.csv").open() as lines:
+        devices = {row["device"] for row in csv.DictReader(lines)}
+    assert len(devices) > 1
+    assert "" not in devices
+
+
 def the_method_of_the_page(folder: Path, said: str) -> None:
     """The run was made with the method that the page builds."""
     (run,) = (folder / "runs").iterdir()
@@ -93,9 +99,20 @@ def a_run_from_python(folder: Path, said: str) -> None:
     assert summary_of(run)["rounds"] == 1
 
 
+def a_script_and_a_metric(folder: Path, said: str) -> None:
+    """The script printed its table, and both metrics have their columns."""
+    runs = {run.folder.name: run for run in map(mpifl.load, (folder / "runs").iterdir())}
+    script = runs.pop("quickstart-python")
+    assert str(script.metrics["federation_bytes_up"].iloc[-1]) in said
+    (measured,) = runs.values()
+    assert {"top2_mean", "balanced_mean"} <= set(measured.metrics)
+
+
 LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so after its commands
     "asynchrony.md": a_replay_is_its_run,
     "data.md": a_table_a_sheet_and_a_run,
+    "devices.md": a_run_on_phones,
+    "python.md": a_script_and_a_metric,
     "running.md": a_run_from_python,
     "writing-a-method.md": the_method_of_the_page,
 }
@@ -186,8 +203,7 @@ def say(tmp_path_factory):
 
     def run(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.chdir(folder)
-        clock = SimpleNamespace(monotonic=itertools.count(9, 9).__next__)  # every round is told of
-        monkeypatch.setattr(progress, "time", clock)
+        monkeypatch.setattr(progress, "LINE_SECONDS", -1.0)  # every round is told of
         program, *words = shlex.split(line)
         assert program == "mpifl"
         words = [

@@ -33,6 +33,8 @@ def test_the_plan_foretells_the_peak_memory(ranks, least, mpirun, tmp_path):
         "-m",
         "mpifl",
         "plan",
+        "--time",
+        "no",
         CONFIG,
         *common,
         "--system.ranks",

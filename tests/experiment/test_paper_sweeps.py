@@ -20,7 +20,7 @@ from mpifl.core.errors import UserError
 from mpifl.experiment import loader, papers
 from mpifl.experiment.plan import describe
 from mpifl.experiment.schema import Config
-from mpifl.experiment.sweep import Case
+from mpifl.experiment.sweep_cases import Case
 from mpifl.experiment.sweep_table import COLUMNS, ROWS
 
 SWEEPS = {sweep.name.removeprefix("papers/"): sweep for sweep in papers.sweeps()}

@@ -64,7 +64,7 @@ def test_a_rank_makes_its_gpu_the_current_one(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, answer)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     transport = Single()
-    transport.local_rank = 3
+    transport.device_rank = 3
     monkeypatch.setattr(experiment, "place", lambda transport, device: {})
     system = SystemConfig(deterministic=False)
     assert experiment.take_resources(system, transport).device == "cuda:1"

@@ -6,19 +6,27 @@ import csv
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mpifl import cli
 from mpifl.core.errors import UserError
-from mpifl.experiment.retime import retime
+from mpifl.experiment import loader
+from mpifl.experiment.retime import retime as retimed
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UCFL = ["--algorithm", "{name: ucfl, streams: 3}", "--participation", "0.5", "--evaluation.every", "1"]
 SLOW = ["--network.name", "wireless-slow"]
+THIN = ["--network", "{name: links, uplink_bytes_s: 3000}"]
 NETWORKS = {
     "slow": SLOW,
     "shared": ["--network", "{name: tiers, server_bytes_s: 20000}", "--delay", "{name: uniform}"],
     "away": ["--network", "{name: links, uplink_bytes_s: 3000, spread: 0.5}", "--availability.off_s", "4"],
 }
+
+
+def retime(name: str, options: list[str]) -> Path:
+    """Return the folder of a copy."""
+    return retimed(name, options)[0]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +66,60 @@ def test_only_times_may_change(runs):
         retime(str(runs / "tiny-plain"), ["--algorithm.name", "fedavg"])
     with pytest.raises(UserError, match=r"network\.uplink_bytes_s = -1"):
         retime(str(runs / "tiny-plain"), ["--network.uplink_bytes_s", "-1"])
+
+
+def test_a_sweep_is_retimed_beside_it_and_what_depends_on_the_network_is_left(tmp_path):
+    """Each copy has the times of a run under that network; the asynchronous case is for `mpifl resume`."""
+    vary = "{policy: {rounds: rounds, async: every_arrival}, seed: [0, 1], local.lr: [0.1]}"
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "-q"]
+    method = ["--algorithm", "fedasync", "--participation", "0.5", "--evaluation.every", "1"]
+    only = ["--only", "policy=rounds", "--only", "seed=0"]
+    assert cli.main(["sweep", str(TINY), *method, "--vary", vary, *place, *only]) == 0
+    folder, text = retimed(str(tmp_path / "tiny-x"), THIN)
+    assert folder == tmp_path / "tiny-x-links"
+    assert "3 of 4 cases have no copy (not complete there, or asynchronous: which upload" in text
+    assert {p.name for p in folder.iterdir()} == {
+        *("sweep.yaml", "sweep.csv", "sweep.md", "sweep.png", "tiny-rounds-0-0.1"),
+    }
+    direct = [*method, "--policy", "rounds", "--seed", "0", *place[:2], "--output.id", "direct", "-q", *THIN]
+    assert cli.main(["run", str(TINY), *direct]) == 0
+    for name in ("virtual_seconds", "accuracy_mean"):
+        assert column(folder / "tiny-rounds-0-0.1", name) == column(tmp_path / "tiny-direct", name)
+    assert cli.main(["resume", str(folder), "-q"]) == 0
+    with (folder / "sweep.csv").open() as lines:
+        assert len(list(csv.DictReader(lines))) == 4
+    one, _ = retimed(str(tmp_path / "tiny-x" / "tiny-rounds-0-0.1"), THIN)
+    assert one == tmp_path / "tiny-rounds-0-0.1-links", "beside the sweep, not inside"
+    again, _ = retimed(str(tmp_path / "tiny-x"), [*THIN, "--output.id", "mine"])
+    assert again == tmp_path / "tiny-mine"
+
+
+def test_what_a_sweep_varies_is_not_changed_for_all_of_its_cases(tmp_path):
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "-q", "--rounds", "1"]
+    links = "{name: links, uplink_bytes_s: %d}"
+    vary = f"{{network: {{thin: {links % 3000}, wide: {links % 30000}}}}}"
+    assert cli.main(["sweep", str(TINY), "--vary", vary, *place]) == 0
+    with pytest.raises(UserError, match=r"network = .*case thin has another one, by what the sweep varies"):
+        retimed(str(tmp_path / "tiny-x"), ["--network", "{name: links, uplink_bytes_s: 10}"])
+    folder, _ = retimed(str(tmp_path / "tiny-x"), ["--delay", "uniform"])
+    assert folder == tmp_path / "tiny-x-uniform"
+    with (folder / "sweep.csv").open() as lines:
+        assert [row["network"] for row in csv.DictReader(lines)] == ["thin", "wide"]
+
+
+def test_a_sweep_without_a_run_that_can_be_copied_is_refused(tmp_path):
+    for name, policy, message in (
+        ("a", "every_arrival", "which upload comes first"),
+        ("b", "rounds", "no complete"),
+    ):
+        folder = tmp_path / f"tiny-{name}"
+        folder.mkdir()
+        tree = f"base: {TINY}\nname: tiny\nalgorithm: fedasync\nvary: {{policy: [{policy}]}}\n"
+        (tmp_path / "c.yaml").write_text(tree)
+        whole = loader.read(str(tmp_path / "c.yaml"))
+        (folder / "sweep.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
+        with pytest.raises(UserError, match=message):
+            retimed(str(folder), SLOW)
 
 
 def test_an_asynchronous_run_is_not_retimed(runs):

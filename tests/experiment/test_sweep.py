@@ -11,20 +11,30 @@ import weakref
 from pathlib import Path
 
 import pytest
+import yaml
 
+import mpifl
 from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.errors import Stopped, UserError
-from mpifl.experiment import loader
+from mpifl.experiment import loader, sweep_results
 from mpifl.experiment import run as running
+from mpifl.experiment import sweep as sweeping
 from mpifl.experiment.loader import load
-from mpifl.experiment.sweep import cases, over_seeds, sweep, table
+from mpifl.experiment.sweep_cases import ALL, cases
+from mpifl.experiment.sweep_results import over_seeds, table
+from mpifl.results.seed_groups import gather
 from mpifl.results.sweep_figure import Curve
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 VARY = "{algorithm.alpha: [0.3, 0.6], delay: {even: constant, uneven: {name: lognormal, sigma: 2}}}"
 ASYNC = ["--algorithm", "fedasync", "--policy", "every_arrival", "--cohort_size", "4", "--rounds", "6"]
 ASYNC += ["--evaluation.every", "1"]
+
+
+def sweep(name, options, transport, quiet=False, part=ALL):
+    """Run a sweep as the command line does."""
+    return sweeping.sweep(lambda: sweeping.read(name, options), transport, quiet, part)
 
 
 def test_each_run_of_a_job_counts_its_own_bytes(tmp_path):
@@ -123,6 +133,161 @@ def test_a_sweep_that_is_stopped_after_a_cases_last_step_ends_before_the_next_ca
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def found_in(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of sweep.csv without seconds of a clock on the wall."""
+    with (folder / "sweep.csv").open() as lines:
+        return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in csv.DictReader(lines)]
+
+
+def test_cases_added_later_join_and_complete_ones_stay(tmp_path):
+    """Seed 2 is added, with an option that changes no number. A process that knows of fewer adds none."""
+    place = ["--output.folder", str(tmp_path), "--output.id"]
+    folder = sweep(TINY, ["--vary", "{seed: [0, 1]}", *place, "x"], Single(), quiet=True)
+    first = (folder / "tiny-0" / "metrics.csv").stat().st_mtime_ns
+    more = ["--vary", "{seed: [0, 2, 1]}", "--system.statistics_cache", str(tmp_path / "c"), *place]
+    assert sweep(TINY, [*more, "x"], Single(), quiet=True) == folder
+    assert (folder / "tiny-0" / "metrics.csv").stat().st_mtime_ns == first
+    whole = sweep(TINY, [*more, "whole"], Single(), quiet=True)
+    assert found_in(folder) == found_in(whole)
+    assert [row["seed"] for row in found_in(folder)] == ["0", "2", "1"]
+    before = (folder / "sweep.yaml").read_text()
+    sweep(TINY, ["--vary", "{seed: [1]}", *place, "x"], Single(), quiet=True)
+    assert (folder / "sweep.yaml").read_text() == before
+    assert len(found_in(folder)) == 3
+    shutil.rmtree(folder / "tiny-2")
+    assert main(["resume", str(folder), "-q"]) == 0
+    assert found_in(folder) == found_in(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rounds", "3"], "rounds = 3: the sweep in FOLDER has 2; give another output.id"),
+        (
+            ["--local.lr", "0.3", "--local.epochs", "2"],
+            "local.epochs = 2: the sweep in FOLDER has 1 (other keys that differ: local.lr)",
+        ),
+        (["--algorithm", "fedprox"], "algorithm.name = 'fedprox': the sweep in FOLDER has 'fedavg'"),
+        (["--system.kernels", "false"], "system.kernels = False: the sweep in FOLDER has True"),
+        (["--vary.seed", "{0: 0, 1: 7}"], "seed.data = 7: the sweep in FOLDER has 1"),
+        (
+            ["--vary.seed", "[1, 2]"],
+            "vary.seed = ['1', '2']: leaves out 0 of the sweep in FOLDER; name them too",
+        ),
+        (
+            ["--vary", "{seed: [0], local.lr: [0.1]}"],
+            "vary = 'seed, local.lr': the sweep in FOLDER varies seed",
+        ),
+    ],
+)
+def test_a_sweep_with_other_settings_is_not_joined_and_the_key_is_named(options, message, tmp_path):
+    place = ["--vary", "{seed: [0, 1]}", "--output.folder", str(tmp_path), "--output.id", "x"]
+    (tmp_path / "tiny-x").mkdir()
+    tree = sweeping.read(TINY, place)
+    (tmp_path / "tiny-x" / "sweep.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    with pytest.raises(UserError) as raised:
+        sweep(TINY, [*place, *options], Single(), quiet=True)
+    assert str(raised.value).startswith(message.replace("FOLDER", str(tmp_path / "tiny-x")))
+    assert not list((tmp_path / "tiny-x").glob("tiny-*"))
+
+
+def test_a_process_that_is_slower_to_create_the_folder_joins(tmp_path, monkeypatch):
+    """Tasks of a job array begin at the same time: between its look and its own try another one was there."""
+    place = ["--vary", "{seed: [0]}", "--output.folder", str(tmp_path), "--output.id", "x"]
+    real = sweeping.folders.create
+
+    def other_first(*args):
+        if args[2] == "x":
+            folder = real(*args)
+            (folder / "sweep.yaml").write_text(yaml.safe_dump(sweeping.read(TINY, place), sort_keys=False))
+        return real(*args)
+
+    monkeypatch.setattr(sweeping.folders, "create", other_first)
+    folder = sweep(TINY, place, Single(), quiet=True)
+    assert len(found_in(folder)) == 1
+
+
+FREE = ["--system.statistics_cache", "c", "--system.sample_cache_mb", "1", "--checkpoint.every", "3"]
+
+
+def test_what_changes_no_number_is_no_other_setting(tmp_path):
+    was = cases(sweeping.read(TINY, ["--vary", "{seed: [0]}"]))
+    now = cases(
+        sweeping.read(TINY, ["--vary", "{seed: [0]}", *FREE, "--data.cache", "d", "--output.updates", "true"])
+    )
+    assert sweeping._settings(was[0].config) == sweeping._settings(now[0].config)
+
+
+def test_a_network_added_later_is_computed_wherever_it_stands(tmp_path, monkeypatch):
+    place = ["--delay", "constant", "--output.folder", str(tmp_path), "--output.id", "x"]
+    sweep(TINY, ["--vary", "{network: [wired]}", *place], Single(), quiet=True)
+    monkeypatch.setattr("mpifl.experiment.sweep.run", None)  # nothing is trained
+    folder = sweep(TINY, ["--vary", "{network: [wireless-slow, wired]}", *place], Single(), quiet=True)
+    slow = json.loads((folder / "tiny-wireless_slow" / "summary.json").read_text())
+    assert slow["retimed_from"] == "tiny-wired"
+
+
+def test_tables_hold_a_case_that_another_process_finishes_while_they_are_written(tmp_path, monkeypatch):
+    place = ["--output.folder", str(tmp_path), "--output.id", "x"]
+    options = ["--vary", "{seed: [0, 1]}", *place]
+    folder = sweep(TINY, options, Single(), quiet=True)
+    late, hidden = folder / "tiny-1" / "summary.json", tmp_path / "hidden"
+    late.rename(hidden)
+    real = sweep_results.table
+
+    def meanwhile(rows):
+        if hidden.exists():
+            hidden.rename(late)
+        return real(rows)
+
+    monkeypatch.setattr(sweep_results, "table", meanwhile)
+    tree = sweeping.read(TINY, options)
+    sweep_results.Found(folder, tree, cases(tree)).write()
+    assert [row["seed"] for row in found_in(folder)] == ["0", "1"]
+
+
+def test_labels_of_the_users_own_stand_in_tables_and_reports(tmp_path):
+    methods = "{mine: fedavg, theirs: {name: fedprox, mu: 0.5}}"
+    vary = f"{{algorithm: {methods}, local.lr: [0.1, 0.2], seed: {{a: 0, b: 1}}}}"
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "--rounds", "1"]
+    folder = sweep(TINY, ["--vary", vary, *place], Single(), quiet=True)
+    assert {row["algorithm"] for row in found_in(folder)} == {"mine", "theirs"}
+    groups = {group.name: len(group.runs) for group in gather([str(folder)])}
+    assert groups == {f"{label}, lr {lr}": 2 for label in ("mine", "theirs") for lr in (0.1, 0.2)}
+    named = cases(sweeping.read(TINY, ["--vary", "{rows: {A: {rounds: 1}}}", "--output.label", "trial"]))
+    assert named[0].placed(tmp_path).output.label == "trial, A"
+    plain = cases(sweeping.read(TINY, ["--vary", "{local.lr: [0.1]}"]))
+    assert plain[0].placed(tmp_path).output.label is None
+
+
+def test_a_sweep_in_python_has_runs_by_their_labels_and_a_table(tmp_path):
+    place = {"folder": str(tmp_path), "id": "x"}
+    vary = {"algorithm": {"mine": "fedavg", "theirs": "local"}, "local.lr": [0.1, 1], "seed": [3]}
+    found = mpifl.sweep(TINY, vary=vary, output=place, rounds=1, only={"local.lr": [0.1]})
+    assert [*found.runs] == [("mine", "0.1", "3"), ("theirs", "0.1", "3")]
+    assert found.runs["theirs", "0.1", "3"].summary["algorithm"] == "local"
+    assert [*found.table.columns[:4]] == ["algorithm", "local.lr", "seed", "accuracy_mean"]
+    assert found.table["local.lr"].tolist() == [0.1, 0.1]
+    assert found.table["seed"].tolist() == [3, 3]
+    assert found.table["accuracy_mean"][1] == found.runs["theirs", "0.1", "3"].summary["accuracy_mean"]
+    whole = mpifl.sweep(TINY, vary=vary, output=place, rounds=1)
+    assert (len(found.table), len(whole.table), len(mpifl.load_sweep(whole.folder).runs)) == (2, 4, 4)
+    one = mpifl.sweep(TINY, vary={"seed": [0]}, output=place | {"id": "y"}, rounds=1)
+    assert [*one.runs] == ["0"], "one key, one label"
+
+
+def test_a_folder_without_a_sweep_is_refused(tmp_path):
+    for folder, message in (
+        (tmp_path, "is no sweep: it has no sweep.yaml"),
+        (tmp_path / "x", "no such folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            mpifl.load_sweep(folder)
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweeping.read(TINY, ["--vary", "{seed: [0]}"])))
+    with pytest.raises(UserError, match="has no complete case"):
+        mpifl.load_sweep(tmp_path)
+
+
 def test_a_sweep_takes_no_options_when_it_goes_on(tmp_path, capsys):
     (tmp_path / "sweep.yaml").write_text("vary: {seed: [0]}")
     assert main(["resume", str(tmp_path), "--rounds", "3"]) == 2
@@ -142,6 +307,17 @@ def test_a_sweep_keeps_nothing_of_the_cases_before(tmp_path, monkeypatch):
     options = ["--vary", "{seed: [0, 1, 2]}", "--output.folder", str(tmp_path)]
     sweep(TINY, options, Single(), quiet=True)
     assert held == [0, 0, 0]
+
+
+def test_the_figure_of_a_sweep_shows_training_data_where_they_were_evaluated(tmp_path, monkeypatch):
+    drawn: list[Curve] = []
+    monkeypatch.setattr("mpifl.experiment.sweep_results.draw", lambda curves, path: drawn.extend(curves))
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "--evaluation.every", "1"]
+    folder = sweep(TINY, [*place, "--vary", "{evaluation.train: [true, false]}"], Single(), quiet=True)
+    with (folder / "tiny-True" / "metrics.csv").open() as lines:
+        written = [float(row["accuracy_train_mean"]) for row in csv.DictReader(lines)]
+    assert len(written) == 2
+    assert [curve.train for curve in drawn] == [written, written, []], "after each of the two cases"
 
 
 def test_a_sweep_of_rounds_has_no_staleness(tmp_path):

@@ -11,8 +11,9 @@ import yaml
 from mpifl.cli import main
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
+from mpifl.experiment import sweep as sweeping
 from mpifl.experiment.loader import from_tree
-from mpifl.experiment.sweep import Part, cases, sweep
+from mpifl.experiment.sweep_cases import ALL, Part, cases
 from mpifl.experiment.sweep_table import Result, TableConfig, largest_difference, lines, markdown
 
 TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
@@ -22,6 +23,11 @@ TABLE = {
     "published": {"FedAvg": ["24.2 (2.6)", None], "Local": [38.3, 0]},
 }
 ROWS = {"FedAvg": {"algorithm": "fedavg"}, "Local": {"algorithm": "local", "local": {"lr": 0.2}}}
+
+
+def sweep(name, options, transport, quiet=False, part=ALL):
+    """Run a sweep as the command line does."""
+    return sweeping.sweep(lambda: sweeping.read(name, options), transport, quiet, part)
 
 
 def tree(**keys):
@@ -132,7 +138,9 @@ def test_a_sweep_of_another_configuration_is_not_joined(tmp_path):
     file = file_of(tmp_path)
     sweep(file, place, Single(), True, Part.of(only=["rows=Local", "seed=1"]))
     assert [p.name for p in (tmp_path / "t-x").iterdir() if p.is_dir()] == ["t-Local-1"]
-    with pytest.raises(UserError, match="has other settings"):
+    with pytest.raises(
+        UserError, match=r"^local.lr = 0.3: the sweep in .*t-x has 0.1; give another output.id"
+    ):
         sweep(file, [*place, "--local.lr", "0.3"], Single(), True)
 
 

@@ -42,8 +42,15 @@ RUNS: dict[str, list[str]] = {
     "personal rows": ["--algorithm", "ucfl"],
     "newcomers": ["--newcomers", "{share: 0.3, joins: 4}", "--algorithm", "{name: ifca, num_clusters: 2}"],
     "clients that fail": ["--on_client_error", "drop"],
+    "privacy": ["--privacy", "{name: central, clip: 0.5, quantile: 0.5, quantile_noise: 4.0}"],
+    "masks": ["--secure_aggregation", "{name: masks, dropout: 0.3, threshold: 0.5}"],
     "arrivals": ["--algorithm", "fedbuff", *BUFFER],
     "arrivals with state": ["--algorithm", "scaffold", *BUFFER, "--payload", CODED],
+    "liars": ["--attack", "{name: noise, share: 0.25}", "--robust", "median"],
+    "arrivals of liars": [
+        *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 3}", *LATE),
+        *("--attack", "{name: sign_flip, share: 0.25}", "--robust", "geometric_median"),
+    ],
     "arrivals one by one": ["--algorithm", "fedasync", "--policy", "every_arrival", *LATE],
 }
 

@@ -11,11 +11,20 @@ from support import worlds
 from support.cases import CASES, named
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import Replay, WallTime
 from mpifl.simulation.delays import Exponential
-from mpifl.simulation.durations import Availability
 from mpifl.simulation.network import Links
-from mpifl.simulation.policies import Barrier, Buffer, ClientDecides, DrawnStaleness, EveryArrival
+from mpifl.simulation.policies import (
+    Barrier,
+    Buffer,
+    ClientDecides,
+    DrawnStaleness,
+    EveryArrival,
+    OverSelection,
+    PartialWork,
+    Waves,
+)
 
 SLOW = Exponential(mean_s=2.0)
 
@@ -35,6 +44,30 @@ def test_every_method_goes_on_from_a_saved_state(case, tmp_path):
     halted.compare(one, first, then)
 
 
+RULES = {
+    "over-selection": OverSelection(extra=0.67, deadline_s=2.0, late="sent"),
+    "partial work": PartialWork(deadline_s=1.5, stragglers=0.3),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rounds_under_a_rule_go_on_from_a_saved_state(rule, tmp_path):
+    """Who was left out before meets another delay, also after going on."""
+    common = {
+        "algorithm": CATALOGUE["scaffold"](),
+        "federation": worlds.Tiny(),
+        "participation": 0.5,
+        "steps": 6,
+        "policy": RULES[rule],
+        "delay": SLOW,
+        "network": Links(uplink_bytes_s=2000.0),
+    }
+    one = halted.run(folder=tmp_path / "one", at=-1, **common)
+    first = halted.run(folder=tmp_path / "two", at=3, **common)
+    then = halted.run(folder=tmp_path / "two", saved=halted.read(tmp_path / "two", 3), at=-1, **common)
+    halted.compare(one, first, then)
+
+
 EVENTS = {
     "every arrival": ("fedasync", {"policy": EveryArrival(), "delay": SLOW}),
     "buffer": ("fedbuff", {"policy": Buffer(size=2, max_staleness=1), "delay": SLOW}),
@@ -42,6 +75,8 @@ EVENTS = {
     "state": ("scaffold", {"policy": Buffer(size=2), "delay": SLOW}),
     "barrier": ("scaffold", {"policy": Barrier(), "delay": SLOW}),
     "mixtures": ("fedem", {"policy": Buffer(size=2), "delay": SLOW}),
+    "waves": ("fedbuff", {"policy": Waves(size=3), "delay": SLOW}),
+    "waves in time": ("fedbuff", {"policy": Waves(every_s=0.7), "delay": SLOW, "participation": 0.67}),
     "client decides": ("local", {"policy": ClientDecides()}),
     "drawn staleness": ("fedasync", {"policy": DrawnStaleness(most=4)}),
     "link": (

@@ -103,6 +103,75 @@ def test_slurm_gives_each_task_of_an_array_its_seed_and_folder(stubs):
     assert "mpifl run a.yaml --resume --output.id 17-3 --seed 3" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("array", "part"),
+    [
+        ({"MIN": "1", "MAX": "24", "COUNT": "24", "STEP": "1", "ID": "3"}, " --case 3/24"),
+        ({"MIN": "0", "MAX": "23", "COUNT": "24", "STEP": "1", "ID": "0"}, " --case 1/24"),
+        ({"MIN": "100", "MAX": "108", "COUNT": "5", "STEP": "2", "ID": "104"}, " --case 3/5"),
+        ({"MIN": "7", "MAX": "7", "COUNT": "1", "STEP": "1", "ID": "7"}, " --case 1/1"),
+        ({}, ""),
+    ],
+)
+def test_slurm_shares_a_sweep_among_the_tasks_of_an_array(array, part, stubs):
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "19", **({"SLURM_ARRAY_JOB_ID": "17"} if array else {})}
+    slurm |= {f"SLURM_ARRAY_TASK_{key}": value for key, value in array.items()}
+    done = launch("slurm", "sweep", "a.yaml", "--rounds", "3", env=stubs | slurm)
+    name = "17" if array else "19"
+    told = f"mpirun threads=1 -n 2 mpifl sweep a.yaml --output.id {name}{part} --rounds 3\n"
+    assert (done.returncode, done.stdout) == (0, told), done.stderr
+
+
+def test_some_tasks_of_an_array_need_to_know_of_how_many(stubs):
+    """--array=3,7: neither the first number nor the last one says how many parts there are."""
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "19", "SLURM_ARRAY_JOB_ID": "17"}
+    array = {"MIN": "3", "MAX": "7", "COUNT": "2", "STEP": "1", "ID": "7"}
+    slurm |= {f"SLURM_ARRAY_TASK_{key}": value for key, value in array.items()}
+    done = launch("slurm", "sweep", "a.yaml", env=stubs | slurm)
+    assert (done.returncode, "PARTS=24 sbatch --array=3,7" in done.stderr) == (2, True)
+    done = launch("slurm", "sweep", "a.yaml", env=stubs | slurm | {"PARTS": "24"})
+    assert "mpifl sweep a.yaml --output.id 17 --case 7/24" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("submitted", "more", "part"),
+    [
+        ("0-23", {}, "5/24"),
+        ("4-24:2", {}, "1/11"),
+        ("1-24%4", {}, "4/24"),
+        ("", {"PARTS": "6"}, "4/6"),
+    ],
+)
+def test_pbs_asks_for_the_range_of_an_array(submitted, more, part, stubs, tmp_path):
+    """A stub of qstat: only in its full output is the range that was submitted."""
+    text = f"Job Id: 9[].server\n    Job_Name = mpifl\n    array_indices_submitted = {submitted}\n"
+    (tmp_path / "qstat").write_text(f"#!/bin/sh\n[ \"$*\" = '-f 9[].server' ] && cat <<'END'\n{text}END\n")
+    (tmp_path / "qstat").chmod(0o755)
+    (tmp_path / "nodes").write_text("a\na\n")
+    pbs = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_O_WORKDIR": str(tmp_path), "CONFIG": "a.yaml"}
+    pbs |= {"COMMAND": "sweep", "PBS_JOBID": "9[4].server", "PBS_ARRAY_ID": "9[].server"}
+    done = launch("pbs", env=stubs | pbs | more | {"PBS_ARRAY_INDEX": "4", "OPTIONS": "--rounds 3"})
+    told = f"mpirun threads=1 -n 2 mpifl sweep a.yaml --output.id 9.server --case {part} --rounds 3\n"
+    assert (done.returncode, done.stdout) == (0, told), done.stderr
+
+
+def test_pbs_runs_a_sweep_without_an_array_and_refuses_another_command(stubs, tmp_path):
+    (tmp_path / "nodes").write_text("a\na\n")
+    pbs = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_O_WORKDIR": str(tmp_path), "CONFIG": "a.yaml"}
+    done = launch("pbs", env=stubs | pbs | {"COMMAND": "sweep", "PBS_JOBID": "9.server"})
+    assert done.stdout == "mpirun threads=1 -n 2 mpifl sweep a.yaml --output.id 9.server\n"
+    done = launch("pbs", env=stubs | pbs | {"COMMAND": "swep"})
+    assert (done.returncode, "COMMAND=swep: run or sweep" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("index", "part"), [({"LSB_JOBINDEX": "3", "LSB_JOBINDEX_END": "24"}, " --case 3/24"), ({}, "")]
+)
+def test_lsf_runs_a_sweep(index, part, stubs):
+    done = launch("lsf", "sweep", "a.yaml", env=stubs | {"LSB_DJOB_NUMPROC": "4", "LSB_JOBID": "17"} | index)
+    assert done.stdout == f"mpirun threads=1 -n 4 mpifl sweep a.yaml --output.id 17{part}\n", done.stderr
+
+
 def test_slurm_hands_the_warning_on_and_queues_the_job_again(stubs, tmp_path):
     """A stub scheduler: the launcher sleeps until SIGUSR2 and ends with 75; scontrol notes its arguments."""
     (tmp_path / "mpirun").write_text(

@@ -3,7 +3,11 @@
 from configparser import ConfigParser
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
+
+from mpifl.cli import main
+from mpifl.tools.scaffold import JOB_SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,6 +27,14 @@ def test_every_requirement_has_a_tested_version_within_its_range():
         version = tested[requirement.name.lower().replace("_", "-")]
         assert requirement.specifier.contains(version), f"{requirement} but tested with {version}"
     assert (tested["torch"], tested["torchvision"]) == ("2.13.0", "0.28.0")
+
+
+@pytest.mark.parametrize("name", JOB_SCRIPTS)
+def test_a_job_script_is_printed_whole_and_needs_no_other_file(name, capsys):
+    assert main(["launch", name]) == 0
+    text = capsys.readouterr().out
+    assert text == (ROOT / "launch" / name).read_text()
+    assert "common.sh" not in text
 
 
 def test_configurations_are_seen_from_within_the_package():

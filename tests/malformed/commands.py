@@ -139,7 +139,6 @@ def make(folder: Path, seed: int, count: int) -> Iterator[Case]:
         [],
         ["runn"],
         ["run"],
-        ["list"],
         ["show"],
         ["report"],
         ["compare"],

@@ -40,7 +40,7 @@ def faults(cases: Sequence[Case], answers: Sequence[dict[str, Any]], speaks: boo
     an old name may stand before."""
     out = []
     for case, answer in zip(cases, answers, strict=False):
-        said, code = answer["said"], answer["code"]
+        said, code = re.sub(r"^starting: .*\n", "", answer["said"], flags=re.MULTILINE), answer["code"]
         line = re.fullmatch(rf"(mpifl: {OLD_NAME}\n)*mpifl: [^\n]+\n", said) is not None
         well = code in case.codes and (code == 0 or (line if speaks else said == ""))
         if not well or "Traceback" in said or answer["cpu"] > SECONDS:

@@ -18,7 +18,7 @@ from numpy.testing import assert_allclose
 from support import worlds
 from support.runs import CONFIG, RUNS, SCRIPT, Runs, columns_of
 
-from mpifl.comm.monitoring import parse_monitoring
+from mpifl.comm.monitoring import ALLTOALLV, parse_monitoring
 
 PLACES = {  # name -> ranks (None: no mpirun), options of all runs
     "alone": (None, []),
@@ -27,7 +27,11 @@ PLACES = {  # name -> ranks (None: no mpirun), options of all runs
     "4 ranks": (4, ["--system.placement_seed", "1"]),  # clients change places
     "6 ranks": (6, []),
 }
-MONITOR = {"OMPI_MCA_pml_monitoring_enable": "2", "OMPI_MCA_pml_monitoring_enable_output": "3"}
+MONITOR = {
+    "OMPI_MCA_pml_monitoring_enable": "2",
+    "OMPI_MCA_pml_monitoring_enable_output": "3",
+    **ALLTOALLV,
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,8 @@ def test_only_the_collective_may_change_without_changing_the_digest(runs_at):
     digests = {name: runs_at("alone").summary(name)["digest"] for name in RUNS}
     assert digests.pop("fedavg-gathered") == digests["fedavg"]
     assert digests.pop("ucfl-reduced") == digests["ucfl"]
+    assert digests.pop("secure") == digests["fedavg"]
+    assert digests.pop("own-metric", digests["fedavg"]) == digests["fedavg"], "a metric changes nothing"
     assert len(set(digests.values())) == len(digests), "every other run is one of its own"
 
 
@@ -111,6 +117,8 @@ def test_the_runs_do_what_they_are_there_for(runs_at, monitored):
     assert gathered["gatherv"] > 0 == gathered["reduce"]
     assert reduced["reduce"] > 0 == reduced["reduce_scatter"]
     assert runs_at("alone").summary("fedavg")["mpi_bytes"] == 0
+    assert runs.mpi_bytes("median")["alltoallv"] > 0 == runs.mpi_bytes("median")["reduce"]
+    assert runs.mpi_bytes("norm-bound")["alltoallv"] > 0 < runs.mpi_bytes("norm-bound")["reduce"]
 
 
 def test_bytes_are_those_that_open_mpi_monitored(monitored):
@@ -125,10 +133,12 @@ def test_bytes_are_those_that_open_mpi_monitored(monitored):
     }
     assert sent["bcast"] == kind["O2A"]
     assert sent["reduce"] + sent["gatherv"] == kind["A2O"]
-    assert sent["reduce_scatter"] == kind["A2A"]
+    assert sent["reduce_scatter"] + sent["alltoallv"] == kind["A2A"]
     assert sent["send"] == sum(count.size for count in seen["point"].values())
     assert sum(runs.summary(name)["mpi_bytes"] for name in RUNS) == sum(sent.values())
-    assert min(sent[call] for call in ("bcast", "reduce", "gatherv", "reduce_scatter", "send")) > 0
+    assert (
+        min(sent[call] for call in ("bcast", "reduce", "gatherv", "reduce_scatter", "alltoallv", "send")) > 0
+    )
 
 
 def test_each_rank_counted_what_it_sent_itself(monitored):

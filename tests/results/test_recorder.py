@@ -155,6 +155,10 @@ def test_a_recorder_goes_on_where_it_was(tmp_path):
     again.arrived([{"time": 9.0, "client": 0}])
     again.state_dict()
     assert [row["time"] for row in table(tmp_path / "events.csv")] == ["1.0", "9.0"]
+    kept = [(row["round"], row["client"], row["cluster"]) for row in table(tmp_path / "assignments.csv")]
+    moved = [entry for entry in kept if entry[0] != "1"]
+    assert len(kept) - len(moved) == 6, "all clients, and then those that moved since"
+    assert moved == [("2", "2", "1")], "what came after the state is gone"
 
 
 def test_updates_go_on_where_they_were_and_end_as_means(tmp_path):

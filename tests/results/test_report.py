@@ -14,10 +14,13 @@ import pytest
 
 from mpifl import cli
 from mpifl.core.errors import UserError
-from mpifl.results import figures, sweep_figure
+from mpifl.results import figures, seed_groups, sweep_figure
 from mpifl.results import reader as finished
-from mpifl.results.report import _run_rows, as_latex, as_text, report
-from mpifl.results.seed_groups import Group, gather, table
+from mpifl.results.comparison import Choices, Comparison
+from mpifl.results.comparison_tables import final_table
+from mpifl.results.report import _run_rows, report
+from mpifl.results.seed_groups import Group, gather
+from mpifl.results.tables import as_latex, as_text, table_of
 
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UCFL = "{name: ucfl, streams: -1, noise_batch: 20}"
@@ -42,7 +45,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder) -> str:
     """The report of all of them."""
-    return report([str(folder)], str(folder / "out"), 0.5).read_text()
+    return report([str(folder)], str(folder / "out"), Choices(target=0.5)).read_text()
 
 
 class Links(HTMLParser):
@@ -69,14 +72,38 @@ def test_the_page_stands_alone_and_its_links_lead_somewhere(folder, page):
             assert target[1:] in links.names
         elif not target.startswith("data:"):
             assert (folder / "out" / target).stat().st_size > 500
-    assert len(page) < 5e6
+    assert "default-src 'none'" in page, "a browser refuses every connection"
+    assert len(page) < 3e6
 
 
-def test_every_figure_that_these_runs_have_is_there(page):
-    shown = set(re.findall(r'<h2 id="(\w+)"', page))
-    assert shown == {
-        *("final", "accuracy", "worst", "fairness", "bytes", "matrices", "silhouette", "staleness", "time"),
-        "runs",
+def test_every_figure_that_these_runs_have_is_there(folder, page):
+    assert set(re.findall(r'<section id="(\w+)"', page)) == {
+        *(
+            "what",
+            "curves",
+            "final",
+            "statistics",
+            "traffic",
+            "clusters",
+            "staleness",
+            "time",
+            "runs",
+            "files",
+        ),
+    }
+    drawn = {path.stem for path in (folder / "out" / "figures").glob("*.pdf")}
+    assert drawn == {
+        *(
+            "intervals",
+            "accuracy",
+            "worst",
+            "fairness",
+            "bytes",
+            "matrices",
+            "silhouette",
+            "staleness",
+            "time",
+        ),
     }
     assert "fedbuff" in page
     assert "4 runs of 3 configurations" in page
@@ -88,9 +115,37 @@ def test_seeds_are_one_group_and_its_figures_are_their_means(folder):
     assert [g.name for g in groups] == ["fedavg, wired", "fedbuff, links", "ucfl, wired"]
     rows = [list(csv.DictReader((folder / f"tiny-fedavg-{i}" / "metrics.csv").open())) for i in (0, 1)]
     last = np.array([float(r[-1]["accuracy_mean"]) for r in rows])
-    assert table(groups, 0.5)[0]["accuracy, %"] == f"{100 * last.mean():.2f} +- {100 * last.std(ddof=1):.2f}"
+    assert (
+        rows_of(groups, 0.5)[0]["accuracy, %"] == f"{100 * last.mean():.2f} +- {100 * last.std(ddof=1):.2f}"
+    )
     first = np.array([float(r[0]["accuracy_mean"]) for r in rows])
     np.testing.assert_allclose(groups[0].curve("round", "accuracy_mean").mean[0], first.mean())
+
+
+def labelled(label: str | None, **config: object) -> finished.Run:
+    """Return a run of FedAvg, or of what `config` says, with a label of its user's."""
+    algorithm = {"algorithm": {"name": "fedavg"}, "local": {"lr": 0.1}, "output": {"label": label}}
+    return finished.Run(Path(), algorithm | config, {})
+
+
+def test_runs_have_the_labels_that_their_user_gave(monkeypatch):
+    """Two codes of one configuration stay apart, seeds of one label together; a label that two
+    configurations share is followed by what tells them apart.
+    """
+    runs = {
+        "a": labelled("before"),
+        "b": labelled("after"),
+        "c": labelled("after", seed={"training": 1}),
+        "d": labelled("net, wide", local={"lr": 0.2}, network={"name": "wired"}),
+        "e": labelled("net, wide", local={"lr": 0.3}, network={"name": "wired"}),
+        "f": labelled(None, network={"name": "links"}),
+        "g": labelled("before", algorithm={"name": "cfl"}),
+    }
+    monkeypatch.setattr(seed_groups, "load", lambda path: runs[str(path)])
+    assert {g.name: len(g.runs) for g in gather([*runs])} == {
+        **{"before, fedavg": 1, "after": 2, "net, wide, lr 0.2": 1, "net, wide, lr 0.3": 1},
+        **{"fedavg, links": 1, "before, cfl": 1},
+    }
 
 
 def finished_run(**metrics: list[float]) -> finished.Run:
@@ -107,28 +162,45 @@ def finished_run(**metrics: list[float]) -> finished.Run:
         "virtual_seconds": [1.5, 3.0, 4.5],
     }
     run = finished.Run(Path(), {}, {})
-    run.__dict__["metrics"] = {name: np.array(v, float) for name, v in (usual | metrics).items()}
+    run.__dict__["series"] = {name: np.array(v, float) for name, v in (usual | metrics).items()}
     return run
+
+
+def rows_of(groups, target: float) -> list[dict[str, str]]:
+    """Return the table of final figures as texts by title, without the empty ones."""
+    table = final_table(Comparison(tuple(groups), Choices(target=target)))
+    return [
+        {t: cell.text for t, cell in zip(table.columns, row, strict=True) if cell.text} for row in table.rows
+    ]
 
 
 def test_what_it_takes_to_reach_a_target_by_hand():
     """Accuracy 0.2, 0.6, 0.8: 0.6 is met in round 2, after 2 + 8 million bytes and three seconds."""
     group = Group("one", (finished_run(),))
     for target in (0.5, 0.6):
-        assert group.reached(target, "round").tolist() == [2.0]
-        assert group.reached(target, "bytes").tolist() == [10e6]
-        assert group.reached(target, "virtual_seconds").tolist() == [3.0]
-    assert np.isnan(group.reached(0.9, "bytes")).all()
+        assert group.reached(target, "round").shown.tolist() == [2.0]
+        assert group.reached(target, "bytes").shown.tolist() == [10e6]
+        assert group.reached(target, "virtual_seconds").shown.tolist() == [3.0]
+    never = group.reached(0.9, "bytes")
+    assert (never.position.tolist(), never.met.tolist(), never.shown.tolist()) == (
+        [15.5e6],
+        [False],
+        [np.inf],
+    )
 
 
 def test_the_table_is_in_percent_megabytes_and_seconds_by_hand():
-    """Two seeds, of which one ends at 0.7 and needs a round more, and 5.5 + 16 million bytes, for 0.65."""
+    """Two seeds, of which one ends at 0.7 and needs a round more, and 5.5 + 16 million bytes, for 0.65.
+
+    Medians of two are their middle: of rounds 3 and 3, of 15.5 and 21.5 MB. For 0.75 the first takes 15.5 MB,
+    and the other one has not got there with 21.5: half of the runs have, from 15.5 MB on.
+    """
     slow = finished_run(
         accuracy_mean=[0.1, 0.2, 0.7],
         federation_bytes_up=[1e6, 2e6, 5.5e6],
         federation_bytes_down=[4e6, 8e6, 16e6],
     )
-    (row,) = table([Group("one", (finished_run(), slow))], 0.65)
+    (row,) = rows_of([Group("one", (finished_run(), slow))], 0.65)
     assert row == {
         "run": "one",
         "seeds": "2",
@@ -145,18 +217,19 @@ def test_the_table_is_in_percent_megabytes_and_seconds_by_hand():
         "MB to target": "18.5",
         "virtual s to target": "4.5",
     }
-    (row,) = table([Group("one", (finished_run(), slow))], 0.75)
-    assert (row["rounds to target"], row["MB to target"]) == ("3 (1 of 2)", "15.5 (1 of 2)")
-    (row,) = table([Group("one", (finished_run(),))], 0.9)
-    assert (row["accuracy, %"], row["MB to target"]) == ("80.00", "never")
+    (row,) = rows_of([Group("one", (finished_run(), slow))], 0.75)
+    assert (row["rounds to target"], row["MB to target"]) == ("3", "15.5")
+    assert row["not reached"] == "1 of 2"
+    (row,) = rows_of([Group("one", (finished_run(),))], 0.9)
+    assert (row["accuracy, %"], row["MB to target"], row["not reached"]) == ("80.00", "> 15.5", "1 of 1")
 
 
 def test_the_table_says_whose_cluster_is_not_known():
     """Two and one clients that nobody has seen: 1.5 on average; no column where all were seen."""
     runs = finished_run(num_unplaced=[6, 4, 2]), finished_run(num_unplaced=[5, 4, 1])
-    assert table([Group("one", runs)], 0.5)[0]["unplaced clients"] == "1.5"
+    assert rows_of([Group("one", runs)], 0.5)[0]["unplaced clients"] == "1.5"
     seen = Group("one", (finished_run(num_unplaced=[5, 4, 0]),))
-    assert "unplaced clients" not in table([seen], 0.5)[0]
+    assert "unplaced clients" not in rows_of([seen], 0.5)[0]
 
 
 def test_a_curve_is_the_mean_of_seeds_between_the_least_and_the_most():
@@ -179,34 +252,40 @@ def test_the_page_says_how_many_megabytes_went_by_mpi(folder, page):
     assert row["digest"] in page
 
 
-def test_the_table_in_terminal_csv_and_latex(folder, tmp_path, capsys):
-    out = ["--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex"), "--target", "0.5"]
-    assert cli.main(["compare", str(folder), *out]) == 0
+def test_the_table_in_terminal_csv_latex_and_markdown(folder, tmp_path, capsys):
+    """A row a configuration; CSV has numbers, LaTeX the columns that fit a paper, Markdown all."""
+    files = {name: tmp_path / f"t.{name}" for name in ("csv", "latex", "markdown")}
+    out = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    assert cli.main(["compare", str(folder), *out, "--target", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 3 + 1
-    assert lines[-1] == "target: mean accuracy 50.00 %"
-    with (tmp_path / "t.csv").open() as file:
+    table = final_table(Comparison(tuple(gather([str(folder)])), Choices(target=0.5)))
+    assert as_text(table).splitlines() == lines[:4]
+    assert lines[4] == table.notes[0] == "target: mean accuracy 50.00 %"
+    with files["csv"].open() as file:
         rows = list(csv.DictReader(file))
-    assert rows == table(gather([str(folder)]), 0.5)
-    assert as_text(rows).splitlines() == lines[:-1]
-    text = (tmp_path / "t.tex").read_text()
-    assert text == as_latex(rows)
-    assert text.count(r"\\") == 4
-    assert r"accuracy, \%" in text
+    assert [row["run"] for row in rows] == ["fedavg, wired", "fedbuff, links", "ucfl, wired"]
+    last = [100 * r.series["accuracy_mean"][-1] for r in gather([str(folder)])[0].runs]
+    assert float(rows[0]["accuracy_mean"]) == np.mean(last)
+    assert float(rows[0]["accuracy_std"]) == np.std(last, ddof=1)
+    text = files["latex"].read_text()
+    assert text.count(r"\\" + "\n") == 4
+    assert "left out seeds, rounds, " in lines[-1]
+    assert r"\shortstack{accuracy\\(\%)}" in text
+    assert files["markdown"].read_text().count("\n| fed") == 2
 
 
 def test_a_table_is_aligned_in_the_terminal_and_escaped_in_latex():
-    rows = [{"run": "a_b", "MB, %": "1.5"}, {"run": "c", "MB, %": "12 +- 3"}]
-    assert as_text(rows).splitlines() == ["run    MB, %", "a_b      1.5", "c    12 +- 3"]
-    assert as_latex(rows).splitlines() == [
-        r"\begin{tabular}{lr}",
+    table = table_of([{"run": "a_b", "MB, %": "1.5"}, {"run": "c", "MB, %": "12 +- 3"}])
+    assert as_text(table).splitlines() == ["run    MB, %", "a_b      1.5", "c    12 +- 3"]
+    assert as_latex(table).splitlines()[2:] == [
+        r"\begin{tabular}{@{}lr@{}}",
         r"\toprule",
-        r"run & MB, \% \\",
+        r"run & \shortstack{MB\\(\%)} \\",
         r"\midrule",
         r"a\_b & 1.5 \\",
         r"c & 12 $\pm$ 3 \\",
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
     ]
 
 
@@ -282,7 +361,7 @@ def test_the_report_draws_training_accuracy_in_dashes_of_the_same_colour():
 
 def test_a_sweep_draws_training_accuracy_in_dashes_of_the_same_colour(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
     curves = [
         sweep_figure.Curve({"a": "1"}, "round", [1, 2], [0.5, 0.6], [], [0.7, 0.8]),
         sweep_figure.Curve({"a": "2"}, "round", [1, 2], [0.1, 0.2], []),

@@ -22,9 +22,9 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import UserError
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.rng import key
+from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import Replay, WallTime
 from mpifl.simulation.delays import Constant, Exponential, Tiers, Uniform
-from mpifl.simulation.durations import Availability
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import (
     Barrier,

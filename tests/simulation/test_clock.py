@@ -6,10 +6,11 @@ import numpy as np
 from numpy.testing import assert_array_equal
 
 from mpifl.core.rng import key
+from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import DrawnClock, VirtualClock
 from mpifl.simulation.delays import Constant
-from mpifl.simulation.durations import Availability, visit_duration
 from mpifl.simulation.network import Links
+from mpifl.simulation.visit_times import visit_duration
 from mpifl.simulation.visits import Visit
 
 

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose
 
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
+from mpifl.simulation.availability import Availability, Presence
 from mpifl.simulation.delays import (
     DELAYS,
     Constant,
@@ -20,7 +21,6 @@ from mpifl.simulation.delays import (
     Tiers,
     Uniform,
 )
-from mpifl.simulation.durations import Availability, Presence
 
 DRAWN = [Uniform(), Exponential(), ShiftedExponential(), LogNormal(), Tiers()]
 

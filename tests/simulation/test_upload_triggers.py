@@ -15,9 +15,9 @@ from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.data.federation import PartitionUntilDrift
 from mpifl.data.scenario import Partition, SampleIndex
+from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import WallTime
 from mpifl.simulation.delays import Constant, Exponential, Measured
-from mpifl.simulation.durations import Availability
 from mpifl.simulation.network import Links
 from mpifl.simulation.policies import ClientDecides, EveryArrival
 from mpifl.simulation.upload_triggers import Drift, OneEachStep, PoissonRates, WhenDone

@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 
 HERE = Path(__file__).parents[1]
 CONFIG = HERE / "configs" / "tiny.yaml"
+OWN = HERE / "support" / "own_metrics.py"
 SCRIPT = HERE / "mpi" / "many.py"  # runs them all in one start of Python
 HALF = ["--participation", "0.5", "--rounds", "3"]
+SIGN_FLIP = ["--attack", "{name: sign_flip, share: 0.25, factor: 4}"]
 RUNS: dict[str, list[str]] = {
     "fedavg": HALF,
     "fedavg-stacked": [*HALF, "--system.stack", "3"],
@@ -39,7 +41,58 @@ RUNS: dict[str, list[str]] = {
         *("--payload", "{dtype: bfloat16, compression: {name: qsgd, bits: 4}, error_feedback: true}"),
         *("--network.name", "wireless-slow"),
     ],
+    "private": [
+        *("--algorithm", "{name: ifca, num_clusters: 2}", *HALF),
+        *(
+            "--privacy",
+            "{name: central, clip: 0.5, noise_multiplier: 0.5, sampling: poisson, quantile: 0.5, "
+            "quantile_noise: 2.0, count_noise: 2.0}",
+        ),
+    ],
+    "secure": [*HALF, "--secure_aggregation", "masks"],
+    "secure-ring": [
+        *("--rounds", "3", "--privacy", "{name: central, clip: 0.5, noise_multiplier: 0.5}"),
+        *("--secure_aggregation", "{name: masks, neighbours: 4, bits: 32, dropout: 0.2, threshold: 0.5}"),
+    ],
+    "private-local": [*HALF, "--privacy", "{name: local, clip: 0.5, noise_multiplier: 0.1}"],
+    "over-selection": [
+        *(
+            "--algorithm",
+            "scaffold",
+            *HALF,
+            "--delay.name",
+            "exponential",
+            "--network.uplink_bytes_s",
+            "9kB/s",
+        ),
+        *("--policy", "{name: over_selection, extra: 0.5, late: sent, deadline_s: 3s}"),
+    ],
+    "partial-work": [
+        *("--algorithm", "fedem", *HALF, "--delay.name", "exponential", "--local.epochs", "2"),
+        *("--policy", "{name: partial_work, deadline_s: 500ms, stragglers: 0.5}"),
+    ],
+    "classes": [
+        *HALF,
+        *(
+            "--devices",
+            "{name: classes, classes: {a: {share: 0.25, speed: 2, uplink_bytes_s: 9kB/s}, b: {share: 0.75}}}",
+        ),
+        *("--per_client", "{a: {epochs: 3}, 0-1: {batch_size: 8}}", "--system.stack", "2"),
+        *("--availability", "{profile: [1, 0.5], day_s: 4, spread_s: 2}"),
+    ],
+    "median": [*HALF, *SIGN_FLIP, "--robust", "median"],
+    "krum-ifca": [
+        *("--algorithm", "{name: ifca, num_clusters: 2}", "--rounds", "2"),
+        *("--attack", "{name: noise, clients: [2], sigma: 2}", "--robust", "{name: multi_krum, f: 1}"),
+    ],
+    "norm-bound": [*HALF, "--attack", "{name: scale, share: 0.2}", "--robust", "norm_bound"],
+    "label-flip": [*HALF, "--attack", "{name: label_flip, share: 0.2}"],
+    "fedbuff-trimmed": [
+        *("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 4}", "--rounds", "3", *SIGN_FLIP),
+        *("--robust", "{name: trimmed_mean, beta: 0.25}"),
+    ],
     "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
+    "own-metric": [*HALF, "--evaluation.metrics", f"[{OWN}:top2, {OWN}:recalled]"],
     "ucfl-parallel": ["--algorithm", "{name: ucfl, streams: 4, parallel: true}", *HALF],
 }
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.progress import each
 from mpifl.data.pool import Pool, images_of, labels_of
 from mpifl.data.sources.base import Source, reading
 from mpifl.data.sources.npz import read_npz
@@ -64,7 +65,7 @@ class Femnist(Source):
 def read_shards(paths: list[Path]) -> Part:
     """Return the writers in LEAF shards: users, num_samples, user_data: writer -> x [n][784], y [n]."""
     found: Part = {}
-    for path in paths:
+    for path in each(paths, "reading shards", "files"):
         with reading(path, "a LEAF shard"):
             shard = json.loads(path.read_bytes())
             for name, count in zip(shard["users"], shard["num_samples"], strict=True):

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.progress import each
 from mpifl.core.rng import key
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool, stratified
@@ -78,7 +79,7 @@ class Folder(Source):
             train, test = np.arange(len(found)), np.zeros(0, np.int64)
         order = np.concatenate([train, test])
         images = cache.allocate(scratch, "images", (len(found), 3, self.side, self.side))
-        for target, i in enumerate(order):
+        for target, i in enumerate(each(order.tolist(), "decoding pictures", "pictures")):
             images[target] = read_picture(found[i][0], self.side)
         origin = np.array([domains.index(f.parent.name) for _, f in found])[order] if domains else None
         return Pool(images, labels[order], len(train), len(classes), origin, tuple(domains))

@@ -1,0 +1,548 @@
+"""Secure aggregation: integers that hide each upload and whose sum is that of the uploads, bit for bit.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, against an
+honest but curious server. Exact sums are sums of integers already (`exact_sum.py`): each client adds, modulo
+2^bits, a mask of its own and, for each neighbour, a mask that both of them know, once with + and once with -.
+Pair masks cancel in the sum. Clients share their secrets among their neighbours (Shamir): from the shares of
+those who are left the server finds the own masks of those whose upload came, and the keys of those whose did
+not, hence the pair masks that did not cancel. It never learns both of one client.
+
+With `neighbours` = k each client has k neighbours, on a ring in random order, instead of all: costs grow with
+m k instead of m^2 (Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", CCS
+2020).
+
+What is simulated: secrets are addressed draws, so that a run can be repeated; masks come from NumPy's Philox,
+no cipher; keys are agreed on by Diffie and Hellman's exchange modulo 2^255 - 19, whose messages have the size
+of X25519's and which is no secure group; encryption of the shares is counted and not done. All arithmetic on
+masks, keys and shares is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from math import ceil
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from mpifl.core.devices import to_main_memory
+from mpifl.core.errors import MethodError, UserError, require
+from mpifl.core.mixing import Mixing
+from mpifl.core.rng import Key
+
+from .exact_sum import exact_sum
+
+GROUP, GENERATOR = 2**255 - 19, 2  # of the key exchange
+PRIME = 2**256 - 189  # of the shares: the largest below 2^256
+KEY_BYTES = SHARE_BYTES = 32
+CIPHER_BYTES = 2 * SHARE_BYTES + 28  # shares of two secrets, with nonce and tag of an authenticated cipher
+BOUND_BYTES, GRID_BYTES = 4, 16  # largest absolute value, float32; weight and spacing, float64
+EXACT_BITS = 52  # hold every sum of `exact_sum`: below 2^51, with sign
+KEY, SEED = "key", "seed"  # the two secrets of a client
+Seeds = Sequence[tuple[int, int]]  # of masks, each with its sign
+STAGES = ("secure_keys", "secure_grid", "secure_shares", "secure_unmasking")
+
+
+# -- secrets -------------------------------------------------------------------------------------------------
+
+
+def secret(key: Key) -> int:
+    """Return the 256 bits at an address, modulo `PRIME`."""
+    return int.from_bytes(blake2b(repr(key.path).encode(), digest_size=32).digest(), "little") % PRIME
+
+
+def polynomial(coefficients: Sequence[int], x: int) -> int:
+    """Return c_0 + c_1 x + c_2 x^2 + ... modulo `PRIME`: at x > 0 a share of the secret c_0."""
+    value = 0
+    for c in reversed(coefficients):
+        value = (value * x + c) % PRIME
+    return value
+
+
+def reconstructed(shares: Mapping[int, int]) -> int:
+    """Return the secret of as many shares as it takes, x -> share (Lagrange interpolation at 0)."""
+    total = 0
+    for x, share in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != x:
+                above, below = above * other % PRIME, below * (other - x) % PRIME
+        total += share * above * pow(below, -1, PRIME)
+    return total % PRIME
+
+
+def public_key(private: int) -> int:
+    """Return what a client publishes."""
+    return pow(GENERATOR, private, GROUP)
+
+
+def agreed_seed(private: int, public: int) -> int:
+    """Return the seed of two clients, from the private key of one and the public one of the other."""
+    common = pow(public, private, GROUP)
+    return int.from_bytes(blake2b(common.to_bytes(32, "little"), digest_size=32).digest(), "little")
+
+
+def stream(seed: int, first: int, size: int) -> np.ndarray:
+    """Return the masks of a block of numbers, uint64 [size]; uniform.
+
+    Args:
+        seed: of the mask.
+        first: number of the block's first column.
+        size: of the block.
+    """
+    about = seed.to_bytes(32, "little") + first.to_bytes(8, "little")
+    key = int.from_bytes(blake2b(about, digest_size=16).digest(), "little")
+    return np.random.Philox(key=key).random_raw(size)
+
+
+# -- who hides with whom -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SecureGroup:
+    """The clients whose uploads are summed.
+
+    Attributes:
+        key: address of their secrets.
+        ring: the clients, in the order in which they are neighbours.
+        threshold: share of a client's neighbours that must be left to reveal a secret of it.
+        degree: neighbours of each; all others where that is n - 1.
+        public: client -> public key.
+    """
+
+    key: Key
+    ring: tuple[int, ...]
+    threshold: float
+    degree: int
+    public: Mapping[int, int]
+
+    @staticmethod
+    def of(key: Key, members: Sequence[int], threshold: float, degree: int | None) -> SecureGroup:
+        """Return the group of some clients.
+
+        Args:
+            key: address of its secrets.
+            members: the clients.
+            threshold: see `SecureGroup`.
+            degree: neighbours of each, an even number; None, or more than there are: all others.
+        """
+        n = len(members)
+        ring = tuple(members[i] for i in key.of("ring").numpy().permutation(n))
+        public = {k: public_key(secret(key.of(KEY, k))) for k in members}
+        return SecureGroup(key, ring, threshold, n - 1 if degree is None else min(degree, n - 1), public)
+
+    def neighbours(self, client: int) -> tuple[int, ...]:
+        """Return the clients with whom one shares masks, ascending."""
+        n = len(self.ring)
+        if self.degree == n - 1:
+            return tuple(sorted(k for k in self.ring if k != client))
+        at, reach = self.ring.index(client), self.degree // 2
+        return tuple(sorted(self.ring[(at + s) % n] for s in range(-reach, reach + 1) if s))
+
+    @property
+    def needed(self) -> int:
+        """How many shares reveal a secret."""
+        return max(1, ceil(self.threshold * self.degree))
+
+    def shares(self, which: str, owner: int, holders: Sequence[int]) -> dict[int, int]:
+        """Return the shares of a client's secret, `KEY` or `SEED`, that some neighbours of it hold."""
+        key, places = self.key.of(which, owner), self.neighbours(owner)
+        coefficients = [secret(key), *(secret(key.of("coefficient", c)) for c in range(1, self.needed))]
+        return {1 + (x := places.index(k)): polynomial(coefficients, 1 + x) for k in holders}
+
+    def revealed(self, which: str, owner: int, left: Collection[int]) -> int:
+        """Return a secret from the shares of neighbours that are left, as many as it takes."""
+        holders = [k for k in self.neighbours(owner) if k in left][: self.needed]
+        assert len(holders) == self.needed, "the group would have been given up"
+        return reconstructed(self.shares(which, owner, holders))
+
+    def holds(self, left: Collection[int]) -> bool:
+        """Return whether the sum of those who are left can be revealed, and is one of two at least."""
+        there = set(left)
+        enough = (len(there.intersection(self.neighbours(k))) >= self.needed for k in self.ring)
+        return len(there) > 1 and all(enough)
+
+    def seeds(self, client: int) -> Seeds:
+        """Return the seeds of a client's masks with their signs, from its own secrets and public keys."""
+        private = secret(self.key.of(KEY, client))
+        pairs = [
+            (agreed_seed(private, self.public[k]), 1 if client < k else -1) for k in self.neighbours(client)
+        ]
+        return [(secret(self.key.of(SEED, client)), 1), *pairs]
+
+    def left_over(self, left: Collection[int]) -> Seeds:
+        """Return the seeds of the masks that stay in the sum of those who are left, with their signs."""
+        there = set(left)
+        own = [(self.revealed(SEED, k, there), 1) for k in sorted(there)]
+        pairs = []
+        for gone in sorted(set(self.ring) - there):
+            private = self.revealed(KEY, gone, there)
+            pairs += [
+                (agreed_seed(private, self.public[k]), 1 if k < gone else -1)
+                for k in self.neighbours(gone)
+                if k in there
+            ]
+        return own + pairs
+
+
+def total_mask(seeds: Seeds, first: int, size: int) -> np.ndarray:
+    """Return the sum of masks with their signs, modulo 2^64: uint64 [size]."""
+    total = np.zeros(size, np.uint64)
+    for seed, sign in seeds:
+        (np.add if sign > 0 else np.subtract)(total, stream(seed, first, size), out=total)
+    return total
+
+
+# -- what travels --------------------------------------------------------------------------------------------
+
+
+def masked_upload(
+    upload: torch.Tensor,
+    weight: float,
+    spacing: float,
+    seeds: Seeds,
+    first: int,
+    bits: int,
+) -> np.ndarray:
+    """Return a block of what a client sends: multiples of the spacing plus masks, modulo 2^bits; uint64 [b].
+
+    Args:
+        upload: float32 [b].
+        weight: of the upload in its row.
+        spacing: of the row's grid.
+        seeds: of the client's masks.
+        first: number of the block's first column.
+        bits: of a number.
+    """
+    size = upload.shape[0]
+    terms = to_main_memory(exact_sum([upload], np.array([[weight]]), np.array([spacing]), size))[0]
+    sent = terms.numpy().view(np.uint64) + total_mask(seeds, first, size)
+    return np.asarray(sent & np.uint64(2**bits - 1))
+
+
+def unmasked_sum(sums: np.ndarray, seeds: Seeds, first: int, bits: int) -> np.ndarray:
+    """Return the sum of uploads, int64 [b], from that of masked ones, uint64 [b].
+
+    Args:
+        sums: modulo 2^64.
+        seeds: of the masks that did not cancel.
+        first: number of the block's first column.
+        bits: of a number.
+    """
+    spare = np.uint64(64 - bits)
+    plain = (sums - total_mask(seeds, first, len(sums))) << spare  # drops what is above 2^bits
+    return np.asarray(plain.view(np.int64) >> np.int64(64 - bits))  # and spreads the sign
+
+
+@dataclass(frozen=True)
+class RankMasks:
+    """The masks of one mixing as one rank sees it.
+
+    Attributes:
+        uploads: client and group of each of this rank's uploads; None where it does not arrive.
+        rows: group of each active row, and whose uploads arrive; on rank 0 only.
+        bits: of a number.
+    """
+
+    uploads: Sequence[tuple[int, SecureGroup] | None]
+    rows: Sequence[tuple[SecureGroup, Collection[int]]]
+    bits: int
+
+    @cached_property
+    def _seeds(self) -> list[Seeds]:
+        """Of each upload: made where the client is."""
+        return [[] if of is None else of[1].seeds(of[0]) for of in self.uploads]
+
+    @cached_property
+    def _left_over(self) -> list[Seeds]:
+        """Of each active row: from shares, at the server."""
+        return [group.left_over(left) for group, left in self.rows]
+
+    def sums(
+        self, block: Sequence[torch.Tensor], weights: np.ndarray, spacing: np.ndarray, columns: slice
+    ) -> torch.Tensor:
+        """Return the sums of this rank's masked uploads for the active rows, modulo 2^64, int64 [Ka, b].
+
+        Args:
+            block: columns of this rank's uploads [b].
+            weights: float64 [Ka, uploads].
+            spacing: g of each active row [Ka].
+            columns: which columns they are.
+        """
+        out = np.zeros((len(spacing), columns.stop - columns.start), np.uint64)
+        for j, (upload, seeds) in enumerate(zip(block, self._seeds, strict=True)):
+            for k in np.flatnonzero(weights[:, j]).tolist():
+                out[k] += masked_upload(upload, weights[k, j], spacing[k], seeds, columns.start, self.bits)
+        return torch.from_numpy(out.view(np.int64))
+
+    def unmasked(self, sums: torch.Tensor, columns: slice) -> torch.Tensor:
+        """Return the sums of the uploads of all ranks, int64 [Ka, b]; on rank 0."""
+        rows = [
+            unmasked_sum(row, seeds, columns.start, self.bits)
+            for row, seeds in zip(sums.numpy().view(np.uint64), self._left_over, strict=True)
+        ]
+        return torch.from_numpy(np.stack(rows)) if rows else sums
+
+
+@dataclass(frozen=True)
+class GroupMasks:
+    """The masks of one mixing, on rank 0.
+
+    Attributes:
+        groups: row -> those whose uploads enter it.
+        clients: of each upload [m].
+        arrives: whether it does, bool [m].
+        told: the weights that clients were told [K, m], when nobody knew who would drop out.
+        scale: what the sum of those who are left is multiplied with [K].
+        bits: of a number.
+    """
+
+    groups: Mapping[int, SecureGroup]
+    clients: tuple[int, ...]
+    arrives: np.ndarray
+    told: np.ndarray
+    scale: np.ndarray
+    bits: int
+
+    @property
+    def coarser(self) -> float:
+        """How much coarser than that of exact sums the grid is, so that sums fit."""
+        return float(2 ** max(EXACT_BITS - self.bits, 0))
+
+    def of_rank(self, rows: np.ndarray, uploads: np.ndarray, is_server: bool) -> RankMasks:
+        """Return the masks that one rank needs.
+
+        Args:
+            rows: the active rows.
+            uploads: numbers of the rank's uploads.
+            is_server: whether it removes those that do not cancel.
+        """
+        own: list[tuple[int, SecureGroup] | None] = []
+        for j in uploads.tolist():
+            of = [g for k, g in self.groups.items() if self.told[k, j]] if self.arrives[j] else []
+            own.append((self.clients[j], of[0]) if of else None)
+        there = []
+        for k in rows.tolist() if is_server else ():
+            left = [c for c, a, w in zip(self.clients, self.arrives, self.told[k], strict=True) if a and w]
+            there.append((self.groups[k], left))
+        return RankMasks(own, there, self.bits)
+
+
+# -- a round -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SecureConfig:
+    """Sums are not secured: the server gets single uploads."""
+
+
+@dataclass(frozen=True)
+class MaskedSums(SecureConfig):
+    """The server learns sums of uploads only (Bonawitz et al., CCS 2017); `docs/privacy.md`.
+
+    Attributes:
+        threshold: share of a client's neighbours in (0, 1] that must be left at the end of a round; a row
+            whose clients have fewer stays as it is.
+        neighbours: with how many others, an even number, each client shares masks; null: with all.
+        bits: of a number that is sent, 16 to 64. From 52 on sums are those of a run without masks, bit for
+            bit; with fewer the grid is coarser.
+        dropout: probability in [0, 1) that a client is lost after it has shared its secrets, so that its
+            upload does not arrive.
+        on_failure: what happens when too few are left: `skip` leaves the row as it is, `abort` ends the run.
+    """
+
+    threshold: float = 2 / 3
+    neighbours: int | None = None
+    bits: int = 64
+    dropout: float = 0.0
+    on_failure: Literal["skip", "abort"] = "skip"
+
+    def __post_init__(self) -> None:
+        k = self.neighbours
+        require(0 < self.threshold <= 1, "threshold", self.threshold, "take a share in (0, 1]")
+        require(k is None or (k >= 2 and k % 2 == 0), "neighbours", k, "take an even number, or null for all")
+        require(16 <= self.bits <= 64, "bits", self.bits, "take 16 to 64")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "take a probability in [0, 1)")
+        known = self.on_failure in ("skip", "abort")
+        require(known, "on_failure", self.on_failure, "take skip or abort")
+
+    def vector_bytes(self, numbers: int) -> int:
+        """Return the bytes of a masked upload."""
+        return ceil(self.bits * numbers / 8)
+
+
+SECURE: Mapping[str, type[SecureConfig]] = {"none": SecureConfig, "masks": MaskedSums}
+
+
+class Booking(NamedTuple):
+    """What one client sends or is sent in one stage of the protocol.
+
+    Attributes:
+        client: who.
+        direction: `up` or `down`.
+        name: of the stage, or of the upload.
+        numbers: that are in it.
+        size: bytes.
+    """
+
+    client: int
+    direction: str
+    name: str
+    numbers: int
+    size: int
+
+
+@dataclass
+class SecureRounds:
+    """Groups, drop-outs and messages of each round; on rank 0.
+
+    Attributes:
+        config: the run's.
+        key: address of all draws.
+        fixed: whether sums are divided by what was planned (central privacy); otherwise by the weights of
+            those that arrive.
+        dropped: uploads that did not arrive so far.
+        skipped: rows that stayed as they were for want of clients so far.
+    """
+
+    config: MaskedSums
+    key: Key
+    fixed: bool = False
+    dropped: int = 0
+    skipped: int = 0
+    _now: list[int] = field(default_factory=lambda: [0, 0])
+
+    def begin(
+        self, mixings: Sequence[Mixing], clients: np.ndarray, step: int, widths: Mapping[str, int]
+    ) -> tuple[list[Mixing], list[Booking]]:
+        """Return the mixings of a round under masks, and what its clients send.
+
+        Args:
+            mixings: as planned; each upload enters one row of each.
+            clients: of each upload [m].
+            step: number of the round.
+            widths: name of an upload -> numbers in it.
+
+        Raises:
+            UserError: too few are left for a row, and the run is to end then.
+        """
+        drops = [self.key.of("drop", step, k).below(1 << 53) < self.config.dropout * 2**53 for k in clients]
+        arrives = ~np.array(drops, bool)
+        self._now = [int((~arrives).sum()), 0]
+        out, bookings = [], list[Booking]()
+        for mixing in mixings:
+            if mixing.of:
+                mixing, sent = self._masked(mixing, clients, arrives, step, widths[mixing.of])
+                bookings += sent
+            out.append(mixing)
+        return out, bookings
+
+    def _masked(
+        self, mixing: Mixing, clients: np.ndarray, arrives: np.ndarray, step: int, width: int
+    ) -> tuple[Mixing, list[Booking]]:
+        told, key = mixing.weights, self.key.of(step, mixing.into)
+        if ((told != 0).sum(0) > 1).any() or mixing.part is not None:
+            what = f"an upload enters several rows of {mixing.into!r}, or a part of it"
+            raise MethodError("secure_aggregation", what, "take a method whose uploads enter one row each")
+        weights, keep = told * arrives, mixing.keep
+        keep = np.zeros(len(told)) if keep is None else keep.astype(np.float64)
+        scale, groups, sent = np.ones(len(told)), dict[int, SecureGroup](), list[Booking]()
+        for k in np.flatnonzero(told.any(1)).tolist():
+            chosen = told[k] != 0
+            members, left = clients[chosen].tolist(), clients[chosen & arrives].tolist()
+            group = SecureGroup.of(key.of(k), members, self.config.threshold, self.config.neighbours)
+            if group.holds(left):
+                groups[k], lost = group, told[k].sum() - weights[k].sum()
+                if self.fixed:
+                    keep[k] += lost
+                elif len(left) < len(members):
+                    scale[k] = told[k].sum() / weights[k].sum()
+            else:
+                self._give_up(mixing.into, k, len(left), len(members), step)
+                weights[k], keep[k] = 0.0, 1.0
+            if len(members) > 1:
+                sent += messages(group, left, mixing.of, width, self.config, k in groups)
+        masks = GroupMasks(groups, tuple(clients.tolist()), arrives, told, scale, self.config.bits)
+        return replace(mixing, weights=weights, keep=keep if keep.any() else None, masks=masks), sent
+
+    def _give_up(self, table: str, row: int, left: int, members: int, step: int) -> None:
+        self._now[1] += 1
+        key, value = "secure_aggregation.on_failure", self.config.on_failure
+        where = f"round {step}, row {row} of {table!r}: {left} of {members} clients are left, too few"
+        if value == "abort":
+            raise UserError(key, value, f"{where}; take a lower threshold, or skip")
+
+    def commit(self) -> None:
+        """Count the round; the step was taken."""
+        self.dropped, self.skipped = self.dropped + self._now[0], self.skipped + self._now[1]
+        self._now = [0, 0]
+
+    def figures(self) -> dict[str, int]:
+        """Return the columns of `metrics.csv`: uploads lost and rows left so far."""
+        return {"secure_dropped": self.dropped, "secure_skipped": self.skipped}
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the counts so far."""
+        return self.figures()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore what `state_dict` returned."""
+        self.dropped, self.skipped = state["secure_dropped"], state["secure_skipped"]
+
+
+def messages(
+    group: SecureGroup, left: Sequence[int], name: str, width: int, config: MaskedSums, ends: bool
+) -> list[Booking]:
+    """Return what the clients of a group send and are sent, stage by stage, without headers.
+
+    Args:
+        group: two clients or more.
+        left: whose masked upload arrives.
+        name: of the upload.
+        width: numbers in it.
+        config: the run's.
+        ends: whether enough are left, so that the masks are revealed.
+    """
+    out = []
+    g = group.degree
+    for k in sorted(group.ring):
+        out += [
+            Booking(k, "up", STAGES[0], 2, 2 * KEY_BYTES),
+            Booking(k, "down", STAGES[0], 2 * g, 2 * KEY_BYTES * g),
+            Booking(k, "up", STAGES[1], 1, BOUND_BYTES),
+            Booking(k, "down", STAGES[1], 2, GRID_BYTES),
+            Booking(k, "up", STAGES[2], 2 * g, CIPHER_BYTES * g),
+            Booking(k, "down", STAGES[2], 2 * g, CIPHER_BYTES * g),
+        ]
+    for k in left:
+        out.append(Booking(k, "up", name, width, config.vector_bytes(width)))
+        if ends:  # who is left, a bit each; one share of each neighbour
+            out += [
+                Booking(k, "down", STAGES[3], g, ceil(g / 8)),
+                Booking(k, "up", STAGES[3], g, SHARE_BYTES * g),
+            ]
+    return out
+
+
+def bytes_of_round(clients: int, width: int, config: MaskedSums, header: int = 0) -> tuple[int, int]:
+    """Return the bytes (down, up) of a round of one group without drop-outs; nothing for one client.
+
+    Per client with g neighbours, d numbers of b bits and headers of h bytes: up 64 + 4 + 92 g + ceil(b d / 8)
+    + 32 g + 5 h, down 64 g + 16 + 92 g + ceil(g / 8) + 4 h.
+
+    Args:
+        clients: m.
+        width: d.
+        config: the run's.
+        header: bytes of each message's header.
+    """
+    if clients < 2:
+        return 0, 0
+    g = clients - 1 if config.neighbours is None else min(config.neighbours, clients - 1)
+    up = 2 * KEY_BYTES + BOUND_BYTES + (CIPHER_BYTES + SHARE_BYTES) * g + config.vector_bytes(width)
+    down = (2 * KEY_BYTES + CIPHER_BYTES) * g + GRID_BYTES + ceil(g / 8)
+    return clients * (down + 4 * header), clients * (up + 5 * header)

@@ -1,0 +1,159 @@
+"""Runs that are called from Python: in a script, in a notebook, on every rank of a script under mpirun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpifl.comm.transport import Transport, on_server
+from mpifl.core.errors import require
+from mpifl.core.old_keys import renamed
+from mpifl.results import reader
+from mpifl.results.reader import Run
+from mpifl.results.run_folder import is_complete
+from mpifl.runtime.script import on_all_ranks
+
+from . import loader
+from .run import run as run_experiment
+from .schema import Config, check_sections
+from .sweep import sweep as run_sweep
+from .sweep_cases import Part
+from .sweep_results import Sweep, load_sweep
+from .sweep_table import label_of
+
+Given = Config | str | Path | Mapping[str, Any]
+
+
+def run(config: Given, *, callbacks: Sequence[Any] = (), quiet: bool = True, **changes: Any) -> Run | None:
+    """Run a configuration; write its run folder and return it, read.
+
+    Under `mpirun` every rank of the script calls, and they run it together.
+
+    Args:
+        config: a configuration: the file or name of one, `load_config(...)`, or a mapping of keys to values.
+        callbacks: objects that are told of the run, see `results.callbacks`; those of rank 0 are called.
+        quiet: print no progress.
+        changes: key -> value of the configuration, sections as mappings: `rounds=3, local={"lr": 0.1}`.
+
+    Returns:
+        The run on rank 0, and where there is one process; None on the other ranks.
+
+    Raises:
+        UserError: on every rank; its `key`, `value` and `remedy` name what is wrong.
+        CodeFailed: code of the user's failed; on every rank.
+        Stopped: a signal ended the run after a step, its state written; on every rank.
+    """
+
+    def work(transport: Transport) -> Run | None:
+        tree = on_server(transport, lambda: tree_of(config, changes))
+        folder = run_experiment(loader.from_tree(Config, tree), transport, quiet, callbacks=callbacks)
+        return None if folder is None else reader.load(folder)
+
+    return on_all_ranks(_call("mpifl.run", callbacks), work)
+
+
+def resume(
+    folder: str | Path, *, callbacks: Sequence[Any] = (), quiet: bool = True, **changes: Any
+) -> Run | None:
+    """Go on with a run from its last checkpoint, at any number of ranks; return it, read.
+
+    Args:
+        folder: the run folder.
+        callbacks: objects that are told of the run, see `results.callbacks`; those of rank 0 are called.
+        quiet: print no progress.
+        changes: as in `run`, of keys that decide no numbers, such as `rounds`.
+
+    Returns:
+        The run on rank 0, and where there is one process; None on the other ranks.
+
+    Raises:
+        UserError: there is nothing to go on from, or the changes are others; on every rank.
+    """
+
+    def work(transport: Transport) -> Run | None:
+        path = Path(folder)
+        if not on_server(transport, lambda: is_complete(path)):
+            tree = on_server(transport, lambda: tree_of(path / "config.yaml", changes))
+            run_experiment(loader.from_tree(Config, tree), transport, quiet, path, callbacks=callbacks)
+        return reader.load(path) if transport.is_server else None
+
+    return on_all_ranks(_call("mpifl.resume", callbacks), work)
+
+
+def _call(name: str, callbacks: Sequence[Any]) -> str:
+    """Return a call in words, as far as all ranks must make the same."""
+    return f"{name} with {len(callbacks)} callbacks" if callbacks else name
+
+
+def sweep(
+    config: Given,
+    *,
+    jobs: int = 1,
+    only: Mapping[str, Sequence[Any]] | None = None,
+    case: str | None = None,
+    quiet: bool = True,
+    **changes: Any,
+) -> Sweep | None:
+    """Run a configuration for every combination of the values in its `vary`; return the runs, read.
+
+    Under `mpirun` every rank of the script calls. A sweep with an `output.id` that was begun before is
+    joined: complete cases stay as they are, and those that it did not have are added.
+
+    Args:
+        config: as `run` takes it.
+        jobs: cases that run at a time, each on a group of the ranks.
+        only: varied key -> labels of the values to take; the others are left out.
+        case: `i/N`: only the i-th of N parts, where several processes share a sweep.
+        quiet: print no progress.
+        changes: as in `run`; `vary={"algorithm": {"mine": "ucfl", "theirs": "ifca"}, "seed": [0, 1]}`.
+
+    Returns:
+        The complete runs on rank 0, and where there is one process; None on the other ranks.
+
+    Raises:
+        UserError: a case is invalid, the sweep to join has other settings, or there are too few ranks.
+    """
+
+    def work(transport: Transport) -> Sweep | None:
+        chosen = {key: [label_of(value) for value in values] for key, values in (only or {}).items()}
+        part = Part(chosen, Part.of(share=case).share)
+        folder = run_sweep(lambda: laid(config, changes), transport, quiet, part, jobs)
+        return None if folder is None else load_sweep(folder)
+
+    return on_all_ranks("mpifl.sweep", work)
+
+
+def tree_of(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree of a configuration with changes, checked.
+
+    Args:
+        config: as `run` takes it.
+        changes: laid over it.
+    """
+    tree = laid(config, changes)
+    whole: Config = loader.from_tree(Config, tree)
+    check_sections(whole)
+    varied = ", ".join(map(str, whole.vary or ()))
+    remedy = "mpifl.sweep runs all cases; vary=None runs what stands beside it, alone"
+    require(not varied, "vary", varied, remedy)
+    return tree
+
+
+def laid(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree of a configuration with changes.
+
+    Args:
+        config: as `run` takes it.
+        changes: laid over it.
+    """
+    if isinstance(config, (str, Path)):
+        tree = loader.read(str(config))
+    elif isinstance(config, Config):
+        tree = loader.to_tree(config)
+    else:
+        require(
+            isinstance(config, Mapping), "CONFIG", config, "name a file, or give a mapping of keys to values"
+        )
+        tree = renamed(config)
+    return loader.merged(tree, renamed(changes))

@@ -1,0 +1,607 @@
+"""Processor seconds of the parts of a run, measured: a few visits, evaluations and steps are really made.
+
+What is measured are the hooks of the method on the clients' own data, by the engine itself, on a few clients
+of different sizes and the first server of the traffic forecast. A training that would take longer than
+`LONGEST_S` is cut off after some steps, and the rest is reckoned from those. Processor seconds do not depend
+on what else the machine does; where a rank has several threads or a GPU, seconds of the clock are taken.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from copy import copy
+from dataclasses import dataclass, field, replace
+from math import ceil
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.comm.transport import Single
+from mpifl.core.capabilities import (
+    ComparedUploads,
+    OneShotStatistics,
+    RememberedUploads,
+    SecondLook,
+    ServerEvaluation,
+    upload_named,
+    uses,
+)
+from mpifl.core.client import Trained
+from mpifl.core.mixing import Plan
+from mpifl.core.parameters import Layout
+from mpifl.core.progress import VisitCounter, doing
+from mpifl.core.rng import key
+from mpifl.core.types import Server
+from mpifl.results import checkpoint_files
+from mpifl.results.recorder import Recorder
+from mpifl.runtime.aggregators import Aggregator, LocalAggregator, Uploads
+from mpifl.runtime.engine import EvaluationSchedule, Record
+from mpifl.runtime.protocol import GatheredReports
+from mpifl.runtime.run_state import Saved
+from mpifl.runtime.server_step import ServerStep, StepResult
+from mpifl.runtime.synchronous import SynchronousEngine
+from mpifl.simulation.policies import Buffer
+from mpifl.simulation.round_rules import RoundPlan
+from mpifl.training.backend import Backend, Request
+from mpifl.training.client import public_clients
+from mpifl.training.learner import Learner
+
+from .build import build_engine, build_server_step, effort
+from .context import RunContext
+
+VISITS, EVALUATIONS = 6, 12  # clients that train and are evaluated
+LONGEST_S = 0.25  # of a training
+GRAM_ROWS = 32
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """Seconds of what a client does, as a line: once_s + sample_s * samples.
+
+    Attributes:
+        once_s: whatever the samples are.
+        sample_s: for each sample.
+    """
+
+    once_s: float = 0.0
+    sample_s: float = 0.0
+
+    @classmethod
+    def of(cls, samples: Iterable[float], seconds: Iterable[float]) -> PerSample:
+        """Fit a line through the medians of equal numbers of samples; neither part is negative.
+
+        Args:
+            samples: of each measurement.
+            seconds: of each measurement.
+        """
+        found: dict[float, list[float]] = {}
+        for n, s in zip(samples, seconds, strict=True):
+            found.setdefault(float(n), []).append(s)
+        if not found:
+            return cls()
+        x, y = np.array([*found], float), np.array([median(s) for s in found.values()])
+        if len(x) > 1 and x.max() > 1.2 * x.min():
+            slope, rise = np.polyfit(x, y, 1)
+            if slope >= 0 and rise >= 0:
+                return cls(float(rise), float(slope))
+        return cls(0.0, float(y.sum() / x.sum())) if x.sum() else cls(float(y.mean()))
+
+    def __call__(self, samples: np.ndarray) -> np.ndarray:
+        """Return the seconds of clients with so many samples."""
+        return self.once_s + self.sample_s * np.asarray(samples, float)
+
+
+@dataclass(frozen=True)
+class MeasuredTimes:
+    """Seconds of the parts of a run.
+
+    Attributes:
+        visit: of a client on a rank that has transformed its samples before, probes left out.
+        first_visit: of a client on a rank that sees it for the first time.
+        look: of one look at another client (`SecondLook`).
+        looks_once: whether two clients look at each other only once.
+        remembered: of an upload that is remembered.
+        fingerprint: of a client's one-shot statistics.
+        shown: of what the server makes for them.
+        setup: of the first server.
+        book: of rank 0, for each visit: tasks out, reports back.
+        decide: of rank 0, for each step, at the full size of a cohort.
+        mix: of the sums, for each upload.
+        gram: of all products of uploads, at the full size of a cohort.
+        gram_setup: of all products of the statistics of all clients.
+        step: of rank 0 in a step of an asynchronous run, arrivals included.
+        evaluation: of a client that is evaluated.
+        record: of rank 0 at an evaluation, whatever it has evaluated.
+        checkpoint: of writing one, seconds of the clock.
+        spent: seconds of the clock that the measurement took.
+        busy: seconds of the clock for each processor second of the visits: how busy this machine is.
+        num_visits: visits that were measured.
+        samples: of a typical client.
+        cut: whether trainings were cut off.
+    """
+
+    visit: PerSample
+    first_visit: PerSample
+    look: float = 0.0
+    looks_once: bool = True
+    remembered: float = 0.0
+    fingerprint: PerSample = PerSample()
+    shown: float = 0.0
+    setup: float = 0.0
+    book: float = 0.0
+    decide: float = 0.0
+    mix: float = 0.0
+    gram: float = 0.0
+    gram_setup: float = 0.0
+    step: float = 0.0
+    evaluation: PerSample = PerSample()
+    record: float = 0.0
+    checkpoint: float = 0.0
+    spent: float = 0.0
+    busy: float = 1.0
+    num_visits: int = 0
+    samples: int = 0
+    cut: bool = False
+
+
+class Meter:
+    """Reads processor seconds, and adds those of trainings that were cut off.
+
+    Args:
+        by_clock: read the clock instead.
+    """
+
+    def __init__(self, by_clock: bool) -> None:
+        self._read: Callable[[], float] = perf_counter if by_clock else process_time
+        self.skipped = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds so far."""
+        return self._read() + self.skipped
+
+
+class CutBackend(Backend):
+    """Trains by the backends of a learner, for no longer than `LONGEST_S`; the rest is reckoned.
+
+    Args:
+        backends: of the learner.
+        meter: is told of what was left out.
+    """
+
+    def __init__(self, backends: Sequence[Backend], meter: Meter) -> None:
+        self.backends, self.meter = backends, meter
+        self.step_s: dict[tuple[object, ...], float] = {}  # kind of a request -> seconds of a step
+        self.cut = False
+
+    def accepts(self, request: Request) -> bool:
+        """Return True."""
+        return True
+
+    def train(self, request: Request) -> Trained:
+        """Train a request, or its first steps."""
+        config, n = request.config, len(request.split)
+        per_epoch = ceil(n / config.batch_size)
+        steps = config.epochs * per_epoch if config.steps is None else config.steps
+        kind = (request.kind, request.loss is None, request.direction is None)
+        if kind not in self.step_s:
+            few = min(steps, 2)
+            self._timed(request, few)  # to warm up
+            self.step_s[kind] = self._timed(request, few)[1] / max(few, 1)
+        most = max(1, int(LONGEST_S / max(self.step_s[kind], 1e-9)))
+        if steps <= most:
+            return self._train(request)
+        most = max(most // per_epoch * per_epoch, min(most, per_epoch))  # whole epochs, where there is time
+        trained, seconds = self._timed(request, most, lasting=True)
+        self.meter.skipped += seconds * (steps / most - 1)
+        self.cut = True
+        return trained
+
+    def _timed(self, request: Request, steps: int, lasting: bool = False) -> tuple[Trained, float]:
+        """Train for some steps; unless it is lasting, as if that had not been and taken no time."""
+        start = self.meter()
+        kept = None if request.kept is None else copy(request.kept)
+        short = request._replace(config=replace(request.config, steps=steps))
+        trained = self._train(short if lasting else short._replace(kept=kept))
+        seconds = self.meter() - start
+        if not lasting:
+            self.meter.skipped -= seconds
+        return trained, seconds
+
+    def _train(self, request: Request) -> Trained:
+        return next(b for b in self.backends if b.accepts(request)).train(request)
+
+
+class TimedVisits(VisitCounter):
+    """Notes when the visits of a rank end.
+
+    Args:
+        meter: reads the seconds.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self.meter, self.seconds, self._last = meter, list[float](), 0.0
+
+    def begin(self) -> None:
+        """Note that the first visit starts."""
+        self._last = self.meter()
+
+    def advance(self) -> None:
+        """Note the seconds of a visit."""
+        now = self.meter()
+        self.seconds.append(now - self._last)
+        self._last = now
+
+    def take(self) -> list[float]:
+        """Return the seconds of the visits since the last call."""
+        out, self.seconds = self.seconds, []
+        return out
+
+
+@dataclass
+class Parts:
+    """What a timed server step took.
+
+    Attributes:
+        visits: of each visit.
+        work: seconds of loading and training, probes left out.
+        advance: deciding and mixing.
+        decide: deciding.
+        whole: of the step.
+    """
+
+    visits: list[float] = field(default_factory=list)
+    work: float = 0.0
+    advance: float = 0.0
+    decide: float = 0.0
+    whole: float = 0.0
+
+
+class TimedStep(ServerStep):
+    """A server step that notes its times.
+
+    Args:
+        step: the one that it takes the place of.
+        meter: reads the seconds.
+        visits: notes those of the visits.
+    """
+
+    def __init__(self, step: ServerStep, meter: Meter, visits: TimedVisits) -> None:
+        super().__init__(step.config)
+        self.meter, self.timed_visits = meter, visits
+        self.parts: list[Parts] = []
+        self.evaluations: list[tuple[list[float], float]] = []  # of each client, and when the first began
+        self._advance, self._decide = 0.0, 0.0
+
+    def step(self, server: Server | None, cohort: np.ndarray, plan: RoundPlan | None = None) -> Any:
+        """Take a step."""
+        self.timed_visits.take()
+        start, clock, before = self.meter(), perf_counter(), dict(self.watch.seconds)
+        skipped = self.meter.skipped
+        self._advance = self._decide = 0.0
+        out = super().step(server, cohort, plan)
+        whole, lasted = self.meter() - start, perf_counter() - clock
+        phases = {name: s - before.get(name, 0.0) for name, s in self.watch.seconds.items()}
+        left_out = self.meter.skipped - skipped
+        share = (whole - left_out) / lasted if lasted else 1.0  # phases are seconds of the clock
+        work = share * (phases.get("train", 0.0) + phases.get("load", 0.0)) + left_out
+        self.parts.append(Parts(self.timed_visits.take(), work, self._advance, share * self._decide, whole))
+        return out
+
+    def advance(
+        self,
+        server: Server | None,
+        reports: GatheredReports | None,
+        uploads: Uploads,
+        aggregator: Aggregator,
+        adjust: Callable[[Plan], Plan] | None = None,
+    ) -> StepResult | None:
+        """Decide and mix."""
+        start, before = self.meter(), self.watch.seconds.get("cluster", 0.0)
+        out = super().advance(server, reports, uploads, aggregator, adjust)
+        self._advance += self.meter() - start
+        self._decide += self.watch.seconds.get("cluster", 0.0) - before
+        return out
+
+    def evaluate(self, server: Server | None, clients: np.ndarray) -> Any:
+        """Evaluate clients."""
+        held, start = self.timed_visits.take(), self.meter()
+        out = super().evaluate(server, clients)
+        self.evaluations.append((self.timed_visits.take(), start))
+        self.timed_visits.seconds = held
+        return out
+
+
+def measure(context: RunContext, server: Server, decide: float) -> MeasuredTimes:
+    """Make some visits, steps and evaluations of a run, and return what they took; on rank 0.
+
+    Args:
+        context: of the run.
+        server: before the first round.
+        decide: seconds that rank 0 takes to decide a step at the full size of a cohort.
+    """
+    began = perf_counter()
+    by_clock = torch.get_num_threads() > 1 or context.learner.device.type != "cpu"
+    meter = Meter(by_clock)
+    learner, backends = _cut(context.learner, meter)
+    sets = [client.data.train for client in context.problem.public]
+    problem = replace(
+        context.problem, public=public_clients(context.federation, learner, context.config.local, sets)
+    )
+    config = replace(
+        context.config,
+        on_client_error="abort",
+        system=replace(context.config.system, placement_seed=None),
+        output=replace(context.config.output, updates=False),
+        evaluation=replace(context.config.evaluation, distances=False, matrices=()),
+    )
+    small = replace(
+        context,
+        config=config,
+        transport=Single(),
+        parts=replace(context.parts, learner=learner, problem=problem),
+        decisions=replace(context.decisions, stack=1),
+    )
+    with tempfile.TemporaryDirectory(dir=_disk(config.output.folder)) as place:
+        with closing(ClientStore("plan", place)) as store:
+            visits = TimedVisits(meter)
+            step = TimedStep(build_server_step(small, store, visits), meter, visits)
+            with doing("measuring some visits"):
+                if config.policy.synchronous:
+                    found = _rounds(small, step, server, Path(place))
+                else:
+                    found = _arrivals(small, step, server, Path(place))
+            with doing("measuring what comes before training"):
+                found = replace(found, **_before(small, step, meter))
+        found = replace(found, checkpoint=_checkpoint(server, Path(place)))
+    return replace(
+        found,
+        decide=decide,
+        gram=_gram(small, problem.layout, context.decisions.num_sampled, ComparedUploads, "gram"),
+        gram_setup=_gram(small, problem.layout, problem.num_clients, OneShotStatistics, "statistics_gram"),
+        samples=int(np.median(trained_samples(context))),
+        spent=perf_counter() - began,
+        cut=any(backend.cut for backend in backends),
+    )
+
+
+def _cut(learner: Learner, meter: Meter) -> tuple[Learner, list[CutBackend]]:
+    """Return a learner whose trainings are cut off, and that of the network beside it."""
+    out, made = copy(learner), CutBackend(learner.backends, meter)
+    out.backends, backends = (made,), [made]
+    if learner.auxiliary is not None:
+        out.auxiliary, more = _cut(learner.auxiliary, meter)
+        backends += more
+    return out, backends
+
+
+def _disk(folder: str) -> Path | None:
+    """Return a folder on the disk of the run folders that can be written; None takes the temporary one."""
+    there = next((p for p in (Path(folder), *Path(folder).absolute().parents) if p.is_dir()), None)
+    return there if there is not None and os.access(there, os.W_OK) else None
+
+
+def trained_samples(context: RunContext) -> np.ndarray:
+    """Return the training samples of each client [N]; more where its own options train longer."""
+    sizes, factor = context.federation.sizes[:, 0], effort(context)
+    return sizes if factor is None else sizes * factor
+
+
+def _evenly(sizes: np.ndarray, count: int) -> np.ndarray:
+    """Return the numbers of `count` clients, from the smallest to the largest, ascending."""
+    order = np.argsort(sizes, kind="stable")
+    return np.unique(order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)])
+
+
+def _saved(server: Server, step: ServerStep, **values: Any) -> Saved:
+    """Return the state of a run that has taken no step."""
+    saved = Saved(0, values={"seconds": 0.0, **values})
+    saved.put_server("server", server, server.tables)
+    saved.put_step_state(step)
+    return saved
+
+
+class _Observer:
+    """Writes the figures of evaluations as a run does, and notes the seconds from their beginning on."""
+
+    def __init__(self, context: RunContext, step: TimedStep, folder: Path) -> None:
+        self.context, self.step = context, step
+        self.recorder = Recorder(folder, context.federation, context.config.evaluation.by)
+        self.seconds: list[float] = []
+
+    def __call__(self, record: Record) -> None:
+        if record.scores is None:
+            return
+        algorithm = self.context.config.algorithm
+        self.recorder.record_evaluation(
+            record.step,
+            record.seconds,
+            record.scores,
+            record.evaluated_clients,
+            algorithm.labels(record.server),
+            record.train,
+            {},
+            record.timing,
+            None,
+            algorithm.placed(record.server, self.step.visits > 0),
+        )
+        self.seconds.append(self.step.meter() - self.step.evaluations[-1][1])
+
+
+def _evaluated(
+    context: RunContext, step: TimedStep, observer: _Observer, clients: np.ndarray
+) -> dict[str, Any]:
+    """Return `evaluation` and `record`."""
+    sizes = context.federation.sizes
+    samples = sizes[clients, 2] + sizes[clients, 0] * context.config.evaluation.train
+    timed = [(n, s) for seconds, _ in step.evaluations for n, s in zip(samples, seconds, strict=True)]
+    rest = [whole - sum(s) for whole, (s, _) in zip(observer.seconds, step.evaluations, strict=True)]
+    record = median(rest)
+    if uses(context.config.algorithm, ServerEvaluation) and not context.config.policy.synchronous:
+        record *= len(context.evaluated_clients) / len(clients)  # rank 0 evaluates what clients received
+    return {"evaluation": PerSample.of(*zip(*timed, strict=True)), "record": record}
+
+
+def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) -> MeasuredTimes:
+    """Measure rounds of a few clients."""
+    sizes, algorithm = trained_samples(context), context.config.algorithm
+    m = context.decisions.num_sampled
+    chosen = _evenly(sizes, min(VISITS, m))
+    cohorts = [chosen, chosen, chosen]
+    if uses(algorithm, RememberedUploads) and m < context.problem.num_clients:
+        others = np.setdiff1d(np.arange(len(sizes)), chosen)[: len(chosen)]
+        cohorts[2] = others if len(others) else chosen
+    evaluated = context.evaluated_clients[
+        _evenly(context.federation.sizes[context.evaluated_clients, 2], EVALUATIONS)
+    ]
+    schedule = EvaluationSchedule(evaluated, 1)
+    engine = SynchronousEngine(step, _Cohorts(cohorts), len(cohorts), schedule)  # type: ignore[arg-type]
+    observer, clock, start = _Observer(context, step, folder), perf_counter(), process_time()
+    engine.run(observer, _saved(server, step, virtual=0.0))
+    busy = (perf_counter() - clock) / max(process_time() - start, 1e-9)
+    c = len(chosen)
+    cold, warm, last = step.parts
+    look, once = 0.0, True
+    n, per_visit = sizes[chosen], [cold.visits, warm.visits]
+    if uses(algorithm, SecondLook):
+        looked = [max(0.0, sum(p.visits) - p.work) for p in (cold, warm)]
+        once, look = looked[1] < 0.5 * looked[0], looked[0] / c**2
+        shares = [p.work / max(sum(p.visits), 1e-9) for p in (cold, warm)]
+        per_visit = [[s * share for s in p.visits] for p, share in zip((cold, warm), shares, strict=True)]
+    again = [] if len(last.visits) != c or uses(algorithm, SecondLook) else last.visits
+    if not np.array_equal(cohorts[2], chosen):
+        everyone = np.union1d(cohorts[1], cohorts[2])
+        old = ~np.isin(everyone, cohorts[2])
+        remembered = float(np.mean(np.array(last.visits)[old])) if len(last.visits) == len(old) else 0.0
+        again = []
+    else:
+        remembered = 0.0
+    books = [p.whole - sum(p.visits) - p.advance for p in (warm, last)]
+    mixes = [p.advance - p.decide for p in (warm, last)]
+    gram = _gram(context, context.problem.layout, c, ComparedUploads, "gram")
+    return MeasuredTimes(
+        visit=PerSample.of([*n, *(n if again else ())], [*per_visit[1], *again]),
+        first_visit=PerSample.of(n, per_visit[0]),
+        look=look,
+        looks_once=once,
+        remembered=remembered,
+        book=max(0.0, min(books)) / c,
+        mix=max(0.0, min(mixes) - gram) / c,
+        busy=busy,
+        num_visits=sum(len(p.visits) for p in step.parts),
+        **_evaluated(context, step, observer, evaluated),
+    )
+
+
+@dataclass(frozen=True)
+class _Cohorts:
+    """The cohort of each step, as a sampler gives it."""
+
+    cohorts: Sequence[np.ndarray]
+
+    def __call__(self, step: int) -> np.ndarray:
+        return self.cohorts[step - 1]
+
+
+def _arrivals(context: RunContext, step: TimedStep, server: Server, folder: Path) -> MeasuredTimes:
+    """Measure steps of an asynchronous run."""
+    policy = context.config.policy
+    size = policy.size if isinstance(policy, Buffer) else 1
+    m = min(context.decisions.num_sampled, max(VISITS, size))
+    steps = max(2, ceil(2 * VISITS / size)) if policy.single_upload or size > 1 else 2  # type: ignore[attr-defined]
+    evaluated = context.evaluated_clients[
+        _evenly(context.federation.sizes[context.evaluated_clients, 2], EVALUATIONS)
+    ]
+    evaluation = replace(context.config.evaluation, every=0, at_start=False, clients=len(evaluated))
+    small = replace(
+        context,
+        config=replace(context.config, rounds=steps, evaluation=evaluation),
+        decisions=replace(
+            context.decisions,
+            num_sampled=m,
+            clock=policy.open_clock(
+                context.config.clock, context.duration, context.federation, m, context.system_key
+            ),
+        ),
+    )
+    rows: list[dict[str, Any]] = []
+    engine = build_engine(small, step, rows.extend)
+    assert small.decisions.clock is not None
+    tally = {"lags": [], "refused": 0, "busy_seconds": 0.0, "_then": 0.0}
+    saved = _saved(
+        server,
+        step,
+        older=0,
+        number=0,
+        clock=small.decisions.clock.state_dict(),
+        tally=tally,
+        metrics=[],
+        judging=[0.0, 0.0],
+        visits=[],
+    )
+    saved.values["seconds"] = [0.0, 0.0]
+    observer, meter = _Observer(small, step, folder), step.meter
+    start, clock, processor = meter(), perf_counter(), process_time()
+    engine.run(observer, saved)
+    whole, busy = meter() - start, (perf_counter() - clock) / max(process_time() - processor, 1e-9)
+    seconds = step.timed_visits.take()
+    clients = [row["client"] for row in rows][: len(seconds)]
+    samples = trained_samples(context)[clients] if clients else np.zeros(0, np.int64)
+    seconds = seconds[: len(clients)]
+    rest = whole - sum(seconds) - sum(observer.seconds)
+    line = PerSample.of(samples[1:], seconds[1:])
+    return MeasuredTimes(
+        visit=line,
+        first_visit=line,
+        step=max(0.0, rest) / steps,
+        busy=busy,
+        num_visits=len(seconds),
+        **_evaluated(small, step, observer, small.evaluated_clients),
+    )
+
+
+def _before(context: RunContext, step: TimedStep, meter: Meter) -> dict[str, Any]:
+    """Measure what comes before the first round: one-shot statistics, or the first server alone."""
+    algorithm, sizes = context.config.algorithm, context.federation.sizes[:, 0]
+    if not uses(algorithm, OneShotStatistics):
+        start = meter()
+        first = algorithm.setup(context.problem, None, key(0))
+        step.hooks.appraise(None, first)
+        return {"setup": meter() - start}
+    start = meter()
+    step.hooks.shows()
+    shown = meter() - start
+    chosen = _evenly(sizes, VISITS)
+    step.timed_visits.take()
+    step.fingerprint_round(chosen, None)  # makes what is shown once more: a fixed part, left out
+    seconds = step.timed_visits.take()
+    return {"shown": shown, "fingerprint": PerSample.of(sizes[chosen][1:], seconds[1:])}
+
+
+def _gram(context: RunContext, layout: Layout, rows: int, capability: type[Any], role: str) -> float:
+    """Return the seconds of all products of so many uploads; 0 where the method asks for none."""
+    if upload_named(context.config.algorithm, capability, role) is None:
+        return 0.0
+    few = min(rows, GRAM_ROWS)
+    uploads = torch.ones(few, layout.size).unbind()
+    start = process_time()
+    LocalAggregator(layout)._mixer.gram(list(uploads), (few,), np.zeros(few, np.int64), layout.size)
+    return (process_time() - start) * (rows / few) ** 2
+
+
+def _checkpoint(server: Server, place: Path) -> float:
+    """Return the seconds in which the tables of a server are written as a checkpoint."""
+    start = perf_counter()
+    tensors = {name: table.contiguous() for name, table in server.tables.items()}
+    checkpoint_files.write(
+        place / "checkpoints", checkpoint_files.Content(step=1, run="plan", tensors=tensors)
+    )
+    return perf_counter() - start

@@ -1,0 +1,122 @@
+"""The callbacks of a run: when they are called, and how an exception in one ends the run on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mpifl.comm.transport import on_server
+from mpifl.core.errors import Stopped
+from mpifl.results.callbacks import Callbacks, made
+from mpifl.results.reader import load
+from mpifl.results.run_events import Evaluation, Round, RunInfo, frozen
+from mpifl.results.supervision import Signals
+from mpifl.runtime.engine import Record
+from mpifl.runtime.run_state import Saved
+
+from . import loader
+from .context import RunContext
+
+Clients = Sequence[Mapping[str, Any]]  # rows of clients.csv
+Bytes = Mapping[str, int]  # by direction
+
+
+class Observed:
+    """The callbacks of a run, as a context manager around it; every rank calls.
+
+    An exception in a callback asks for a stop, as a signal does: the state is written after the step, and the
+    exception is raised on every rank.
+
+    Args:
+        context: of the run.
+        given: callbacks beside those of `output.callbacks`.
+        folder: of the run.
+        signals: where a stop is asked for.
+    """
+
+    def __init__(self, context: RunContext, given: Sequence[Any], folder: Path, signals: Signals) -> None:
+        self.context, self.given, self.folder, self.signals = context, given, folder, signals
+        self.any = bool(given or context.config.output.callbacks)
+        self.callbacks = Callbacks(())
+        self.info: RunInfo | None = None
+
+    def start(self, run_id: str, resumed: bool, saved: Saved | None) -> None:
+        """Make the callbacks and tell them of the run.
+
+        Args:
+            run_id: of the run, on rank 0.
+            resumed: whether it goes on.
+            saved: the state from which it does, on rank 0.
+        """
+        if not self.any:
+            return
+        config, problem = self.context.config, self.context.problem
+        tree = loader.to_tree(config)
+
+        def tell() -> None:
+            self.callbacks = made(config.output.callbacks, self.given)
+            self.info = RunInfo(
+                id=run_id,
+                name=config.name,
+                folder=self.folder,
+                config=frozen(tree),
+                method=tree["algorithm"]["name"],
+                rounds=config.rounds,
+                num_clients=problem.num_clients,
+                num_parameters=problem.layout.size,
+                ranks=self.context.transport.size,
+                step=0 if saved is None else saved.step,
+                resumed=resumed,
+            )
+            self.callbacks.call("on_start", self.info, "before the first step")
+            self.callbacks.check("nothing was trained")
+
+        on_server(self.context.transport, tell, everywhere=False)
+
+    def step(self, record: Record, row: Mapping[str, Any] | None, clients: Clients, moved: Bytes) -> None:
+        """Tell the callbacks of a step; on rank 0.
+
+        Args:
+            record: of the step.
+            row: of `metrics.csv`; None where the step was not evaluated.
+            clients: the scores of each evaluated client.
+            moved: bytes that the federation has sent so far, up and down.
+        """
+        if self.info is None:
+            return
+        times = record.step, record.seconds, record.virtual_seconds
+        when = f"after step {record.step}"
+        if record.step:
+            done = Round(self.info, *times, tuple(record.cohort.tolist()), moved["up"], moved["down"])
+            self.callbacks.call("on_round", done, when)
+        if row is not None:
+            scores = {int(c["client"]): {n: v for n, v in c.items() if n != "client"} for c in clients}
+            found = Evaluation(self.info, *times, frozen(row), frozen(scores), moved["up"], moved["down"])
+            self.callbacks.call("on_evaluation", found, when)
+        if self.callbacks.failure is not None:
+            self.signals.stop = True
+
+    def end(self) -> None:
+        """Tell the callbacks that the run folder is complete."""
+
+        def tell() -> None:
+            self.callbacks.call("on_end", load(self.folder), "after the last step")
+            self.callbacks.check(f"the run itself is complete: {self.folder}")
+
+        if self.any:
+            on_server(self.context.transport, tell, everywhere=False)
+
+    def __enter__(self) -> Observed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.any or error is None:
+            return
+        self.callbacks.stop(str(error))
+        if isinstance(error, Stopped):  # raised on every rank
+            state = str(error)
+            on_server(self.context.transport, lambda: self.callbacks.check(state), everywhere=False)

@@ -1,0 +1,301 @@
+"""The cases of a sweep: every combination of the values that `vary` names, and the parts of them.
+
+`vary` maps keys of the configuration to values: a list, or a mapping of labels to values. Three of its keys
+are no keys of the configuration. The values of `vary.configuration` are names of whole configurations, over
+which the sweep's own keys are laid. Those of `vary.rows` and `vary.columns` are parts of a configuration,
+which are laid over it; the part of a group of columns may hold `rows`, what it changes in single rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.old_keys import renamed
+from mpifl.core.textfiles import MAX_NAME_BYTES
+from mpifl.simulation.availability import Availability
+from mpifl.simulation.client_devices import Alike
+from mpifl.simulation.delays import Constant
+from mpifl.simulation.network import Links
+from mpifl.training.per_client import names_devices
+
+from . import loader
+from .schema import Config, OutputConfig, check_sections
+from .sweep_table import COLUMNS, ROWS, SEED, TableConfig, label_of, labels_of
+
+MAX_CASES = 10_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination of values.
+
+    Attributes:
+        labels: Varied key -> label of its value.
+        config: The configuration.
+        own: The varied keys whose labels are the user's own: those with a mapping of labels to values.
+    """
+
+    labels: Mapping[str, str]
+    config: Config
+    own: tuple[str, ...] = ()
+
+    @property
+    def slug(self) -> str:
+        """The labels as one word; the id of the run folder."""
+        return "-".join(
+            "".join(c if c.isalnum() or c in "._" else "_" for c in x) for x in self.labels.values()
+        )
+
+    @property
+    def title(self) -> str:
+        """The labels, each behind its key."""
+        return ", ".join(f"{key} {label}" for key, label in self.labels.items())
+
+    @cached_property
+    def training(self) -> str:
+        """What a synchronous run trains: equal for cases that differ at most in times, which are computed.
+
+        Times are those of network, delay, availability and devices (unless clients train in another way by
+        the name of their device). Empty where they decide what is trained.
+        """
+        if not self.config.policy.fixed_visits:
+            return ""
+        plain = replace(self.config, network=Links(), delay=Constant(), availability=Availability())
+        if not names_devices(plain.per_client):
+            plain = replace(plain, devices=Alike())
+        return json.dumps(loader.to_tree(replace(plain, output=OutputConfig())))
+
+    def folder(self, parent: Path) -> Path:
+        """Return the run folder.
+
+        Args:
+            parent: The sweep's folder.
+        """
+        return parent / f"{self.config.name}-{self.slug}"
+
+    def placed(self, parent: Path) -> Config:
+        """Return the configuration with the place and the label of its run.
+
+        Args:
+            parent: The sweep's folder.
+        """
+        output = self.config.output
+        own = [label for key, label in self.labels.items() if key in self.own and not is_seed(key)]
+        label = ", ".join([*([output.label] if output.label else []), *own]) or None
+        return replace(
+            self.config,
+            output=replace(output, folder=str(parent), id=self.slug, model=False, label=label),
+        )
+
+
+# -- the cases -----------------------------------------------------------------------------------------------
+
+
+def cases(tree: Mapping[str, Any]) -> list[Case]:
+    """Return all combinations that a configuration with `vary` describes.
+
+    Args:
+        tree: The configuration, as nested mappings.
+
+    Raises:
+        UserError: `vary` or one of the cases is invalid, two cases are the same run, or there are more than
+            `MAX_CASES`.
+    """
+    vary = tree.get("vary") or {}
+    remedy = "name at least one key and its values, as in algorithm.alpha: [0.3, 0.6]"
+    require(isinstance(vary, dict) and bool(vary), "vary", vary, remedy)
+    odd = [key for key in vary if not isinstance(key, str)]
+    require(not odd, "vary", odd[:1], "is no key of a configuration")
+    axes = [_labelled(key, values) for key, values in vary.items()]
+    own = tuple(key for key, values in vary.items() if isinstance(values, dict))
+    count = num_cases(vary)
+    require(count <= MAX_CASES, "vary", count, f"are more than {MAX_CASES} cases; take fewer values")
+    out = []
+    for combination in product(*axes):
+        labels = dict(zip(vary, (label for label, _ in combination), strict=True))
+        values = dict(zip(vary, (value for _, value in combination), strict=True))
+        out.append(Case(labels, _configuration(tree, labels, values), own))
+        check_sections(out[-1].config)
+    slugs = [case.slug for case in out]
+    twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
+    require(twice is None, "vary", twice, "two cases have the same name; label the values")
+    long = next((slug for slug in slugs if len(slug.encode()) > MAX_NAME_BYTES), None)
+    require(long is None, "vary", long, "is too long a name for a folder; label the values, in few letters")
+    _check_different(out, tree)
+    if tree.get("table") is not None:
+        table_of(tree).check(vary)
+    return out
+
+
+def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[str, Any]) -> Config:
+    """Return the configuration of one combination of values."""
+    one = {name: value for name, value in tree.items() if name not in ("vary", "table")}
+    special: Mapping[str, Any] = {}
+    for key, value in values.items():
+        if key in (ROWS, COLUMNS):
+            require(isinstance(value, dict), f"vary.{key}", value, "take parts of a configuration")
+            part = dict(value)
+            if key == COLUMNS:
+                special = _special(part.pop(ROWS, {}), tree, labels)
+            one = loader.merged(one, renamed(part))
+        elif key == "configuration":
+            file = loader.read(str(value))
+            _check_algorithm(tree, file, str(value))
+            one = loader.merged(file, one)
+        else:
+            one = loader.merged(one, renamed(loader.nested(key.split("."), value)))
+    config: Config = loader.from_tree(Config, loader.merged(one, renamed(dict(special))))
+    return config
+
+
+def _special(rows: Any, tree: Mapping[str, Any], labels: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return what a group of columns changes in this case's row: `vary.columns.LABEL.rows.LABEL`."""
+    path = f"vary.columns.{labels[COLUMNS]}.rows"
+    require(isinstance(rows, dict), path, rows, "take a mapping of rows to parts of a configuration")
+    known = labels_of(tree["vary"].get(ROWS, []))
+    for label in rows:
+        if str(label) not in known:
+            raise UserError(path, label, f"no such row; {nearest(str(label), known)}")
+    part: Any = {str(label): part for label, part in rows.items()}.get(labels.get(ROWS, ""), {})
+    require(isinstance(part, dict), f"{path}.{labels.get(ROWS)}", part, "take a part of a configuration")
+    return dict(part)
+
+
+def table_of(tree: Mapping[str, Any]) -> TableConfig:
+    """Return the section `table` of a sweep that has one."""
+    found: TableConfig = loader.from_tree(TableConfig, tree["table"], "table")
+    return found
+
+
+def is_seed(key: str) -> bool:
+    """Return whether a varied key is a seed: runs that differ in nothing else are one group."""
+    return key.partition(".")[0] == SEED
+
+
+def num_cases(vary: Mapping[str, Any]) -> int:
+    """Return the number of combinations, without checking them."""
+    return prod(len(values) if isinstance(values, (list, dict)) else 1 for values in vary.values())
+
+
+def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
+    """Return the labels and values of one key."""
+    fits = isinstance(values, (list, dict)) and len(values) > 0
+    require(fits, f"vary.{key}", values, "take a list of values, or a mapping of labels to values")
+    if isinstance(values, dict):
+        return [(str(label), value) for label, value in values.items()]
+    return [(label_of(value), value) for value in values]
+
+
+def _check_algorithm(own: Mapping[str, Any], file: Mapping[str, Any], name: str) -> None:
+    """Raise `UserError` where the sweep's own algorithm overrides that of a varied configuration.
+
+    The row would be labelled with an algorithm that was never run.
+    """
+    mine, theirs = (_algorithm(tree.get("algorithm")) for tree in (own, file))
+    remedy = (
+        f"vary.configuration {name} says {theirs}, which would never run; leave algorithm out of the sweep"
+    )
+    require(mine in (None, theirs), "algorithm", mine, remedy)
+
+
+def _algorithm(section: Any) -> str | None:
+    """Return the name in an `algorithm` section."""
+    name = section.get("name") if isinstance(section, dict) else section
+    return None if name is None else str(name)
+
+
+def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None:
+    """Raise `UserError` where two cases are the same run."""
+    seen: dict[str, Case] = {}
+    for case in all_cases:
+        resolved = {k: v for k, v in loader.to_tree(case.config).items() if k not in ("name", "output")}
+        known = seen.setdefault(json.dumps(resolved), case)
+        if known is not case:
+            keys = [key for key, label in case.labels.items() if known.labels[key] != label]
+            own = [key for key in tree if key not in ("vary", "name", "output", "system")]
+            why = f" below the sweep's own {', '.join(own)}" if "configuration" in keys and own else ""
+            remedy = f"the same run as {known.slug}{why}; take other values of {', '.join(keys)}"
+            raise UserError("vary", case.slug, remedy)
+
+
+# -- parts of a sweep ----------------------------------------------------------------------------------------
+
+
+def trainings(some_cases: Sequence[Case]) -> list[list[Case]]:
+    """Return cases in lists of those that one training gives, in the order of their first ones."""
+    found: dict[str, list[Case]] = {}
+    for case in some_cases:
+        found.setdefault(case.training or case.slug, []).append(case)
+    return [*found.values()]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The cases of a sweep that one process runs; all by default.
+
+    Attributes:
+        only: Varied key -> labels.
+        share: i and N: of those, the i-th of N parts (i from 1). Cases that differ only in times that can be
+            recomputed stay together.
+    """
+
+    only: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    share: tuple[int, int] = (1, 1)
+
+    @classmethod
+    def of(cls, only: Sequence[str] = (), share: str | None = None) -> Part:
+        """Return the part that options describe.
+
+        Args:
+            only: Texts `KEY=LABEL,LABEL`.
+            share: Text `i/N`.
+
+        Raises:
+            UserError: An option has another form.
+        """
+        chosen: dict[str, list[str]] = {}
+        for text in only:
+            key, equals, names = text.partition("=")
+            require(bool(equals and names), "--only", text, "take KEY=LABEL, as in rows=FedAvg,Local")
+            chosen.setdefault(key, []).extend(name.strip() for name in names.split(","))
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", share or "1/1")
+        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+        require(1 <= number <= count, "--case", share, "take i/N with i from 1 to N, as in 2/8")
+        return cls(chosen, (number, count))
+
+    def check(self, vary: Mapping[str, Any]) -> None:
+        """Raise `UserError` where `only` names a key or label that a sweep does not have."""
+        for key, names in self.only.items():
+            if key not in vary:
+                raise UserError("--only", key, f"is not varied; {nearest(key, [*vary])}")
+            known = labels_of(vary[key])
+            for name in names:
+                if name not in known:
+                    raise UserError("--only", f"{key}={name}", f"no such label; {nearest(name, known)}")
+
+    def chosen(self, all_cases: Sequence[Case]) -> list[Case]:
+        """Return the cases of this part, in order."""
+        number, count = self.share
+        named = [c for c in all_cases if all(c.labels[key] in names for key, names in self.only.items())]
+        if count == 1:
+            return named
+        mine = {id(case) for twins in trainings(named)[number - 1 :: count] for case in twins}
+        return [case for case in named if id(case) in mine]
+
+
+ALL = Part()
+
+
+def note_on(config: Config) -> str:
+    """Return what is said where only one of several cases is looked at; empty where there is one only."""
+    keys = ", ".join(map(str, config.vary or ()))
+    return f"\n\nvary: `mpifl sweep` gives other values to {keys}; this is without them" if keys else ""

@@ -1,0 +1,266 @@
+"""What a sweep has given so far: the runs in its folder as tables, a figure, and a `Sweep` in Python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.files import write_atomically
+from mpifl.core.old_keys import renamed
+from mpifl.core.textfiles import yaml_file
+from mpifl.results import run_folder as folders
+from mpifl.results.metrics import over_runs
+from mpifl.results.reader import Run, load
+from mpifl.results.seed_groups import flat
+from mpifl.results.sweep_figure import Curve, draw
+
+from .sweep_cases import Case, cases, table_of
+from .sweep_table import Result, label_of, markdown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
+OLD_STEM = "study"  # of the files in the folder of a sweep of mpifl 0.1
+FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
+ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
+DRAWING_SHARE = 10  # at most a tenth of the time is spent on figures that later ones replace
+TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
+
+
+# -- the folder ----------------------------------------------------------------------------------------------
+
+
+def is_sweep(folder: Path) -> bool:
+    """Return whether a folder is that of a sweep."""
+    return any((folder / name).is_file() for name in (SWEEP_FILE, f"{OLD_STEM}.yaml"))
+
+
+def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
+    """Return the configuration that a sweep was started with.
+
+    Args:
+        folder: The sweep's. Files that mpifl 0.1 named `study` are renamed.
+        key: What names the folder in messages.
+
+    Raises:
+        UserError: There is none, or it is no mapping.
+    """
+    if not (folder / SWEEP_FILE).exists():
+        for path in folder.glob(f"{OLD_STEM}.*"):
+            path.rename(path.with_stem("sweep"))
+    require((folder / SWEEP_FILE).is_file(), key, str(folder), f"is no sweep: it has no {SWEEP_FILE}")
+    tree = yaml_file(folder / SWEEP_FILE, key)
+    require(isinstance(tree, dict), key, str(folder), f"has a {SWEEP_FILE} that holds no mapping")
+    return renamed(tree)
+
+
+def is_complete(case: Case, parent: Path) -> bool:
+    """Return whether a case has run to its end.
+
+    Args:
+        case: The case.
+        parent: The sweep's folder.
+    """
+    return (case.folder(parent) / "summary.json").is_file()
+
+
+# -- table and figure ----------------------------------------------------------------------------------------
+
+
+class Found:
+    """The complete cases in a sweep's folder, whichever process ran them, as tables and a figure."""
+
+    def __init__(self, folder: Path, tree: Mapping[str, Any], every: Sequence[Case]) -> None:
+        self.folder, self.every = folder, every
+        self.table = None if tree.get("table") is None else table_of(tree)
+        self._read: dict[str, tuple[dict[str, Any], Curve, Result]] = {}
+        self._shown, self._last_drawn, self._seconds = 0, 0.0, 0.0  # of the figure: cases, when, how long
+
+    def write(self) -> None:
+        """Write the files: each is complete at any time, the figure from time to time.
+
+        Several processes may do so at a time. Where a case was finished meanwhile, the files are written
+        again: the last process to write has seen every case that was finished before.
+        """
+        found: list[tuple[dict[str, Any], Curve, Result]] = []
+        while len(now := self._complete()) > len(found):
+            found = now
+            rows = [row for row, _, _ in found]
+            folders.write_csv(self.folder / "sweep.csv", rows)
+            write_atomically(self.folder / "sweep.md", table(over_seeds(rows)))
+            if self.table is not None:
+                write_atomically(self.folder / "table.md", self._as_printed(found))
+            if time.monotonic() > self._last_drawn + DRAWING_SHARE * self._seconds:
+                self.draw()
+
+    def draw(self) -> None:
+        """Write the figure, unless it shows all complete cases."""
+        found = self._complete()
+        if len(found) > self._shown:
+            start = time.monotonic()
+            draw([curve for _, curve, _ in found], self.folder / "sweep.png")
+            self._shown, self._last_drawn = len(found), time.monotonic()
+            self._seconds = self._last_drawn - start
+
+    def text(self) -> str:
+        """Return what is printed in the end."""
+        found, files = self._complete(), "sweep.md, sweep.csv, sweep.png"
+        if self.table is None:
+            return f"{table(over_seeds([row for row, _, _ in found]))}\nresults: {self.folder}: {files}"
+        return f"{self._as_printed(found)}\nresults: {self.folder}: table.md, {files}"
+
+    def _as_printed(self, found: Sequence[tuple[dict[str, Any], Curve, Result]]) -> str:
+        assert self.table is not None
+        return f"{self.table.title}\n\n{markdown(self.table, [result for _, _, result in found])}"
+
+    def _complete(self) -> list[tuple[dict[str, Any], Curve, Result]]:
+        for case in self.every:
+            if case.slug not in self._read and is_complete(case, self.folder):
+                run = load(case.folder(self.folder))
+                self._read[case.slug] = (_row(case, run), _curve(case, run), result_of(case.labels, run))
+        return [self._read[case.slug] for case in self.every if case.slug in self._read]
+
+
+def result_of(labels: Mapping[str, str], run: Run) -> Result:
+    """Return the final figures of a finished run: last row of `metrics.csv`, and `summary.json`.
+
+    Args:
+        labels: Of the case.
+        run: The run.
+    """
+    values = {k: float(v) for k, v in flat(run.summary) if is_number(v)}
+    return Result(labels, values | {name: float(v[-1]) for name, v in run.series.items() if v[-1] == v[-1]})
+
+
+def _row(case: Case, run: Run) -> dict[str, Any]:
+    """Return the labels and final figures of a case, as tables show them."""
+    found = figures_of(run)
+    return {**case.labels, **{n: round(v, 4) if isinstance(v, float) else v for n, v in found.items()}}
+
+
+def figures_of(run: Run) -> dict[str, Any]:
+    """Return the final figures of a run that stand in the tables of a sweep."""
+    summary, metrics = run.summary, run.rows("metrics.csv")
+    last, late = metrics[-1], [float(row["accuracy_mean"]) for row in metrics[len(metrics) // 2 :]]
+    found: dict[str, Any] = {n: float(last[n]) for n in FIGURES if last.get(n) not in (None, "", "nan")}
+    if "asynchronous" in summary:
+        found |= {"second_half_mean": mean(late), "second_half_lowest": min(late)}
+    found |= {n: v for n in ASYNCHRONOUS if (v := summary.get("asynchronous", {}).get(n)) is not None}
+    return found | {n: summary[n] for n in TOTALS}
+
+
+def _curve(case: Case, run: Run) -> Curve:
+    metrics = run.rows("metrics.csv")
+    axis = "virtual_seconds" if "virtual_seconds" in metrics[0] else "round"
+    staleness = [int(row["staleness"]) for row in run.rows("events.csv")]
+    x, y = ([float(row[name]) for row in metrics] for name in (axis, "accuracy_mean"))
+    train = [float(value) for row in metrics if (value := row.get("accuracy_train_mean"))]
+    return Curve(case.labels, axis.replace("_", " "), x, y, staleness, train)
+
+
+def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return one row for all seeds of a case, with mean and sample standard deviation of each figure.
+
+    Args:
+        rows: Labels (texts) and figures (numbers) of each case; `seed` is a label.
+    """
+    if not any("seed" in row for row in rows):
+        return list(rows)
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(v for k, v in row.items() if k != "seed" and isinstance(v, str)), []).append(
+            row
+        )
+    return [
+        {k: _spread([r.get(k) for r in group]) for k in group[0] if k != "seed"} for group in groups.values()
+    ]
+
+
+def _spread(values: Sequence[Any]) -> Any:
+    """Return the common value, or mean and standard deviation as text."""
+    numbers = [v for v in values if isinstance(v, (int, float))]
+    if len(set(values)) == 1 or len(numbers) < 2:
+        return values[0]
+    centre, spread = over_runs(np.array(numbers))
+    return f"{centre:.4g} ± {spread:.2g}"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as a Markdown table, with the columns of all rows in order of appearance."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, ["---"] * len(columns), *([str(row.get(c, "")) for c in columns] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+# -- in Python -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The complete runs of a sweep.
+
+    Attributes:
+        folder: The sweep's folder.
+        keys: The varied keys, in order.
+        runs: The labels of a case -> its run, in the order of the cases. Labels are texts: one where one key
+            is varied (`runs["ucfl"]`), otherwise a tuple in the order of the keys (`runs["ucfl", "3"]`).
+        values: The labels of a case -> for each varied key its number, or its label where it is no number.
+    """
+
+    folder: Path
+    keys: tuple[str, ...]
+    runs: Mapping[str | tuple[str, ...], Run]
+    values: Mapping[str | tuple[str, ...], tuple[Any, ...]]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row for each run: a column for each varied key, then the final figures, all digits of them."""
+        import pandas as pd
+
+        rows = [
+            dict(zip(self.keys, self.values[labels], strict=True)) | figures_of(run)
+            for labels, run in self.runs.items()
+        ]
+        return pd.DataFrame(rows)
+
+
+def load_sweep(folder: str | Path) -> Sweep:
+    """Return the complete runs of the sweep in a folder; a sweep that goes on may have more later.
+
+    Raises:
+        UserError: The folder is no sweep, or no case of it is complete.
+    """
+    there = Path(folder)
+    require(there.is_dir(), "SWEEP", str(folder), "there is no such folder")
+    tree = started_with(there, "SWEEP")
+    complete = [case for case in cases(tree) if is_complete(case, there)]
+    require(bool(complete), "SWEEP", str(folder), "has no complete case; wait for one, or run it")
+    numbers = {
+        key: {label_of(value): value for value in values if isinstance(values, list) and is_number(value)}
+        for key, values in tree["vary"].items()
+    }
+
+    def labels_of(case: Case) -> str | tuple[str, ...]:
+        labels = tuple(case.labels.values())
+        return labels if len(labels) > 1 else labels[0]
+
+    return Sweep(
+        there,
+        tuple(tree["vary"]),
+        {labels_of(case): load(case.folder(there)) for case in complete},
+        {labels_of(case): tuple(numbers[k].get(v, v) for k, v in case.labels.items()) for case in complete},
+    )
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, and no boolean."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

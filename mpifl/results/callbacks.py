@@ -1,0 +1,180 @@
+"""Callbacks: objects of users that are told what a run does, on rank 0.
+
+A callback is any object that has some of the methods of `HOOKS`:
+
+    on_start(info: RunInfo)            before the first step, or before the first after a resume
+    on_round(done: Round)              after each server step
+    on_evaluation(found: Evaluation)   after each evaluation
+    on_end(run: Run)                   once the run folder is complete
+    on_stop(reason: str)               instead of on_end, where the run ends before, or the callback failed
+
+The values are those of `run_events`, read-only. A callback decides nothing: digests, identity and labels of a
+run do not know of it. An exception in one ends the run after the step, its state written.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpifl.core.errors import CodeFailed, UserError, require, trace_beyond
+from mpifl.core.imports import load_object
+
+from .logging import warn
+from .trackers import TRACKERS
+
+KEY = "output.callbacks"
+HOOKS = ("on_start", "on_round", "on_evaluation", "on_end", "on_stop")
+
+
+class Callbacks:
+    """Calls the callbacks of a run; on rank 0.
+
+    One that has raised an exception is called no more, but for its `on_stop`; the others are, to the end.
+
+    Args:
+        named: Name for messages -> object.
+
+    Attributes:
+        failure: The first exception of a callback, with its place; None while there is none.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Any]]) -> None:
+        self.named = tuple(named)
+        self.failure: UserError | CodeFailed | None = None
+        self._broken: set[int] = set()  # places in `named`
+        self._ended: set[int] = set()
+
+    def call(self, hook: str, value: Any, when: str) -> None:
+        """Call a hook of all callbacks that work.
+
+        Args:
+            hook: One of `HOOKS`.
+            value: Its argument.
+            when: For the message, as `after step 3`.
+        """
+        for place, (name, callback) in enumerate(self.named):
+            method = getattr(callback, hook, None)
+            if place in self._broken:
+                continue
+            try:
+                if method is not None:
+                    method(value)
+                if hook == "on_end":
+                    self._ended.add(place)
+            except (Exception, SystemExit) as error:
+                failure: UserError | CodeFailed
+                if isinstance(error, UserError):
+                    failure = error
+                else:
+                    text = f"callback {name}.{hook}, {when}: {type(error).__name__}: {error}"
+                    failure = CodeFailed(text, trace_beyond(error, __file__))
+                self.failure = self.failure or failure
+                self._broken.add(place)
+
+    def check(self, state: str) -> None:
+        """Raise what a callback has raised.
+
+        Args:
+            state: What became of the run, added to the message.
+        """
+        if isinstance(self.failure, CodeFailed):
+            raise CodeFailed(f"{self.failure.text}; {state}", self.failure.trace)
+        if self.failure is not None:
+            raise UserError(self.failure.key, self.failure.value, f"{self.failure.remedy}; {state}")
+
+    def stop(self, reason: str) -> None:
+        """Tell all that were not told of its end why the run ends; an exception of theirs is a warning."""
+        for place, (name, callback) in enumerate(self.named):
+            if place in self._ended:
+                continue
+            try:
+                getattr(callback, "on_stop", lambda reason: None)(reason)
+            except (Exception, SystemExit) as error:
+                warn(f"callback {name}.on_stop: {type(error).__name__}: {error}")
+
+
+# -- by name -------------------------------------------------------------------------------------------------
+
+
+def check_entries(entries: Sequence[Any]) -> None:
+    """Check the entries of `output.callbacks`, without making any callback.
+
+    Raises:
+        UserError: An entry is neither a name nor a mapping with one, it is unknown, it has none of the hooks,
+            its options do not fit, or a package is missing.
+    """
+    for entry in entries:
+        name, found, options = _found(entry)
+        if name in TRACKERS:
+            _make(name, found, options)
+        elif isinstance(found, type) or not options:  # what a function makes is known when it is called
+            _check_hooks(name, found)
+
+
+def made(entries: Sequence[Any], given: Sequence[Any] = ()) -> Callbacks:
+    """Return the callbacks of a run.
+
+    Args:
+        entries: Of `output.callbacks`.
+        given: Further objects.
+
+    Raises:
+        UserError: As in `check_entries`; or an object has none of the hooks.
+    """
+    named = []
+    for entry in entries:
+        name, found, options = _found(entry)
+        named.append((name, _make(name, found, options) if isinstance(found, type) or options else found))
+    named += [(_title(callback), callback) for callback in given]
+    for name, callback in named:
+        require(not isinstance(callback, type), KEY, name, "is a class; give an object of it")
+        _check_hooks(name, callback)
+    return Callbacks(named)
+
+
+def _make(name: str, found: Any, options: Mapping[str, Any]) -> Any:
+    try:
+        return found(**options)
+    except UserError as error:
+        raise error.under(KEY) from error
+    except Exception as error:
+        raise CodeFailed(
+            f"callback {name}: {type(error).__name__}: {error}", trace_beyond(error, __file__)
+        ) from error
+
+
+def _check_hooks(name: str, callback: Any) -> None:
+    there = any(callable(getattr(callback, hook, None)) for hook in HOOKS)
+    require(there, KEY, name, f"has none of the methods {', '.join(HOOKS)}")
+
+
+def _title(callback: Any) -> str:
+    kind = callback if isinstance(callback, type) else type(callback)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _found(entry: Any) -> tuple[str, Any, dict[str, Any]]:
+    """Return name, class or object, and options of an entry."""
+    known = f"name one of {', '.join(TRACKERS)}, or package.module:Name, or a mapping with name and options"
+    tree = {"name": entry} if isinstance(entry, str) else entry
+    require(isinstance(tree, Mapping) and isinstance(tree.get("name"), str), KEY, entry, known)
+    name, options = tree["name"], {str(k): v for k, v in tree.items() if k != "name"}
+    require(":" in name or name in TRACKERS, KEY, name, known)
+    found = load_object(name, KEY) if ":" in name else TRACKERS[name]
+    if name in TRACKERS:
+        TRACKERS[name].require_package()
+    if options or isinstance(found, type):
+        require(callable(found), KEY, name, "takes no options; name a class or a function")
+        try:
+            inspect.signature(found).bind(**options)
+        except TypeError as error:
+            raise UserError(KEY, entry, f"{error}; its options: {_options(found)}") from error
+        except ValueError:  # a class without a signature
+            pass
+    return name, found, options
+
+
+def _options(found: Any) -> str:
+    return ", ".join(inspect.signature(found).parameters) or "none"

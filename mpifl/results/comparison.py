@@ -1,0 +1,540 @@
+"""Compares groups of runs over seeds and worlds: figures with intervals, tests against the best, ranks.
+
+A *world* is what the methods meet: by default the section `data`. Within a world each column that has a
+better and a worse direction is tested: the best group against every other, under equal seeds and data, with
+Holm's correction. What it takes to reach a target is censored data (`survival`): log-rank tests compare it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mpifl.core.errors import UserError, nearest, require
+
+from . import statistics, survival
+from .reader import Run
+from .seed_groups import Group, default_target, flat, gather, titles, tree_of
+from .statistics import TESTS, Estimate, Ranking
+from .survival import Median, Reached
+from .tables import BEST, TIED
+
+STD, NO_TEST = "std", "none"
+OF_A_MACHINE = ("data.root", "data.cache")  # where the data lie: no part of a world
+LOWER = ("loss", "std", "variance", "bytes", "seconds", "kl", "distance", "churn", "refusal", "staleness")
+NO_DIRECTION = ("round", "arrivals", "num_clusters", "num_unplaced", "epsilon")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of a run, as a column of tables.
+
+    Attributes:
+        title: Of the column; what follows the last comma is the unit.
+        of: Column of `metrics.csv` at the last evaluation; for what a target takes, one of `AXES`.
+        scale: Factor to the unit of the title.
+        form: Of a number.
+        better: 1 where more is better, -1 where less is, 0 where neither is.
+        spread: Whether the standard deviation is shown beside the mean.
+        target: Whether it is what reaching the target takes.
+        restricted: Whether that is the restricted mean instead of the median.
+    """
+
+    title: str
+    of: str
+    scale: float = 1.0
+    form: str = "f2"
+    better: int = 0
+    spread: bool = False
+    target: bool = False
+    restricted: bool = False
+
+
+TO_TARGET = {"rounds": ("round", 1.0), "mb": ("bytes", 1e-6), "virtual_s": ("virtual_seconds", 1.0)}
+UNITS = {"rounds": "rounds", "mb": "MB", "virtual_s": "virtual s"}
+COLUMNS: dict[str, Column] = {
+    "accuracy": Column("accuracy, %", "accuracy_mean", 100, better=1, spread=True),
+    "worst": Column("worst client, %", "accuracy_worst", 100, better=1, spread=True),
+    "std": Column("std over clients, %", "accuracy_std", 100, better=-1),
+    "ari": Column("ARI", "ari", better=1),
+    "unplaced": Column("unplaced clients", "num_unplaced", form="g3"),
+    "clusters": Column("clusters", "num_clusters", form="g3"),
+    "mb_up": Column("MB up", "federation_bytes_up", 1e-6, "g4"),
+    "mb_down": Column("MB down", "federation_bytes_down", 1e-6, "g4"),
+    "virtual_s": Column("virtual s", "virtual_seconds", form="g4"),
+    **{
+        f"{name}_to_target": Column(f"{UNITS[name]} to target", axis, scale, "g4", -1, target=True)
+        for name, (axis, scale) in TO_TARGET.items()
+    },
+    **{
+        f"{name}_to_target_mean": Column(
+            f"{UNITS[name]} to target, restricted mean", axis, scale, "g4", -1, target=True, restricted=True
+        )
+        for name, (axis, scale) in TO_TARGET.items()
+    },
+}
+NAMES = ("run", "seeds", "rounds", "unreached")  # columns of a table that are no figure of a run
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a comparison computes.
+
+    Attributes:
+        target: Mean accuracy whose cost is wanted, in [0, 1]; None for 95 % of the best.
+        test: `t`, `wilcoxon` or `none`; None for `t` where seeds pair.
+        interval: `std` (none, the standard deviation), or one of `statistics.INTERVALS`.
+        confidence: Of intervals; tests have the level 1 - confidence.
+        metric: The column whose tests and ranks are shown; a key of `COLUMNS`, or a column of `metrics.csv`.
+        ranks: Whether methods are ranked over worlds.
+        world: Sections or dotted keys of the configuration that make a world.
+        columns: Of the table, keys as of `metric`, and `run`, `seeds`, `rounds`, `unreached`; empty for the
+            usual ones that are not empty.
+    """
+
+    target: float | None = None
+    test: str | None = None
+    interval: str = STD
+    confidence: float = 0.95
+    metric: str = "accuracy"
+    ranks: bool = False
+    world: tuple[str, ...] = ("data",)
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        target: str | None = None,
+        test: str | None = None,
+        interval: str = STD,
+        confidence: str | None = None,
+        metric: str | None = None,
+        ranks: bool = False,
+        world: str | None = None,
+        columns: str | None = None,
+    ) -> Choices:
+        """Return the choices that the options of a command make.
+
+        Raises:
+            UserError: A number is none or outside of its range, or an option has no effect.
+        """
+        sure = _number("--confidence", confidence or "0.95", "take a share in (0.5, 1), as in 0.95")
+        require(0.5 < sure < 1, "--confidence", confidence, "take a share in (0.5, 1), as in 0.95")
+        remedy = "has no effect: it says what --test or --ranks shows; name one of them"
+        require(metric is None or ranks or test in TESTS, "--metric", metric, remedy)
+        sections, shown = _keys("--world", world), _keys("--columns", columns)
+        return cls(
+            accuracy(target),
+            test,
+            interval,
+            sure,
+            metric or "accuracy",
+            ranks,
+            sections or ("data",),
+            shown,
+        )
+
+
+def accuracy(text: str | None) -> float | None:
+    """Return the accuracy that --target names, None for none.
+
+    Raises:
+        UserError: It is not in [0, 1].
+    """
+    if text is None:
+        return None
+    value = _number("--target", text, "take an accuracy in [0, 1]")
+    require(0 <= value <= 1, "--target", text, "take an accuracy in [0, 1]")
+    return value
+
+
+def _keys(option: str, text: str | None) -> tuple[str, ...]:
+    """Return the keys that an option names, with commas between them; empty where it is not given."""
+    keys = tuple(key.strip() for key in text.split(",")) if text is not None else ()
+    require(all(keys), option, text, "name keys, with commas between them")
+    twice = [key for key in keys if keys.count(key) > 1]
+    require(not twice, option, twice[:1], "is named twice")
+    return keys
+
+
+def _number(option: str, text: str, remedy: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UserError(option, text, remedy) from error
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A group against the best of its world, in one column.
+
+    Attributes:
+        group: Number of the group.
+        best: Number of the best.
+        difference: Group minus best under each seed that both ran, in the unit of the column [pairs]; None
+            for a log-rank test, which pairs nothing.
+        p: Of the two-sided test; NaN where none could be made.
+        adjusted: By Holm, over the groups of the world.
+    """
+
+    group: int
+    best: int
+    difference: np.ndarray | None
+    p: float
+    adjusted: float = np.nan
+
+    @property
+    def pairs(self) -> int:
+        """Number of seeds that both ran."""
+        return 0 if self.difference is None else len(self.difference)
+
+
+@dataclass(frozen=True)
+class World:
+    """Groups that met the same.
+
+    Attributes:
+        name: The values in which it differs from the others; empty where there is one only.
+        members: Numbers of its groups.
+    """
+
+    name: str
+    members: tuple[int, ...]
+
+
+def column_of(key: str, runs: Sequence[Run]) -> Column:
+    """Return a column of tables.
+
+    Args:
+        key: Of `COLUMNS`, or a column of `metrics.csv`.
+        runs: Of which one must have it.
+
+    Raises:
+        UserError: None has.
+    """
+    if key in COLUMNS:
+        return COLUMNS[key]
+    known = list(dict.fromkeys(name for run in runs for name in run.series))
+    if key not in known:
+        raise UserError("column", key, f"no such column; {nearest(key, [*COLUMNS, *NAMES, *known])}")
+    sign = 0 if key in NO_DIRECTION else -1 if any(word in key for word in LOWER) else 1
+    return Column(key.replace("_", " "), key, form="g4", better=sign, spread=True)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, and what is computed of them.
+
+    Attributes:
+        groups: Runs that differ in their seeds only; a run that repeats another one is left out.
+        choices: What is computed.
+        repeated: Names of folders that were left out.
+    """
+
+    groups: tuple[Group, ...]
+    choices: Choices = field(default_factory=Choices)
+    repeated: tuple[str, ...] = ()
+    _contrasts: dict[tuple[World, Column], list[Contrast]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for key in self.choices.columns:
+            if key not in NAMES:
+                self.column(key)
+        metric = self.column(self.choices.metric)
+        require(metric.better != 0, "--metric", self.choices.metric, "has no better and worse: take another")
+        leaves = [key for group in self.groups for key in _leaves(group.runs[0])]
+        for section in self.choices.world:
+            known = any(_within(key, [section]) for key in leaves)
+            require(known or section == "data", "--world", section, "no key of these runs' configurations")
+        if self.choices.test in TESTS:
+            self._check_test(metric)
+
+    def _check_test(self, metric: Column) -> None:
+        """Raise `UserError` where a test that was asked for cannot be made for any group."""
+        test = self.choices.test
+        found = [c for world in self.worlds for c in self.contrasts(world, metric)]
+        worlds = ", ".join(self.choices.world)
+        remedy = f"there is nothing to compare: name runs of two configurations with equal {worlds}"
+        require(bool(found), "--test", test, remedy)
+        if all(c.pairs < 2 for c in found) and any(c.difference is not None for c in found):
+            pair = [self.groups[i] for i in (found[0].group, found[0].best)]
+            seeds = "; ".join(f"{g.name}: {', '.join(seed_of(r) for r in g.runs)}" for g in pair)
+            remedy = f"needs two or more seeds that both methods ran on equal data (seeds: {seeds})"
+            raise UserError("--test", test, remedy)
+
+    @cached_property
+    def target(self) -> float:
+        """The mean accuracy whose cost is wanted."""
+        given = self.choices.target
+        return default_target(self.groups) if given is None else given
+
+    @property
+    def alpha(self) -> float:
+        """The level of tests."""
+        return 1 - self.choices.confidence
+
+    def column(self, key: str) -> Column:
+        """Return a column of tables by its key."""
+        return column_of(key, [run for group in self.groups for run in group.runs])
+
+    # -- figures of a group --------------------------------------------------------------------------------
+
+    def values(self, group: int, column: Column) -> np.ndarray:
+        """Return a column of a group in its unit [runs]; infinite for a target that was not met."""
+        if not column.target:
+            return column.scale * self.groups[group].final(column.of)
+        found = self.reached(group, column)
+        if column.restricted:
+            return survival.restricted(found, self.horizon(self.world_of(group), column))
+        return found.shown
+
+    def reached(self, group: int, column: Column) -> Reached:
+        """Return where the runs of a group met the target, in the column's unit."""
+        found = self.groups[group].reached(self.target, column.of)
+        return Reached(column.scale * found.position, found.met)
+
+    def horizon(self, world: World, column: Column) -> float:
+        """Return how far the restricted means of a world go, in the column's unit."""
+        return survival.horizon([self.reached(i, column) for i in world.members])
+
+    def estimate(self, group: int, column: Column) -> Estimate:
+        """Return mean, standard deviation and interval of a column."""
+        kind = "t" if self.choices.interval == STD else self.choices.interval
+        return statistics.estimate(self.values(group, column), kind, self.choices.confidence)
+
+    def median(self, group: int, column: Column) -> Median:
+        """Return the Kaplan-Meier median of what the target takes."""
+        return survival.median(self.reached(group, column), self.choices.interval, self.choices.confidence)
+
+    def has(self, group: int, column: Column) -> bool:
+        """Return whether all runs of a group have a column."""
+        if column.target:
+            return bool(np.isfinite(self.reached(group, column).position).all())
+        return bool(np.isfinite(self.groups[group].final(column.of)).all())
+
+    # -- worlds --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def worlds(self) -> tuple[World, ...]:
+        """The worlds, in the order of their first groups."""
+        trees = [self._world(group.runs[0]) for group in self.groups]
+        found: dict[str, list[int]] = {}
+        for i, tree in enumerate(trees):
+            found.setdefault(json.dumps(tree, sort_keys=True, default=str), []).append(i)
+        firsts = [trees[members[0]] for members in found.values()]
+        names = titles(firsts, [""] * len(firsts))
+        return tuple(World(n, tuple(m)) for n, m in zip(names, found.values(), strict=True))
+
+    def world_of(self, group: int) -> World:
+        """Return the world of a group."""
+        return next(world for world in self.worlds if group in world.members)
+
+    def _world(self, run: Run) -> dict[str, Any]:
+        return {key: value for key, value in _leaves(run).items() if _within(key, self.choices.world)}
+
+    # -- tests over seeds ----------------------------------------------------------------------------------
+
+    def best(self, world: World, column: Column) -> int:
+        """Return the group of a world with the best mean, or the least median of what the target takes."""
+        if not column.target:
+            return min(world.members, key=lambda i: -column.better * _mean(self.values(i, column)))
+        found = {i: self.reached(i, column) for i in world.members}
+        until = survival.horizon([*found.values()])
+        means = {i: _mean(survival.restricted(r, until)) for i, r in found.items()}
+        medians = {i: survival.median(r).value for i, r in found.items()}
+        return min(world.members, key=lambda i: (medians[i], means[i]))
+
+    def contrasts(self, world: World, column: Column) -> list[Contrast]:
+        """Return each group of a world against the best; empty where there is nothing to compare."""
+        if (world, column) not in self._contrasts:
+            self._contrasts[world, column] = self._compare(world, column)
+        return self._contrasts[world, column]
+
+    def _compare(self, world: World, column: Column) -> list[Contrast]:
+        members = [i for i in world.members if self.has(i, column)]
+        if len(members) < 2 or self.choices.test == NO_TEST:
+            return []
+        world = World(world.name, tuple(members))
+        best = self.best(world, column)
+        others = [i for i in members if i != best]
+        found = [self._contrast(i, best, column) for i in others]
+        adjusted = statistics.holm([c.p for c in found])
+        return [replace(c, adjusted=float(p)) for c, p in zip(found, adjusted, strict=True)]
+
+    def _contrast(self, group: int, best: int, column: Column) -> Contrast:
+        if column.target and not column.restricted:
+            enough = min(len(self.groups[i].runs) for i in (group, best)) > 1
+            pair = self.reached(group, column), self.reached(best, column)
+            return Contrast(group, best, None, survival.logrank_p(*pair) if enough else np.nan)
+        difference = self.paired(group, best, column)
+        return Contrast(group, best, difference, statistics.paired_p(difference, self.choices.test or "t"))
+
+    def paired(self, group: int, best: int, column: Column) -> np.ndarray:
+        """Return a column of one group minus that of another, under equal seeds and data [pairs].
+
+        Runs of one group with equal seeds that differ, as on a wall clock, count with their mean.
+        """
+        a, b = (self._by_seed(i, column) for i in (group, best))
+        return np.array([a[key] - b[key] for key in a if key in b])
+
+    @cached_property
+    def _pairs(self) -> list[list[str]]:
+        """Seeds and data of the runs of each group."""
+        return [[seeds_and_data(run) for run in group.runs] for group in self.groups]
+
+    def _by_seed(self, group: int, column: Column) -> dict[str, float]:
+        found: dict[str, list[float]] = {}
+        for key, value in zip(self._pairs[group], self.values(group, column), strict=True):
+            found.setdefault(key, []).append(float(value))
+        return {key: _mean(np.array(values)) for key, values in found.items()}
+
+    def marks(self, world: World, column: Column) -> dict[int, str]:
+        """Return which groups of a world are the best, by the tests.
+
+        Returns:
+            `BEST` for the only best: every other is worse, by its test. Otherwise `TIED` for the best and
+            each that is not distinguishable from it. Empty where no test could be made, or all values agree.
+        """
+        found = self.contrasts(world, column) if column.better else []
+        tested = [c for c in found if not np.isnan(c.adjusted)]
+        if not tested or all(c.adjusted == 1.0 and self._agrees(c, column) for c in tested):
+            return {}
+        tied = [c.group for c in tested if c.adjusted > self.alpha]
+        if not tied and len(tested) == len(found):
+            return {found[0].best: BEST}
+        return {i: TIED for i in (found[0].best, *tied)} if tied else {}
+
+    def _agrees(self, contrast: Contrast, column: Column) -> bool:
+        a, b = (np.sort(self.values(i, column)) for i in (contrast.group, contrast.best))
+        return bool(np.array_equal(a, b))
+
+    # -- ranks over worlds ---------------------------------------------------------------------------------
+
+    @cached_property
+    def methods(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The methods that have runs in each world: names, and their groups in the order of the worlds.
+
+        Raises:
+            UserError: There are fewer than two worlds or three methods, or one has no runs in a world.
+        """
+        many = len(self.worlds)
+        remedy = "name runs of at least two worlds; --world KEY,... says which keys make a world"
+        require(many > 1, "--ranks", ", ".join(self.choices.world), f"one world has no ranks: {remedy}")
+        by_label, by_settings = self._placed(True), self._placed(False)
+        found = by_label if all(len(places) == many for _, places in by_label) else by_settings
+        for name, places in found:
+            missing = [world.name for w, world in enumerate(self.worlds) if w not in places]
+            if missing:
+                raise UserError("--ranks", name, f"has no runs in {missing[0]}{self._hint()}")
+        require(len(found) > 2, "--ranks", [n for n, _ in found], "take three methods; --test compares two")
+        return tuple((name, tuple(places[w] for w in range(many))) for name, places in found)
+
+    def _placed(self, labels: bool) -> list[tuple[str, dict[int, int]]]:
+        """Return name, and group in each world, of the methods: groups that agree in all but the world.
+
+        Args:
+            labels: Whether they agree in their user's labels, too.
+        """
+        trees: dict[str, dict[str, Any]] = {}
+        heads: dict[str, str] = {}
+        found: dict[str, dict[int, int]] = {}
+        for w, world in enumerate(self.worlds):
+            for i in world.members:
+                run = self.groups[i].runs[0]
+                rest = {k: v for k, v in _leaves(run).items() if not _within(k, self.choices.world)}
+                label = run.own_label if labels else None
+                key = json.dumps([label, rest], sort_keys=True, default=str)
+                trees[key], heads[key] = rest, label or str(rest.get("algorithm.name", "run"))
+                found.setdefault(key, {}).setdefault(w, i)
+        return [*zip(titles([*trees.values()], [*heads.values()]), found.values(), strict=True)]
+
+    def _hint(self) -> str:
+        """Return which sections besides those of `--world` differ between runs of one algorithm."""
+        sections: dict[str, None] = {}
+        trees = [_leaves(group.runs[0]) for group in self.groups]
+        for tree in trees:
+            for other in trees:
+                if tree.get("algorithm.name") == other.get("algorithm.name"):
+                    sections |= {key.split(".")[0]: None for key in tree if tree[key] != other.get(key)}
+        more = [name for name in sections if name not in ("algorithm", *self.choices.world)]
+        names = ",".join([*self.choices.world, *more])
+        return f"; where these differ between worlds, too, take --world {names}" if more else ""
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        """The ranks of `methods` over the worlds, in the column `metric`: means over seeds, or medians."""
+        column = self.column(self.choices.metric)
+        scores = [[self._score(i, column) for i in groups] for _, groups in self.methods]
+        return statistics.rank(np.array(scores).T, column.better > 0, self.alpha)
+
+    def _score(self, group: int, column: Column) -> float:
+        """Return what a group is ranked by."""
+        where = self.groups[group].name
+        require(self.has(group, column), "--metric", self.choices.metric, f"{where} has no such figure")
+        if column.target and not column.restricted:
+            return self.median(group, column).value
+        return _mean(self.values(group, column))
+
+
+def _mean(values: np.ndarray) -> float:
+    """Return the mean of values [seeds], to the last bit in any order of the seeds."""
+    return float(np.sort(values).mean())
+
+
+def _leaves(run: Run) -> dict[str, Any]:
+    """Return the leaves of a run's configuration but what belongs to a machine."""
+    return {key: value for key, value in flat(tree_of(run)) if key not in OF_A_MACHINE}
+
+
+def _within(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def seeds_and_data(run: Run) -> str:
+    """Return what two runs must share to be a pair: their seeds and their data."""
+    data = {key: value for key, value in _leaves(run).items() if _within(key, ("data",))}
+    return json.dumps([run.config.get("seed"), data], sort_keys=True, default=str)
+
+
+def seed_of(run: Run) -> str:
+    """Return the seeds of a run in a word: one number where all are equal."""
+    seeds = run.config.get("seed")
+    values = list(seeds.values()) if isinstance(seeds, Mapping) else [seeds]
+    return str(values[0]) if len(set(map(str, values))) == 1 else "/".join(map(str, values))
+
+
+def independent(groups: Sequence[Group]) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """Return groups without runs that repeat another one, and the folders of these.
+
+    A run with the seeds and the digest of another one of its group is no further evidence.
+    """
+    out, repeated = [], []
+    for group in groups:
+        seen: dict[tuple[str, str], Run] = {}
+        for run in group.runs:
+            digest = str(run.summary.get("digest", id(run)))
+            if (seeds_and_data(run), digest) in seen:
+                repeated.append(str(run.folder))
+            else:
+                seen[seeds_and_data(run), digest] = run
+        out.append(Group(group.name, tuple(seen.values())))
+    return tuple(out), tuple(repeated)
+
+
+def compare(names: Sequence[str], choices: Choices | None = None) -> Comparison:
+    """Compare runs.
+
+    Args:
+        names: Run folders, folders that hold run folders (such as those of sweeps), and patterns of them.
+        choices: What to compute; None for the usual.
+
+    Raises:
+        UserError: A folder is no finished run, or a choice does not fit these runs.
+    """
+    groups, repeated = independent(gather(names))
+    return Comparison(groups, choices or Choices(), repeated)

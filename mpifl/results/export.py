@@ -1,0 +1,194 @@
+"""Tidy tables of runs, as CSV and Parquet: numbers are numbers, a column is one thing, a row one observation.
+
+Each row begins with the run it belongs to: its folder, its name in tables, its method, and a column for every
+key of the configuration in which the runs differ, seeds included. Rounds of synchronous runs (`round`) and
+steps of the server of asynchronous ones (`server_step`, with the `arrivals` until then) are columns of their
+own: they are not the same thing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpifl.core.errors import UserError, require
+
+from .reader import INTEGER, Run
+from .seed_groups import AXES, Group, default_target, flat, gather
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLES = ("metrics", "final", "clients")
+FORMATS = (".csv", ".parquet")
+SUMMARY = ("ranks", "clients", "model_parameters", "mpi_bytes", "wall_seconds")  # numbers of summary.json
+HIDDEN = ("name", "output", "system", "vary", "table")  # sections that are no varied key
+Row = dict[str, Any]
+
+
+def export(names: Sequence[str], table: str, file: str | None, target: float | None = None) -> str:
+    """Write a tidy table of runs.
+
+    Args:
+        names: Run folders, folders that hold run folders, and patterns of them.
+        table: One of `TABLES`.
+        file: `.csv` or `.parquet`; None returns CSV.
+        target: Of the table `final`, see `final_frame`; None for 95 % of the best.
+
+    Returns:
+        What is to be said, a line; the CSV where there is no file.
+
+    Raises:
+        UserError: A folder is no finished run, or the file has another ending or cannot be written.
+    """
+    remedy = "has no effect: only --table final says what a target took"
+    require(target is None or table == "final", "--target", target, remedy)
+    path = None if file is None else Path(file)
+    if path is not None:
+        require(path.suffix in FORMATS, "--out", file, f"take a file that ends in {' or '.join(FORMATS)}")
+        _check_parquet(path)
+    groups = gather(names)
+    found = final_frame(groups, target) if table == "final" else frame(groups, table)
+    if path is None:
+        return str(found.to_csv(index=False))
+    try:
+        if path.suffix == ".csv":
+            found.to_csv(path, index=False)
+        else:
+            found.to_parquet(path, index=False, engine="pyarrow")
+    except OSError as error:
+        raise UserError("--out", file, f"cannot be written ({error.strerror or error})") from error
+    return f"{path}: {len(found)} rows, {len(found.columns)} columns\n"
+
+
+def _check_parquet(path: Path) -> None:
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            remedy = 'needs pyarrow: pip install "mpifl[parquet]"'
+            raise UserError("--out", str(path), remedy) from error
+
+
+def frame(groups: Sequence[Group], table: str) -> pd.DataFrame:
+    """Return a tidy table of groups of runs.
+
+    Args:
+        groups: Of runs.
+        table: `metrics`: a row for each run and evaluation, with the columns of `metrics.csv`. `clients`: a
+            row for each run and client, with those of `clients.csv` and `client_traffic.csv`.
+    """
+    rows_of = {"metrics": _metrics, "clients": _clients}[table]
+    heads = _heads(groups)
+    rows = [{**heads[id(run)], **row} for group in groups for run in group.runs for row in rows_of(run)]
+    require(bool(rows), "RUN", table, "these runs have no such table")
+    return _frame(rows)
+
+
+def final_frame(groups: Sequence[Group], target: float | None = None) -> pd.DataFrame:
+    """Return a row for each run: its last evaluation, totals, and what a target took.
+
+    `reached` says whether the run met the target. `round_to_target`, `bytes_to_target` and
+    `virtual_seconds_to_target` are where it did, and otherwise where the run ended without it: the time and
+    event of survival analysis.
+
+    Args:
+        groups: Of runs.
+        target: Mean accuracy, in [0, 1]; None for 95 % of the best.
+    """
+    goal = default_target(groups) if target is None else target
+    heads = _heads(groups)
+    rows = []
+    for group in groups:
+        found = {axis: group.reached(goal, axis) for axis in AXES}
+        for j, run in enumerate(group.runs):
+            totals = {name: run.summary[name] for name in SUMMARY if name in run.summary}
+            row = {**heads[id(run)], **_metrics(run)[-1], **totals, "target": goal}
+            row["reached"] = bool(found["round"].met[j])
+            rows.append(row | {f"{axis}_to_target": float(f.position[j]) for axis, f in found.items()})
+    return _frame(rows)
+
+
+def _heads(groups: Sequence[Group]) -> dict[int, Row]:
+    """Return what each run's rows begin with, by the identity of the run."""
+    runs = [(group, run) for group in groups for run in group.runs]
+    leaves = [dict(flat({k: v for k, v in run.config.items() if k not in HIDDEN})) for _, run in runs]
+    keys = list(dict.fromkeys(key for tree in leaves for key in tree))
+    varied = [key for key in keys if len({_text(tree.get(key)) for tree in leaves}) > 1]
+    out = {}
+    for (group, run), tree in zip(runs, leaves, strict=True):
+        head = {"run": run.folder.name, "configuration": group.name, "method": _method(run)}
+        out[id(run)] = head | {key: _plain(tree.get(key)) for key in varied}
+    return out
+
+
+def _method(run: Run) -> str:
+    return str(run.summary.get("algorithm", ""))
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of the configuration as one of a column: lists and mappings become JSON."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else _text(value)
+
+
+def _metrics(run: Run) -> list[Row]:
+    """Return the evaluations of a run."""
+    asynchronous = "asynchronous" in run.summary
+    step = "server_step" if asynchronous else "round"
+    begin: Row = {"asynchronous": asynchronous, "round": None, "server_step": None, "arrivals": None}
+    return [
+        begin | {step if name == "round" else name: _of_file(text) for name, text in row.items()}
+        for row in run.rows("metrics.csv")
+    ]
+
+
+def _clients(run: Run) -> list[Row]:
+    """Return the clients of a run at its end, with the bytes of each."""
+    traffic = {row["client"]: row for row in run.rows("client_traffic.csv")}
+    rows = []
+    for row in run.rows("clients.csv"):
+        both = row | {k: v for k, v in traffic.get(row["client"], {}).items() if k != "client"}
+        rows.append({name: _of_file(value) for name, value in both.items()})
+    return rows
+
+
+def _of_file(text: str) -> Any:
+    """Return a value of a CSV file: a number, None where there is none, otherwise the text."""
+    if INTEGER.fullmatch(text):
+        return int(text)
+    try:
+        value = float(text) if text else math.nan
+    except ValueError:
+        return text
+    return None if math.isnan(value) else value
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows as a table whose columns have one type each, missing values included."""
+    import pandas as pd  # heavy: only when something is exported
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: _column([row.get(name) for row in rows]) for name in names}
+    return pd.DataFrame(columns)
+
+
+def _column(values: Sequence[Any]) -> pd.Series[Any]:
+    """Return a column: whole numbers, numbers, truth values or texts."""
+    import pandas as pd
+
+    given = [value for value in values if value is not None]
+    kinds = {type(value) for value in given}
+    if given and kinds <= {bool}:
+        return pd.Series(values, dtype="boolean")
+    if kinds == {int}:
+        return pd.Series(values, dtype="Int64")
+    if kinds <= {int, float}:
+        return pd.Series(values, dtype="Float64")
+    return pd.Series([None if v is None else str(v) for v in values], dtype="string")

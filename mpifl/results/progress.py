@@ -1,0 +1,185 @@
+"""Progress of a run: a bar on a terminal, lines in a log file, and never ten seconds of silence.
+
+A completed round is told to it. What goes on meanwhile are the stages of the process (`core.progress`), which
+a thread looks at; the end is estimated from the outermost stage of which a part is done.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, TextIO
+
+from mpifl.core.progress import ROUND, Stage, stages
+
+LINE_SECONDS = 2.0  # between two lines about rounds in a log file
+SILENCE_SECONDS = 7.0  # without a line, until one says what goes on; ten on a busy machine
+BAR_SECONDS = 0.5  # between two looks at what is going on, on a terminal
+SILENCE_VARIABLE = "MPIFL_PROGRESS_S"  # another number of seconds, for tests of whole jobs
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration in words: 35 s, 2 min 5 s, 3 h 10 min."""
+    seconds = round(seconds)
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes, rest = divmod(seconds, 60)
+    if minutes < 10:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+_shown: list[Progress] = []  # the outermost first; the last one alone shows anything
+
+
+class Progress:
+    """Shows the progress of a run, as a context manager. One within another, as in a sweep, silences that.
+
+    Args:
+        total: number of rounds; 0 where there are none.
+        title: text before the bar, and before lines that come before the first round.
+        quiet: show nothing.
+        bar: show a bar where the output is a terminal. MPI launchers give each rank a terminal of its own;
+            take lines there.
+        to_stderr: show it on stderr, because stdout holds the answer of a command.
+        silence: seconds without a line until one is written; None takes `SILENCE_SECONDS`.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        total: int = 0,
+        title: str = "",
+        quiet: bool = False,
+        bar: bool = True,
+        to_stderr: bool = False,
+        silence: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total, self.title, self.quiet, self.to_stderr = total, title, quiet, to_stderr
+        self.silence = (
+            float(os.environ.get(SILENCE_VARIABLE, SILENCE_SECONDS)) if silence is None else silence
+        )
+        self.clock = clock
+        self.bar = bar and not quiet and self._out.isatty()
+        self._bar: Any = None
+        self._task: Any = None
+        self._note = ""
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._begin = self._last = clock()  # of everything; of the last line
+        self._last_round = -LINE_SECONDS  # when a line about a round was written
+        self._parts: dict[int, tuple[int, float]] = {}  # stage -> number, and what of the next was done
+
+    @property
+    def _out(self) -> TextIO:
+        return sys.stderr if self.to_stderr else sys.stdout  # notebooks and tests put others there
+
+    def __enter__(self) -> Progress:
+        if self.bar:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            title, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+            counted = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) if self.total else ()
+            self._bar = Progress(title, *counted, note, console=Console(stderr=self.to_stderr))
+            self._bar.start()
+            self._task = self._bar.add_task(self.title, total=self.total or None, note="")
+        _shown.append(self)
+        if not self.quiet:
+            self._thread = threading.Thread(target=self._watch, daemon=True, name="progress")
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._over.set()
+        _shown.remove(self)
+        for outer in _shown:
+            outer._last = self.clock()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        if self._bar is not None:
+            self._bar.update(self._task, note=self._note)
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if not self.quiet:
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        with self._lock:
+            self._last = self.clock()
+            if self._bar is not None:
+                self._bar.console.print(text, highlight=False, markup=False)
+            else:
+                self._out.write(f"{text}\n")  # one call: a thread writes, too
+                self._out.flush()
+
+    def step(self, number: int, note: str = "") -> None:
+        """Show that a round is complete.
+
+        Args:
+            number: the round.
+            note: text behind it.
+        """
+        self._note = note
+        if self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.update(self._task, completed=number, note=note)
+        elif number == self.total or self.clock() - self._last_round > LINE_SECONDS:
+            self._last_round = self.clock()
+            self._write(f"round {number}/{self.total}  {note}".rstrip())
+
+    # -- what is going on, by a thread -----------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        pause = BAR_SECONDS if self._bar is not None else 0.0
+        with suppress(OSError, ValueError):  # nobody reads any more; whoever works finds out by himself
+            while not self._over.wait(pause or max(0.02, self._last + self.silence - self.clock())):
+                self.look()
+
+    def look(self) -> None:
+        """Show what is going on: on the bar at once, as a line after `silence`."""
+        if self.quiet or (_shown and _shown[-1] is not self):
+            return
+        if self._bar is not None:
+            found = stages()
+            note = f"{found[-1]}  {self._note}" if found and found[-1].what != ROUND else self._note
+            self._bar.update(self._task, note=note)
+        elif self.clock() - self._last >= self.silence:
+            self._write(self.line())
+
+    def line(self) -> str:
+        """Return what is going on, for how long, and about how long it will take."""
+        now, found = self.clock(), stages()
+        text = ", ".join(map(str, found)) or self.title
+        left = self._left(now, found)
+        return f"{text}: {in_words(now - self._begin)} so far{left and f', {left}'}"
+
+    def _left(self, now: float, found: list[Stage]) -> str:
+        """Return about how long it will take; empty where nothing tells."""
+        shares = []
+        part = 0.0
+        for stage in reversed(found):
+            number, before = self._parts.get(id(stage), (stage.number, 0.0))
+            if number == stage.number:  # evaluation, after training, does not take back what was done
+                part = max(part, before)
+            self._parts[id(stage)] = stage.number, part
+            shares.append((stage, stage.share(part)))
+            part = shares[-1][1] if stage.main else 0.0
+        self._parts = {id(stage): self._parts[id(stage)] for stage in found}
+        for stage, share in reversed(shares):
+            if share > 0:
+                whole = "" if stage is found[0] or stage.what == ROUND else f" of {stage.what}"
+                return f"about {in_words((now - stage.start) * (1 / share - 1))} left{whole}"
+        return ""

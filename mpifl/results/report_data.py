@@ -1,0 +1,555 @@
+"""What the report shows of some runs, as plain data that JSON can hold; the page draws it.
+
+Numbers are rounded to four or five digits and long curves thinned, so that a report of hundreds of runs stays
+a few megabytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.textfiles import json_file
+from mpifl.core.timing import PHASES
+
+from . import identity
+from .figures import COMPARED, MATRICES
+from .reader import Run
+from .seed_groups import Group
+
+AXES = {  # column -> title, unit, what a value is multiplied with
+    "round": ("rounds", "", 1.0),
+    "bytes": ("bytes of the federation, up and down", "MB", 1e-6),
+    "virtual_seconds": ("virtual time", "s", 1.0),
+    "seconds": ("wall time", "s", 1.0),
+}
+LIKE_ROUNDS = {
+    "bytes": 0.01,
+    "virtual_seconds": 0.01,
+    "seconds": 0.05,
+}  # share of an axis by which it may differ
+NO_CURVES = ("round", "seconds", "virtual_seconds", "federation_bytes_up", "federation_bytes_down")
+TITLES = {  # column of metrics.csv -> its title
+    "accuracy_mean": "mean accuracy over clients",
+    "accuracy_worst": "accuracy of the worst client",
+    "accuracy_worst_tenth": "mean accuracy of the worst tenth of clients",
+    "accuracy_std": "standard deviation of accuracy over clients",
+    "accuracy_variance": "variance of accuracy over clients",
+    "accuracy_standard_error": "binomial standard error of the accuracy",
+    "accuracy_pooled": "accuracy on all test samples together",
+    "loss": "mean test loss over clients",
+    "train_loss": "mean training loss of the visits",
+    "num_clusters": "clusters found",
+    "num_unplaced": "clients whose cluster is not known",
+    "ari": "adjusted Rand index (ARI)",
+    "nmi": "normalised mutual information (NMI)",
+    "purity": "purity of clusters",
+    "ari_everyone": "ARI, unplaced clients included",
+    "churn": "churn: share of clients that changed cluster",
+}
+MAX_CURVE_NUMBERS = 400_000  # of all curves; beyond it they are thinned
+MIN_POINTS = 20  # of a thinned curve
+MAX_DETAIL_NUMBERS = 500_000  # of all single runs; runs beyond it are left out of the sections on single runs
+MAX_MATRIX = 240  # rows of a drawn matrix; larger ones are averaged over neighbours
+MAX_STAGES = 10  # evaluations in the drawing of clusters over rounds
+MAX_LAGS = 60  # bars of a histogram of staleness
+PLAIN = ("name", "seed", "output", "system", "vary", "table", "checkpoint")
+
+
+def rounded(value: float, digits: int = 4) -> float | int | None:
+    """Return a number with some significant digits; None for NaN and infinity."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() else short
+
+
+def _rounded(values: Sequence[float] | np.ndarray, digits: int = 4) -> list[float | int | None]:
+    return [rounded(float(v), digits) for v in values]
+
+
+# -- curves --------------------------------------------------------------------------------------------------
+
+
+def curves(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return the curves of all groups: axes, metrics, and the values of each group.
+
+    Returns:
+        `axes`: those in which groups differ from rounds; `same`: titles of those that run in proportion to
+        rounds; `metrics`; `groups`: x of all axes, and mean, least and most of each metric over seeds.
+    """
+    known = [a for a in AXES if a == "round" or any(g.has(a) for g in groups)]
+    offered = [a for a in known if a == "round" or not _like_rounds(groups, a)]
+    metrics = _metrics(groups)
+    points = sum(len(g.rounds) * (1 if len(g.runs) == 1 else 3) for g in groups) * max(len(metrics), 1)
+    thin = min(1.0, MAX_CURVE_NUMBERS / max(points, 1))
+    return {
+        "axes": [_axis(a) for a in offered],
+        "known": [_axis(a) for a in known],
+        "same": [AXES[a][0] for a in known if a not in offered],
+        "metrics": [_metric(name) for name in metrics],
+        "thinned": thin < 1,
+        "groups": [_group_curves(g, known, metrics, thin) for g in groups],
+    }
+
+
+def _axis(name: str) -> dict[str, str]:
+    title, unit, _ = AXES[name]
+    return {"id": name, "title": title, "unit": unit}
+
+
+def _like_rounds(groups: Sequence[Group], axis: str) -> bool:
+    """Return whether an axis is a straight line over rounds, one for all: it then shows nothing new."""
+    pairs = [(g.column("round").mean(0), g.column(axis).mean(0)) for g in groups if g.has(axis)]
+    x, y = (np.concatenate(values) for values in zip(*pairs, strict=True))
+    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+    if np.ptp(y) == 0:
+        return True
+    if np.ptp(x) == 0:
+        return False
+    line = np.polynomial.Polynomial.fit(x, y, 1)
+    return bool(np.abs(line(x) - y).max() <= LIKE_ROUNDS[axis] * np.ptp(y))
+
+
+def _metrics(groups: Sequence[Group]) -> list[str]:
+    """Return the columns of `metrics.csv` that hold other numbers than zeros, the known ones first."""
+    names = dict.fromkeys(name for g in groups for run in g.runs for name in run.series)
+    names = {n: None for n in (*(t for t in TITLES if t in names), *names) if n not in NO_CURVES}
+    return [n for n in names if any(np.nan_to_num(g.column(n)).any() for g in groups)]
+
+
+def _metric(name: str) -> dict[str, Any]:
+    percent = _is_percent(name)
+    title = TITLES.get(name, name.replace("_", " "))
+    kind = "accuracy" if name.startswith("accuracy") else "clusters"
+    if kind == "clusters" and name not in ("ari", "nmi", "purity", "churn", "ari_everyone"):
+        kind = "clusters" if name.startswith("num_") else "loss and other figures"
+    return {"id": name, "title": title, "unit": "%" if percent else "", "kind": kind}
+
+
+def _is_percent(name: str) -> bool:
+    return name.startswith("accuracy") and not name.endswith("variance")
+
+
+def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thin: float) -> dict[str, Any]:
+    count = len(group.rounds)
+    keep = np.arange(count)
+    if thin < 1 and count > MIN_POINTS:
+        keep = np.unique(np.linspace(0, count - 1, max(MIN_POINTS, int(count * thin))).round().astype(int))
+    x = {a: _rounded(group.column(a).mean(0)[keep] * AXES[a][2], 5) for a in axes if group.has(a)}
+    y = {}
+    for name in metrics:
+        if group.has(name):
+            values = group.column(name)[:, keep] * (100 if _is_percent(name) else 1)
+            bands = (
+                (values.mean(0), values.min(0), values.max(0)) if len(group.runs) > 1 else (values.mean(0),)
+            )
+            y[name] = [_rounded(v) for v in bands]
+    return {"x": x, "y": y, "records": [_records(group, run, axes) for run in group.runs]}
+
+
+def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | int | None]]:
+    """Return the evaluations at which a run had its best mean accuracy so far: %, then place on each axis.
+
+    The first with an accuracy says what that accuracy took.
+    """
+    alone = Group(group.name, (run,))
+    accuracy = alone.column("accuracy_mean")[0]
+    best = np.maximum.accumulate(np.nan_to_num(accuracy, nan=-1.0))
+    first = np.flatnonzero(np.diff(best, prepend=-1.0) > 0)
+    places = [alone.column(a)[0] * AXES[a][2] for a in axes]
+    return [[rounded(100 * float(accuracy[i]), 6), *(rounded(float(p[i]), 5) for p in places)] for i in first]
+
+
+def traffic(groups: Sequence[Group]) -> dict[str, Any] | None:
+    """Return the MB of the first run of each group by kind and direction; None where nothing was sent."""
+    totals = [group.runs[0].bytes_by_kind for group in groups]
+    parts = sorted({part for total in totals for part in total})
+    if not any(sum(total.values()) for total in totals):
+        return None
+    return {
+        "parts": [f"{kind}, {direction}" for direction, kind in parts],
+        "megabytes": [[rounded(total[part] / 1e6, 5) for part in parts] for total in totals],
+    }
+
+
+# -- what was run --------------------------------------------------------------------------------------------
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Return what was run, as name -> text; empty texts are left out."""
+    config, summary = run.config, run.summary
+    data, seen = _tree(config.get("data")), _environment(run)
+    cohort, share = config.get("cohort_size"), config.get("participation")
+    everyone = cohort is None and share in (None, 1, 1.0)
+    local, evaluation = _tree(config.get("local")), _tree(config.get("evaluation"))
+    seeds = _tree(config.get("seed"))
+    one = len(set(map(str, seeds.values()))) == 1
+    packages = _tree(seen.get("packages"))
+    known = _tree(summary.get("identity"))
+    found = {
+        "algorithm": _section(config.get("algorithm")) or run.method,
+        "data": _section(data.get("source")),
+        "scenario": _section(data.get("scenario")),
+        "clients": f"N = {summary['clients']}",
+        "participation": (
+            "all clients in every round"
+            if everyone
+            else f"{cohort} clients a round"
+            if cohort is not None
+            else f"share {share} of the clients in every round"
+        ),
+        "rounds": str(summary["rounds"]),
+        "model": ", ".join(
+            filter(None, (_section(config.get("model")), f"{summary['model_parameters']:,} parameters"))
+        ),
+        "local training": ", ".join(f"{k} {v}" for k, v in local.items() if v not in (None, [], 0, "none")),
+        "policy": _section(config.get("policy")),
+        "delay": _section(config.get("delay")),
+        "network": _section(config.get("network")),
+        "payload": _section(config.get("payload")),
+        "evaluation": ", ".join(f"{k} {v}" for k, v in evaluation.items() if v not in (None, False, [], 0)),
+        "seeds": (
+            f"{next(iter(seeds.values()))} (data, model, training, system)"
+            if one
+            else ", ".join(f"{k} {v}" for k, v in seeds.items())
+        ),
+        "versions": ", ".join(f"{k} {v}" for k, v in packages.items()),
+        "Python": str(seen.get("python", "")),
+        "commit": str(seen.get("git_commit") or ""),
+        "numeric path": _identity(known),
+        "machine": _machine(seen, summary),
+        "finished": finished(run),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _tree(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _section(value: object) -> str:
+    """Return a section of a configuration as text: its name, then its other keys that hold something."""
+    if not isinstance(value, Mapping):
+        return "" if value is None else str(value)
+    name = str(value.get("name", ""))
+    parts = [(k, v) for k, v in value.items() if k != "name" and v is not None]
+    rest = ", ".join(f"{k} {_section(v) if isinstance(v, Mapping) else v}" for k, v in parts)
+    return f"{name} ({rest})" if name and rest else name or rest
+
+
+def _environment(run: Run) -> Mapping[str, Any]:
+    path = run.folder / "environment.json"
+    return _tree(json_file(path, "RUN")) if path.is_file() else {}
+
+
+def _identity(known: Mapping[str, Any]) -> str:
+    if not known:
+        return ""
+    try:
+        return f"{identity.line(known)}, sums {known.get('sums')}"
+    except (KeyError, TypeError, AttributeError):  # of an older version
+        return ", ".join(f"{k} {v}" for k, v in known.items())
+
+
+def _machine(seen: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    ranks = f"{summary['ranks']} rank{'s' if summary['ranks'] != 1 else ''}"
+    processes = seen.get("processes")
+    processes = [_tree(p) for p in processes] if isinstance(processes, list) else []
+    hosts = {str(p.get("host")) for p in processes}
+    gpus = {str(p.get("gpu")) for p in processes if p.get("gpu")}
+    parts = [ranks, f"{len(hosts)} hosts" if len(hosts) > 1 else "", str(seen.get("processor", ""))]
+    parts += [*gpus, f"{summary['wall_seconds']:.4g} s"]
+    return ", ".join(p for p in parts if p)
+
+
+def finished(run: Run) -> str:
+    """Return when a run came to its end: the date of its summary.json."""
+    try:
+        end = (run.folder / "summary.json").stat().st_mtime
+    except OSError:
+        return ""
+    return datetime.fromtimestamp(end).strftime("%Y-%m-%d %H:%M")
+
+
+def command(run: Run) -> str:
+    """Return the command that repeats a run."""
+    ranks = int(run.summary["ranks"])
+    launch = f"mpirun -n {ranks} " if ranks > 1 else ""
+    return f"{launch}mpifl run {shlex.quote(str(run.folder / 'config.yaml'))} --output.id again"
+
+
+def started_by(run: Run) -> str:
+    """Return the command line that the run was started with; empty where it is not known."""
+    words = _environment(run).get("command")
+    if not isinstance(words, list) or not words:
+        return ""
+    program = str(words[0]).rsplit("/", 1)[-1]
+    return shlex.join(["mpifl" if program == "__main__.py" else program, *map(str, words[1:])])
+
+
+# -- single runs ---------------------------------------------------------------------------------------------
+
+
+def details(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], int]:
+    """Return what the page shows of single runs, and of how many runs it says nothing to stay small.
+
+    First runs of all groups come before their other seeds.
+    """
+    most = max(len(g.runs) for g in groups)
+    order = [(g, j) for j in range(most) for g in groups if j < len(g.runs)]
+    out: list[dict[str, Any]] = []
+    numbers = 0
+    for group, j in order:
+        if numbers > MAX_DETAIL_NUMBERS:
+            break
+        name = group.name if len(group.runs) == 1 else f"{group.name}, {_seed(group.runs[j])}"
+        found = _detail(group.runs[j], name)
+        numbers += len(json.dumps(found)) // 5
+        out.append(found)
+    return out, len(order) - len(out)
+
+
+def _seed(run: Run) -> str:
+    seed = _tree(run.config.get("seed")).get("training", run.folder.name)
+    return f"seed {seed}"
+
+
+def _detail(run: Run, name: str) -> dict[str, Any]:
+    rows = run.rows("clusters.csv")
+    cluster, truth = (np.array([int(r[c]) for r in rows], int) for c in ("cluster", "group"))
+    history = assignments(run)
+    known = bool(len(truth)) and bool((truth >= 0).all())
+    rounds = run.series["round"].tolist()
+    over = {n: _rounded(run.series[n]) for n in ("ari", "churn", "num_clusters") if n in run.series}
+    return {
+        "name": name,
+        "accuracy": rounded(float(run.series["accuracy_mean"][-1])),
+        "cluster": cluster.tolist(),
+        "group": truth.tolist() if known else None,
+        "over": {"round": rounds, **{n: v for n, v in over.items() if any(x is not None for x in v)}},
+        "flow": flow(history, truth if known else None, cluster),
+        "kept": bool(history),
+        "matrices": _matrices(run, cluster, truth, history),
+        "clients": _clients(run),
+        "staleness": _staleness(run),
+        "phases": _phases(run),
+        "silhouette": _silhouette(run),
+    }
+
+
+def assignments(run: Run) -> list[tuple[int, np.ndarray]]:
+    """Return the cluster of every client at each evaluation: (round, labels [N]); empty where not kept.
+
+    Raises:
+        UserError: `assignments.csv` names a client that there is not.
+    """
+    count = int(run.summary["clients"])
+    rows = run.rows("assignments.csv")
+    labels, out = np.full(count, -1), list[tuple[int, np.ndarray]]()
+    changes: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        changes.setdefault(int(row["round"]), []).append((int(row["client"]), int(row["cluster"])))
+    if not rows:
+        return []
+    for step in run.series["round"].astype(int).tolist():
+        for client, label in changes.get(step, ()):
+            remedy = "assignments.csv names a client that there is not; run it again"
+            require(0 <= client < count, "RUN", str(run.folder), remedy)
+            labels[client] = label
+        out.append((step, labels.copy()))
+    return out if (out[0][1] >= 0).all() else []  # resumed from a checkpoint of an older version
+
+
+def flow(
+    history: Sequence[tuple[int, np.ndarray]], truth: np.ndarray | None, final: np.ndarray
+) -> dict[str, Any] | None:
+    """Return how clients go from cluster to cluster over the evaluations, and at last to their true groups.
+
+    Args:
+        history: (round, cluster of each client [N]) of each evaluation; empty takes the final clusters.
+        truth: True group of each client [N]; None for none.
+        final: Final cluster of each client [N].
+
+    Returns:
+        `columns`: title, and label, clients and kind of each node; `links`: for each pair of neighbouring
+        columns [node, node, clients by true group]. None where there are fewer than two columns.
+    """
+    stages = [(f"round {step}", labels) for step, labels in history] or [("final clusters", final)]
+    changed = [True, *(bool((a != b).any()) for (_, a), (_, b) in pairwise(stages))]
+    if len(stages) > MAX_STAGES:  # the last, and those with a change; evenly where these are too many
+        keep = sorted({0, len(stages) - 1, *(i for i, new in enumerate(changed) if new)})
+        if len(keep) > MAX_STAGES:
+            keep = [keep[i] for i in np.unique(np.linspace(0, len(keep) - 1, MAX_STAGES).round().astype(int))]
+        stages = [stages[i] for i in keep]
+    if truth is not None:
+        stages = [*stages, ("true groups", truth)]
+    if len(stages) < 2:
+        return None
+    colour = truth if truth is not None else stages[-1][1]
+    colours = sorted(set(colour.tolist()))
+    columns, links = [], []
+    for title, labels in stages:
+        found, sizes = np.unique(labels, return_counts=True)
+        kind = "group" if title == "true groups" else "cluster"
+        columns.append(
+            {
+                "title": title,
+                "kind": kind,
+                "nodes": [[int(v), int(n)] for v, n in zip(found, sizes, strict=True)],
+            }
+        )
+    for (_, a), (_, b) in pairwise(stages):
+        counts = Counter(zip(a.tolist(), b.tolist(), colour.tolist(), strict=True))
+        links.append([[int(i), int(j), colours.index(c), n] for (i, j, c), n in sorted(counts.items())])
+    return {
+        "columns": columns,
+        "links": links,
+        "colours": colours,
+        "by": "group" if truth is not None else "cluster",
+    }
+
+
+def _matrices(
+    run: Run, cluster: np.ndarray, truth: np.ndarray, history: Sequence[tuple[int, np.ndarray]]
+) -> dict[str, Any] | None:
+    """Return the matrices over pairs of clients, ordered by cluster and true group."""
+    count = len(cluster)
+    if count < 2:
+        return None
+    found: list[tuple[str, np.ndarray]] = []
+    for file, titles, arrays in (
+        ("algorithm_state.npz", MATRICES, run.algorithm_state),
+        ("matrices.npz", COMPARED, run.matrices),
+    ):
+        for name, (title, _) in titles.items():
+            values = arrays.get(name)
+            if values is None or values.ndim != 2 or not np.isfinite(values).any():
+                continue
+            remedy = f"{file}: {title} has shape {values.shape}, for {count} clients; run it again"
+            require(values.shape == (count, count), "RUN", str(run.folder), remedy)
+            found.append((title, values.astype(float)))
+    labels = [step for _, step in history] or [cluster]
+    together = sum((row[:, None] == row for row in labels), np.zeros((count, count))) / len(labels)
+    found.append(
+        ("share of evaluations in one cluster" if history else "in one cluster at the end", together)
+    )
+    order = np.lexsort((np.arange(count), truth, cluster))
+    edges = np.unique(np.linspace(0, count, min(count, MAX_MATRIX) + 1).round().astype(int))
+    return {
+        "clients": [_range(order[a:b].tolist()) for a, b in pairwise(edges)],
+        "cluster": cluster[order][edges[:-1]].tolist(),
+        "group": truth[order][edges[:-1]].tolist() if (truth >= 0).all() else None,
+        "averaged": len(edges) - 1 < count,
+        "drawn": [{"title": title, **_image(values[np.ix_(order, order)], edges)} for title, values in found],
+    }
+
+
+def _range(clients: Sequence[int]) -> str:
+    return f"client {clients[0]}" if len(clients) == 1 else f"clients {', '.join(map(str, clients))}"
+
+
+def _image(values: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
+    """Return a matrix in 255 shades, row by row in base64; shade 255 is NaN."""
+    clean = np.where(np.isfinite(values), values, np.nan)
+    if len(edges) - 1 < len(values):
+        there = np.isfinite(clean)
+        total = np.add.reduceat(np.add.reduceat(np.nan_to_num(clean), edges[:-1], 0), edges[:-1], 1)
+        number = np.add.reduceat(np.add.reduceat(there.astype(float), edges[:-1], 0), edges[:-1], 1)
+        clean = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+    low, high = float(np.nanmin(clean)), float(np.nanmax(clean))
+    if low == high:  # nothing differs: one shade in the middle of a scale
+        low, high = min(low, 0.0), max(high, 1.0)
+    scale = high - low
+    shades = np.where(np.isfinite(clean), np.nan_to_num((clean - low) / scale * 254).round(), 255)
+    data = base64.b64encode(shades.astype(np.uint8).tobytes()).decode()
+    return {"low": rounded(low), "high": rounded(high), "shades": data}
+
+
+def _clients(run: Run) -> dict[str, Any] | None:
+    """Return the accuracies of each evaluated client in percent, its cluster, group and training samples."""
+    rows = run.rows("clients.csv")
+    if not rows or not {"client", "accuracy"} <= {*rows[0]}:
+        return None
+    columns = {name: [_figure(run, row, name) for row in rows] for name in rows[0]}
+    scores = [name for name in columns if name.startswith("accuracy")]
+    return {
+        "client": _rounded(columns["client"]),
+        "cluster": _rounded(columns.get("cluster", [0.0] * len(rows))),
+        "group": _rounded(columns["group"]) if "group" in columns else None,
+        "train": _rounded(columns["train"]) if "train" in columns else None,
+        "scores": {name: _rounded([100 * v for v in columns[name]]) for name in scores},
+    }
+
+
+def _figure(run: Run, row: Mapping[str, str], name: str) -> float:
+    try:
+        return float(row[name] or "nan")
+    except ValueError as error:
+        remedy = f"clients.csv: {error} in column {name}; run it again"
+        raise UserError("RUN", str(run.folder), remedy) from error
+
+
+def _staleness(run: Run) -> dict[str, Any] | None:
+    """Return the staleness of uploads: a histogram, quantiles, and the quantiles of each client."""
+    said = run.summary.get("asynchronous")
+    if not said:
+        return None
+    counts = {int(k): int(n) for k, n in said["staleness_histogram"].items() if n > 0}
+    if not counts:
+        return None
+    lags = np.array(sorted(counts))
+    numbers = np.array([counts[lag] for lag in lags.tolist()])
+    width = max(1, -(-(int(lags[-1]) + 1) // MAX_LAGS))
+    bars: Counter[int] = Counter()
+    for lag, n in zip(lags.tolist(), numbers.tolist(), strict=True):
+        bars[lag // width] += n
+    clients: dict[int, list[int]] = {}
+    for row in run.rows("events.csv"):
+        if row.get("client", "").isdigit() and row["staleness"]:
+            clients.setdefault(int(row["client"]), []).append(int(row["staleness"]))
+    return {
+        "width": width,
+        "bars": [[b * width, bars[b]] for b in sorted(bars)],
+        "arrivals": int(numbers.sum()),
+        "quantiles": [int(lags[i]) for i in _places(numbers, (0.1, 0.5, 0.9))] + [int(lags[-1])],
+        "clients": [
+            [k, len(v), *_rounded(np.quantile(v, (0.1, 0.5, 0.9), method="inverted_cdf"))]
+            for k, v in sorted(clients.items())
+        ],
+    }
+
+
+def _places(numbers: np.ndarray, shares: Sequence[float]) -> list[int]:
+    """Return the first places at which the running share of `numbers` is at least each of `shares`."""
+    running = np.cumsum(numbers) / numbers.sum()
+    return [int(np.searchsorted(running, share - 1e-12)) for share in shares]
+
+
+def _phases(run: Run) -> list[list[float | int | None]] | None:
+    """Return the seconds of each phase [ranks][phases]."""
+    rows = run.rows("timing.csv")
+    spent: dict[int, np.ndarray] = {}
+    for row in rows:
+        seconds = np.array([float(row.get(p) or 0) for p in PHASES])
+        rank = int(row["rank"])
+        spent[rank] = spent.get(rank, np.zeros(len(PHASES))) + np.nan_to_num(seconds)
+    return [_rounded(spent[rank]) for rank in sorted(spent)] or None
+
+
+def _silhouette(run: Run) -> list[list[float | int | None]] | None:
+    """Return the mean silhouette by number of clusters, of algorithms that choose by it."""
+    scores = run.algorithm_state.get("silhouette")
+    if scores is None or scores.ndim != 2 or not scores.size or scores.shape[1] < 2:
+        return None
+    return [_rounded(row[:2]) for row in scores.tolist()]

@@ -1,0 +1,292 @@
+"""Writes the page of a report, one HTML file without network, from the files of `report_page/`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import mpifl
+from mpifl.core.timing import PHASES
+
+from . import report_data
+from .seed_groups import Group
+from .tables import BEST, TIED, Cell, Table
+
+HERE = Path(__file__).with_name("report_page")
+SCRIPTS = ("page.js", "curves.js", "details.js", "start.js")
+LIBRARY = "plotly-cartesian.min.js"  # plotly.js 4.1.1, MIT licence: plotly-LICENSE.txt
+TITLES = {  # section -> its name in the list of sections
+    "what": "What was run",
+    "curves": "Curves",
+    "final": "Final figures",
+    "statistics": "Over seeds",
+    "traffic": "Bytes",
+    "clusters": "Clusters and clients",
+    "staleness": "Staleness",
+    "time": "Time",
+    "runs": "Runs",
+    "files": "Figures for papers",
+}
+MAX_COMMANDS = 3
+WIDE = ' class="text"'  # of cells with long texts
+MAX_WORDS = 40  # of a fact that is a column of the table of runs
+
+
+def page(
+    groups: Sequence[Group],
+    target: float,
+    final: Table,
+    runs: Table,
+    files: Mapping[str, str],
+    statistics: str = "",
+) -> str:
+    """Return the whole page.
+
+    Args:
+        groups: The groups of runs.
+        target: Mean accuracy whose bytes and time are wanted, in [0, 1].
+        final: Final figures, a row for each group.
+        runs: A row for each run, in the order of the groups.
+        files: Name of a figure that lies in `figures/` beside the page -> its title.
+        statistics: HTML of figures and tables over seeds; empty for none.
+    """
+    curves = report_data.curves(groups)
+    traffic = report_data.traffic(groups)
+    details, left_out = report_data.details(groups)
+    known = [report_data.facts(run) for group in groups for run in group.runs]
+    common, different = _divided(known)
+    stale = any(detail["staleness"] for detail in details)
+    shown = {
+        "statistics": bool(statistics),
+        "traffic": bool(traffic),
+        "staleness": stale,
+        "files": bool(files),
+    }
+    data = {
+        "groups": [{"name": g.name, "seeds": len(g.runs)} for g in groups],
+        "target": report_data.rounded(100 * target, 6),
+        "curves": curves,
+        "traffic": traffic,
+        "details": details,
+        "start": max(range(len(details)), key=lambda i: details[i]["accuracy"] or 0),
+        "phases": PHASES,
+    }
+    count = sum(len(g.runs) for g in groups)
+    title = f"{count} run{'s' * (count > 1)} of {len(groups)} configuration{'s' * (len(groups) > 1)}"
+    if count == 1:
+        title = f"{groups[0].name}: {groups[0].runs[0].folder.name}"
+    several = any(len(g.runs) > 1 for g in groups)
+    parts = {
+        "title": escape(f"mpifl: {title}"),
+        "subtitle": escape(_subtitle(known, common)),
+        "style": (HERE / "page.css").read_text(),
+        "nav": "".join(f'<a href="#{n}">{t}</a>' for n, t in TITLES.items() if shown.get(n, True)),
+        "tiles": _tiles(groups, target),
+        "facts": _facts(common, different),
+        "commands": _commands(groups),
+        "curves_note": escape(_curves_note(curves, several)),
+        "final_note": escape(
+            f"{'Means over seeds. ' if several else ''}Target: mean accuracy {100 * target:.4g} %. Bytes are "
+            "those of the federation, by unicast. A click on a title sorts."
+        ),
+        "final_table": _table("final-table", final),
+        "statistics": statistics,
+        "details_note": escape(
+            "These figures, staleness and the time of ranks are of one run at a time."
+            if count > 1
+            else "What the run found at its end."
+        )
+        + (f" {left_out} runs are left out here, so that this file stays small." if left_out else ""),
+        "runs_table": _table("runs-table", _with_facts(runs, known, different)),
+        "files": "".join(_file(name, text) for name, text in files.items()),
+        "files_note": "Drawn for print beside this page: PDF with its fonts, SVG, PNG.",
+        "footer": escape(
+            f"Written by mpifl {mpifl.__version__} on {datetime.now():%Y-%m-%d %H:%M}. This file needs no "
+            "network. Charts: plotly.js, MIT licence, Plotly Technologies Inc."
+        ),
+        "library": (HERE / LIBRARY).read_text(),
+        "script": "\n".join((HERE / name).read_text() for name in SCRIPTS),
+        "data": _embedded(data),
+    }
+    text = (HERE / "page.html").read_text()
+    for name, there in shown.items():
+        block = re.compile(f"<!-- if {name} -->\n(.*?)<!-- end {name} -->\n", re.DOTALL)
+        text = block.sub(r"\1" if there else "", text)
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], text)
+
+
+def _embedded(data: Mapping[str, Any]) -> str:
+    """Return data as JSON that may stand inside of a script element, whatever labels hold."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# -- what was run --------------------------------------------------------------------------------------------
+
+
+def _divided(known: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """Return the facts that all runs share, and the names of the others."""
+    names = dict.fromkeys(name for facts in known for name in facts)
+    common = {n: known[0][n] for n in names if len({facts.get(n) for facts in known}) == 1}
+    return common, [n for n in names if n not in common]
+
+
+def _subtitle(known: Sequence[Mapping[str, str]], common: Mapping[str, str]) -> str:
+    dates = sorted(facts["finished"] for facts in known if "finished" in facts)
+    parts = [
+        common.get("algorithm", "").split(" (")[0],
+        common.get("data", ""),
+        common.get("scenario", "").split(" (")[0],
+    ]
+    parts += [common.get("clients", "")]
+    if dates:
+        parts.append(
+            f"finished {dates[0]}" if dates[0] == dates[-1] else f"finished {dates[0]} to {dates[-1]}"
+        )
+    return " · ".join(p for p in parts if p)
+
+
+def _facts(common: Mapping[str, str], different: Sequence[str]) -> str:
+    """Return what all runs share, as a list of terms, and where the rest is."""
+    terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in common.items())
+    where = f'<a href="#runs">table of runs</a>: {escape(", ".join(different))}'
+    more = f"<dt>differs</dt><dd>{where}</dd>" if different else ""
+    return f"<dl>{terms}{more}</dl>"
+
+
+def _commands(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    out = []
+    for run in runs[:MAX_COMMANDS]:
+        code = escape(report_data.command(run))
+        out.append(f'<div class="command"><code>{code}</code><button type="button">Copy</button></div>')
+    rest = len(runs) - MAX_COMMANDS
+    more = (
+        f'<p class="note">and so on for the other {rest}, with the folders of the table of runs.</p>'
+        if rest > 0
+        else ""
+    )
+    began = report_data.started_by(runs[0]) if len(runs) == 1 else ""
+    began = f'<p class="note">It was started by: {escape(began)}</p>' if began else ""
+    return f'<p class="note">To repeat {"it" if len(runs) == 1 else "them"}:</p>{"".join(out)}{more}{began}'
+
+
+def _tiles(groups: Sequence[Group], target: float) -> str:
+    """Return the most wanted figures: of the only configuration, or of the best ones."""
+    alone = len(groups) == 1
+
+    def last(group: Group, name: str) -> float:
+        return float(group.final(name).mean())
+
+    def of(group: Group, what: str) -> str:
+        return what if alone else f"{what}: {group.name}"
+
+    best = max(groups, key=lambda g: last(g, "accuracy_mean"))
+    worst = max(groups, key=lambda g: last(g, "accuracy_worst"))
+    tiles = [
+        (
+            f"{100 * last(best, 'accuracy_mean'):.2f} %",
+            of(best, "mean accuracy" if alone else "best mean accuracy"),
+        ),
+        (
+            f"{100 * last(worst, 'accuracy_worst'):.2f} %",
+            of(worst, "worst client" if alone else "best worst client"),
+        ),
+    ]
+    found = [g for g in groups if g.has("ari") and last(g, "ari") == last(g, "ari")]
+    if found:
+        ari = max(found, key=lambda g: last(g, "ari"))
+        clusters = f"{last(ari, 'num_clusters'):.3g} cluster{'s' * (last(ari, 'num_clusters') != 1)}"
+        tiles.append(
+            (f"{last(ari, 'ari'):.2f}", of(ari, f"ARI, {clusters}" if alone else f"best ARI, {clusters}"))
+        )
+    met = {g.name: bytes_ for g in groups if (bytes_ := _bytes_to(g, target))}
+    if met:
+        name = min(met, key=lambda n: met[n])
+        what = f"to {100 * target:.4g} % accuracy"
+        tiles.append((_megabytes(met[name]), what if alone else f"least {what}: {name}"))
+    if alone:
+        total = last(best, "federation_bytes_up") + last(best, "federation_bytes_down")
+        tiles.append((_megabytes(total), "of the federation, up and down"))
+        if best.has("virtual_seconds"):
+            tiles.append((f"{last(best, 'virtual_seconds'):,.4g} s", "virtual time"))
+    seconds = sum(float(run.summary["wall_seconds"]) for g in groups for run in g.runs)
+    tiles.append(
+        (f"{seconds:,.4g} s" if seconds < 7200 else f"{seconds / 3600:.3g} h", "wall time of all runs")
+    )
+    return "".join(f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
+
+
+def _bytes_to(group: Group, target: float) -> float | None:
+    """Return the mean bytes after which the runs first have an accuracy; None unless all of them have it."""
+    accuracy, sent = group.column("accuracy_mean"), group.column("bytes")
+    met = accuracy >= target
+    if not met.any(1).all():
+        return None
+    return float(sent[range(len(sent)), met.argmax(1)].mean())
+
+
+def _megabytes(value: float) -> str:
+    unit = next(((u, n) for u, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if value >= u), (1.0, "bytes"))
+    return f"{value / unit[0]:.4g} {unit[1]}"
+
+
+def _curves_note(curves: Mapping[str, Any], several: bool) -> str:
+    said = ["Click a name to hide or show its curve, double click to see it alone; drag to zoom."]
+    said += ["Lines are means over seeds, bands go from the least to the most."] if several else []
+    if curves["same"]:
+        *head, last = [s.split(",")[0] for s in curves["same"]]
+        names = f"{', '.join(head)} and {last}" if head else last
+        run = "run" if head else "runs"
+        said.append(
+            f"{names[0].upper()}{names[1:]} {run} in proportion to rounds here: the curves would be the same."
+        )
+    said += (
+        ["Long curves are thinned here; targets are computed on all evaluations."]
+        if curves["thinned"]
+        else []
+    )
+    return " ".join(said)
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+def _with_facts(table: Table, known: Sequence[Mapping[str, str]], different: Sequence[str]) -> Table:
+    """Return the table of runs with the facts in which they differ and that no column has yet."""
+    names = tuple(n for n in different if n not in (*table.columns, "seeds", "machine", "algorithm"))
+    more = [tuple(Cell(facts.get(name, "")) for name in names) for facts in known]
+    rows = tuple((*row, *cells) for row, cells in zip(table.rows, more, strict=True))
+    return Table((*table.columns, *names), rows)
+
+
+def _table(name: str, table: Table) -> str:
+    """Return a table that the page can sort and filter, with its notes."""
+    marks = {BEST: "<b>{}</b>", TIED: "{} &asymp;", "": "{}"}
+    wide = [any(len(row[i].text) > MAX_WORDS for row in table.rows) for i in range(len(table.columns))]
+
+    def text(cell: Cell) -> str:
+        return marks[cell.mark].format(escape(cell.text).replace("+-", "&plusmn;").replace("inf", "&infin;"))
+
+    head = "".join(f'<th scope="col">{escape(c)}</th>' for c in table.columns)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first.text)}</th>'
+        + "".join(f"<td{WIDE * w}>{text(c)}</td>" for c, w in zip(rest, wide[1:], strict=True))
+        + "</tr>\n"
+        for first, *rest in table.rows
+    )
+    notes = "".join(f'<p class="note">{text(Cell(note))}</p>' for note in table.notes)
+    table_ = (
+        f'<table class="sortable" id="{name}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>'
+    )
+    return f'<div class="scroll tall" tabindex="0">{table_}</div>{notes}'
+
+
+def _file(name: str, title: str) -> str:
+    links = ", ".join(f'<a href="figures/{name}.{form}">{form.upper()}</a>' for form in ("pdf", "svg", "png"))
+    return f"<li>{escape(title)}: {links}</li>"

@@ -1,0 +1,214 @@
+// The curves with their legend and target, what the target costs, and bytes by kind.
+
+const N = D.groups.length;
+const FIRST_SHOWN = 10; // curves at the start, where there are more than twice as many
+const state = {
+  visible: new Set(),
+  hovered: null,
+};
+
+function lastOf(i, metric) {
+  const y = D.curves.groups[i].y[metric]?.[0];
+  return y ? y.findLast(shown) : undefined;
+}
+
+function best(metric, count) {
+  const lower = /loss|std|variance|error|churn/.test(metric);
+  return [...Array(N).keys()].filter((i) => shown(lastOf(i, metric)))
+    .sort((a, b) => (lower ? 1 : -1) * (lastOf(a, metric) - lastOf(b, metric))).slice(0, count);
+}
+
+function smoothed(values, width) {
+  if (width < 2) return values;
+  return values.map((value, i) => {
+    const near = values.slice(Math.max(0, i - width + 1), i + 1).filter(shown);
+    return shown(value) && near.length ? near.reduce((a, b) => a + b, 0) / near.length : value;
+  });
+}
+
+function chosen() {
+  const metric = D.curves.metrics.find((m) => m.id === byId("metric").value);
+  const axis = D.curves.axes.find((a) => a.id === byId("axis").value);
+  const target = parseFloat(byId("target").value);
+  return { metric, axis, target, width: Number(byId("smooth").value), logX: byId("logx").checked, logY: byId("logy").checked, bands: byId("bands").checked };
+}
+
+function drawCurves() {
+  const { metric, axis, target, width, logX, logY, bands } = chosen();
+  const traces = [];
+  const few = [...state.visible].length <= 8;
+  for (const i of [...state.visible].sort((a, b) => a - b)) {
+    const curve = D.curves.groups[i];
+    const values = curve.y[metric.id];
+    if (!values || !curve.x[axis.id]) continue;
+    const x = curve.x[axis.id];
+    const [mean, low, high] = values.map((v) => smoothed(v, width));
+    if (low && bands) {
+      const there = x.map((_, j) => j).filter((j) => shown(low[j]) && shown(high[j]));
+      const back = [...there].reverse();
+      traces.push({
+        x: [...there, ...back].map((j) => x[j]), y: [...there.map((j) => low[j]), ...back.map((j) => high[j])],
+        fill: "toself", mode: "lines", line: { width: 0 }, fillcolor: colour(i), opacity: 0.16, hoverinfo: "skip", showlegend: false,
+      });
+    }
+    const faded = state.hovered !== null && state.hovered !== i;
+    const about = x.map((_, j) => {
+      const places = D.curves.known.filter((a) => curve.x[a.id]).map((a) => (a.id === "round" ? `round ${number(curve.x.round[j])}` : withUnit(curve.x[a.id][j], a.unit) + (a.id === "seconds" ? " wall" : a.id === "virtual_seconds" ? " virtual" : "")));
+      const band = low && shown(low[j]) ? ` (${number(low[j])} to ${number(high[j])})` : "";
+      return [band, places.join(", ")];
+    });
+    const marked = x.length <= 40;
+    traces.push({
+      x, y: mean, name: escaped(D.groups[i].name), mode: marked ? "lines+markers" : "lines", connectgaps: true, customdata: about,
+      line: { color: colour(i), width: state.hovered === i ? 3.5 : few ? 2.2 : 1.6, dash: dash(i) }, opacity: faded ? 0.22 : 1,
+      marker: { symbol: mark(i), size: x.length <= 12 ? 8 : 6, color: colour(i) },
+      hovertemplate: `<b>%{fullData.name}</b><br>%{y:.5~g}${metric.unit ? ` ${metric.unit}` : ""}%{customdata[0]}<br>%{customdata[1]}<extra></extra>`,
+    });
+  }
+  const shapes = [];
+  if (metric.id === "accuracy_mean" && Number.isFinite(target)) {
+    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: { color: variable("--soft"), width: 1.3, dash: "dash" }, label: { text: `target ${number(target)} %`, textposition: "start", yanchor: "bottom", font: { size: 11, color: variable("--soft") } } });
+  }
+  const unit = metric.unit ? `, ${metric.unit}` : "";
+  const title = metric.title + unit;
+  chart("curves-figure", traces, {
+    height: narrow() ? 360 : 460, shapes, hovermode: "closest",
+    xaxis: { type: logX ? "log" : "linear", title: { text: axis.title + (axis.unit ? `, ${axis.unit}` : "") }, rangemode: logX ? "normal" : "tozero" },
+    yaxis: { type: logY ? "log" : "linear", title: { text: narrow() ? short(title, 34) : title } },
+  }, () => curveRows(metric, axis));
+  const smooth = width > 1 ? ` Smoothed: each point is the mean of the last ${width} evaluations.` : "";
+  byId("curves-caption").textContent = `${metric.title} against ${axis.title}; ${state.visible.size} of ${N} shown.${smooth}`;
+  const plot = byId("curves-figure").querySelector(".plot");
+  plot.setAttribute("aria-label", `Line chart: ${metric.title} against ${axis.title}. ${best(metric.id, 3).map((i) => `${D.groups[i].name} ends at ${withUnit(lastOf(i, metric.id), metric.unit)}`).join("; ")}. The table below has all values.`);
+  byId("bands").closest("label").hidden = !D.groups.some((g) => g.seeds > 1);
+}
+
+function curveRows(metric, axis) {
+  const rows = [["run", axis.title, "round", `${metric.title}${metric.unit ? `, ${metric.unit}` : ""}`, "least over seeds", "most over seeds"]];
+  for (const i of state.visible) {
+    const curve = D.curves.groups[i];
+    const [mean, low, high] = curve.y[metric.id] || [[]];
+    mean.forEach((value, j) => rows.push([D.groups[i].name, curve.x[axis.id]?.[j], curve.x.round[j], value, low?.[j], high?.[j]]));
+  }
+  return D.groups.some((g) => g.seeds > 1) ? rows : rows.map((row) => row.slice(0, 4));
+}
+
+// -- legend -----------------------------------------------------------------------------------------------
+
+function swatch(i) {
+  const dashes = { solid: "", dash: "6 3", dot: "2 3", dashdot: "6 3 2 3" }[dash(i)];
+  const holder = element("span", { "aria-hidden": "true" });
+  holder.innerHTML = `<svg width="34" height="12"><line x1="1" x2="33" y1="6" y2="6" stroke="${colour(i)}" stroke-width="2.5" stroke-dasharray="${dashes}"/><circle cx="17" cy="6" r="3.2" fill="${colour(i)}"/></svg>`;
+  return holder;
+}
+
+function drawLegend() {
+  const metric = chosen().metric;
+  const wanted = (byId("legend-filter").value || "").toLowerCase();
+  const focused = document.activeElement?.dataset?.group;
+  const order = N > 2 * FIRST_SHOWN ? best(metric.id, N) : []; // a long list begins with the best
+  const items = [...new Set([...order, ...Array(N).keys()])].filter((i) => D.groups[i].name.toLowerCase().includes(wanted)).map((i) => {
+    const value = lastOf(i, metric.id);
+    const button = element("button", { type: "button", "aria-pressed": state.visible.has(i), "data-group": i, title: `${D.groups[i].name}: click shows or hides it, double click shows it alone` },
+      swatch(i), element("span", { class: "name" }, D.groups[i].name), element("span", { class: "value" }, shown(value) ? number(Number(value.toPrecision(4))) : "–"));
+    button.addEventListener("click", () => toggle(i));
+    button.addEventListener("dblclick", () => show([i]));
+    const hover = (which) => { state.hovered = which; if (state.visible.size > 1) drawCurves(); };
+    button.addEventListener("mouseenter", () => hover(i));
+    button.addEventListener("mouseleave", () => hover(null));
+    return button;
+  });
+  byId("legend").replaceChildren(...items);
+  if (focused !== undefined) byId("legend").querySelector(`[data-group="${focused}"]`)?.focus();
+}
+
+function toggle(i) {
+  if (!state.visible.delete(i)) state.visible.add(i);
+  byId("legend").querySelector(`[data-group="${i}"]`)?.setAttribute("aria-pressed", state.visible.has(i));
+  drawCurves();
+}
+
+function show(which) {
+  state.visible = new Set(which);
+  drawLegend();
+  drawCurves();
+}
+
+// -- the target -------------------------------------------------------------------------------------------
+
+const MAX_BARS = 40;
+
+function costs(target, axis) {
+  const place = 1 + D.curves.known.findIndex((a) => a.id === axis);
+  return D.groups.map((group, i) => {
+    const met = D.curves.groups[i].records.map((records) => records.find((r) => r[0] >= target - 1e-9)?.[place]).filter(shown);
+    const mean = met.length ? met.reduce((a, b) => a + b, 0) / met.length : null;
+    return { i, name: group.name, seeds: group.seeds, met: met.length, mean, low: Math.min(...met), high: Math.max(...met) };
+  });
+}
+
+function drawTarget() {
+  const { target } = chosen();
+  const axis = D.curves.known.find((a) => a.id === byId("cost").value);
+  const all = costs(target, axis.id).sort((a, b) => (a.mean ?? Infinity) - (b.mean ?? Infinity));
+  const reached = all.filter((b) => b.met).length;
+  const bars = N <= MAX_BARS ? all : all.slice(0, Math.min(reached + 3, MAX_BARS)); // of many, few that never reach it
+  const lowest = bars.find((b) => b.mean > 0)?.mean;
+  const room = narrow() ? 22 : 44;
+  const text = bars.map((b) => (b.met ? ` ${withUnit(Number(b.mean.toPrecision(4)), axis.unit)}${b.met < b.seeds ? ` (${b.met} of ${b.seeds} seeds)` : ""}${lowest && b.mean > lowest * 1.005 ? `, ${number(Number((b.mean / lowest).toPrecision(3)))}×` : ""}` : " not reached"));
+  const plot = chart("target-figure", [{
+    type: "bar", orientation: "h", y: bars.map((_, j) => j), x: bars.map((b) => b.mean ?? 0), text, textposition: "outside", cliponaxis: false,
+    marker: { color: bars.map((b) => colour(b.i)) }, customdata: bars.map((b) => escaped(b.name)), hovertemplate: "<b>%{customdata}</b><br>%{text}<extra></extra>",
+    error_x: bars.some((b) => b.met > 1) ? { type: "data", symmetric: false, array: bars.map((b) => (b.met > 1 ? b.high - b.mean : 0)), arrayminus: bars.map((b) => (b.met > 1 ? b.mean - b.low : 0)), thickness: 1.2, width: 3, color: variable("--soft") } : undefined,
+  }], {
+    height: 94 + 26 * bars.length, bargap: 0.3, margin: { l: 10, r: 150, t: 30, b: 44 },
+    yaxis: { tickvals: bars.map((_, j) => j), ticktext: bars.map((b) => escaped(short(b.name, room))), autorange: "reversed", showgrid: false, ticks: "" },
+    xaxis: { title: { text: `${axis.title}${axis.unit ? `, ${axis.unit}` : ""} until the target` }, rangemode: "tozero" },
+  }, () => [["run", `${axis.title} until the target${axis.unit ? `, ${axis.unit}` : ""}`, "least", "most", "seeds that reach it", "seeds"], ...all.map((b) => [b.name, b.mean, b.met ? b.low : null, b.met ? b.high : null, b.met, b.seeds])]);
+  byId("target-caption").textContent = `What a mean accuracy of ${number(target)} % takes: ${reached} of ${N} reach it${D.groups.some((g) => g.seeds > 1) ? "; mean over the seeds that do, whiskers from the least to the most" : ""}${bars.length < N ? `; ${bars.length} are drawn, the table has all` : ""}.`;
+  plot.setAttribute("aria-label", `Bar chart: ${byId("target-caption").textContent} The table below has all values.`);
+}
+
+// -- bytes by kind ----------------------------------------------------------------------------------------
+
+function drawTraffic() {
+  const { parts, megabytes } = D.traffic;
+  const order = megabytes.map((row, i) => [row.reduce((a, b) => a + b, 0), i]).sort((a, b) => a[0] - b[0]).slice(0, MAX_BARS);
+  const room = narrow() ? 22 : 44;
+  const traces = parts.map((part, p) => ({
+    type: "bar", orientation: "h", name: escaped(part), y: order.map((_, j) => j), x: order.map(([, i]) => megabytes[i][p]),
+    marker: { color: colour(p), line: { color: variable("--card"), width: 1 } },
+    customdata: order.map(([total, i]) => [escaped(D.groups[i].name), total]), hovertemplate: "<b>%{customdata[0]}</b><br>%{fullData.name}: %{x:.4~g} MB of %{customdata[1]:.4~g} MB<extra></extra>",
+  }));
+  const plot = chart("traffic-figure", traces, {
+    barmode: "stack", height: 94 + 26 * order.length, bargap: 0.3, margin: { l: 10, r: 20, t: 30, b: 44 },
+    yaxis: { tickvals: order.map((_, j) => j), ticktext: order.map(([, i]) => escaped(short(D.groups[i].name, room))), autorange: "reversed", showgrid: false, ticks: "" },
+    xaxis: { title: { text: "MB sent by unicast, both directions" }, rangemode: "tozero" },
+  }, () => [["run", ...parts.map((p) => `${p}, MB`), "all, MB"], ...order.map(([total, i]) => [D.groups[i].name, ...megabytes[i], total])]);
+  key("traffic-key", parts.map((part, p) => [colour(p), part]));
+  plot.setAttribute("aria-label", `Stacked bars: megabytes by kind and direction for ${order.length} configurations. The table below has all values.`);
+}
+
+function startCurves() {
+  options(byId("metric"), D.curves.metrics.map((m) => [m.id, m.title + (m.unit ? `, ${m.unit}` : ""), m.kind]));
+  options(byId("axis"), D.curves.axes.map((a) => [a.id, a.title]));
+  options(byId("cost"), D.curves.known.map((a) => [a.id, a.title]));
+  if (D.curves.metrics.some((m) => m.id === "accuracy_mean")) byId("metric").value = "accuracy_mean";
+  byId("cost").value = D.curves.known.some((a) => a.id === "bytes") ? "bytes" : "round";
+  byId("target").value = number(D.target);
+  state.visible = new Set(N > 2 * FIRST_SHOWN ? best("accuracy_mean", FIRST_SHOWN) : [...Array(N).keys()]);
+  byId("axis").closest("label").hidden = D.curves.axes.length < 2;
+  byId("legend-filter").hidden = N <= 12;
+  byId("legend-buttons").hidden = N < 3;
+  byId("show-all").addEventListener("click", () => show([...Array(N).keys()]));
+  byId("show-none").addEventListener("click", () => show([]));
+  byId("show-best").addEventListener("click", () => show(best(chosen().metric.id, FIRST_SHOWN)));
+  byId("show-best").hidden = N <= FIRST_SHOWN;
+  byId("legend-filter").addEventListener("input", drawLegend);
+  for (const id of ["metric", "axis", "smooth", "logx", "logy", "bands"]) byId(id).addEventListener("change", drawCurves);
+  byId("metric").addEventListener("change", drawLegend);
+  byId("target").addEventListener("input", () => { drawCurves(); drawTarget(); });
+  byId("cost").addEventListener("change", drawTarget);
+  drawn(() => { drawLegend(); drawCurves(); drawTarget(); });
+  if (D.traffic) drawn(drawTraffic);
+}

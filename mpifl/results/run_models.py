@@ -1,0 +1,126 @@
+"""The final models of a run folder, as modules with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.imports import load_object
+from mpifl.core.parameters import FlatModel
+from mpifl.models import MODELS
+
+SERVER_FILE, CLIENTS_FILE = "model.safetensors", "client_models.safetensors"
+TABLE = "model"
+ROWS = "rows"  # value of `client_models` in summary.json: clients use their rows as they are
+
+
+def model_of(
+    folder: Path,
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    labels: np.ndarray,
+    client: int | None,
+    cluster: int | None,
+) -> nn.Module:
+    """Return the final model of a client or of a cluster, in evaluation mode.
+
+    Args:
+        folder: The run folder.
+        config: Its configuration.
+        summary: Its figures.
+        labels: The cluster of each client [N].
+        client: Number of a client; None where a cluster is given.
+        cluster: Number of a cluster; None where a client is given.
+
+    Raises:
+        UserError: The run kept no models, or has no model of that client or cluster.
+    """
+    one = (client is None) != (cluster is None)
+    require(one, "Run.model", {"client": client, "cluster": cluster}, "give client=, or cluster=")
+    if client is not None:
+        require(0 <= client < len(labels), "client", client, f"take one of 0 to {len(labels) - 1}")
+        vector = _of_client(folder, summary, client)
+    else:
+        assert cluster is not None
+        vector = _of_cluster(folder, labels, cluster)
+    shape, num_classes = summary.get("input_shape"), summary.get("num_classes")
+    remedy = "summary.json has no input_shape and num_classes: an earlier version wrote it; run it again"
+    require(shape is not None and num_classes is not None, "RUN", str(folder), remedy)
+    module = _built(config["model"], tuple(shape or ()), int(num_classes or 0))
+    flat = FlatModel(module)
+    fits = vector.shape == flat.vector.shape
+    remedy = f"a row of this method holds {len(vector)} numbers of a model's {len(flat.vector)}: parts of one"
+    require(fits, "cluster", cluster, f"{remedy}; take client=")
+    return _own(flat.load(vector, train=False), config["model"])
+
+
+def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.Tensor:
+    if (folder / CLIENTS_FILE).exists():
+        tensors = _read(folder / CLIENTS_FILE)
+        place = np.flatnonzero(tensors["clients"].numpy() == client)
+        remedy = "was not evaluated, and no model of its own is kept; set evaluation.clients: null"
+        require(len(place) == 1, "client", client, remedy)
+        return tensors["models"][int(place[0])]
+    own = "this method gives clients models of their own, which the run did not keep; run it with"
+    kept = summary.get("client_models") == ROWS
+    require(kept, "output.client_models", False, f"{own} output.client_models: true")
+    tensors = _server(folder)
+    return tensors[TABLE][int(tensors["assign"][client])]
+
+
+def _of_cluster(folder: Path, labels: np.ndarray, cluster: int) -> torch.Tensor:
+    """Return the row that all members of a cluster use."""
+    tensors = _server(folder)
+    require(TABLE in tensors, "cluster", cluster, "this method keeps no models at the server; take client=")
+    assign = tensors["assign"].numpy()
+    rows = np.unique(assign[labels == cluster])
+    if not len(rows) and np.array_equal(assign, labels) and 0 <= cluster < len(tensors[TABLE]):
+        rows = np.array([cluster])  # nobody uses it
+    known = ", ".join(map(str, np.unique(labels).tolist()))
+    require(len(rows) > 0, "cluster", cluster, f"there is no such cluster; take one of {known}")
+    remedy = f"its clients use {len(rows)} models; take client="
+    require(len(rows) == 1, "cluster", cluster, remedy)
+    return tensors[TABLE][int(rows[0])]
+
+
+def _server(folder: Path) -> dict[str, torch.Tensor]:
+    there = (folder / SERVER_FILE).exists()
+    remedy = "the run kept no models; run it with output.model: true"
+    require(there, "output.model", False, remedy)
+    return _read(folder / SERVER_FILE)
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(path))
+    except Exception as error:  # whatever a damaged file makes the reader raise
+        raise UserError("RUN", str(path), f"cannot be read ({type(error).__name__}); run it again") from error
+
+
+def _built(tree: Mapping[str, Any], shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Return the network that a section `model` describes."""
+    name = str(tree["name"])
+    if ":" not in name and name not in MODELS:
+        raise UserError("model.name", name, f"unknown name; {nearest(name, list(MODELS))}")
+    cls = load_object(name, "model.name") if ":" in name else MODELS[name]
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in tree.items() if k != "name"}
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and overwritten
+        module: nn.Module = cls(**options).build(shape, num_classes)
+    return module
+
+
+def _own(module: nn.Module, tree: Mapping[str, Any]) -> nn.Module:
+    """Return the user's own module with its last layer back in its place; other networks as they are."""
+    if tree["name"] != "custom":
+        return module
+    net = module.get_submodule("body.net")
+    net.set_submodule(str(tree["head"]), module.get_submodule("head"))
+    return net

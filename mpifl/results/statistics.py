@@ -1,0 +1,249 @@
+"""Statistics over seeds and worlds: intervals, paired tests, average ranks.
+
+Pure functions of arrays. Nothing here depends on the order of the runs: values are sorted before they are
+resampled, and pairs are formed by the caller.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+INTERVALS = ("t", "bootstrap", "percentile")
+TESTS = ("t", "wilcoxon")
+TEST_NAMES = {"t": "paired t test", "wilcoxon": "Wilcoxon signed-rank test"}
+GENERATOR, BOOTSTRAP_SEED, RESAMPLES = "PCG64", 20_260, 9_999  # of every bootstrap
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds.
+
+    Attributes:
+        mean: Of the values.
+        std: Sample standard deviation (ddof 1); NaN for one seed.
+        low: Lower end of the interval for the mean; NaN for one seed.
+        high: Its upper end.
+        seeds: Number of values.
+    """
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    seeds: int
+
+
+def estimate(values: np.ndarray, kind: str = "t", confidence: float = 0.95) -> Estimate:
+    """Return mean, sample standard deviation and a confidence interval for the mean.
+
+    Args:
+        values: One for each seed [seeds]; finite.
+        kind: `t` (mean -+ t quantile x standard error), `bootstrap` (bias-corrected and accelerated; Efron
+            1987) or `percentile` (of the means of resamples).
+        confidence: Of the interval, in (0, 1).
+    """
+    x = np.sort(np.asarray(values, np.float64))
+    n, centre = len(x), float(x.mean())
+    if n < 2:
+        return Estimate(centre, np.nan, np.nan, np.nan, n)
+    spread = float(x.std(ddof=1))
+    if spread == 0.0:
+        return Estimate(centre, 0.0, centre, centre, n)
+    if kind == "t":
+        from scipy import stats  # heavy: only when something is computed
+
+        half = float(stats.t.ppf((1 + confidence) / 2, n - 1) * spread / np.sqrt(n))
+        return Estimate(centre, spread, centre - half, centre + half, n)
+    low, high = _bootstrap(x, kind, confidence)
+    return Estimate(centre, spread, low, high, n)
+
+
+def _bootstrap(x: np.ndarray, kind: str, confidence: float) -> tuple[float, float]:
+    """Return a bootstrap interval for the mean; percentiles where the BCa formula is undefined."""
+    from scipy import stats
+
+    ends = (np.nan, np.nan)
+    for method in ("BCa", "percentile") if kind == "bootstrap" else ("percentile",):
+        with warnings.catch_warnings():  # undefined for two values that differ: percentiles are taken
+            warnings.simplefilter("ignore", (RuntimeWarning, stats.DegenerateDataWarning))
+            found = stats.bootstrap(
+                (x,), np.mean, n_resamples=RESAMPLES, confidence_level=confidence, method=method, rng=_rng()
+            ).confidence_interval
+        ends = float(found.low), float(found.high)
+        if np.isfinite(ends).all():
+            break
+    return ends
+
+
+def _rng() -> np.random.Generator:
+    """Return the generator of every bootstrap, at its start: equal runs give equal intervals."""
+    return np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED))
+
+
+def resampled(values: np.ndarray) -> np.ndarray:
+    """Return bootstrap resamples of some rows, with the generator of every bootstrap.
+
+    Args:
+        values: [runs, ...].
+
+    Returns:
+        [RESAMPLES, runs, ...].
+    """
+    return np.asarray(values[_rng().integers(len(values), size=(RESAMPLES, len(values)))])
+
+
+# -- tests over seeds ----------------------------------------------------------------------------------------
+
+
+def paired_p(differences: np.ndarray, test: str = "t") -> float:
+    """Return the two-sided p value that paired differences are zero on average.
+
+    Args:
+        differences: One method minus the other, under equal seeds [pairs].
+        test: `t` (Student's paired t test) or `wilcoxon` (signed ranks; zeros by Pratt's rule).
+
+    Returns:
+        1 where all differences are zero. NaN for fewer than two pairs, and for a t test of equal differences,
+        which have no spread to test against.
+    """
+    d = np.sort(np.asarray(differences, np.float64))
+    if len(d) < 2:
+        return np.nan
+    if not d.any():
+        return 1.0
+    from scipy import stats
+
+    if test == "wilcoxon":
+        return float(stats.wilcoxon(d, zero_method="pratt").pvalue)
+    if np.ptp(d) <= 1e-12 * np.abs(d).max():
+        return np.nan
+    return float(stats.ttest_1samp(d, 0.0).pvalue)
+
+
+def least_wilcoxon_p(pairs: int) -> float:
+    """Return the least p value that the exact signed-rank test can give: 2 / 2^pairs."""
+    return min(1.0, 2.0 ** (1 - pairs))
+
+
+def holm(p: Sequence[float]) -> np.ndarray:
+    """Return p values adjusted for several tests (Holm 1979).
+
+    The i-th smallest of n is multiplied by n - i + 1; none is below a smaller one, none above 1.
+
+    Args:
+        p: [tests]; NaN for a test that could not be made, which stays NaN and is not counted.
+    """
+    values = np.asarray(p, np.float64)
+    out = np.full(len(values), np.nan)
+    known = np.flatnonzero(~np.isnan(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    factors = np.arange(len(order), 0, -1)
+    out[order] = np.minimum(np.maximum.accumulate(factors * values[order]), 1.0)
+    return out
+
+
+# -- ranks over worlds ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Average ranks of methods over worlds, and what tests say of them (Demsar, JMLR 7, 2006).
+
+    Attributes:
+        ranks: Rank of each method in each world [worlds, methods]; 1 is best, ties share their mean.
+        average: Over worlds [methods].
+        friedman: Friedman's chi-square, with methods - 1 degrees of freedom.
+        p: Its p value.
+        f: Iman and Davenport's F, with (methods - 1) and (methods - 1)(worlds - 1) degrees of freedom.
+        f_p: Its p value.
+        critical_difference: Nemenyi's: two average ranks that differ by less are not distinguishable.
+        cliques: Largest sets of methods that are not distinguishable; numbers of methods, best first.
+    """
+
+    ranks: np.ndarray
+    average: np.ndarray
+    friedman: float
+    p: float
+    f: float
+    f_p: float
+    critical_difference: float
+    cliques: tuple[tuple[int, ...], ...]
+
+
+def rank(scores: np.ndarray, higher_is_better: bool = True, alpha: float = 0.05) -> Ranking:
+    """Rank methods over worlds.
+
+    Args:
+        scores: Of each method in each world [worlds, methods]: at least two worlds and three methods.
+            Infinity is allowed: a cost that was never paid.
+        higher_is_better: Whether rank 1 goes to the largest score.
+        alpha: Level of the critical difference.
+    """
+    from scipy import stats
+
+    worlds, methods = scores.shape
+    assert worlds >= 2, "one world has no average"
+    assert methods >= 3, "Friedman's test needs three methods"
+    ranks = stats.rankdata(-scores if higher_is_better else scores, axis=1)
+    average = ranks.mean(axis=0)
+    ties = sum(_tie_term(row) for row in ranks) / (worlds * (methods**3 - methods))
+    deviation = float(((average - (methods + 1) / 2) ** 2).sum())
+    squared = 12 * worlds / (methods * (methods + 1)) * deviation
+    friedman = squared / (1 - ties) if ties < 1 else 0.0
+    most = worlds * (methods - 1)
+    f = (worlds - 1) * friedman / (most - friedman) if most - friedman > 1e-9 * most else np.inf
+    difference = critical_difference(methods, worlds, alpha)
+    return Ranking(
+        ranks,
+        average,
+        friedman,
+        float(stats.chi2.sf(friedman, methods - 1)),
+        float(f),
+        float(stats.f.sf(f, methods - 1, (methods - 1) * (worlds - 1))),
+        difference,
+        cliques(average, difference),
+    )
+
+
+def _tie_term(ranks: np.ndarray) -> float:
+    """Return the sum of t^3 - t over the groups of t tied ranks of one world."""
+    counts = np.unique(ranks, return_counts=True)[1].astype(np.float64)
+    return float((counts**3 - counts).sum())
+
+
+def critical_difference(methods: int, worlds: int, alpha: float = 0.05) -> float:
+    """Return Nemenyi's critical difference of average ranks: q sqrt(k (k + 1) / (6 N)).
+
+    q is the studentized range for k means and infinitely many degrees of freedom, divided by sqrt 2.
+
+    Args:
+        methods: k.
+        worlds: N.
+        alpha: Level.
+    """
+    from scipy import stats
+
+    q = float(stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / np.sqrt(2)
+    return float(q * np.sqrt(methods * (methods + 1) / (6 * worlds)))
+
+
+def cliques(average: np.ndarray, difference: float) -> tuple[tuple[int, ...], ...]:
+    """Return the largest sets of two or more methods whose average ranks lie within a difference.
+
+    Args:
+        average: Average rank of each method [methods].
+        difference: The critical one.
+    """
+    order = np.argsort(average, kind="stable")
+    out: list[tuple[int, ...]] = []
+    reach = 0
+    for i, first in enumerate(order):
+        inside = int(np.searchsorted(average[order], average[first] + difference + 1e-12, side="right"))
+        if inside > max(reach, i + 1):
+            out.append(tuple(order[i:inside].tolist()))
+            reach = inside
+    return tuple(out)

@@ -1,0 +1,186 @@
+"""What it takes to reach a target, where some runs never do: right-censored data.
+
+A run that ends before it has the target says only that more would have been needed than it had. It is neither
+left out, which favours methods that often fail, nor counted with its last round, which favours short runs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .statistics import resampled
+
+if TYPE_CHECKING:
+    from scipy.stats import CensoredData
+
+
+SLACK = 1e-12  # shares are products of fractions
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where the runs of a group met a target, on one axis (rounds, bytes or seconds).
+
+    Attributes:
+        position: Of the first evaluation with the target; of the last evaluation where it was not met [runs].
+        met: Whether it was met [runs].
+    """
+
+    position: np.ndarray
+    met: np.ndarray
+
+    @property
+    def unmet(self) -> int:
+        """Number of runs that never met it."""
+        return int((~self.met).sum())
+
+    @property
+    def shown(self) -> np.ndarray:
+        """The positions, infinite where the target was not met [runs]."""
+        return np.where(self.met, self.position, np.inf)
+
+
+@dataclass(frozen=True)
+class Median:
+    """The Kaplan-Meier estimate of a median.
+
+    Attributes:
+        value: Infinite where fewer than half of the runs would have met the target by the last observation.
+        low: Lower end of the interval; NaN for one run.
+        high: Its upper end; infinite where the runs do not bound it.
+        beyond: The last position that was observed: an infinite value is larger than it.
+        runs: Number of runs.
+        unmet: Number of runs that never met the target.
+    """
+
+    value: float
+    low: float
+    high: float
+    beyond: float
+    runs: int
+    unmet: int
+
+
+def censored(found: Reached) -> CensoredData:
+    """Return scipy's form of the data."""
+    from scipy import stats
+
+    return stats.CensoredData.right_censored(found.position, ~found.met)
+
+
+def kaplan_meier(found: Reached) -> tuple[np.ndarray, np.ndarray]:
+    """Return the estimated share of runs that have not met the target.
+
+    Returns:
+        Positions, ascending, and the share from each of them on (Kaplan and Meier 1958). Before the first
+        position the share is 1.
+    """
+    from scipy import stats
+
+    survival = stats.ecdf(censored(found)).sf
+    return np.asarray(survival.quantiles), np.asarray(survival.probabilities)
+
+
+def median(found: Reached, kind: str = "t", confidence: float = 0.95) -> Median:
+    """Return the Kaplan-Meier median with an interval.
+
+    Args:
+        found: The runs.
+        kind: `bootstrap` or `percentile`: percentiles of the medians of resampled runs. Otherwise the
+            positions at which the log-log band of the share crosses a half (Brookmeyer and Crowley 1982).
+        confidence: Of the interval, in (0, 1).
+    """
+    runs, beyond = len(found.position), float(found.position.max())
+    at, share = kaplan_meier(found)
+    value = _crossing(at, share)
+    if runs < 2:
+        low = high = np.nan
+    elif kind in ("bootstrap", "percentile"):
+        low, high = _bootstrap(found, confidence)
+    else:
+        from scipy import stats
+
+        with warnings.catch_warnings():  # no band where the share is 0 or 1
+            warnings.simplefilter("ignore", RuntimeWarning)
+            band = stats.ecdf(censored(found)).sf.confidence_interval(confidence, method="log-log")
+        low = _crossing(at, np.where(share == 0.0, 0.0, np.asarray(band.low.probabilities)))
+        high = _crossing(at, np.asarray(band.high.probabilities))
+    return Median(value, low, high, beyond, runs, found.unmet)
+
+
+def _crossing(at: np.ndarray, share: np.ndarray) -> float:
+    """Return the first position at which a share is a half or less; infinite for none. NaN is not.
+
+    Where the share stays at a half until it falls again, the middle of that stretch: without censoring, the
+    usual median of an even number of runs.
+    """
+    there = np.flatnonzero(share <= 0.5 + SLACK)
+    if not len(there):
+        return np.inf
+    first = there[0]
+    below = np.flatnonzero(share < 0.5 - SLACK)
+    level = share[first] >= 0.5 - SLACK and len(below) > 0
+    return float((at[first] + at[below[0]]) / 2 if level else at[first])
+
+
+def _bootstrap(found: Reached, confidence: float) -> tuple[float, float]:
+    """Return percentiles of the medians of resampled runs."""
+    order = np.lexsort((found.met, found.position))
+    drawn = resampled(np.column_stack([found.position[order], found.met[order]]))
+    medians = _medians(drawn[..., 0], drawn[..., 1] > 0)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(medians, [tail, 1 - tail], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def _medians(position: np.ndarray, met: np.ndarray) -> np.ndarray:
+    """Return the Kaplan-Meier median of each row of [samples, runs]."""
+    runs = position.shape[1]
+    order = np.lexsort((~met, position), axis=1)  # at one position, runs that met the target come first
+    position, met = (np.take_along_axis(x, order, 1) for x in (position, met))
+    share = np.cumprod(np.where(met, 1 - 1 / np.arange(runs, 0, -1), 1.0), axis=1)
+    row = np.arange(len(position))
+    there, below = share <= 0.5 + SLACK, share < 0.5 - SLACK
+    first, last = position[row, there.argmax(axis=1)], position[row, below.argmax(axis=1)]
+    level = (np.abs(share[row, there.argmax(axis=1)] - 0.5) <= SLACK) & below.any(axis=1)
+    return np.where(there.any(axis=1), np.where(level, (first + last) / 2, first), np.inf)
+
+
+def horizon(groups: Sequence[Reached]) -> float:
+    """Return how far restricted means of several groups go: the least end of a run without the target.
+
+    Up to there every run of every group is known. Infinite where all runs met the target.
+    """
+    ends = [float(g.position[~g.met].min()) for g in groups if g.unmet]
+    return min(ends, default=np.inf)
+
+
+def restricted(found: Reached, until: float) -> np.ndarray:
+    """Return min(position of the target, `until`) of each run [runs].
+
+    Their mean is the restricted mean: exact, without an estimate of the censored rest, as long as no run
+    without the target ends before `until` (`horizon`).
+    """
+    assert found.met.all() or until <= found.position[~found.met].min(), "a run ends before"
+    return np.asarray(np.minimum(found.position, until))
+
+
+def logrank_p(a: Reached, b: Reached) -> float:
+    """Return the two-sided p value of the log-rank test that two groups need the same (Mantel 1966).
+
+    NaN where no run of either group met the target: nothing was observed. 1 where the test statistic has no
+    variance, as where all runs met it at one position.
+    """
+    if not (a.met.any() or b.met.any()):
+        return np.nan
+    from scipy import stats
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        p = float(stats.logrank(censored(a), censored(b)).pvalue)
+    return 1.0 if np.isnan(p) else p

@@ -1,0 +1,249 @@
+"""Tables of texts with marks, as aligned text, Markdown, LaTeX and HTML.
+
+A cell is neutral text: `+-` and `inf` are what each form writes in its own way. Marks say what a test found:
+`BEST` is bold, `TIED` is not distinguishable from the best.
+"""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+BEST, TIED = "best", "tied"
+SUFFIX = {BEST: " *", TIED: " ~", "": ""}
+BOLD_ON, BOLD_OFF = "\033[1m", "\033[0m"
+
+COLUMN_PT = 240.0  # width of a column of a two-column paper, in points
+SIZES = (("small", 0.9), ("footnotesize", 0.8), ("scriptsize", 0.7))  # of LaTeX, relative to 10 points
+GAP_PT = 3.0  # \\tabcolsep: on each side of a column
+TITLE = 10  # letters in a line of a title
+WIDTHS = {  # of characters of Computer Modern at 10 points, in points (cmr10.tfm)
+    **dict.fromkeys("0123456789aovxy", 5.1),
+    **dict.fromkeys("bdhnpquk", 5.56),
+    **dict.fromkeys("cezrst", 4.3),
+    **dict.fromkeys("ijl.,:;'!| ", 2.9),
+    **dict.fromkeys("mw", 7.8),
+    **dict.fromkeys("fI()[]-", 3.6),
+    **dict.fromkeys("%+=<>~*", 7.8),
+}
+WIDEST = 7.5  # of the other characters, capital letters among them
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "%": r"\%",
+    "_": r"\_",
+    "&": r"\&",
+    "#": r"\#",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": "$<$",
+    ">": "$>$",
+    "±": r"$\pm$",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell.
+
+    Attributes:
+        text: What it says.
+        mark: `BEST`, `TIED`, or empty.
+    """
+
+    text: str
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells.
+
+    Attributes:
+        columns: Titles; what follows the last comma is a unit.
+        rows: One cell for each column.
+        notes: What is said below it, a line each.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def column(self, title: str) -> list[Cell]:
+        """Return the cells of a column."""
+        at = self.columns.index(title)
+        return [row[at] for row in self.rows]
+
+
+def table_of(rows: Sequence[dict[str, str]]) -> Table:
+    """Return texts as a table without marks; the columns are those of the first row."""
+    columns = tuple(rows[0])
+    return Table(columns, tuple(tuple(Cell(row.get(c, "")) for c in columns) for row in rows))
+
+
+def as_text(table: Table, bold: bool = False) -> str:
+    """Return a table as aligned text; `*` follows the best, `~` what is not distinguishable from it.
+
+    Args:
+        table: The table; its notes are left out.
+        bold: Whether a terminal shows it, which has bold letters.
+    """
+    out = [[*table.columns], *([cell.text for cell in row] for row in table.rows)]
+    for at in range(len(table.columns)):
+        if any(row[at].mark for row in table.rows):
+            marks = ["", *(SUFFIX[row[at].mark] for row in table.rows)]
+            for line, mark in zip(out, marks, strict=True):
+                line[at] += mark.ljust(2)
+    wide = [max(map(len, column)) for column in zip(*out, strict=True)]
+    lines = []
+    for i, line in enumerate(out):
+        padded = [c.rjust(w) if at else c.ljust(w) for at, (c, w) in enumerate(zip(line, wide, strict=True))]
+        if bold and i:
+            cells = zip(padded, table.rows[i - 1], strict=True)
+            padded = [f"{BOLD_ON}{text}{BOLD_OFF}" if c.mark == BEST else text for text, c in cells]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def as_markdown(table: Table) -> str:
+    """Return a table in Markdown, with its notes below."""
+
+    def text(cell: Cell) -> str:
+        plain = cell.text.replace("+-", "±").replace("inf", "∞").replace("|", "\\|")
+        return f"**{plain}**" if cell.mark == BEST else f"{plain}{SUFFIX[cell.mark].replace('~', chr(8776))}"
+
+    head = [title.replace("|", "\\|") for title in table.columns]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    lines += [[row[0].text.replace("|", "\\|"), *map(text, row[1:])] for row in table.rows]
+    notes = [f"\n{note.replace(' ~ ', ' ≈ ')}" for note in table.notes]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *notes, ""])
+
+
+def as_html(table: Table) -> str:
+    """Return a table in HTML, without its notes."""
+
+    def text(cell: Cell) -> str:
+        plain = html.escape(cell.text).replace("+-", "&plusmn;").replace("inf", "&infin;")
+        return {BEST: f"<b>{plain}</b>", TIED: f"{plain} &asymp;"}.get(cell.mark, plain)
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>\n"
+
+    rows = [line("td", [html.escape(row[0].text), *map(text, row[1:])]) for row in table.rows]
+    return f"<table>\n{line('th', [html.escape(title) for title in table.columns])}{''.join(rows)}</table>"
+
+
+# -- LaTeX ---------------------------------------------------------------------------------------------------
+
+
+def escaped(text: str) -> str:
+    """Return a text as LaTeX sets it letter by letter; `+-` becomes a sign."""
+    return "".join(LATEX.get(c, c) for c in text.replace("+-", "±"))
+
+
+def as_latex(table: Table, column_pt: float = COLUMN_PT) -> str:
+    """Return a table in LaTeX with the rules of booktabs, in the largest size that fits a paper's column.
+
+    The best is bold; what is not distinguishable from it carries a superscript. Units stand below the titles.
+    Notes are comments in front of the table, the width among them where no size fits.
+
+    Args:
+        table: The table.
+        column_pt: Width of the column, in points.
+    """
+
+    def cell(at: int, given: Cell) -> str:
+        text = escaped(given.text)
+        if at:
+            text = text.replace("inf", r"$\infty$")
+        return {BEST: rf"\textbf{{{text}}}", TIED: rf"{text}$^{{\sim}}$"}.get(given.mark, text)
+
+    def title(text: str) -> str:
+        lines = [escaped(line) for line in _stacked(text)]
+        stack = r"\\".join(lines)
+        return stack if len(lines) == 1 else rf"\shortstack{{{stack}}}"
+
+    wide = width_pt(table)
+    size = next((name for name, scale in SIZES if wide * scale <= column_pt), SIZES[-1][0])
+    notes = [f"% {note}" for note in table.notes]
+    notes += [
+        "% needs \\usepackage{booktabs}",
+        *([] if wide * SIZES[-1][1] <= column_pt else [f"% {too_wide(table, column_pt)}"]),
+    ]
+    rows = [" & ".join(cell(at, c) for at, c in enumerate(row)) + r" \\" for row in table.rows]
+    return "\n".join(
+        [
+            *notes,
+            rf"{{\{size}\setlength{{\tabcolsep}}{{{GAP_PT:g}pt}}%",
+            rf"\begin{{tabular}}{{@{{}}l{'r' * (len(table.columns) - 1)}@{{}}}}",
+            r"\toprule",
+            " & ".join(map(title, table.columns)) + r" \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}}",
+            "",
+        ]
+    )
+
+
+def width_pt(table: Table) -> float:
+    """Return about how wide LaTeX sets a table at 10 points, in points, by the widths of Computer Modern."""
+
+    def wide(text: str, mark: str = "") -> float:
+        plain = text.replace("+-", "±")
+        bold = 1.15 if mark == BEST else 1.0
+        return bold * sum(WIDTHS.get(c, WIDEST) for c in plain) + (5.0 if mark == TIED else 0.0)
+
+    total = 0.0
+    for at, title in enumerate(table.columns):
+        heads = [wide(line) for line in _stacked(title)]
+        total += max([*heads, *(wide(row[at].text, row[at].mark) for row in table.rows)])
+    return total + 2 * GAP_PT * (len(table.columns) - 1)
+
+
+def narrowed(
+    table: Table, wanted: Sequence[str], column_pt: float = COLUMN_PT
+) -> tuple[Table, tuple[str, ...]]:
+    """Return a table without the columns that do not fit a paper's column in the second smallest size.
+
+    Args:
+        table: The table; its first column stays.
+        wanted: Titles of columns, the most wanted first; the others come last.
+        column_pt: Width of the column, in points.
+
+    Returns:
+        The table, and the titles of the columns that were left out.
+    """
+    kept = {table.columns[0]}
+    order = [title for title in wanted if title in table.columns]
+    for title in [*order, *(title for title in table.columns[1:] if title not in wanted)]:
+        if width_pt(_only(table, kept | {title})) * SIZES[-2][1] <= column_pt:
+            kept.add(title)
+    return _only(table, kept), tuple(title for title in table.columns if title not in kept)
+
+
+def _only(table: Table, titles: Container[str]) -> Table:
+    """Return the columns of a table with such titles."""
+    at = [i for i, title in enumerate(table.columns) if title in titles]
+    rows = tuple(tuple(row[i] for i in at) for row in table.rows)
+    return Table(tuple(table.columns[i] for i in at), rows, table.notes)
+
+
+def _stacked(title: str) -> list[str]:
+    """Return the lines of a title in LaTeX: its words, few to a line, and its unit."""
+    name, _, unit = title.rpartition(", ")
+    return [*textwrap.wrap(name, TITLE), f"({unit})"] if name else textwrap.wrap(unit, TITLE)
+
+
+def too_wide(table: Table, column_pt: float = COLUMN_PT) -> str:
+    """Return what is said of a table that no size fits into a column; empty where one does."""
+    least = width_pt(table) * SIZES[-1][1]
+    if least <= column_pt:
+        return ""
+    size = SIZES[-1][0]
+    return f"about {least:.0f} pt wide in {size}, a paper's column has {column_pt:.0f}: choose --columns"

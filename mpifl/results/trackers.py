@@ -1,0 +1,269 @@
+"""Callbacks that write to experiment trackers, on their own libraries: TensorBoard, Weights & Biases, MLflow.
+
+All three get the configuration, the figures of each evaluation against rounds and against virtual seconds,
+and the final figures of `summary.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mpifl.core.errors import require
+
+from .seed_groups import flat
+
+if TYPE_CHECKING:
+    from .reader import Run
+    from .run_events import Evaluation, RunInfo
+
+VIRTUAL, OVER_VIRTUAL = "virtual_seconds", "over_virtual_seconds"
+PARAM_LENGTH, BATCH = 500, 100  # characters of a parameter, and entries of a request, that MLflow takes
+MODES = ("offline", "online", "disabled")
+
+
+class Tracker:
+    """A callback on a library that is an extra of mpifl.
+
+    Attributes:
+        name: Of the tracker and of the extra.
+        package: What is imported.
+    """
+
+    name: ClassVar[str]
+    package: ClassVar[str]
+
+    @classmethod
+    def require_package(cls) -> None:
+        """Raise `UserError` unless the library is installed."""
+        there = find_spec(cls.package) is not None
+        remedy = f'needs the package {cls.package}: pip install "mpifl[{cls.name}]"'
+        require(there, "output.callbacks", cls.name, remedy)
+
+
+@dataclass
+class TensorBoard(Tracker):
+    """Event files for TensorBoard.
+
+    Scalars stand against rounds. `over_virtual_seconds/NAME` are the same values with the simulated clock as
+    their wall time: the axis "relative" shows them against virtual seconds.
+
+    Attributes:
+        folder: Of the event files; null takes `tensorboard` in the run folder.
+    """
+
+    name: ClassVar[str] = "tensorboard"
+    package: ClassVar[str] = "tensorboard"
+
+    folder: str | None = None
+    _writer: Any = field(default=None, init=False, repr=False)
+    _config: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def on_start(self, info: RunInfo) -> None:
+        """Open the files, and write the configuration as text."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._config = info.config
+        purged = info.step + 1 if info.resumed else None  # what an interrupted run wrote after its checkpoint
+        self._writer = SummaryWriter(self.folder or str(info.folder / self.name), purge_step=purged)
+        if not info.resumed:
+            text = (info.folder / "config.yaml").read_text()
+            self._writer.add_text("config", f"```yaml\n{text}\n```")
+
+    def on_evaluation(self, found: Evaluation) -> None:
+        """Write the figures of an evaluation."""
+        for name, value in numbers(found.metrics):
+            self._writer.add_scalar(name, value, found.step)
+            if found.virtual_seconds is not None and name != VIRTUAL:
+                self._writer.add_scalar(
+                    f"{OVER_VIRTUAL}/{name}", value, found.step, walltime=found.virtual_seconds
+                )
+        self._writer.flush()
+
+    def on_end(self, run: Run) -> None:
+        """Write the final figures, for the page of hyper-parameters too."""
+        from torch.utils.tensorboard.summary import hparams
+
+        final = {f"summary/{name}": value for name, value in numbers(dict(flat(run.summary)))}
+        given = {k: v for k, v in flat(self._config) if isinstance(v, (bool, int, float, str))}
+        for event in hparams(given, final):
+            self._writer.file_writer.add_summary(event)
+        for name, value in final.items():
+            self._writer.add_scalar(name, value, int(run.summary["rounds"]))
+        self._writer.add_text("summary", f"```json\n{json.dumps(run.summary, indent=2, default=str)}\n```")
+        self.on_stop("")
+
+    def on_stop(self, reason: str) -> None:
+        """Close the files."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+@dataclass
+class WandB(Tracker):
+    """A run of Weights & Biases.
+
+    Charts stand against rounds; `virtual_seconds` is logged beside them and can be chosen as their axis.
+
+    Attributes:
+        project: Where the run appears.
+        mode: `offline` writes to a folder, which `wandb sync` uploads later; `online` uploads at once, with
+            the login of wandb; `disabled` does nothing.
+        entity: User or team; null takes that of the login.
+        group: Of the run; null takes the name of the configuration.
+        folder: What wandb writes to; null takes the run folder.
+    """
+
+    name: ClassVar[str] = "wandb"
+    package: ClassVar[str] = "wandb"
+
+    project: str = "mpifl"
+    mode: str = "offline"
+    entity: str | None = None
+    group: str | None = None
+    folder: str | None = None
+    _run: Any = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require(self.mode in MODES, "wandb.mode", self.mode, f"take one of {', '.join(MODES)}")
+
+    def on_start(self, info: RunInfo) -> None:
+        """Begin a run of wandb under the run's own id, or go on with it."""
+        import wandb
+
+        self._run = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            group=self.group or info.name,
+            name=info.folder.name,
+            id=info.id,
+            resume="allow",
+            mode=self.mode,  # type: ignore[arg-type]  # checked above
+            dir=self.folder or str(info.folder),
+            config=thawed(info.config),
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("round")
+        self._run.define_metric("*", step_metric="round")
+
+    def on_evaluation(self, found: Evaluation) -> None:
+        """Log the figures of an evaluation."""
+        self._run.log(dict(numbers(found.metrics)))
+
+    def on_end(self, run: Run) -> None:
+        """Write the final figures and close the run of wandb."""
+        self._run.summary.update({f"final/{name}": value for name, value in numbers(dict(flat(run.summary)))})
+        self._run.summary.update({"digest": run.summary["digest"]})
+        self._run.finish()
+        self._run = None
+
+    def on_stop(self, reason: str) -> None:
+        """Close the run of wandb as failed."""
+        if self._run is not None:
+            self._run.finish(exit_code=1)
+            self._run = None
+
+
+@dataclass
+class MLflow(Tracker):
+    """A run of MLflow.
+
+    Metrics stand against rounds. `over_virtual_seconds/NAME` are the same values with the simulated clock as
+    their time.
+
+    Attributes:
+        tracking_uri: Of the store: a server, or a folder; null takes MLFLOW_TRACKING_URI, or the folder
+            `mlruns` beside the run folder.
+        experiment: Where the run appears; null takes the name of the configuration.
+    """
+
+    name: ClassVar[str] = "mlflow"
+    package: ClassVar[str] = "mlflow"
+
+    tracking_uri: str | None = None
+    experiment: str | None = None
+    _client: Any = field(default=None, init=False, repr=False)
+    _id: str = field(default="", init=False, repr=False)
+
+    def on_start(self, info: RunInfo) -> None:
+        """Create a run of MLflow, or go on with that of the run's own id; write the configuration."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        beside = (info.folder.parent / "mlruns").resolve().as_uri()
+        uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or beside
+        if "://" not in uri or uri.startswith("file:"):  # since 3.17 a store of files must be asked for
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._client = MlflowClient(tracking_uri=uri)
+        title = self.experiment or info.name
+        known = self._client.get_experiment_by_name(title)
+        where = known.experiment_id if known is not None else self._client.create_experiment(title)
+        tag = "mpifl.id"
+        found = self._client.search_runs([where], f"tags.`{tag}` = '{info.id}'")
+        if found:
+            self._id = found[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        self._id = self._client.create_run(where, run_name=info.folder.name, tags={tag: info.id}).info.run_id
+        params = [Param(name, str(value)[:PARAM_LENGTH]) for name, value in flat(info.config)]
+        for i in range(0, len(params), BATCH):
+            self._client.log_batch(self._id, params=params[i : i + BATCH])
+
+    def on_evaluation(self, found: Evaluation) -> None:
+        """Log the figures of an evaluation."""
+        from time import time
+
+        self._log(dict(numbers(found.metrics)), time(), found.step)
+        if found.virtual_seconds is not None:
+            virtual = {f"{OVER_VIRTUAL}/{n}": v for n, v in numbers(found.metrics) if n != VIRTUAL}
+            self._log(virtual, found.virtual_seconds, found.step)
+
+    def on_end(self, run: Run) -> None:
+        """Write the final figures and close the run of MLflow."""
+        from time import time
+
+        final = {f"final/{name}": value for name, value in numbers(dict(flat(run.summary)))}
+        self._log(final, time(), int(run.summary["rounds"]))
+        self._client.set_tag(self._id, "mpifl.digest", run.summary["digest"])
+        self._close("FINISHED")
+
+    def on_stop(self, reason: str) -> None:
+        """Close the run of MLflow as failed."""
+        if self._client is not None and self._id:
+            self._client.set_tag(self._id, "mpifl.stopped", reason[:PARAM_LENGTH])
+            self._close("FAILED")
+
+    def _log(self, values: Mapping[str, float], seconds: float, step: int) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(name, value, int(1000 * seconds), step) for name, value in values.items()]
+        for i in range(0, len(metrics), BATCH):
+            self._client.log_batch(self._id, metrics=metrics[i : i + BATCH])
+
+    def _close(self, status: str) -> None:
+        self._client.set_terminated(self._id, status)
+        self._client, self._id = None, ""
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the finite numbers of a row."""
+    for name, value in values.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            yield name, value
+
+
+def thawed(tree: Any) -> Any:
+    """Return a read-only tree as dictionaries and lists."""
+    if isinstance(tree, Mapping):
+        return {name: thawed(value) for name, value in tree.items()}
+    return [thawed(value) for value in tree] if isinstance(tree, (list, tuple)) else tree

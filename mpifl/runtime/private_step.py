@@ -1,0 +1,177 @@
+"""The server's part of privacy: clipped updates count the same, their sums get noise, the clip may follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import exp
+
+import numpy as np
+import torch
+
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.capabilities import RowUpdates, upload_named
+from mpifl.core.errors import MethodError
+from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.rng import Key
+from mpifl.core.types import Message, Notes, Reads, Report, Server
+from mpifl.traffic.privacy import CLIPPED, CentralPrivacy, Privacy, protect, with_noise
+
+from .step_config import Protection
+
+
+def trained_rows(
+    reads: Mapping[int, Reads], notes: Notes, table: str, trained: str | None
+) -> tuple[int, ...]:
+    """Return the row of a table that each upload of a step is the update of.
+
+    Args:
+        reads: client -> the rows it downloaded.
+        notes: of the step.
+        table: its name.
+        trained: see `RowUpdates`.
+    """
+    rows = []
+    for j, k in enumerate(notes.client.tolist()):
+        read = reads[k][table]
+        rows.append(int(read[0] if len(read) == 1 else read[int(notes[str(trained)][j])]))
+    return tuple(rows)
+
+
+class PrivateStep(Protection):
+    """Clipping and noise of a run, at the client and at the server.
+
+    Args:
+        privacy: the run's.
+        algorithm: the method; it declares `RowUpdates`.
+        num_sampled: m, the expected number of clients of a round.
+        key: address of the draws at the server.
+    """
+
+    def __init__(self, privacy: Privacy, algorithm: Algorithm, num_sampled: int, key: Key) -> None:
+        self.privacy, self.num_sampled, self.key = privacy, num_sampled, key
+        self.clip: float | None = getattr(privacy, "clip", None)
+        self.trained = upload_named(algorithm, RowUpdates, "trained")
+        self._next_clip = self.clip
+        self._scales: dict[str, np.ndarray] = {}  # table -> standard deviation of the noise of each row
+
+    def protect(self, report: Report, message: Message, clip: float | None, key: Key) -> Report:
+        """Return a report whose update is clipped, with noise under local privacy; see `protect`."""
+        return protect(report, message, self.privacy, self.trained, clip, key)
+
+    def plan(self, plan: Plan, server: Server, reads: Mapping[int, Reads], notes: Notes) -> Plan:
+        """Return a plan whose rows are old + sum of the clipped updates / D.
+
+        Args:
+            plan: of the method.
+            server: before the step.
+            reads: client -> the rows it downloaded in it.
+            notes: of the step.
+
+        Raises:
+            MethodError: an upload enters another row than the one it is the update of.
+        """
+        privacy = self.privacy
+        if not isinstance(privacy, CentralPrivacy):
+            return plan
+        step, m = server.version + 1, self.num_sampled
+        self._follow(privacy, notes, step)
+        key = self.key.of(step)
+        counts: dict[int, np.ndarray] = {}  # one count is released for all tables of so many rows
+        scale = privacy.noise_of_updates(m, counts=self.counts_rows(server)) * (self.clip or 0.0)
+        mixings: list[Mixing] = []
+        self._scales = {}
+        for mixing in plan.mixings:
+            rows = trained_rows(reads, notes, mixing.into, self.trained)
+            members = entered(mixing, rows)
+            number = len(members)
+            share = np.full(number, m / number)
+            if number > 1 and privacy.count_noise is not None:
+                if number not in counts:
+                    noise = privacy.count_noise * key.of("count").numpy().standard_normal(number)
+                    counts[number] = np.maximum(members.sum(1) + noise, 1.0)
+                share = counts[number]
+            weights = members / share[:, None]
+            keep = 1.0 - members.sum(1) / share
+            mixings.append(replace(mixing, weights=weights, keep=keep if keep.any() else None))
+            if scale:
+                self._scales[mixing.into] = scale / share
+        return replace(plan, mixings=mixings)
+
+    def plan_of_nobody(self, server: Server, reads: Reads) -> Plan:
+        """Return the plan of a round in which no upload came: rows stay, and get their noise all the same.
+
+        Args:
+            server: before the step.
+            reads: what any client would have downloaded.
+        """
+        empty = [
+            Mixing(np.zeros((len(server.tables[name]), 0)), np.ones(len(server.tables[name])), name, name)
+            for name in reads
+        ]
+        plan = self.plan(Plan(empty), server, {}, Notes.of_nobody())
+        return replace(plan, mixings=[replace(m, of="") for m in plan.mixings])
+
+    def counts_rows(self, server: Server) -> bool:
+        """Return whether the number of uploads of each row is released."""
+        several = any(len(rows) > 1 for rows in server.tables.values())
+        return several and getattr(self.privacy, "count_noise", None) is not None
+
+    def noised(self, server: Server) -> Server:
+        """Return the server after a step with noise on all rows that could have been trained in it."""
+        if not self._scales:
+            return server
+        tables, key = dict(server.tables), self.key.of(server.version)
+        for name, scales in self._scales.items():
+            rows = [
+                with_noise(row, float(s), key.of("noise", name, k))
+                for k, (row, s) in enumerate(zip(tables[name], scales, strict=True))
+            ]
+            tables[name] = torch.stack(rows)
+        return replace(server, tables=tables)
+
+    def _follow(self, privacy: CentralPrivacy, notes: Notes, step: int) -> None:
+        """Find the clip of the next round: C exp(-lr (share of updates within C, with noise - quantile))."""
+        self._next_clip = self.clip
+        if privacy.quantile is None or self.clip is None:
+            return
+        m, bits = self.num_sampled, notes[CLIPPED] - 0.5 if len(notes) else np.zeros(0)
+        noise = 0.0
+        if privacy.noise_multiplier:
+            draw = self.key.of(step, "quantile").numpy().standard_normal()
+            noise = privacy.noise_of_quantile(m) * float(draw)
+        within = (float(bits.sum()) + noise) / m + 0.5
+        self._next_clip = self.clip * exp(-privacy.clip_lr * (within - privacy.quantile))
+
+    def commit(self) -> None:
+        """Go on to the next round; the step was taken."""
+        self.clip = self._next_clip
+
+    def state_dict(self) -> dict[str, float | None]:
+        """Return what the next round depends on."""
+        return {"clip": self.clip}
+
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+        """Restore what `state_dict` returned."""
+        self.clip = self._next_clip = state["clip"]
+
+
+def entered(mixing: Mixing, rows: tuple[int, ...]) -> np.ndarray:
+    """Return which row each upload enters, [K, m] of ones and zeros.
+
+    Args:
+        mixing: of the method.
+        rows: the row that each upload is the update of [m].
+
+    Raises:
+        MethodError: it enters another one, or by a weight that is not positive, or rows become others.
+    """
+    members = np.arange(mixing.num_rows)[:, None] == np.array(rows, np.int64)[None, :]
+    fits = mixing.weights.shape == members.shape and mixing.of == mixing.into and mixing.part is None
+    fits = fits and bool(((mixing.weights > 0) == members).all())
+    fits = fits and (mixing.keep is None or mixing.keep.ndim == 1)
+    fits = fits and bool(np.allclose(mixing.row_sums(), 1.0))
+    if not fits:
+        what = f"a mixing into {mixing.into!r} is no mean of the updates of each row"
+        raise MethodError("privacy", what, "take a method whose clients' updates are averaged by row")
+    return np.asarray(members, np.float64)

@@ -1,0 +1,164 @@
+"""When simulated clients are there: at random times, or by the hours of a day."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import floor, inf, isfinite
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+
+LEAST_S, MOST_S = 1e-3, 1e9  # mean seconds of a phase
+MOST_PHASES = 10_000  # during a visit, in the mean
+LEAST_PRESENT = 0.01  # largest share of a day's profile, at least
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Clients go away and come back; their work pauses meanwhile. At random times, or by a day's profile.
+
+    Attributes:
+        on_s: mean seconds of a phase of presence, exponential.
+        off_s: mean seconds of a phase of absence, exponential; 0: clients are always there.
+        profile: instead of `off_s`: a day in slots of equal length, of each the probability in [0, 1] that a
+            client is there for the whole of it, drawn anew for each client and day; 0 and 1 leave nothing to
+            chance. Empty for none.
+        day_s: seconds of a day.
+        shift_s: by how many seconds the day of the clients begins later than the run.
+        spread_s: the day of each client begins later by a time of its own, too, uniform on [0, spread_s).
+    """
+
+    on_s: float = 100.0
+    off_s: float = 0.0
+    profile: tuple[float, ...] = ()
+    day_s: float = DAY_S
+    shift_s: float = 0.0
+    spread_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        remedy = f"{LEAST_S} to {MOST_S:g} seconds: phases are drawn one by one"
+        require(LEAST_S <= self.on_s <= MOST_S, "on_s", self.on_s, f"take {remedy}")
+        away = self.off_s == 0 or LEAST_S <= self.off_s <= MOST_S
+        require(away, "off_s", self.off_s, f"take 0 (always there), or {remedy}")
+        shares = list(self.profile)
+        remedy = f"take probabilities in [0, 1], the largest at least {LEAST_PRESENT}"
+        known = all(0 <= p <= 1 for p in shares) and max(shares, default=1) >= LEAST_PRESENT
+        require(known, "profile", shares, remedy)
+        remedy = "clients come and go at random times (off_s) or by a profile; leave one of them out"
+        require(not (self.off_s and shares), "profile", shares, remedy)
+        least = LEAST_S * max(len(shares), 1)
+        remedy = f"take {least:g} to {MOST_S:g} seconds: slots last at least {LEAST_S} s"
+        require(least <= self.day_s <= MOST_S, "day_s", self.day_s, remedy)
+        for name, plain in (("day_s", DAY_S), ("shift_s", 0.0), ("spread_s", 0.0)):
+            value = getattr(self, name)
+            require(abs(value) <= MOST_S, name, value, f"take at most {MOST_S:g} seconds")
+            require(bool(shares) or value == plain, name, value, "has no effect without profile; give one")
+        require(self.spread_s >= 0, "spread_s", self.spread_s, "take 0 or more seconds")
+
+    @property
+    def always(self) -> bool:
+        """Whether clients are there all the time."""
+        return not self.off_s and min(self.profile, default=1.0) >= 1
+
+    @property
+    def phase_s(self) -> float:
+        """Mean seconds of presence between two changes, for limits."""
+        if not self.profile:
+            return self.on_s
+        return self.day_s / len(self.profile) * sum(self.profile) / len(self.profile)
+
+
+class Presence:
+    """When each client is there: phases of presence and absence, drawn by (client, phase).
+
+    Args:
+        model: of all clients.
+        key: address of the draws.
+        of: client -> its own model, instead; None for the same model.
+    """
+
+    def __init__(
+        self, model: Availability, key: Key, of: Callable[[int], Availability] | None = None
+    ) -> None:
+        self.model, self.key, self.of = model, key, of
+        self.always = model.always and of is None
+        self._ends: dict[int, list[float]] = {}  # client -> ends of its phases
+        self._shifts: dict[int, float] = {}  # client -> when its day begins
+
+    def model_of(self, client: int) -> Availability:
+        """Return the model of a client."""
+        return self.model if self.of is None else self.of(client)
+
+    def _first(self, client: int, model: Availability) -> bool:
+        """Return whether a client is there at time 0."""
+        share = model.on_s / (model.on_s + model.off_s)
+        return bool(self.key.of("first", client).numpy().random() < share)
+
+    def _phase(self, client: int, time: float) -> tuple[bool, float]:
+        """Return whether a client is there at `time`, and when that changes at the earliest."""
+        model = self.model_of(client)
+        if model.always:
+            return True, inf
+        if model.profile:
+            return self._slot(client, time, model)
+        ends, there = self._ends.setdefault(client, []), self._first(client, model)
+        while not ends or ends[-1] <= time:
+            mean = model.on_s if there == (len(ends) % 2 == 0) else model.off_s
+            length = float(self.key.of(client, len(ends)).numpy().exponential(mean))
+            ends.append((ends[-1] if ends else 0.0) + length)
+        number = bisect_right(ends, time)
+        return there == (number % 2 == 0), ends[number]
+
+    def _slot(self, client: int, time: float, model: Availability) -> tuple[bool, float]:
+        """Return whether a client is there in the slot of its day at `time`, and when the slot ends."""
+        if client not in self._shifts:
+            own = model.spread_s * float(self.key.of("shift", client).numpy().random())
+            self._shifts[client] = model.shift_s + own
+        length, shift = model.day_s / len(model.profile), self._shifts[client]
+        number = floor((time - shift) / length)
+        while shift + (number + 1) * length <= time:  # rounded down
+            number += 1
+        share = model.profile[number % len(model.profile)]
+        draw = self.key.of("slot", client, number).below(2**53) if 0 < share < 1 else 0
+        return draw < share * 2**53, shift + (number + 1) * length
+
+    def is_available(self, client: int, time: float) -> bool:
+        """Return whether a client is there at `time`."""
+        return self.always or self._phase(client, time)[0]
+
+    def next_available(self, client: int, time: float) -> float:
+        """Return `time` if a client is there, otherwise the time of its return."""
+        here, until = (True, time) if self.always else self._phase(client, time)
+        while not here:
+            time = until
+            here, until = self._phase(client, time)
+        return time
+
+    def end(self, client: int, start: float, work: float) -> float:
+        """Return when a client has been there for `work` seconds since `start`.
+
+        Args:
+            client: who works.
+            start: in seconds on the run's clock.
+            work: seconds of presence.
+
+        Raises:
+            UserError: the work never ends, or spans too many phases.
+        """
+        require(isfinite(work), "delay", work, f"a visit of client {client} would never end; take less")
+        if self.always:
+            return start + work
+        model = self.model_of(client)
+        remedy = f"a client that works for {work:.3g} s would come and go more than {MOST_PHASES} times"
+        name, value = ("profile", list(model.profile)) if model.profile else ("on_s", model.on_s)
+        few = model.always or work <= MOST_PHASES * model.phase_s
+        require(few, f"availability.{name}", value, remedy)
+        while True:
+            here, until = self._phase(client, start)
+            if here and start + work < until:
+                return start + work
+            work -= (until - start) if here else 0.0
+            start = until

@@ -1,0 +1,421 @@
+"""The devices of simulated clients: all alike, resampled from measured ones, or of a few classes.
+
+A device says how fast its client computes, by which link it is reached, and when it is there; what it does
+not say, the sections `delay`, `network` and `availability` do. Which device a client has is drawn once, by
+key; so is the measurement that a visit meets. Hence all methods meet the same devices on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.rng import Key
+from mpifl.core.textfiles import csv_file
+from mpifl.core.units import ENDINGS, quantity
+
+from .availability import Availability
+from .delays import Constant, Delay
+from .network import LinkRates, Links, Network
+
+Samples = Callable[[int, int], int]  # (client, visit) -> samples that it trains on, each pass counted
+NO_KEY = Key(())
+SECONDS, PER_SAMPLE = "seconds", "seconds_per_sample"
+SHIPPED = Path(__file__).parents[1] / "configs" / "devices"  # files that travel with mpifl
+LINK_COLUMNS = ("uplink_bytes_s", "downlink_bytes_s", "latency_s")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Which device each client has.
+
+    Attributes:
+        names: of the device of each client; empty where all are alike.
+        key: address of the draws of single visits.
+        samples: (client, visit) -> samples that it trains on; None where nobody asks.
+    """
+
+    names: tuple[str, ...] = ()
+    key: Key = NO_KEY
+    samples: Samples | None = None
+
+
+class Devices(ABC):
+    """A model of what clients run on.
+
+    Attributes:
+        is_timed: whether it decides times; if not, devices have names alone, for `per_client`.
+        needs_samples: whether times depend on how many samples a client trains on.
+    """
+
+    is_timed: bool = True
+    needs_samples: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The devices that clients may have; empty where all are alike."""
+        return ()
+
+    @abstractmethod
+    def fleet(self, num_clients: int, key: Key, samples: Samples | None = None) -> Fleet:
+        """Return which device each client has.
+
+        Args:
+            num_clients: N.
+            key: address of the draws.
+            samples: (client, visit) -> samples that it trains on; None where nobody asks.
+
+        Raises:
+            UserError: there are too few clients.
+        """
+
+    def check(self, delay: Delay, network: Network, availability: Availability) -> None:
+        """Raise `UserError` where a setting of another section would have no effect."""
+        return
+
+    def delay(self, plain: Delay, fleet: Fleet) -> Delay:
+        """Return the computing times on these devices; `plain` is what the section `delay` says."""
+        return plain
+
+    def network(self, plain: Network, fleet: Fleet) -> Network:
+        """Return the links of these devices; `plain` is what the section `network` says."""
+        return plain
+
+    def availability(self, plain: Availability, fleet: Fleet) -> Callable[[int], Availability] | None:
+        """Return client -> when it is there; None: as the section `availability` says, for all."""
+        return None
+
+
+@dataclass(frozen=True)
+class Alike(Devices):
+    """All clients have the device that `delay`, `network` and `availability` describe."""
+
+    is_timed = False
+
+    def fleet(self, num_clients: int, key: Key, samples: Samples | None = None) -> Fleet:
+        """Return a fleet without names."""
+        return Fleet()
+
+
+# -- measured devices ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of a file of measurements.
+
+    Attributes:
+        seconds: of computing, in all or per sample.
+        up: bytes per second of uploads; None: not measured.
+        down: bytes per second of downloads; None: not measured.
+        latency_s: seconds; None: not measured.
+    """
+
+    seconds: float
+    up: float | None = None
+    down: float | None = None
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Measured(Devices):
+    """Computing times and links resampled from a file of measured devices: 15 phones drive 40 clients.
+
+    Each client is given a device of the file. Each of its visits draws one of the device's rows, uniformly:
+    that row says how long it computes and, where the file has these columns, by which link it is reached.
+
+    Attributes:
+        file: a CSV file, a row for each measurement, with the columns `device` and `seconds` (of a visit) or
+            `seconds_per_sample` (of each sample of each pass, as `local` says; what a method trains beside
+            that is not counted), and if wanted `uplink_bytes_s`, `downlink_bytes_s` and `latency_s`. Values
+            may have units (`10Mbit/s`, `20ms`). `phones.csv` travels with mpifl: 15 phones, made up.
+        assign: `drawn`: each client is given a device at random, independently of the others; `round_robin`:
+            the devices in turn, in the order of the file.
+    """
+
+    file: str
+    assign: Literal["drawn", "round_robin"] = "drawn"
+
+    def __post_init__(self) -> None:
+        known = self.assign in ("drawn", "round_robin")
+        require(known, "assign", self.assign, "take drawn or round_robin")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The devices of the file."""
+        return tuple(read_measurements(self.file).rows)
+
+    @property
+    def needs_samples(self) -> bool:  # type: ignore[override]  # an attribute of Devices
+        """Whether the file has seconds per sample."""
+        return read_measurements(self.file).per_sample
+
+    def fleet(self, num_clients: int, key: Key, samples: Samples | None = None) -> Fleet:
+        """Return a device of the file for each client."""
+        names = [*read_measurements(self.file).rows]
+        at = range(num_clients)
+        if self.assign == "drawn":
+            numbers = [key.of("device", k).below(len(names)) for k in at]
+        else:
+            numbers = [k % len(names) for k in at]
+        return Fleet(tuple(names[i] for i in numbers), key, samples)
+
+    def check(self, delay: Delay, network: Network, availability: Availability) -> None:
+        """Refuse a second source of computing times, or of a rate that the file has."""
+        found = read_measurements(self.file)
+        remedy = f"has no effect: computing times are those of {self.file}; leave it out"
+        require(delay == Constant(), "delay", delay, remedy)
+        remedy = f"brings computing times of its own, and so does {self.file}; take network links"
+        require(network.computing is None, "network", type(network).__name__, remedy)
+        for column in found.columns:
+            given = getattr(network, column, None) if isinstance(network, Links) else None
+            remedy = f"has no effect: {self.file} has that column; leave one of them out"
+            require(not given, f"network.{column}", given, remedy)
+
+    def row(self, fleet: Fleet, client: int, visit: int) -> Measurement:
+        """Return the measurement that a visit meets."""
+        rows = read_measurements(self.file).rows[fleet.names[client]]
+        return rows[fleet.key.of("row", client, visit).below(len(rows)) if len(rows) > 1 else 0]
+
+    def delay(self, plain: Delay, fleet: Fleet) -> Delay:
+        """Return the seconds of the visits' rows."""
+        return _MeasuredDelay(self, fleet)
+
+    def network(self, plain: Network, fleet: Fleet) -> Network:
+        """Return the rates of the visits' rows, where they were measured."""
+        columns = read_measurements(self.file).columns
+        return _MeasuredNetwork(plain, bool({*columns} - {"latency_s"}), self, fleet) if columns else plain
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """A file of measurements.
+
+    Attributes:
+        rows: device -> its measurements, devices and rows in the order of the file.
+        per_sample: whether seconds are those of one sample.
+        columns: those of `LINK_COLUMNS` that it has.
+    """
+
+    rows: Mapping[str, list[Measurement]]
+    per_sample: bool
+    columns: tuple[str, ...]
+
+
+@lru_cache(maxsize=4)
+def read_measurements(file: str) -> Measurements:
+    """Return the content of a file of measurements.
+
+    Raises:
+        UserError: there is no such file, it has no rows, or a row is wrong; names the line.
+    """
+    form = f"give a CSV of device and {SECONDS} or {PER_SAMPLE}"
+    path = Path(file) if os.path.isfile(file) else SHIPPED / file
+    require(bool(file) and path.is_file(), "devices.file", file, f"there is no such file; {form}")
+    rows: dict[str, list[Measurement]] = {}
+    time, columns = "", tuple[str, ...]()
+    for place, row in csv_file(path, "devices.file", ("device",)):
+        times = [name for name in (SECONDS, PER_SAMPLE) if name in row]
+        remedy = f"needs one of the columns {SECONDS} and {PER_SAMPLE}"
+        require(len(times) == 1, "devices.file", file, remedy)
+        time, columns = times[0], tuple(name for name in LINK_COLUMNS if name in row)
+        seconds = quantity(row[time], ENDINGS["_s"], f"{place}: {time}")
+        require(0 <= seconds < inf, f"{place}: {time}", seconds, "take 0 or more seconds")
+        link: dict[str, float] = {}
+        for name in columns:
+            is_rate = name.endswith("bytes_s")
+            link[name] = quantity(row[name], ENDINGS["bytes_s" if is_rate else "_s"], f"{place}: {name}")
+            good = link[name] > 0 if is_rate else 0 <= link[name] < inf
+            remedy = "take a positive rate" if is_rate else "take 0 or more seconds"
+            require(good, f"{place}: {name}", link[name], remedy)
+        measured = Measurement(seconds, *(link.get(name) for name in LINK_COLUMNS))
+        require(bool(row["device"].strip()), place, row["device"], "name the device")
+        rows.setdefault(row["device"].strip(), []).append(measured)
+    require(bool(rows), "devices.file", file, f"has no row; {form}")
+    return Measurements(rows, time == PER_SAMPLE, columns)
+
+
+# -- classes of devices --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """A class of devices.
+
+    Attributes:
+        share: of the clients; the shares of all classes sum to 1, and are met exactly, up to rounding.
+        speed: how many times faster than `delay` says its devices compute.
+        uplink_bytes_s: bytes per second of uploads; null: as `network` says.
+        downlink_bytes_s: bytes per second of downloads; null: as `network` says.
+        latency_s: seconds until the first byte of a message arrives; null: as `network` says.
+        availability: when its devices are there; null: as `availability` says.
+    """
+
+    share: float
+    speed: float = 1.0
+    uplink_bytes_s: float | None = None
+    downlink_bytes_s: float | None = None
+    latency_s: float | None = None
+    availability: Availability | None = None
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share <= 1, "share", self.share, "take a share in [0, 1]")
+        require(0 < self.speed < inf, "speed", self.speed, "take a positive factor; 1 is as delay says")
+        for name in ("uplink_bytes_s", "downlink_bytes_s"):
+            rate = getattr(self, name)
+            require(rate is None or rate > 0, name, rate, "take a positive rate, or null for that of network")
+        late = self.latency_s
+        require(late is None or late >= 0, "latency_s", late, "take 0 or more seconds, or null")
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it decides times."""
+        return self != DeviceClass(self.share)
+
+
+@dataclass(frozen=True)
+class Classes(Devices):
+    """A few classes of devices, each with a share of the clients. `per_client` may train them in other ways.
+
+    Attributes:
+        classes: name -> the class.
+    """
+
+    classes: dict[str, DeviceClass] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(bool(self.classes), "classes", self.classes, "name at least one class, with its share")
+        total = sum(c.share for c in self.classes.values())
+        shares = [c.share for c in self.classes.values()]
+        require(abs(total - 1) < 1e-9, "classes", shares, f"the shares sum to {total:g}; let them sum to 1")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes."""
+        return tuple(self.classes)
+
+    @property
+    def is_timed(self) -> bool:  # type: ignore[override]  # an attribute of Devices
+        """Whether any class decides times."""
+        return any(c.is_timed for c in self.classes.values())
+
+    def fleet(self, num_clients: int, key: Key, samples: Samples | None = None) -> Fleet:
+        """Return a class for each client: exact shares, in an order that is drawn."""
+        counts = exact_counts([c.share for c in self.classes.values()], num_clients)
+        names = np.repeat([*self.classes], counts)
+        out = np.empty(num_clients, names.dtype)
+        out[key.of("classes").numpy().permutation(num_clients)] = names
+        return Fleet(tuple(map(str, out)), key, samples)
+
+    def delay(self, plain: Delay, fleet: Fleet) -> Delay:
+        """Return the seconds of `plain`, divided by the speed of the client's class."""
+        if all(c.speed == 1 for c in self.classes.values()):
+            return plain
+        return _ClassDelay(plain, tuple(self.classes[name].speed for name in fleet.names))
+
+    def network(self, plain: Network, fleet: Fleet) -> Network:
+        """Return the links of `plain`, changed as the client's class says."""
+        of = [self.classes[name] for name in fleet.names]
+        rated = any(c.uplink_bytes_s is not None or c.downlink_bytes_s is not None for c in of)
+        slow = any(c.latency_s is not None for c in of)
+        return _ClassNetwork(plain, rated, of) if rated or slow else plain
+
+    def availability(self, plain: Availability, fleet: Fleet) -> Callable[[int], Availability] | None:
+        """Return when the devices of each client's class are there."""
+        if all(c.availability is None for c in self.classes.values()):
+            return None
+        models = [self.classes[name].availability or plain for name in fleet.names]
+        return models.__getitem__
+
+
+def exact_counts(shares: list[float], total: int) -> list[int]:
+    """Return whole numbers that sum to `total`, as near to the shares as can be (largest remainders)."""
+    exact = [share * total for share in shares]
+    counts = [int(x + 1e-9) for x in exact]
+    order = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
+    for i in order[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+# -- what devices make of delays and links -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _MeasuredDelay(Delay):
+    devices: Measured
+    fleet: Fleet
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        seconds = self.devices.row(self.fleet, client, visit).seconds
+        if not self.devices.needs_samples:
+            return seconds
+        assert self.fleet.samples is not None
+        return self.fleet.samples(client, visit) * seconds
+
+
+@dataclass(frozen=True)
+class _ClassDelay(Delay):
+    plain: Delay
+    speeds: tuple[float, ...]
+
+    def seconds(self, client: int, visit: int, key: Key) -> float:
+        return self.plain.seconds(client, visit, key) / self.speeds[client]
+
+
+class _DeviceNetwork(Network):
+    """A network whose links are changed by the devices.
+
+    Args:
+        plain: the network.
+        rated: whether devices have rates.
+    """
+
+    def __init__(self, plain: Network, rated: bool) -> None:
+        self.plain, self.rated = plain, rated
+        self.cast, self.server_bytes_s = plain.cast, plain.server_bytes_s
+
+    @property
+    def counts_bytes(self) -> bool:
+        return self.rated or self.plain.counts_bytes
+
+
+class _MeasuredNetwork(_DeviceNetwork):
+    def __init__(self, plain: Network, rated: bool, devices: Measured, fleet: Fleet) -> None:
+        super().__init__(plain, rated)
+        self.devices, self.fleet = devices, fleet
+
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
+        row = self.devices.row(self.fleet, client, visit)
+        return changed(self.plain.rates(client, visit, key, model_bytes), row.up, row.down, row.latency_s)
+
+
+class _ClassNetwork(_DeviceNetwork):
+    def __init__(self, plain: Network, rated: bool, of: list[DeviceClass]) -> None:
+        super().__init__(plain, rated)
+        self.of = of
+
+    def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
+        c, link = self.of[client], self.plain.rates(client, visit, key, model_bytes)
+        return changed(link, c.uplink_bytes_s, c.downlink_bytes_s, c.latency_s)
+
+
+def changed(link: LinkRates, up: float | None, down: float | None, latency_s: float | None) -> LinkRates:
+    """Return a link with other rates or another latency; None leaves one as it is."""
+    return LinkRates(
+        link.down if down is None else down,
+        link.up if up is None else up,
+        link.latency_s if latency_s is None else latency_s,
+    )
+
+
+DEVICES: dict[str, type[Devices]] = {"alike": Alike, "measured": Measured, "classes": Classes}

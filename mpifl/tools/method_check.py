@@ -1,0 +1,245 @@
+"""`mpifl check`: tries a method of one's own against what every method must keep, in small runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from mpifl.comm.mpi_startup import mpirun
+from mpifl.comm.transport import Single
+from mpifl.core.algorithm import Algorithm
+from mpifl.core.capabilities import ServerEvaluation, uses
+from mpifl.core.errors import CodeFailed, Stopped, UserError, require
+from mpifl.experiment import loader
+from mpifl.experiment.run import run
+from mpifl.experiment.schema import Config, check_sections
+from mpifl.results.reader import Run, load
+
+Tree = dict[str, Any]
+ROUNDS, CLIENTS = 4, 6
+WORLD: Tree = {  # two rotations of scikit-learn's digits
+    "name": "check",
+    "rounds": ROUNDS,
+    "model": {"name": "mlp", "hidden": [16]},
+    "local": {"epochs": 2, "batch_size": 32, "lr": 0.1},
+    "data": {
+        "source": "digits",
+        "scenario": {"name": "rotated", "angles": [0, 180], "clients": CLIENTS, "validation": 0.2},
+    },
+    "evaluation": {"every": 1, "at_start": True},
+}
+ONE_UPLOAD: Tree = {"policy": "client_decides", "rounds": ROUNDS * CLIENTS, "evaluation": {"every": CLIENTS}}
+SERVER_SETS: Tree = {  # what methods that evaluate at the server need: labelled sets of its own
+    "data": {
+        "scenario": {
+            **{"name": "ccfl", "clusters": 2, "clients": CLIENTS, "smallest": 40, "largest": 80},
+            **{"test_images": 20, "public": 40, "exam": 40},
+        }
+    }
+}
+PARTIAL: Tree = {"cohort_size": CLIENTS // 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one trial showed.
+
+    Attributes:
+        passed: None where it could not be tried, or says something worth knowing.
+        text: one line.
+        remedy: what to do; empty where there is nothing to mend.
+    """
+
+    passed: bool | None
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        head = {True: "ok   ", False: "FAIL ", None: "note "}[self.passed]
+        return head + self.text + (f"\n     {self.remedy}" if self.remedy else "")
+
+
+def check(name: str, options: Sequence[str], ranks: int, say: Callable[[str], None]) -> bool:
+    """Try a method; return whether nothing failed.
+
+    Args:
+        name: `file.py:Class`, `package.module:Class`, or a method of the catalogue.
+        options: keys of the configuration, laid over the small world of the trials.
+        ranks: number of ranks of the trial under MPI; 1 leaves it out.
+        say: prints a line.
+
+    Raises:
+        UserError: there is no such class, it is no method, or the options do not fit it.
+    """
+    tree = _world(name, options)
+    config: Config = loader.from_tree(Config, tree)
+    algorithm = config.algorithm
+    require(isinstance(algorithm, Algorithm), "check", name, "is no subclass of mpifl.Algorithm")
+    check_sections(config)
+    say(f"{name} in {config.rounds} server steps with {_clients(config)} clients")
+    passed = True
+    with tempfile.TemporaryDirectory(prefix="mpifl-check-") as folder:
+        for finding in Trials(tree, config, Path(folder), ranks).all():
+            say(str(finding))
+            passed = passed and finding.passed is not False
+    return passed
+
+
+def _world(name: str, options: Sequence[str]) -> Tree:
+    """Return the configuration of the trials, as this method needs it."""
+    tree = loader.merged(WORLD, {"algorithm": {"name": name}})
+    over = loader.overrides(options)
+    algorithm = loader.from_tree(Config, loader.merged(tree, over)).algorithm
+    if isinstance(algorithm, Algorithm) and algorithm.needs.single_upload:
+        tree = loader.merged(tree, ONE_UPLOAD)
+    if isinstance(algorithm, Algorithm) and uses(algorithm, ServerEvaluation):
+        tree = loader.merged(tree, SERVER_SETS)
+    return loader.merged(tree, over)
+
+
+def _clients(config: Config) -> str:
+    return str(getattr(config.data.scenario, "clients", "the scenario's"))
+
+
+class Trials:
+    """The trials of one method, in order; a run that fails ends them.
+
+    Args:
+        tree: the configuration.
+        config: the same, built.
+        folder: for run folders.
+        ranks: of the trial under MPI.
+    """
+
+    def __init__(self, tree: Tree, config: Config, folder: Path, ranks: int) -> None:
+        self.tree, self.config, self.folder, self.ranks = tree, config, folder, ranks
+
+    def all(self) -> Iterator[Finding]:
+        """Yield what each trial showed."""
+        try:
+            first = self._run("first", {})
+        except (UserError, CodeFailed) as error:
+            yield _failed("a run", error)
+            return
+        yield self._learns(first)
+        yield (repeats := self._repeats(first))
+        if repeats.passed:
+            yield self._resumes(first)
+        if self.config.policy.synchronous:
+            yield self._partial()
+        yield self._over_ranks(first)
+        yield self._bytes(first)
+        yield self._cites()
+
+    def _config(self, label: str, changes: Tree) -> Config:
+        """Return the configuration with changes, for a run folder of its own."""
+        output = {"output": {"folder": str(self.folder), "id": label}}
+        tree = loader.merged(loader.merged(self.tree, changes), output)
+        config: Config = loader.from_tree(Config, tree)
+        check_sections(config)
+        return config
+
+    def _run(self, label: str, changes: Tree) -> Run:
+        """Run the configuration with changes in this process."""
+        folder = run(self._config(label, changes), Single(), quiet=True)
+        assert folder is not None
+        return load(folder)
+
+    def _learns(self, first: Run) -> Finding:
+        accuracy = [float(row["accuracy_mean"]) for row in first.rows("metrics.csv")]
+        text = f"a run: accuracy {accuracy[0]:.3f} before, {max(accuracy[1:]):.3f} at best after"
+        if max(accuracy[1:]) > accuracy[0]:
+            return Finding(True, text)
+        return Finding(None, text, "nothing was learned: do uploads reach the rows that clients read?")
+
+    def _repeats(self, first: Run) -> Finding:
+        if self._run("again", {}).summary["digest"] == first.summary["digest"]:
+            return Finding(True, "the same run again: the same digest")
+        remedy = 'draw from `key` alone, as in key.of("noise").numpy(); keep nothing in the object or module'
+        return Finding(False, "the same run again: another digest", remedy)
+
+    def _resumes(self, first: Run) -> Finding:
+        """Stop a run half-way, and go on from its checkpoint."""
+        config, half = self._config("stopped", {}), max(1, self.config.rounds // 2)
+        what, step = f"stopped after {half} steps and resumed", count(1)
+        folder = self.folder / f"{config.name}-stopped"
+        with suppress(Stopped):
+            run(config, Single(), quiet=True, asked_to_stop=lambda: next(step) >= half)
+        try:
+            run(self._config("stopped", {}), Single(), quiet=True, resumed=folder)  # a new object
+        except (UserError, CodeFailed) as error:
+            return _failed(what, error)
+        if load(folder).summary["digest"] == first.summary["digest"]:
+            return Finding(True, f"{what}: the same digest")
+        remedy = "keep what outlives a step in `state` of clients and `algorithm_state` of the server"
+        return Finding(False, f"{what}: another digest", remedy)
+
+    def _partial(self) -> Finding:
+        what = f"rounds with {CLIENTS // 2} clients"
+        try:
+            self._run("partial", PARTIAL)
+        except (UserError, CodeFailed) as error:
+            return _failed(what, error)
+        return Finding(True, what)
+
+    def _over_ranks(self, first: Run) -> Finding:
+        """Run over ranks, in a job of its own."""
+        what = f"{self.ranks} ranks"
+        if self.ranks == 1:
+            return Finding(None, "over several ranks: not tried (--ranks 1)")
+        try:
+            start = mpirun(self.ranks)
+        except UserError:
+            remedy = "there is no mpirun on the PATH; activate an environment with an MPI"
+            return Finding(None, f"{what}: not tried", remedy)
+        path = self.folder / "ranks.yaml"
+        path.write_text(loader.dump(self._config("ranks", {})))
+        command = [*start, "mpifl", "run", str(path), "-q"]
+        more = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", **os.environ}  # ranks than cores
+        closed = subprocess.DEVNULL
+        done = subprocess.run(command, capture_output=True, text=True, stdin=closed, env=more, check=False)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            ours = [line for line in lines if line.startswith("mpifl:")] or lines[-5:]
+            return Finding(False, f"{what}: exit code {done.returncode}", "\n     ".join(ours))
+        found = load(self.folder / f"{self.config.name}-ranks").summary
+        different = [
+            key
+            for key in ("digest", "federation_bytes_down", "federation_bytes_up")
+            if found[key] != first.summary[key]
+        ]
+        if not different:
+            return Finding(True, f"{what}: the same digest and bytes")
+        remedy = (
+            "does a hook keep something in the object or module? Clients keep things in `state`, "
+            "the server in `algorithm_state`"
+        )
+        return Finding(False, f"{what}: another {' and '.join(different)}", remedy)
+
+    def _bytes(self, first: Run) -> Finding:
+        """Hold the forecast against the ledger."""
+        foretold = first.summary["federation_bytes_expected"]
+        text = "bytes: {federation_bytes_down} down, {federation_bytes_up} up".format(**first.summary)
+        if foretold["down"] is None:
+            return Finding(None, f"{text}; not foretold: {foretold['why']}")
+        if not foretold["why"]:
+            return Finding(True, f"{text}, as foretold")
+        remedy = "do rounds differ? Add what is missing in `extra_bytes`, or say why in `traffic_depends_on`"
+        return Finding(False, f"{text}; foretold were {foretold['down']} and {foretold['up']}", remedy)
+
+    def _cites(self) -> Finding:
+        if self.config.algorithm.paper:
+            return Finding(True, "it names its paper")
+        return Finding(None, "no paper", "set `paper` to a BibTeX entry, for `mpifl cite`")
+
+
+def _failed(what: str, error: UserError | CodeFailed) -> Finding:
+    trace = error.trace if isinstance(error, CodeFailed) else ""
+    return Finding(False, f"{what}: {error}", trace.replace("\n", "\n     ").rstrip())

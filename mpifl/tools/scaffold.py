@@ -1,0 +1,93 @@
+"""`mpifl init`: a file to begin with, which runs at once; `mpifl launch`: a job script of a scheduler."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Template:
+    """A file of `mpifl/tools/templates`.
+
+    Attributes:
+        file: its name there.
+        command: runs what was written; `{file}` and `{name}` stand for the file and the class in it.
+        further: a second command, empty for none.
+    """
+
+    file: str
+    command: str
+    further: str = ""
+
+
+TEMPLATES = {
+    "method": Template(
+        "method.py",
+        """mpifl run quickstart --algorithm '{{name: "{file}:{name}"}}'""",
+        "mpifl check {file}:{name}",
+    ),
+    "model": Template(
+        "model.py", """mpifl run quickstart --model '{{name: custom, path: "{file}:{name}", head: fc}}'"""
+    ),
+    "data": Template(
+        "data.py",
+        """mpifl data quickstart --data.source '{{name: dataset, path: "{file}:{name}"}}'""",
+        """mpifl run quickstart --data.source '{{name: dataset, path: "{file}:{name}"}}'""",
+    ),
+    "scenario": Template(
+        "scenario.py",
+        """mpifl data quickstart --data.scenario '{{name: "{file}:{name}"}}'""",
+        """mpifl run quickstart --data.scenario '{{name: "{file}:{name}"}}'""",
+    ),
+    "sweep": Template("sweep.yaml", "mpifl sweep {file} --list", "mpifl sweep {file}"),
+}
+JOB_SCRIPTS = ("slurm", "pbs", "lsf")  # of launch/
+WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def init(kind: str, name: str, folder: Path) -> str:
+    """Write the file of a kind and return what to say: its path, and the commands that run it.
+
+    Args:
+        kind: a key of `TEMPLATES`.
+        name: of the class, `MyMethod` or `my_method`; the file is `my_method.py`. Empty for `MyMethod`,
+            `MyModel`, ...
+        folder: where the file is written.
+
+    Raises:
+        UserError: there is no such kind, the name is no name of a class, or the file exists.
+    """
+    if kind not in TEMPLATES:
+        raise UserError("init", kind, nearest(kind, [*TEMPLATES]))
+    template = TEMPLATES[kind]
+    name = name or f"my_{kind}"
+    require(bool(WORD.fullmatch(name)), "NAME", name, "take letters, digits and underscores: MyMethod")
+    word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # MyMethod -> my_method
+    cls = "".join(part[:1].upper() + part[1:] for part in name.split("_"))  # my_method -> MyMethod
+    path = folder / f"{word}{Path(template.file).suffix}"
+    require(not path.exists(), "NAME", name, f"{path} exists; take another name, or remove it")
+    text = files("mpifl.tools").joinpath("templates", template.file).read_text(encoding="utf-8")
+    text = text.replace(f"my_{kind}", word).replace(f"My{kind.capitalize()}", cls)
+    write_atomically(path, text)
+    commands = [c.format(file=path.name, name=cls) for c in (template.command, template.further) if c]
+    return "\n".join([f"written: {path}", *(f"  {command}" for command in commands)])
+
+
+def job_script(name: str) -> str:
+    """Return the job script for a scheduler.
+
+    Args:
+        name: one of `JOB_SCRIPTS`.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in JOB_SCRIPTS:
+        raise UserError("launch", name, nearest(name, [*JOB_SCRIPTS]))
+    return files("mpifl").joinpath("launch", name).read_text(encoding="utf-8")

@@ -1,0 +1,94 @@
+"""Metrics of users, by import path (`evaluation.metrics`): what a client scores beside accuracy and loss.
+
+A metric is a function of the logits, float32 [n, L], and the labels, int64 [n], of one client's samples,
+both in main memory. It returns a number: a mean over the samples, or what is no mean, such as balanced
+accuracy. It is called wherever a client is evaluated, hence equal for any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mpifl.core.devices import CPU
+from mpifl.core.errors import CodeFailed, MethodError, require, trace_beyond
+from mpifl.core.imports import load_object
+
+KEY = "evaluation.metrics"
+TAKEN = {  # names of columns of metrics.csv and clients.csv, and what they begin with
+    *("round", "seconds", "virtual_seconds", "client", "cluster", "group", "train", "val", "test", "device"),
+    *("num_clusters", "num_unplaced", "ari", "ari_everyone", "nmi", "purity", "churn", "mixture_kl"),
+    *("arrivals", "refusal_rate", "staleness", "client_distance", "head_distance", "federation_bytes"),
+}
+PREFIXES = ("accuracy", "loss")
+SUFFIXES = ("_train", "_initial", "_finetuned", "_mean", "_std", "_min", "_max")
+
+
+@dataclass(frozen=True)
+class OwnMetric:
+    """A metric of a user.
+
+    Attributes:
+        name: Of the function; that of its columns.
+        path: Where it was imported from.
+        function: (logits [n, L], labels [n]) -> a number.
+    """
+
+    name: str
+    path: str
+    function: Callable[[torch.Tensor, torch.Tensor], float]
+
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor, client: int) -> float:
+        """Return the value for one client; NaN where it has no sample.
+
+        Args:
+            logits: [n, L].
+            labels: [n].
+            client: Its number, for messages.
+
+        Raises:
+            CodeFailed: The function raised an exception.
+            MethodError: It returned no number.
+        """
+        if not len(labels):
+            return float("nan")
+        try:
+            value = self.function(logits.detach().to(CPU), labels.to(CPU))
+        except Exception as error:
+            text = f"metric {self.path}, client {client}: {type(error).__name__}: {error}"
+            raise CodeFailed(text, trace_beyond(error, str(Path(__file__).parents[1]))) from error
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            what = f"client {client}: returned {type(value).__name__}"
+            raise MethodError(self.path, what, "return one number for the client") from error
+
+
+def load_metrics(paths: Sequence[str]) -> tuple[OwnMetric, ...]:
+    """Return the metrics at some import paths.
+
+    Args:
+        paths: `package.module:function` or `file.py:function`.
+
+    Raises:
+        UserError: There is no such function, or its name is that of a column.
+    """
+    found: list[OwnMetric] = []
+    for path in paths:
+        require(":" in path, KEY, path, "give package.module:function or file.py:function")
+        function, name = load_object(path, KEY), path.rpartition(":")[2]
+        require(callable(function) and not isinstance(function, type), KEY, path, "is no function")
+        taken = name in TAKEN or name.startswith(PREFIXES) or name.endswith(SUFFIXES)
+        require(
+            not taken, KEY, path, f"the name {name} is that of a column already; call the function otherwise"
+        )
+        for other in found:
+            same = (
+                name == other.name or name.startswith(f"{other.name}_") or other.name.startswith(f"{name}_")
+            )
+            require(not same, KEY, path, f"its columns would be those of {other.path}; call one otherwise")
+        found.append(OwnMetric(name, path, function))
+    return tuple(found)

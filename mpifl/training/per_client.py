@@ -1,0 +1,121 @@
+"""Local training that differs between clients: by the name of their device, or by their number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from mpifl.core.errors import UserError, require
+
+from .config import LocalConfig
+
+SECTION = "per_client"
+_NUMBERS = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
+
+
+@dataclass(frozen=True)
+class LocalChanges:
+    """Keys of the section `local` that may differ between clients; null: as `local` says.
+
+    Attributes:
+        epochs: passes over the training data in one visit, also where `local` counts steps.
+        steps: mini-batches in one visit, instead of `epochs`.
+        batch_size: samples per step.
+        lr: learning rate of the first server step.
+        momentum: of SGD.
+        weight_decay: added to the gradient as `weight_decay * w`.
+        augment: `none`, or `crop_flip`.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    augment: Literal["none", "crop_flip"] | None = None
+
+    def of(self, local: LocalConfig, key: str) -> LocalConfig:
+        """Return the options of a client.
+
+        Args:
+            local: those of all.
+            key: under which the changes stand, for messages.
+
+        Raises:
+            UserError: `local` refuses a value, or epochs and steps are both given.
+        """
+        both = self.epochs is not None and self.steps is not None
+        require(not both, f"{key}.steps", self.steps, "epochs are given as well; leave one of them out")
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        if self.epochs is not None:
+            given["steps"] = None
+        try:
+            return replace(local, **given)
+        except UserError as error:
+            raise error.under(key) from None
+
+
+PerClient = Mapping[str, LocalChanges]  # a client (`3`), a range (`4-7`) or the name of a device -> changes
+
+
+def check_changes(local: LocalConfig, per_client: PerClient, devices: Sequence[str]) -> None:
+    """Check what differs between clients, whatever their number.
+
+    Args:
+        local: options of all clients.
+        per_client: what differs.
+        devices: names of the devices that clients may have.
+
+    Raises:
+        UserError: a value that `local` refuses, a key that names nobody, or a client named twice.
+    """
+    seen: dict[int, str] = {}
+    for name, changes in per_client.items():
+        changes.of(local, f"{SECTION}.{name}")
+        for client in () if name in devices else _clients(name, devices):
+            remedy = f"client {client} is in {seen.get(client)} as well; name it once"
+            require(client not in seen, SECTION, name, remedy)
+            seen[client] = name
+
+
+def local_configs(
+    local: LocalConfig, per_client: PerClient, devices: Sequence[str], num_clients: int
+) -> dict[int, LocalConfig]:
+    """Return client -> how it trains, of those that are named.
+
+    Args:
+        local: options of all clients.
+        per_client: what differs; a client's number wins over its device.
+        devices: the device of each client; empty where all are alike.
+        num_clients: N.
+
+    Raises:
+        UserError: there is no such client.
+    """
+    of_device = {name: per_client[name].of(local, f"{SECTION}.{name}") for name in {*devices} & {*per_client}}
+    out = {k: of_device[name] for k, name in enumerate(devices) if name in of_device}
+    for name, changes in per_client.items():
+        if _NUMBERS.fullmatch(name) is None or name in of_device:
+            continue
+        for k in _clients(name):
+            require(k < num_clients, SECTION, name, f"there are {num_clients} clients, numbered from 0")
+            out[k] = changes.of(out.get(k, local), f"{SECTION}.{name}")
+    return out
+
+
+def names_devices(per_client: PerClient) -> bool:
+    """Return whether any key is the name of a device."""
+    return any(_NUMBERS.fullmatch(name) is None for name in per_client)
+
+
+def _clients(name: str, devices: Sequence[str] = ()) -> range:
+    """Return the clients that a key of the section names: `3` or `4-7`."""
+    found = _NUMBERS.fullmatch(name)
+    known = f", or a device: {', '.join(devices)}" if devices else ""
+    remedy = f"take the number of a client, as 3, or a range, as 4-7{known}"
+    if found is None or int(found[2] or found[1]) < int(found[1]):
+        raise UserError(SECTION, name, remedy)
+    return range(int(found[1]), int(found[2] or found[1]) + 1)

@@ -1,0 +1,199 @@
+"""Robust rules by hand, against versions in plain Python, and what attackers can make of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from mpifl.aggregation.robust_rules import (
+    RULES,
+    CoordinateRule,
+    DistanceRule,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormBound,
+    NoRule,
+    TrimmedMean,
+    selected,
+)
+from mpifl.core.errors import UserError
+
+MEMBERS = np.array([[1, -2], [2, 0], [9, 4], [3, 1]], np.float32)
+
+
+def apart(x: np.ndarray) -> np.ndarray:
+    """Return the squared distances [n, n] between rows of x."""
+    return ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(2)
+
+
+def point(rule: CoordinateRule | DistanceRule, x: np.ndarray) -> np.ndarray:
+    """Return what a rule makes of equally weighted uploads x [n, d] to a row of zeros."""
+    if isinstance(rule, CoordinateRule):
+        return rule.row(x.astype(np.float32)).astype(np.float64)
+    squares = (x.astype(np.float64) ** 2).sum(1) if rule.from_row else apart(x)
+    return rule.weights(squares, np.full(len(x), 1 / len(x))) @ x
+
+
+def test_median_by_hand():
+    assert_array_equal(Median().row(MEMBERS), [2.5, 0.5])
+    assert_array_equal(Median().row(MEMBERS[:3]), [2, 0])
+    assert_array_equal(Median().row(MEMBERS[:2]), [1.5, -1])
+    assert_array_equal(Median().row(MEMBERS[:1]), MEMBERS[0])
+
+
+def test_trimmed_mean_by_hand():
+    """Of four values and beta = 1/4 the largest and the smallest are left out; 0.3 of ten are three."""
+    assert_array_equal(TrimmedMean(0.25).row(MEMBERS), [2.5, 0.5])
+    assert_array_equal(TrimmedMean(0.2).row(MEMBERS), [3.75, 0.75])
+    assert [TrimmedMean(0.3).trimmed(n) for n in (1, 2, 3, 4, 10, 11)] == [0, 0, 0, 1, 3, 3]
+
+
+def test_krum_by_hand():
+    """Points 0, 1, 3, 20 with f = 0: of n - f - 2 = 2 neighbours each.
+
+    Scores: 0: 1 + 9 = 10; 1: 1 + 4 = 5; 3: 4 + 9 = 13; 20: 289 + 361. With f = 1 there must be 5: the f that
+    4 points allow is 0.
+    """
+    x = np.array([[0.0], [1.0], [3.0], [20.0]])
+    for f in (0, 1):
+        assert_array_equal(selected(apart(x), f, 1), [1])
+    assert_array_equal(selected(apart(x), 0, 2), [0, 1])
+    assert_allclose(Krum(f=0).weights(apart(x), np.array([0.1, 0.2, 0.3, 0.4])), [0, 1, 0, 0])
+    assert_allclose(MultiKrum(f=0, select=2).weights(apart(x), np.full(4, 0.5)), [1, 1, 0, 0])
+    assert_allclose(MultiKrum(f=0).weights(apart(x), np.full(4, 0.25)), np.full(4, 0.25))
+    assert_allclose(Krum(f=0).weights(apart(x[:2]), np.array([0.3, 0.7])), [0.5, 0.5])
+
+
+def test_norm_bound_by_hand():
+    """Norms 1, 2, 8: the median is 2, so the third counts a quarter; a bound of 4 makes it a half."""
+    squares, w = np.array([1.0, 4.0, 64.0]), np.array([0.5, 0.25, 0.25])
+    assert_allclose(NormBound().weights(squares, w), [0.5, 0.25, 0.25 / 4])
+    assert_allclose(NormBound(4.0).weights(squares, w), [0.5, 0.25, 0.25 / 2])
+    assert_array_equal(NormBound(9.0).weights(squares, w), w)
+    assert_array_equal(NormBound(9.0).weights(np.zeros(3), w), w)
+
+
+def test_geometric_median_by_hand():
+    """One step of Weiszfeld from the mean of 0, 3, 9, which is 4: weights 1/4, 1/1, 1/5, normalised."""
+    x = np.array([[0.0], [3.0], [9.0]])
+    w = GeometricMedian(steps=1).weights(apart(x), np.full(3, 2 / 3))
+    assert_allclose(w, 2 * np.array([1 / 4, 1, 1 / 5]) / (1 / 4 + 1 + 1 / 5))
+    many = GeometricMedian(steps=2000).weights(apart(x), np.full(3, 1 / 3))
+    assert_allclose(many @ x, [3], atol=1e-4)  # in one dimension it is the median
+
+
+def krum_of(x: np.ndarray, f: int) -> int:
+    """Return the number that Krum selects, in plain Python."""
+    n, best = len(x), (math.inf, -1)
+    for i in range(n):
+        near = sorted(sum((a - b) ** 2 for a, b in zip(x[i], x[j], strict=True)) for j in range(n) if j != i)
+        best = min(best, (sum(near[: n - f - 2]), i))
+    return best[1]
+
+
+def geometric_median_of(x: np.ndarray, steps: int) -> np.ndarray:
+    """Return the iterate of smoothed Weiszfeld steps on the points themselves."""
+    z = x.mean(0)
+    for _ in range(steps):
+        beta = np.array([1 / max(1e-6, math.dist(p, z)) for p in x])
+        z = (beta[:, None] * x).sum(0) / beta.sum()
+    return z
+
+
+@pytest.mark.parametrize("n", [3, 4, 7, 10])
+def test_rules_agree_with_versions_of_their_own(n):
+    x = np.random.default_rng(n).normal(size=(n, 5)).astype(np.float32).astype(np.float64)
+    medians = [statistics.median(column) for column in x.T.tolist()]
+    assert_allclose(point(Median(), x), np.float32(medians), rtol=0, atol=0)
+    k = int(0.2 * n)
+    trimmed = [statistics.fmean(sorted(column)[k : n - k]) for column in x.T.tolist()]
+    assert_allclose(point(TrimmedMean(0.2), x), trimmed, rtol=1e-6, atol=1e-7)
+    f = (n - 3) // 2
+    assert_array_equal(point(Krum(f=f), x), x[krum_of(x, f)])
+    assert_allclose(point(GeometricMedian(steps=4), x), geometric_median_of(x, 4), rtol=1e-10)
+
+
+EVERY = [Median(), TrimmedMean(0.3), Krum(f=3), MultiKrum(f=3), GeometricMedian(steps=50)]
+
+
+@pytest.mark.parametrize("rule", EVERY, ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize("lie", [-1e3, 1e6])
+def test_three_of_ten_attackers_cannot_carry_a_rule_away_and_they_can_a_mean(rule, lie):
+    x = np.random.default_rng(0).normal(size=(10, 4))
+    honest = np.abs(x[3:]).max()
+    x[:3] = lie
+    assert np.abs(point(rule, x)).max() <= 2 * honest
+    assert np.abs(x.mean(0)).min() > 100 * honest
+
+
+def test_half_of_the_attackers_carry_the_median_away():
+    x = np.random.default_rng(0).normal(size=(10, 4))
+    x[:5] = 1e6
+    assert point(Median(), x).min() > 1e5
+
+
+def test_a_bounded_norm_lets_no_single_upload_move_a_row_by_more_than_its_share_of_the_bound():
+    x = np.random.default_rng(0).normal(size=(10, 4))
+    without = point(NormBound(1.0), np.vstack([np.zeros((1, 4)), x[1:]]))
+    x[0] = 1e6
+    assert np.linalg.norm(point(NormBound(1.0), x) - without) <= 0.1 + 1e-12
+
+
+@pytest.mark.parametrize("rule", [*EVERY, NormBound()], ids=lambda r: type(r).__name__)
+def test_the_order_of_the_members_does_not_matter(rule):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(9, 6)).astype(np.float32).astype(np.float64)
+    for _ in range(5):
+        assert_allclose(point(rule, x[rng.permutation(9)]), point(rule, x), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("rule", [TrimmedMean(0.0), MultiKrum(f=0), NormBound(1e9)], ids=str)
+def test_rules_that_leave_nobody_out_are_the_mean(rule):
+    x = np.random.default_rng(2).normal(size=(8, 5)).astype(np.float32).astype(np.float64)
+    assert_allclose(point(rule, x), x.mean(0), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", [*EVERY, NormBound()], ids=lambda r: type(r).__name__)
+def test_one_member_is_taken_as_it_is_and_two_by_their_mean(rule):
+    x = np.array([[1.0, 2.0], [3.0, 6.0]])
+    assert_allclose(point(rule, x[:1]), x[0], rtol=1e-6)
+    if not isinstance(rule, NormBound):  # cuts the longer one
+        assert_allclose(point(rule, x), [2, 4], rtol=1e-6)
+    assert rule.too_small(2)
+
+
+def test_zeros_of_either_sign_are_one_zero():
+    zeros = np.array([[0.0], [-0.0], [-0.0]], np.float32)
+    for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
+        assert not np.signbit(Median().row(zeros[order])).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: TrimmedMean(0.5), "beta = 0.5: take a share in [0, 0.5)"),
+        (lambda: TrimmedMean(0.1).check(8), "beta = 0.1: leaves none of 8 uploads out"),
+        (lambda: Krum(f=-1), "f = -1: take 0 or more attackers"),
+        (lambda: Krum(f=4).check(10), "take at most 3"),
+        (lambda: MultiKrum(f=0, select=0), "select = 0: take 1 or more, or null"),
+        (lambda: MultiKrum(f=0, select=11).check(10), "select = 11: a step has 10 uploads"),
+        (lambda: NormBound(0.0), "bound = 0.0: take a norm above 0, or null"),
+        (lambda: GeometricMedian(steps=0), "steps = 0: take 1 or more steps"),
+        (lambda: GeometricMedian(smoothing=0.0), "smoothing = 0.0: take a distance above 0"),
+        (lambda: Median().check(1), "has no effect on steps of one upload"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, said):
+    with pytest.raises(UserError) as error:
+        make()
+    assert said in str(error.value)
+
+
+def test_every_rule_has_a_name():
+    assert {type(rule) for rule in (*EVERY, NormBound(), NoRule())} == set(RULES.values())

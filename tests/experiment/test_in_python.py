@@ -1,0 +1,71 @@
+"""Runs that are called from Python: what they take, and that several in one process leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+
+import pytest
+from support.runs import CONFIG
+
+import mpifl
+from mpifl.experiment import loader
+from mpifl.results.supervision import SAVE_SIGNALS, STOP_SIGNALS
+from mpifl.training.learner import Learner
+
+
+def handlers():
+    """Return the handlers of all signals that a run takes over."""
+    return [signal.getsignal(number) for number in (*SAVE_SIGNALS, *STOP_SIGNALS)]
+
+
+def learners():
+    """Return how many models are alive."""
+    gc.collect()
+    return sum(isinstance(thing, Learner) for thing in gc.get_objects())
+
+
+def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_path):
+    before = handlers(), learners(), threading.active_count()
+    for number in range(3):
+        run = mpifl.run(str(CONFIG), output={"folder": str(tmp_path), "id": str(number)})
+        assert (handlers(), learners(), threading.active_count()) == before
+    with pytest.raises(mpifl.UserError):
+        mpifl.run(str(CONFIG), algorithm={"name": "fedprox", "mu": -1}, output={"folder": str(tmp_path)})
+    assert (handlers(), learners(), threading.active_count()) == before
+    assert mpifl.resume(run.folder).summary == run.summary  # complete already
+
+
+def test_files_names_mappings_and_configurations_are_the_same_run(tmp_path):
+    output = {"folder": str(tmp_path)}
+    ways = [str(CONFIG), CONFIG, mpifl.load_config(str(CONFIG)), loader.read(str(CONFIG))]
+    digests = {
+        mpifl.run(way, output={**output, "id": str(i)}).summary["digest"] for i, way in enumerate(ways)
+    }
+    assert len(digests) == 1
+
+
+def test_errors_have_key_value_and_remedy(tmp_path):
+    with pytest.raises(mpifl.UserError) as error:
+        mpifl.run(str(CONFIG), local={"lr": -0.5})
+    assert (error.value.key, error.value.value) == ("local.lr", -0.5)
+    assert error.value.remedy == "take a positive learning rate"
+    with pytest.raises(mpifl.UserError, match=r"CONFIG = 7: name a file, or give a mapping"):
+        mpifl.run(7)
+    with pytest.raises(mpifl.UserError, match=r"vary = 'local\.lr': .*vary=None"):
+        mpifl.run(str(CONFIG), vary={"local.lr": [0.1, 0.2]}, output={"folder": str(tmp_path)})
+    with pytest.raises(mpifl.UserError, match=r"RUN = .*is no run folder"):
+        mpifl.resume(tmp_path)
+
+
+def test_a_run_in_another_thread_takes_no_signals(tmp_path):
+    found = []
+    work = threading.Thread(
+        target=lambda: found.append(mpifl.run(str(CONFIG), output={"folder": str(tmp_path)}))
+    )
+    before = handlers()
+    work.start()
+    work.join()
+    assert found[0].summary["rounds"] == 2
+    assert handlers() == before

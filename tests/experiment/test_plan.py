@@ -1,0 +1,116 @@
+"""The page of `mpifl plan`: its lines add up, its refusals are those of a run, its times hold."""
+
+from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
+
+import pytest
+from support import worlds
+
+from mpifl.comm.transport import Single
+from mpifl.core.errors import UserError
+from mpifl.experiment import loader
+from mpifl.experiment.plan import Asked, describe
+
+CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
+HALF = ["--participation", "0.5", "--rounds", "3"]
+
+
+def page(*options: str, asked: Asked | None = None) -> str:
+    """Return the page of the tiny configuration with some options."""
+    return describe(loader.load(str(CONFIG), [*options]), Single(), asked)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("{name: emdcfl, sample_cap: 32}", ["3 such rounds", "in pairs, and rounds that differ"]),
+        ("ucfl", ["3 such rounds", "once before training"]),
+        ("{name: flexcfl, num_groups: 2}", ["3 such rounds"]),
+        ("fedavg", []),
+    ],
+)
+def test_the_lines_of_the_traffic_add_up(method, words):
+    lines = page("--algorithm", method, *HALF).splitlines()
+    sizes = re.compile(r"\((-?\d+) and (-?\d+) bytes\)")
+    (total,) = (sizes.search(line).groups() for line in lines if line.startswith("federation in all"))
+    parts = [sizes.search(line).groups() for line in lines if re.match(r"  \w.*: .* bytes\)$", line)]
+    for word in words:
+        assert any(line.startswith(f"  {word}: ") for line in lines), lines
+    if words:
+        assert [sum(int(part[way]) for part in parts) for way in (0, 1)] == [int(size) for size in total]
+    else:
+        assert parts == [], "equal rounds are all there is"
+
+
+def test_what_clients_keep_has_a_line():
+    """SCAFFOLD: 910 float32 a client, of its last two visits; 12 visits in three rounds of four."""
+    assert f"client state            {12 * 3640 / 1000:.4g} kB" in page("--algorithm", "scaffold", *HALF)
+    assert "client state" not in page(*HALF)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--output.updates", "true", "--algorithm", "fedper"], "output.updates"),
+        (["--evaluation.distances", "true", "--algorithm", "fedper"], "evaluation.distances"),
+    ],
+)
+def test_a_plan_refuses_what_a_run_refuses(options, word):
+    with pytest.raises(UserError, match=word):
+        page(*options)
+
+
+def test_a_plan_refuses_a_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"output\.folder"):
+        page("--output.folder", str(tmp_path / "file" / "runs"))
+
+
+def test_a_plan_refuses_a_name_that_is_taken(tmp_path):
+    place = ["--output.folder", str(tmp_path), "--output.id", "a"]
+    assert "N = 8" in page(*place)
+    assert list(tmp_path.iterdir()) == [], "a plan makes no folder"
+    (tmp_path / "tiny-a").mkdir()
+    with pytest.raises(UserError, match=r"output\.id"):
+        page(*place)
+
+
+@pytest.mark.parametrize("policy", ["rounds", "every_arrival"])
+def test_times_have_a_line_for_each_part_and_a_table(policy, tmp_path):
+    options = ["--policy", policy, "--rounds", "4", "--output.folder", str(tmp_path)]
+    text = page(*options, asked=Asked(True, (2, 3, 33), 16))
+    assert re.search(r"^measured +\d+ visits in ", text, re.M)
+    assert re.search(r"^time +\S.* in all: start-up .*, rounds ", text, re.M)
+    assert re.search(r"^to ask for +--nodes 1 --ntasks 1 --mem \d+M --time 00:05:00 ", text, re.M)
+    assert "nodes of 16 cores" in text
+    assert re.search(r"^assumed +a core as fast as these for each rank", text, re.M)
+    rows = re.findall(r"^ +(\d+) +([\d.e-]+) +.*?(\d+)%", text, re.M)
+    assert [row[0] for row in rows] == ["2", "3", "33"]
+    assert rows[0][2] == "100"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--rounds", "200", "--local.epochs", "20"],
+        ["--rounds", "1500", "--local.epochs", "20", "--policy", "every_arrival", "--algorithm", "fedasync"],
+    ],
+)
+def test_a_run_takes_the_processor_seconds_that_were_foretold(options, mpirun, tmp_path):
+    """Within 25 %, for a run of some seconds in one process."""
+    command = ["-m", "mpifl"]
+    plan = mpirun(None, *command, "plan", CONFIG, *options, env=worlds.PYTHONPATH)
+    said = re.search(r"; ([\d.]+) s of processors", plan.stdout)
+    assert said, plan.stdout + plan.stderr
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    place = ["--output.folder", str(tmp_path)]
+    run = mpirun(None, *command, "run", CONFIG, *options, *place, env=worlds.PYTHONPATH)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run.returncode == 0, run.stderr
+    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert float(said[1]) == pytest.approx(taken, rel=0.25)

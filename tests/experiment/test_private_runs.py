@@ -1,0 +1,92 @@
+"""Whole private runs: epsilon wherever it is told, equal to the library's for the same schedule."""
+
+from __future__ import annotations
+
+import csv
+import json
+from math import isclose
+from pathlib import Path
+
+import pytest
+from support.runs import CONFIG
+
+from mpifl import cli
+
+dp = pytest.importorskip("dp_accounting")
+RELATION = dp.NeighboringRelation
+HALF = ["--participation", "0.5", "--rounds", "3", "--evaluation.every", "1"]
+METHODS = {"fedavg": "fedavg", "ifca": "{name: ifca, num_clusters: 2}"}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    """A cache of prepared data that all runs share."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def run(folder: Path, cache: Path, *options: str) -> Path:
+    """Return the folder of a run of 8 clients, 4 of whom take part in each of 3 rounds."""
+    place = ["--output.folder", str(folder), "--output.id", "x", "--data.cache", str(cache)]
+    assert cli.main(["run", str(CONFIG), *place, *HALF, *options]) == 0
+    return folder / "tiny-x"
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def epsilon(event, times: int, relation) -> float:
+    """Return what the library says of one event after the other."""
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
+    for _ in range(times):
+        accountant.compose(event)
+    return accountant.get_epsilon(1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+def test_epsilon_of_a_run_is_the_librarys_for_its_schedule(method, sampling, tmp_path, cache, capsys):
+    """4 of 8 clients without replacement, sensitivity 2 C; or each with probability 1/2, sensitivity C."""
+    chosen = f"{{name: central, clip: 0.5, noise_multiplier: 3, delta: 1.0e-4, sampling: {sampling}}}"
+    folder = run(tmp_path, cache, "--algorithm", METHODS[method], "--privacy", chosen)
+    if sampling == "fixed":
+        event = dp.SampledWithoutReplacementDpEvent(8, 4, dp.GaussianDpEvent(1.5))
+        expected = [epsilon(event, t, RELATION.REPLACE_ONE) for t in (1, 2, 3)]
+    else:
+        event = dp.PoissonSampledDpEvent(0.5, dp.GaussianDpEvent(3.0))
+        expected = [epsilon(event, t, RELATION.ADD_OR_REMOVE_ONE) for t in (1, 2, 3)]
+    told = [float(row["epsilon"]) for row in rows(folder / "metrics.csv")]
+    assert all(isclose(a, b, rel_tol=1e-12) for a, b in zip(told, expected, strict=True))
+    about = json.loads((folder / "summary.json").read_text())["privacy"]
+    assert isclose(about["epsilon"], expected[-1], rel_tol=1e-12)
+    assert about["delta"] == 1e-4
+    assert f"epsilon {expected[-1]:.3g}" in capsys.readouterr().out
+    options = ["--algorithm", METHODS[method], "--privacy", chosen, "--data.cache", str(cache), *HALF]
+    assert cli.main(["plan", str(CONFIG), *options]) == 0
+    assert f"epsilon = {expected[-1]:.4g} at delta = 0.0001 after 3 rounds" in capsys.readouterr().out
+
+
+def test_local_privacy_tells_epsilon_of_each_client_by_its_visits(tmp_path, cache):
+    chosen = "{name: local, clip: 0.5, noise_multiplier: 3, delta: 1.0e-4}"
+    folder = run(tmp_path, cache, "--privacy", chosen)
+    visits = [0] * 8
+    for row in rows(folder / "visits.csv"):
+        visits[int(row["client"])] += 1
+    known = {t: epsilon(dp.GaussianDpEvent(1.5), t, RELATION.REPLACE_ONE) if t else 0.0 for t in set(visits)}
+    assert len(known) > 1
+    for row in rows(folder / "clients.csv"):
+        assert isclose(float(row["epsilon"]), known[visits[int(row["client"])]], rel_tol=1e-12)
+    last = rows(folder / "metrics.csv")[-1]
+    assert isclose(float(last["epsilon"]), known[max(visits)], rel_tol=1e-12)
+
+
+def test_the_forecast_of_masked_traffic_is_the_ledger(tmp_path, cache):
+    folder = run(tmp_path, cache, "--secure_aggregation", "{name: masks, neighbours: 2, bits: 32}")
+    summary = json.loads((folder / "summary.json").read_text())
+    expected = summary["federation_bytes_expected"]
+    assert expected["why"] == ""
+    assert expected["up"] == summary["federation_bytes_up"] == 3 * 4 * (64 + 4 + 2 * 124 + 4 * 910)
+    assert expected["down"] == summary["federation_bytes_down"]
+    assert rows(folder / "metrics.csv")[-1]["secure_dropped"] == "0"

@@ -1,0 +1,362 @@
+"""How long a run will take: measured, dealt and played through, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support import worlds
+from support.cases import OPTIONS
+
+from mpifl.aggregation.collective_choice import Given
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.client import Trained
+from mpifl.core.errors import UserError
+from mpifl.core.federation import Split
+from mpifl.core.mixing import Plan
+from mpifl.core.rng import key
+from mpifl.experiment import measured_times
+from mpifl.experiment.measured_times import CutBackend, MeasuredTimes, Meter, PerSample, measure
+from mpifl.experiment.plan import Asked, first_plan
+from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
+from mpifl.experiment.time_forecast import (
+    END,
+    EVALUATE,
+    START,
+    STEP,
+    Allocation,
+    Surroundings,
+    TimeForecast,
+    Workers,
+    arrivals,
+    efficiencies,
+    forecast_time,
+)
+from mpifl.experiment.traffic_forecast import check_uploads, forecast, without_training
+from mpifl.runtime.run_state import CheckpointConfig
+from mpifl.simulation.delays import DELAYS
+from mpifl.simulation.policies import POLICIES
+from mpifl.training.backend import Backend, Request
+
+NOTHING = Surroundings(0.0, 0.0, 0.0, 0.0)
+NO_CHECKPOINT = CheckpointConfig(every=0, minutes=0)
+
+
+def context(name: str = "fedavg", clients: int = 4, **changes):
+    """Return a run of clients with 12 samples each, evaluated at the end by one client."""
+    usual = {"rounds": 3, "evaluation": EvaluationConfig(every=0, clients=1), "checkpoint": NO_CHECKPOINT}
+    config = worlds.config_of(CATALOGUE[name](**OPTIONS.get(name, {})), **(usual | changes))
+    return worlds.context_of(config, worlds.Tiny(clients, equal=True))
+
+
+def foretold(run, measured: MeasuredTimes, ranks: int) -> TimeForecast:
+    """Return the forecast of a run from given seconds."""
+    dry = without_training(run)
+    traffic = forecast(dry)
+    return forecast_time(run, measured, traffic, Plan([]), NOTHING, ranks)
+
+
+# -- a line through measured seconds -------------------------------------------------------------------------
+
+
+def test_seconds_are_a_line_through_medians_of_samples():
+    """10 samples: 3, 4, 50 s, median 4; 20 samples: 6 s. So 2 s, and 0.2 s a sample."""
+    line = PerSample.of([10, 10, 10, 20], [3.0, 50.0, 4.0, 6.0])
+    assert (line.once_s, line.sample_s) == pytest.approx((2.0, 0.2))
+    np.testing.assert_allclose(line(np.array([0, 30])), [2.0, 8.0])
+
+
+@pytest.mark.parametrize(
+    ("samples", "seconds", "rate"),
+    [([10, 10], [1.0, 3.0], 0.2), ([10, 20], [4.0, 2.0], 0.2), ([10, 100], [0.0, 11.0], 0.1)],
+)
+def test_equal_samples_and_lines_that_fall_go_through_the_origin(samples, seconds, rate):
+    line = PerSample.of(samples, seconds)
+    assert (line.once_s, line.sample_s) == pytest.approx((0.0, rate))
+
+
+# -- trainings that are cut off ------------------------------------------------------------------------------
+
+
+class Slow(Backend):
+    """Takes a second a step, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now, self.steps = 0.0, list[int]()
+
+    def accepts(self, request):
+        """Accept everything."""
+        return True
+
+    def train(self, request):
+        """Take the steps that are asked for."""
+        config, n = request.config, len(request.split)
+        steps = config.epochs * -(-n // config.batch_size) if config.steps is None else config.steps
+        self.now += steps
+        self.steps.append(steps)
+        return Trained(request.start, steps, 0.0, config.lr, 0.0)
+
+
+def test_a_long_training_is_cut_off_and_reckoned(monkeypatch):
+    """Forty steps of a second where five are allowed: two to warm up and two timed, which do not count, and
+    two whole epochs of two; the meter reads forty seconds.
+    """
+    slow, meter = Slow(), Meter(by_clock=False)
+    monkeypatch.setattr(meter, "_read", lambda: slow.now)
+    monkeypatch.setattr(measured_times, "LONGEST_S", 5.0)
+    local = replace(worlds.LOCAL, epochs=20, batch_size=5)
+    split = Split(torch.zeros(10, 1, 4, 4), torch.zeros(10, dtype=torch.long))
+    backend = CutBackend([slow], meter)
+    backend.train(Request(torch.zeros(3), split, local, key(0)))
+    assert slow.steps == [2, 2, 4]
+    assert meter() == pytest.approx(40.0)
+    assert backend.cut
+    backend.train(Request(torch.zeros(3), split, replace(local, epochs=2), key(0)))
+    assert slow.steps[-1] == 4, "short enough to be done"
+    assert meter() == pytest.approx(44.0)
+
+
+# -- rounds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "round_s"), [(1, 4.0), (2, 4.0), (3, 2.0), (4, 2.0), (5, 1.0), (9, 1.0)])
+def test_a_round_lasts_as_long_as_its_busiest_worker(ranks, round_s):
+    """Four equal visits of a second on 1, 1, 2, 3, 4 and 8 workers; the network is a few milliseconds."""
+    one = MeasuredTimes(PerSample(1.0), PerSample(1.0))
+    found = foretold(context(), one, ranks)
+    assert found.round_s == pytest.approx(round_s, abs=0.02)
+    assert found.parts["rounds"] == pytest.approx(3 * round_s, abs=0.05)
+    assert found.processor == pytest.approx(12.0), "three rounds of four visits, wherever they are"
+    assert found.limits == "training"
+
+
+def test_the_parts_of_a_run_add_up():
+    """Three rounds of four visits of 0.1 s a sample, 12 samples; the first visits 1 s longer; rank 0 takes
+    0.5 s for each visit and 2 s to decide, sums 0.25 s an upload, two evaluations of 3 s and 1 s.
+    """
+    seconds = MeasuredTimes(
+        PerSample(0.0, 0.1),
+        PerSample(1.0, 0.1),
+        book=0.5,
+        decide=2.0,
+        mix=0.25,
+        evaluation=PerSample(3.0),
+        record=1.0,
+        setup=7.0,
+        checkpoint=0.5,
+    )
+    run = context(
+        evaluation=EvaluationConfig(every=0, clients=1, at_start=True),
+        checkpoint=CheckpointConfig(every=1, minutes=0),
+    )
+    around = Surroundings(start=2.0, open=1.0, figures=0.5, end=0.25)
+    dry = without_training(run)
+    found = forecast_time(run, seconds, forecast(dry), Plan([]), around, 1)
+    assert found.parts == pytest.approx(
+        {
+            "start-up": 2.5,
+            "data and model": 1.0,
+            "set-up statistics": 7.0,
+            "rounds": 3 * (4 * 1.2 + 4 * 0.5 + 2.0 + 4 * 0.25) + 4 * 1.0,
+            "evaluation": 2 * (3.0 + 1.0),
+            "checkpoints": 3 * 0.5,
+            "end": 0.75,
+        }
+    )
+    assert found.total == pytest.approx(sum(found.parts.values()))
+
+
+def test_statistics_are_dealt_too():
+    """Four clients of 2 s after 5 s of the server, on two workers; products of all pairs take 1 s."""
+    seconds = MeasuredTimes(
+        PerSample(0.0), PerSample(0.0), fingerprint=PerSample(2.0), shown=5.0, gram_setup=1.0
+    )
+    found = foretold(context("ucfl"), seconds, 3)
+    assert found.parts["set-up statistics"] == pytest.approx(5 + 1 + 2 * 2)
+
+
+def test_a_slow_network_limits_many_ranks():
+    """Ten milliseconds a message, and a visit of one: P = 5 waits for messages."""
+    system = SystemConfig(cost=Given(latency_s=0.01, bytes_s=1e9))
+    found = foretold(context(system=system), MeasuredTimes(PerSample(0.001), PerSample(0.001)), 5)
+    assert found.limits == "network"
+    assert found.round_s > 3 * 4 * 0.01
+
+
+def test_efficiency_is_that_of_one_worker_by_workers_and_seconds():
+    ten, three = (TimeForecast(p, {}, s, 0.0, "training") for p, s in ((2, 10.0), (5, 4.0)))
+    assert efficiencies([ten, three], ten) == pytest.approx([1.0, 10 / (4 * 4.0)])
+
+
+# -- arrivals ------------------------------------------------------------------------------------------------
+
+ASYNCHRONOUS = {
+    "every_arrival": ("fedasync", {}),
+    "buffer": ("fedbuff", {"size": 2}),
+    "barrier": ("fedavg", {}),
+    "client_decides": ("fedasync", {}),
+    "drawn_staleness": ("fedasync", {"most": 2}),
+}
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_what_is_played_through_is_what_the_engine_does(name, tmp_path):
+    """The same clients upload in the same order, with the same steps between them, as in a real run."""
+    method, options = ASYNCHRONOUS[name]
+    changes = {"rounds": 6, "policy": POLICIES[name](**options), "cohort_size": 3}
+    if name not in ("client_decides", "drawn_staleness"):
+        changes["delay"] = DELAYS["tiers"]()
+    done = worlds.events(CATALOGUE[method](), worlds.Tiny(), tmp_path, 6, **changes)
+    run = worlds.context_of(worlds.config_of(CATALOGUE[method](), **changes), worlds.Tiny())
+    traffic = forecast(without_training(run))
+    found = arrivals(run, traffic, 6)
+    ends = [client for kind, _, client, _ in found if kind == END]
+    assert ends == [row["client"] for row in done.arrivals]
+    steps = np.cumsum([kind == STEP for kind, *_ in found])
+    versions = [int(s) for s, (kind, *_) in zip(steps, found, strict=True) if kind == END]
+    assert versions == [row["arrival_version"] for row in done.arrivals]
+    assert {number for kind, number, *_ in found if kind == END} <= {n for k, n, *_ in found if k == START}
+    assert [kind for kind, *_ in found].count(EVALUATE) == 6, "after every step, by default"
+
+
+def test_workers_take_the_most_urgent_visit():
+    """Two workers; visits 0, 1, 2 of 4, 1 and 2 s sent at once, 2 more urgent than 1: worker A takes 0 (due
+    first), B takes 2 and then 1; visit 3, sent at 3, starts when A is free at 4.
+    """
+    workers = Workers(2)
+    for number, due, seconds in ((0, 1.0, 4.0), (1, 9.0, 1.0), (2, 2.0, 2.0)):
+        workers.send(number, due, 0.0, seconds)
+    assert [workers.end(n) for n in (0, 2, 1)] == [4.0, 2.0, 3.0]
+    workers.send(3, 1.0, 3.0, 5.0)
+    assert workers.end(3) == 8.0
+    assert workers.meet(1.0) == 8.0
+
+
+def test_an_asynchronous_run_is_as_fast_as_its_workers():
+    """Six steps of one upload each, a second a visit, all three visits under way at once: alone 6 s; on three
+    workers two waves of a second each.
+    """
+    policy = POLICIES["every_arrival"]()
+    run = context("fedasync", 6, rounds=6, policy=policy, cohort_size=3)
+    one = MeasuredTimes(PerSample(1.0), PerSample(1.0))
+    assert foretold(run, one, 1).parts["rounds"] == pytest.approx(6.0)
+    assert foretold(run, one, 4).parts["rounds"] == pytest.approx(2.0, abs=0.1)
+
+
+# -- measured ------------------------------------------------------------------------------------------------
+
+
+MEASURED = ["fedavg", "scaffold", "emdcfl", "ucfl", "ifca", "fedasync", "fedsoft_async"]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_every_kind_of_method_is_measured(name, tmp_path, flat_plane):
+    """Visits take time, of the order of what a whole run takes; nothing is negative, and nothing is left."""
+    policy = {"policy": POLICIES["every_arrival"]()} if "async" in name else {}
+    run = context(name, 6, output=OutputConfig(folder=str(tmp_path)), **policy)
+    dry = without_training(run)
+    traffic = forecast(dry)
+    _, decide = first_plan(dry, traffic.server)
+    found = measure(run, traffic.server, decide)
+    assert found.num_visits >= 6
+    assert float(found.visit(np.array([12]))[0]) > 1e-5
+    assert not found.cut
+    numbers = [value for value in vars(found).values() if isinstance(value, float)]
+    assert min(numbers) >= 0
+    assert list(tmp_path.iterdir()) == []
+    if name == "emdcfl":
+        assert found.look > 0
+        assert found.looks_once
+    if name == "ucfl":
+        assert float(found.fingerprint(np.array([12]))[0]) > 0
+    total = forecast_time(run, found, traffic, Plan([]), NOTHING, 1).total
+    assert 0 < total < 30
+
+
+# -- what to ask for -----------------------------------------------------------------------------------------
+
+
+def test_an_allocation_has_margins():
+    """33 ranks on nodes of 16: three nodes; on the first the server, 15 workers, a third of the state:
+    1 GB + 15 x 0.2 GB + 1 GB = 5 GB, a quarter more is 6.25 GB; 3000 s, half as much more, is 1:15 h.
+    """
+    found = TimeForecast(33, {"rounds": 3000.0}, 30.0, 0.0, "training")
+    asked = Allocation.of(found, server=10**9, worker=2 * 10**8, kept=3 * 10**9, cores=16)
+    assert str(asked) == "--nodes 3 --ntasks 33 --mem 6300M --time 01:15:00"
+
+
+@pytest.mark.parametrize(
+    ("times", "ranks", "cores", "word"),
+    [
+        ("yes", "2,x", None, "--ranks"),
+        ("yes", "0", None, "--ranks"),
+        ("no", "2", None, "--ranks"),
+        ("no", None, "8", "--cores"),
+        ("yes", None, "-1", "--cores"),
+    ],
+)
+def test_other_forms_of_options_are_refused(times, ranks, cores, word):
+    with pytest.raises(UserError, match=word):
+        Asked.of(times, ranks, cores)
+
+
+def test_options_are_read():
+    assert Asked.of("yes", "2, 9,33", "16") == Asked(True, (2, 9, 33), 16)
+    assert Asked.of("no", None, None) == Asked()
+
+
+# -- what the first step would refuse ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        ("fedper", {"output": "updates"}, "output.updates"),
+        ("ifca", {"output": "updates"}, "output.updates"),
+        ("flt", {"output": "updates"}, "output.updates"),
+        ("fedper", {"evaluation": EvaluationConfig(distances=True)}, "evaluation.distances"),
+        ("fedrep", {"evaluation": EvaluationConfig(matrices=("parameters",))}, "evaluation.distances"),
+    ],
+)
+def test_uploads_that_cannot_be_compared_are_refused_before_a_run(name, changes, word, flat_plane):
+    changes = {k: OutputConfig(updates=True) if v == "updates" else v for k, v in changes.items()}
+    run = context(name, **changes)
+    with pytest.raises(UserError, match=word):
+        check_uploads(run)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+def test_whole_models_are_compared(name):
+    check_uploads(
+        context(name, output=OutputConfig(updates=True), evaluation=EvaluationConfig(distances=True))
+    )
+
+
+# -- what clients keep ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("scaffold", {}),
+        ("ditto", {}),
+        ("fedavg", {"local": replace(worlds.LOCAL, momentum=0.9, keep_optimizer=True)}),
+        ("fedavg", {"local": replace(worlds.LOCAL, optimizer="adam", keep_optimizer=True)}),
+        ("fedem", {"local": replace(worlds.LOCAL, momentum=0.9, keep_optimizer=True)}),
+        ("fesem", {}),
+        ("fedavg", {}),
+    ],
+)
+def test_the_client_state_of_a_plan_is_what_clients_keep(name, changes, tmp_path):
+    """Against the tensors in the files of a run; counters of steps, eight bytes each, are not counted."""
+    run = context(name, **changes)
+    said = forecast(without_training(run)).kept
+    method = CATALOGUE[name](**OPTIONS.get(name, {}))
+    done = worlds.run(method, worlds.Tiny(4, equal=True), tmp_path, 1, False, **changes)
+    store = done.server_step.store
+    kept = [store.load(kind, 0, 1) for kind in ("state", "upload", "optimizer")]
+    found = sum(t.nbytes for tensors in kept for n, t in tensors.items() if not n.endswith(".steps"))
+    assert said == found
+    assert (found == 0) == (name == "fedavg" and not changes)

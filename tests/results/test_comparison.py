@@ -1,0 +1,275 @@
+"""What is compared: pairs of seeds, worlds, marks, ranks; what is said where nothing can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from scipy import stats
+from support.comparisons import group_of, run_of
+
+from mpifl.core.errors import UserError
+from mpifl.results.comparison import Choices, Comparison, independent
+from mpifl.results.comparison_tables import final_table, numbers, rank_table, test_tables
+from mpifl.results.seed_groups import Group
+from mpifl.results.tables import BEST, TIED
+
+GOOD, NEAR, BAD = (
+    [0.80, 0.84, 0.82, 0.90, 0.86],
+    [0.79, 0.85, 0.81, 0.90, 0.84],
+    [0.50, 0.55, 0.53, 0.59, 0.57],
+)
+tables_of_tests = test_tables  # pytest would take the function for a test
+del test_tables
+
+
+def compared(*groups: Group, **choices) -> Comparison:
+    return Comparison(groups, Choices(**choices))
+
+
+def marks(comparison: Comparison, key: str = "accuracy") -> dict[int, str]:
+    (world,) = comparison.worlds
+    return comparison.marks(world, comparison.column(key))
+
+
+def test_the_best_is_marked_where_every_other_is_worse_and_who_is_not_worse_with_it():
+    """Paired differences of GOOD and BAD are 0.3 with a spread of 0.01; those of GOOD and NEAR are noise."""
+    assert marks(compared(group_of("a", BAD), group_of("b", GOOD))) == {1: BEST}
+    both = compared(group_of("a", BAD), group_of("b", GOOD), group_of("c", NEAR))
+    assert marks(both) == {1: TIED, 2: TIED}
+    assert marks(compared(group_of("a", BAD), group_of("b", GOOD), test="none")) == {}
+    assert marks(compared(group_of("a", GOOD), group_of("b", GOOD))) == {}
+
+
+def test_p_values_are_scipys_with_holms_factors():
+    three = compared(group_of("a", BAD), group_of("b", GOOD), group_of("c", NEAR))
+    (world,) = three.worlds
+    found = {c.group: c for c in three.contrasts(world, three.column("accuracy"))}
+    p = {i: stats.ttest_rel(x, GOOD).pvalue for i, x in ((0, BAD), (2, NEAR))}
+    for i, factor in ((0, 2), (2, 1)):
+        assert found[i].best == 1
+        np.testing.assert_allclose([found[i].p, found[i].adjusted], [p[i], factor * p[i]])
+
+
+def test_seeds_are_paired_by_name_not_by_place():
+    """The runs of one group in another order: the same differences."""
+    good = group_of("b", [x + 0.02 for x in NEAR])
+    mixed = Group("a", tuple(reversed(group_of("a", NEAR).runs)))
+    assert marks(compared(good, mixed)) == marks(compared(good, group_of("a", NEAR)))
+    c = compared(good, mixed)
+    np.testing.assert_allclose(c.paired(1, 0, c.column("accuracy")), -2.0)
+
+
+@settings(max_examples=6, deadline=None)
+@given(some.permutations(range(5)), some.permutations(range(3)))
+def test_neither_the_order_of_seeds_nor_of_methods_changes_what_is_found(seeds, order):
+    groups = [group_of("a", BAD), group_of("b", GOOD), group_of("c", NEAR)]
+    mixed = [Group(g.name, tuple(g.runs[i] for i in seeds)) for g in (groups[j] for j in order)]
+    was, now = ({row["run"]: row for row in numbers(compared(*g))} for g in (groups, mixed))
+    assert was == now
+
+
+def test_seeds_that_do_not_pair_are_said_and_refused_where_a_test_was_asked_for():
+    other = Group("b", tuple(run_of("b", [x], seed) for seed, x in enumerate(GOOD, 5)))
+    plain = compared(group_of("a", BAD), other)
+    assert marks(plain) == {}
+    (said,) = [note for note in final_table(plain).notes if "do not pair" in note]
+    assert "a: 0, 1, 2, 3, 4; b: 5, 6, 7, 8, 9" in said
+    with pytest.raises(UserError, match="needs two or more seeds that both methods ran on equal data"):
+        compared(group_of("a", BAD), other, test="t")
+    with pytest.raises(UserError, match="there is nothing to compare"):
+        compared(group_of("a", BAD), test="wilcoxon")
+
+
+def test_runs_on_other_data_are_no_pair_even_where_a_world_is_something_else():
+    """Where data lie on a disk is no part of them."""
+    a, b = group_of("a", BAD, "digits", rounds=3), group_of("b", GOOD, "mnist", rounds=3)
+    pairs = compared(a, b, world=("rounds",))
+    assert pairs.paired(0, 1, pairs.column("accuracy")).shape == (0,)
+    same = compared(a, group_of("b", GOOD, rounds=3), world=("rounds",))
+    assert same.paired(0, 1, same.column("accuracy")).shape == (5,)
+
+
+def test_partly_shared_seeds_are_tested_over_those():
+    few = Group("b", tuple(run_of("b", [x], seed) for seed, x in enumerate(GOOD, 2)))
+    c = compared(group_of("a", BAD), few)
+    (contrast,) = c.contrasts(c.worlds[0], c.column("accuracy"))
+    assert contrast.pairs == 3
+
+
+def test_a_run_that_repeats_another_one_is_no_further_evidence():
+    group = group_of("a", BAD)
+    (kept,), repeated = independent([Group("a", (*group.runs, *group.runs[:2]))])
+    assert kept == group
+    assert repeated == ("a-digits-0", "a-digits-1")
+    again = run_of("a", [0.6])
+    again.summary["digest"] = "another"
+    (kept,), repeated = independent([Group("a", (*group.runs, again))])
+    assert (len(kept.runs), repeated) == (6, ())
+
+
+def test_one_seed_has_no_interval_and_that_is_said():
+    one = compared(group_of("a", [0.5]), group_of("b", GOOD), interval="t")
+    table = final_table(one)
+    assert table.column("accuracy, %")[0].text == "50.00"
+    assert [cell.text for cell in table.column("seeds")] == ["1", "5"]
+    assert "one seed, no interval and no test: a" in table.notes
+    half = stats.t.ppf(0.975, 4) * np.std(GOOD, ddof=1) / np.sqrt(5)
+    mean = np.mean(GOOD)
+    said = f"{100 * mean:.2f} [{100 * (mean - half):.2f}, {100 * (mean + half):.2f}]"
+    assert table.column("accuracy, %")[1].text == said
+
+
+def test_signed_ranks_over_few_seeds_cannot_find_anything_and_that_is_said():
+    """Five pairs: p is at least 2 / 32 = 0.0625. Seven: 0.0156."""
+    few = compared(group_of("a", BAD), group_of("b", GOOD), test="wilcoxon")
+    assert marks(few) == {0: TIED, 1: TIED}
+    assert any("signed ranks cannot go below p = 0.0625" in note for note in final_table(few).notes)
+    more = compared(group_of("a", [*BAD, 0.5, 0.51]), group_of("b", [*GOOD, 0.8, 0.9]), test="wilcoxon")
+    assert marks(more) == {1: BEST}
+    assert not any("cannot go below" in note for note in final_table(more).notes)
+
+
+def curve(to_target: int | None, rounds: int = 10) -> list[float]:
+    """Return accuracies that meet 0.9 in a round; None for never."""
+    return [0.9 if to_target and i >= to_target else 0.5 for i in range(1, rounds + 1)]
+
+
+def timed(method: str, *rounds: int | None, mb: float = 1.0) -> Group:
+    """Return a group whose runs meet 0.9 in these rounds."""
+    return Group(method, tuple(run_of(method, curve(r), seed, mb=mb) for seed, r in enumerate(rounds)))
+
+
+def test_methods_that_often_fail_do_not_win_by_their_lucky_runs():
+    """Lucky: rounds 2 and 3 in two of eight runs. Steady: 6 to 8 in all; by means over arrivals it loses."""
+    lucky, steady = timed("lucky", 2, 3, *[None] * 6), timed("steady", 6, 7, 7, 8, 6, 7, 8, 7)
+    both = compared(lucky, steady, target=0.9)
+    table = final_table(both)
+    assert [cell.text for cell in table.column("rounds to target")] == ["> 10", "7"]
+    assert [cell.text for cell in table.column("MB to target")] == ["> 20", "14"]
+    assert [cell.text for cell in table.column("not reached")] == ["6 of 8", ""]
+    assert marks(both, "rounds_to_target") == {1: BEST}
+    p = both.contrasts(both.worlds[0], both.column("rounds_to_target"))[0].p
+    data = [stats.CensoredData.right_censored(x, c) for x, c in (([2, 3, *[10] * 6], [0, 0, *[1] * 6]),)]
+    assert p == stats.logrank(data[0], stats.CensoredData([6, 7, 7, 8, 6, 7, 8, 7])).pvalue
+    (note,) = [note for note in table.notes if "censored" in note]
+    assert note.endswith("not reached by lucky 6 of 8")
+
+
+def test_restricted_means_go_as_far_as_the_first_run_that_ends_without_the_target():
+    """A round is 2 MB for one and 6 MB for the other: after 20 MB the first method's runs are unknown."""
+    cheap, dear = timed("cheap", 4, None), timed("dear", 2, 5, mb=3.0)
+    both = compared(cheap, dear, target=0.9, columns=("run", "mb_to_target_mean"))
+    table = final_table(both)
+    assert table.rows[0][1].text == "14"  # 8 and 20
+    assert table.rows[1][1].text == "16"  # 12 and, of 30, 20
+    assert any("means of min(needed, 20)" in note for note in table.notes)
+
+
+def test_worlds_are_compared_apart():
+    """The best of each world, and each p value over that world's others only."""
+    groups = [
+        group_of(m, x, w)
+        for w, x_a, x_b in (("p", BAD, GOOD), ("q", GOOD, BAD))
+        for m, x in (("a", x_a), ("b", x_b))
+    ]
+    both = compared(*groups)
+    assert [world.name for world in both.worlds] == ["p", "q"]
+    found = [both.marks(world, both.column("accuracy")) for world in both.worlds]
+    assert found == [{1: BEST}, {2: BEST}]
+    assert [table.notes[0].split(";")[0] for table in tables_of_tests(both)] == [
+        "accuracy, %: best in p is b",
+        "accuracy, %: best in q is a",
+    ]
+
+
+def ranked(*scores: list[float], **choices) -> Comparison:
+    """Return a comparison of methods m0, m1, ... with such accuracies in worlds w0, w1, ..."""
+    groups = [group_of(f"m{j}", [x, x], f"w{w}") for w, row in enumerate(scores) for j, x in enumerate(row)]
+    return compared(*groups, ranks=True, **choices)
+
+
+def test_ranks_over_worlds_by_hand():
+    """Ranks 1 2 3, 1 3 2, 1 2.5 2.5: averages 1, 2.5, 2.5; the critical difference is 2.343 sqrt(12 / 18)."""
+    three = ranked([0.9, 0.8, 0.7], [0.9, 0.7, 0.8], [0.9, 0.5, 0.5])
+    np.testing.assert_allclose(three.ranking.average, [1, 2.5, 2.5])
+    assert three.ranking.critical_difference == pytest.approx(2.343 * np.sqrt(12 / 18), abs=1e-3)
+    table = rank_table(three)
+    assert table.columns == ("method", "average rank", "w0", "w1", "w2")
+    assert [cell.text for cell in table.rows[0]] == ["m0", "1", "1", "1", "1"]
+    assert three.ranking.p == pytest.approx(stats.friedmanchisquare([9, 9, 9], [8, 7, 5], [7, 8, 5]).pvalue)
+
+
+def test_ranks_by_a_figure_of_which_less_is_better():
+    """The loss is one minus the accuracy: the same ranks."""
+    scores = [0.9, 0.8, 0.7], [0.9, 0.7, 0.8], [0.6, 0.5, 0.7]
+    np.testing.assert_array_equal(ranked(*scores).ranking.ranks, ranked(*scores, metric="loss").ranking.ranks)
+
+
+@pytest.mark.parametrize(
+    ("groups", "choices", "message"),
+    [
+        ([group_of("a", BAD), group_of("b", GOOD)], {}, "one world has no ranks"),
+        ([group_of("a", BAD, w) for w in "pq"], {}, "take three methods; --test compares two"),
+        (
+            [group_of(m, BAD, w, rounds=len(w)) for m in "abc" for w in ("p", "qq")],
+            {},
+            "has no runs in qq; where these differ between worlds, too, take --world data,rounds",
+        ),
+        ([group_of("a", BAD)], {"world": ("dta",)}, "--world = 'dta': no key of these runs"),
+        ([group_of("a", BAD)], {"metric": "round"}, "has no better and worse"),
+        (
+            [group_of("a", BAD)],
+            {"columns": ("run", "acuracy")},
+            "column = 'acuracy': no such column; ",
+        ),
+    ],
+)
+def test_what_does_not_fit_these_runs_is_refused(groups, choices, message):
+    with pytest.raises(UserError, match=message):
+        _ = Comparison(tuple(groups), Choices(ranks=True, **choices)).methods
+
+
+def test_worlds_that_differ_in_more_than_data_are_worlds_where_that_is_said():
+    groups = [
+        group_of(m, x, w, rounds=len(w))
+        for m, x in zip("abc", (BAD, GOOD, NEAR), strict=True)
+        for w in ("p", "qq")
+    ]
+    found = compared(*groups, ranks=True, world=("data", "rounds"))
+    assert [name for name, _ in found.methods] == ["a", "b", "c"]
+    np.testing.assert_allclose(found.ranking.average, [3, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "85"}, "--target = '85': take an accuracy"),
+        ({"confidence": "95"}, "--confidence = '95': take a share in"),
+        ({"confidence": "x"}, "--confidence = 'x': take a share in"),
+        ({"metric": "loss"}, "--metric = 'loss': has no effect"),
+        ({"columns": "run,,loss"}, "name keys, with commas between them"),
+        ({"columns": "run,run"}, "is named twice"),
+        ({"world": ""}, "name keys"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        Choices.of(**options)
+
+
+def test_chosen_columns_come_in_their_order_and_any_column_of_the_metrics_may_be_one():
+    table = final_table(compared(group_of("a", BAD), columns=("run", "loss", "seeds", "accuracy")))
+    assert table.columns == ("run", "loss", "seeds", "accuracy, %")
+    assert table.rows[0][1].text == f"{1 - np.mean(BAD):.4g} +- {np.std(BAD, ddof=1):.4g}"
+
+
+def test_numbers_are_numbers():
+    rows = numbers(compared(timed("a", 2, None), timed("b", 3, 4), target=0.9))
+    assert rows[0]["unreached"] == 1
+    assert rows[0]["mb_to_target_median"] == 4.0
+    assert rows[0]["mb_to_target_high"] is None
+    assert rows[1]["accuracy_mean"] == 90.0
+    texts = {name for row in rows for name, value in row.items() if isinstance(value, str)}
+    assert texts <= {"run", "world", *(name for name in rows[0] if name.endswith("_mark"))}

@@ -1,0 +1,159 @@
+"""The report in a browser: no error, curves toggle, tables sort and filter, figures say their values."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import chrome
+
+from mpifl.results.report import report
+
+pytestmark = pytest.mark.skipif(chrome.PROGRAM is None, reason="no Chromium on the PATH")
+
+COLUMNS = (
+    "round",
+    "seconds",
+    "virtual_seconds",
+    "accuracy_mean",
+    "accuracy_worst",
+    "accuracy_std",
+    "num_clusters",
+)
+COLUMNS += ("num_unplaced", "ari", "churn", "federation_bytes_up", "federation_bytes_down")
+ENDS = (0.5, 0.75, 0.625)  # accuracies of three runs
+
+
+def write_run(folder: Path, learning_rate: float, end: float) -> None:
+    """Write a run folder of four clients and ten rounds, whose accuracy goes straight to its end."""
+    folder.mkdir()
+    config = {"algorithm": {"name": "fedavg"}, "local": {"lr": learning_rate}, "seed": {"training": 0}}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    lags = {"staleness_histogram": {"0": 3, "2": 1}}
+    summary = {
+        **{"format": 3, "algorithm": "fedavg", "digest": "0" * 64, "ranks": 1, "clients": 4, "rounds": 10},
+        **{"model_parameters": 10, "mpi_bytes": 0, "wall_seconds": 9.0, "asynchronous": lags},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    rows = [
+        (t, t * t, t, end * t / 10, end * t / 20, 0.1, 2, 0, 1.0, 0.0, int(1e6 * t / end), int(1e6 * t))
+        for t in range(1, 11)
+    ]
+    tables = {
+        "metrics": [COLUMNS, *rows],
+        "ledger": [("step", "direction", "kind", "bytes", "group_bytes"), (1, "up", "model", 10, 10)],
+        "clusters": [("client", "cluster", "group", "placed"), *((k, k % 2, k % 2, 1) for k in range(4))],
+        "assignments": [("round", "client", "cluster"), *((1, k, 0) for k in range(4)), (5, 1, 1), (5, 3, 1)],
+        "clients": [("client", "cluster", "accuracy"), *((k, k % 2, 0.25 * k) for k in range(4))],
+        "timing": [("round", "rank", "train"), (10, 0, 2.0), (10, 1, 3.0)],
+        "events": [("time", "client", "staleness"), (1.0, 0, 0), (2.0, 1, 2)],
+    }
+    for name, lines in tables.items():
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(lines)
+    np.savez(folder / "matrices.npz", parameters=np.arange(16.0).reshape(4, 4))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of three runs in a browser."""
+    folder = tmp_path_factory.mktemp("browser")
+    for lr, end in zip((0.1, 0.2, 0.3), ENDS, strict=True):
+        write_run(folder / f"run-{lr}", lr, end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpifl.results.report.FORMATS", ())  # no figures for papers: they are tested elsewhere
+        path = report([str(folder)], str(folder / "out"))
+    with chrome.Page(path, folder / "profile") as found:
+        yield found
+
+
+CURVES = "document.querySelector('#curves-figure .plot')"
+NAMES = f"{CURVES}.data.map((trace) => trace.name)"
+
+
+def test_every_figure_is_drawn_without_an_error(page):
+    empty = """[...document.querySelectorAll('figure')].filter((f) => f.checkVisibility() &&
+        !f.querySelector('svg, table')).map((f) => f.id)"""
+    assert page(empty) == []
+    shown = page(
+        "[...document.querySelectorAll('figure')].filter((f) => f.checkVisibility()).map((f) => f.id)"
+    )
+    names = ("curves", "target", "traffic", "flow", "over", "matrix", "confusion", "clients", "lags", "late")
+    assert {*shown} == {f"{name}-figure" for name in (*names, "ranges", "phases")}
+    assert page.errors == []
+
+
+def test_a_click_on_a_name_hides_its_curve_and_a_key_brings_it_back(page):
+    assert page(NAMES) == ["fedavg, lr 0.1", "fedavg, lr 0.2", "fedavg, lr 0.3"]
+    page("document.querySelector('#legend [data-group=\"1\"]').click()")
+    assert page(NAMES) == ["fedavg, lr 0.1", "fedavg, lr 0.3"]
+    page("document.querySelector('#legend [data-group=\"1\"]').focus()")
+    page.press("Enter")
+    assert page(f"{NAMES}.length") == 3
+    assert page("document.querySelector('#legend [data-group=\"1\"]').getAttribute('aria-pressed')") == "true"
+
+
+def test_a_title_sorts_the_table_and_words_filter_it(page):
+    column = "[...document.querySelectorAll('#final-table tbody tr')].map((row) => row.cells[0].textContent)"
+    titles = "[...document.querySelectorAll('#final-table th button')]"
+    title = f"{titles}.find((b) => b.textContent.startsWith('accuracy'))"
+    page(f"{title}.click()")
+    assert page(column) == ["fedavg, lr 0.1", "fedavg, lr 0.3", "fedavg, lr 0.2"]
+    page(f"{title}.click()")
+    assert page(column) == ["fedavg, lr 0.2", "fedavg, lr 0.3", "fedavg, lr 0.1"]
+    assert page(f"{title}.parentElement.getAttribute('aria-sort')") == "descending"
+    page("""{ const input = document.querySelector('[data-filters="runs-table"]');
+        input.value = '0.3'; input.dispatchEvent(new Event('input')); }""")
+    assert page("[...document.querySelectorAll('#runs-table tbody tr')].filter((r) => !r.hidden).length") == 1
+
+
+def test_the_pointer_on_a_curve_shows_its_value(page):
+    """The second run after round 4: 30 %, 9.333 MB, 4 s of virtual and 16 s of wall time."""
+    page(f"{CURVES}.scrollIntoView()")
+    place = page(f"""(() => {{
+        const plot = {CURVES}, box = plot.getBoundingClientRect(), {{ xaxis, yaxis }} = plot._fullLayout;
+        return [box.x + xaxis._offset + xaxis.l2p(4), box.y + yaxis._offset + yaxis.l2p(30)];
+    }})()""")
+    for nudge in (3, 1, 0):
+        page.move(place[0] + nudge, place[1])
+        page("new Promise((done) => setTimeout(done, 120))")
+    text = page(f"[...{CURVES}.querySelectorAll('.hovertext text')].map((t) => t.textContent).join(' ')")
+    for word in ("fedavg, lr 0.2", "30 %", "round 4", "9.3333 MB", "4 s virtual", "16 s wall"):
+        assert word in text, text
+
+
+def test_target_axis_scale_and_smoothing_act_on_the_figures(page):
+    def change(name, value):
+        page(f"{{ const e = document.getElementById('{name}'); e.value = '{value}';"
+             "e.dispatchEvent(new Event('input')); e.dispatchEvent(new Event('change')); }")  # fmt: skip
+
+    assert page("[...document.getElementById('axis').options].map((o) => o.value)") == [
+        "round",
+        "bytes",
+        "seconds",
+    ]
+    change("target", 60)  # 0.75 t / 10 >= 0.6 at t = 8, 0.625 t / 10 at t = 10; MB: t / end + t
+    bars = page("document.querySelector('#target-figure .plot').data[0].x")
+    np.testing.assert_allclose(bars, [8 / 0.75 + 8, 10 / 0.625 + 10, 0], rtol=1e-4)
+    change("smooth", 3)
+    np.testing.assert_allclose(page(f"{CURVES}.data[0].y.slice(0, 4)"), [5, 7.5, 10, 15])
+    change("smooth", 1)
+    change("axis", "bytes")
+    np.testing.assert_allclose(page(f"{CURVES}.data[0].x[9]"), 30)
+    page("document.getElementById('logx').click()")
+    assert page(f"{CURVES}.layout.xaxis.type") == "log"
+    assert page.errors == []
+
+
+def test_behind_a_figure_is_its_table_and_the_theme_switches(page):
+    page("document.querySelector('#clients-figure summary').click()")
+    page("new Promise((done) => setTimeout(done, 50))")
+    rows = page("[...document.querySelectorAll('#clients-figure tbody tr')].map((r) => r.textContent)")
+    assert rows == ["3751", "2500", "1251", "000"], "client, accuracy, cluster"
+    before = page("getComputedStyle(document.body).backgroundColor")
+    page("document.getElementById('theme').click()")
+    assert page("getComputedStyle(document.body).backgroundColor") != before
+    assert page.errors == []

@@ -1,0 +1,103 @@
+"""`Run.model`: the model that a client was evaluated by, as a module; `Run.plot`: its curves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.runs import CONFIG
+from torch import nn
+
+import mpifl
+from mpifl.comm.transport import Single
+from mpifl.experiment.build import build
+
+NETWORK = """
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.first = nn.Linear(shape[0] * shape[1] * shape[2], 7)
+        self.last = nn.Linear(7, num_classes)
+
+    def forward(self, x):
+        return self.last(self.first(x.flatten(1)).relu())
+"""
+KEPT = {"client_models": True}
+CASES = {
+    "rows": ("fedavg", {}),
+    "clusters": ({"name": "ifca", "num_clusters": 2}, KEPT),
+    "heads": ("fedper", KEPT),
+    "personal": ("ditto", KEPT),
+    "events": ("fedbuff", {}),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "output"), CASES.values(), ids=CASES)
+def test_the_model_of_a_client_scores_what_its_table_says(tmp_path, algorithm, output):
+    policy = {"name": "buffer", "size": 2} if algorithm == "fedbuff" else "rounds"
+    options = {"algorithm": algorithm, "policy": policy, "cohort_size": 6, "rounds": 3}
+    run = mpifl.run(str(CONFIG), output={"folder": str(tmp_path), **output}, **options)
+    federation = build(mpifl.load_config(str(run.folder / "config.yaml")), Single()).federation
+    for k, accuracy in zip(run.clients["client"], run.clients["accuracy"], strict=True):
+        test, model = federation.client(k).test, run.model(client=k)
+        assert isinstance(model, nn.Module)
+        assert not model.training
+        with torch.no_grad():
+            hits = int((model(test.x).argmax(1) == test.y).sum())
+        assert hits / len(test) == accuracy
+
+
+def test_the_model_of_a_cluster_is_that_of_its_clients(tmp_path):
+    output = {"folder": str(tmp_path)}
+    run = mpifl.run(str(CONFIG), algorithm="oracle", output=output)
+    for k, cluster in zip(run.clusters["client"], run.clusters["cluster"], strict=True):
+        a, b = run.model(client=k).state_dict(), run.model(cluster=cluster).state_dict()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+    with pytest.raises(mpifl.UserError, match=r"cluster = 9: there is no such cluster; take one of 0, 1"):
+        run.model(cluster=9)
+    with pytest.raises(mpifl.UserError, match=r"client = 8: take one of 0 to 7"):
+        run.model(client=8)
+    with pytest.raises(mpifl.UserError, match=r"give client=, or cluster="):
+        run.model()
+
+
+def test_a_network_of_the_user_is_an_object_of_its_class(tmp_path):
+    (tmp_path / "mine.py").write_text(NETWORK)
+    path = f"{tmp_path / 'mine.py'}:Mine"
+    model = {"name": "custom", "path": path, "head": "last"}
+    run = mpifl.run(str(CONFIG), model=model, output={"folder": str(tmp_path / "runs")})
+    module = run.model(client=0)
+    assert (type(module).__name__, type(module.last), len(module.state_dict())) == ("Mine", nn.Linear, 4)
+    assert module(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_what_was_not_kept_names_the_key_to_set(tmp_path):
+    output = {"folder": str(tmp_path), "model": False}
+    plain = mpifl.run(str(CONFIG), output={**output, "id": "plain"})
+    with pytest.raises(mpifl.UserError, match=r"output\.model = False: .*output\.model: true"):
+        plain.model(client=0)
+    own = mpifl.run(str(CONFIG), algorithm="fedper", output={**output, "id": "own", "model": True})
+    with pytest.raises(
+        mpifl.UserError, match=r"output\.client_models = False: .*output\.client_models: true"
+    ):
+        own.model(client=0)
+    with pytest.raises(mpifl.UserError, match=r"output\.client_models = True: .*mixtures"):
+        mpifl.run(str(CONFIG), algorithm="fedem", output={**output, "client_models": True})
+
+
+def test_curves_have_the_values_of_the_table(tmp_path):
+    run = mpifl.run(str(CONFIG), evaluation={"every": 1}, output={"folder": str(tmp_path), "label": "mine"})
+    ax = run.plot()
+    assert ax.lines[0].get_label() == "mine"
+    assert ax.lines[0].get_ydata().tolist() == run.metrics["accuracy_mean"].tolist()
+    assert run.plot("loss", against="bytes", label="b", ax=ax, color="k") is ax
+    sent = run.metrics["federation_bytes_up"] + run.metrics["federation_bytes_down"]
+    assert ax.lines[1].get_xdata().tolist() == (sent / 1e6).tolist()
+    assert (
+        run.plot(against="seconds").lines[0].get_xdata().tolist() == run.metrics["virtual_seconds"].tolist()
+    )
+    with pytest.raises(mpifl.UserError, match="did you mean 'accuracy_mean'"):
+        run.plot("accuracy_men")
+    with pytest.raises(mpifl.UserError, match="take one of rounds, bytes"):
+        run.plot(against="steps")

@@ -1,0 +1,145 @@
+"""What trackers wrote, read back by the readers of their libraries; runs are interrupted and resumed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from support.runs import CONFIG
+
+import mpifl
+from mpifl.core.errors import CodeFailed
+
+pytestmark = pytest.mark.nightly  # their libraries take long to import
+COLUMNS = ("accuracy_mean", "loss", "federation_bytes_up", "virtual_seconds")
+
+
+class Interrupts:
+    """Ends a run after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_round(self, done):
+        if done.step == self.step:
+            raise RuntimeError("interrupted")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return a run that all three trackers followed: stopped after step 3 of 5, then resumed."""
+    folder = tmp_path_factory.mktemp("tracked")
+    callbacks = ["tensorboard", {"name": "wandb", "project": "tests", "mode": "offline"}, "mlflow"]
+    with pytest.raises(CodeFailed, match="interrupted"):
+        mpifl.run(
+            str(CONFIG),
+            rounds=5,
+            evaluation={"every": 1},
+            delay={"name": "exponential", "mean_s": 2.0},
+            output={"folder": str(folder), "id": "one", "callbacks": callbacks},
+            callbacks=[Interrupts(3)],
+        )
+    return mpifl.resume(folder / "tiny-one")
+
+
+def test_tensorboard_has_each_figure_against_rounds_and_virtual_seconds(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    for name in COLUMNS[:3]:
+        rounds = read.Scalars(name)
+        assert [event.step for event in rounds] == [1, 2, 3, 4, 5]
+        assert [event.value for event in rounds] == pytest.approx(run.metrics[name].tolist(), rel=1e-6)
+        virtual = read.Scalars(f"over_virtual_seconds/{name}")
+        assert [event.wall_time for event in virtual] == pytest.approx(
+            run.metrics["virtual_seconds"].tolist()
+        )
+    final = read.Scalars("summary/accuracy_mean")
+    assert [event.value for event in final] == pytest.approx([run.summary["accuracy_mean"]])
+    (config,) = read.Tensors("config/text_summary")
+    assert b"batch_size: 32" in config.tensor_proto.string_val[0]
+
+
+def records(file: Path):
+    """Yield the records of a .wandb file: its header, then LevelDB's log format, messages of the library."""
+    from wandb.proto import wandb_internal_pb2 as messages
+
+    data, block = file.read_bytes(), 32768
+    assert data[:4] == b":W&B"
+    place, parts = 7, b""
+    while place + 7 <= len(data):
+        left = block - place % block
+        if left < 7:
+            place += left
+            continue
+        _, size, kind = struct.unpack("<IHB", data[place : place + 7])
+        parts += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # a whole record, or its last part
+            record = messages.Record()
+            record.ParseFromString(parts)
+            yield record
+            parts = b""
+
+
+def test_wandb_offline_has_one_run_with_all_rounds(run):
+    files = sorted((run.folder / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) == 2
+    found = [list(records(file)) for file in files]
+    begun = [r.run for part in found for r in part if r.WhichOneof("record_type") == "run"]
+    assert {(r.project, r.run_id, r.display_name) for r in begun} == {
+        ("tests", json.loads((run.folder / "run.json").read_text())["id"], "tiny-one")
+    }
+    config = {item.key: json.loads(item.value_json) for item in begun[0].config.update}
+    assert config["local"]["batch_size"] == 32
+    rows = [
+        {(i.key or i.nested_key[0]): json.loads(i.value_json) for i in r.history.item}
+        for part in found
+        for r in part
+        if r.WhichOneof("record_type") == "history"
+    ]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    for name in COLUMNS:
+        assert [row[name] for row in rows] == pytest.approx(run.metrics[name].tolist())
+    summary = {
+        (i.key or i.nested_key[0]): json.loads(i.value_json)
+        for r in found[1]
+        if r.WhichOneof("record_type") == "summary"
+        for i in r.summary.update
+    }
+    assert summary["digest"] == run.summary["digest"]
+    assert summary["final/accuracy_mean"] == pytest.approx(run.summary["accuracy_mean"])
+    ends = [r.exit.exit_code for part in found for r in part if r.WhichOneof("record_type") == "exit"]
+    assert ends == [1, 0]
+
+
+def test_mlflow_has_one_finished_run_with_histories_and_parameters(run, monkeypatch):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=(run.folder.parent / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("tiny")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_name, found.info.status) == ("tiny-one", "FINISHED")
+    assert found.data.params["local.batch_size"] == "32"
+    assert found.data.tags["mpifl.digest"] == run.summary["digest"]
+    for name in COLUMNS[:3]:
+        history = client.get_metric_history(found.info.run_id, name)
+        assert [(m.step, m.value) for m in history] == list(
+            zip(run.metrics["round"], run.metrics[name].astype(float), strict=True)
+        )
+        virtual = client.get_metric_history(found.info.run_id, f"over_virtual_seconds/{name}")
+        assert [m.timestamp for m in virtual] == [int(1000 * t) for t in run.metrics["virtual_seconds"]]
+    assert found.data.metrics["final/accuracy_mean"] == run.summary["accuracy_mean"]
+
+
+def test_trackers_change_no_number(run, tmp_path):
+    plain = mpifl.run(
+        str(CONFIG),
+        rounds=5,
+        evaluation={"every": 1},
+        delay={"name": "exponential", "mean_s": 2.0},
+        output={"folder": str(tmp_path)},
+    )
+    assert (plain.summary["digest"], plain.label) == (run.summary["digest"], run.label)

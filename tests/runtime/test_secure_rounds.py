@@ -1,0 +1,151 @@
+"""Whole rounds under masks: the rows of runs without, what ranks exchange, and the ledger."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+from support import worlds
+from torch.testing import assert_close
+
+from mpifl.aggregation.exact_sum import exact_sum, finish, spacings
+from mpifl.aggregation.secure_sum import MaskedSums, bytes_of_round
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.comm.transport import Single
+from mpifl.core.errors import UserError
+from mpifl.core.rng import key
+from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
+from mpifl.simulation.policies import EveryArrival
+from mpifl.traffic.payload import Payload
+from mpifl.training.client import LocalClient
+
+
+@pytest.mark.parametrize("options", [{}, {"bits": 52}, {"neighbours": 2}])
+def test_rows_are_those_of_a_run_without_masks_bit_for_bit(options, tmp_path):
+    plain = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "a", evaluate=False)
+    masked = worlds.run(
+        CATALOGUE["fedavg"](),
+        worlds.Tiny(),
+        tmp_path / "b",
+        evaluate=False,
+        secure_aggregation=MaskedSums(**options),
+    )
+    assert_close(masked.server.tables["model"], plain.server.tables["model"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{"num_clusters": 1}, {"num_clusters": 2, "share": "body"}])
+def test_rows_of_clusters_too_where_each_has_two_members(options, tmp_path):
+    """A row with one member stays as it is; in these worlds every chosen row has two at least."""
+    federation = worlds.Tiny(8)
+    plain = worlds.run(CATALOGUE["ifca"](**options), federation, tmp_path / "a", evaluate=False)
+    assert all(np.bincount(n["cluster"].astype(int)).min() != 1 for n in plain.notes)
+    masked = worlds.run(
+        CATALOGUE["ifca"](**options),
+        federation,
+        tmp_path / "b",
+        evaluate=False,
+        secure_aggregation=MaskedSums(),
+    )
+    for name, rows in plain.server.tables.items():
+        assert_close(masked.server.tables[name], rows, rtol=0, atol=0)
+
+
+def two_drop() -> int:
+    """Return a system seed under which two of six clients drop out in round 1 at a rate of 0.3."""
+    for seed in range(1000):
+        draws = [key(seed, "secure", "drop", 1, k).below(1 << 53) < 0.3 * 2**53 for k in range(6)]
+        if sum(draws) == 2:
+            return seed
+    raise AssertionError("no such seed")
+
+
+def test_with_two_dropouts_a_row_is_the_exact_mean_of_the_other_four_by_hand(tmp_path):
+    """The same integers, added without masks: w_k from the plan for all six, the grid too."""
+    from mpifl.experiment.schema import Seeds
+
+    seed, federation = two_drop(), worlds.Tiny()
+    done = worlds.run(
+        CATALOGUE["fedavg"](),
+        federation,
+        tmp_path,
+        steps=1,
+        evaluate=False,
+        seed=Seeds(system=seed),
+        secure_aggregation=MaskedSums(dropout=0.3, threshold=0.5),
+    )
+    left = [k for k in range(6) if key(seed, "secure", "drop", 1, k).below(1 << 53) >= 0.3 * 2**53]
+    learner = done.server_step.config.clients.learner
+    start, n = done.servers[0].tables["model"][0], federation.sizes[:, 0].astype(float)
+    models = [
+        LocalClient(k, federation, learner, worlds.LOCAL).sgd(start, key(0, "visit", k, 0)).vector
+        for k in range(6)
+    ]
+    told = (n / n.sum())[None]
+    spacing = spacings(told, np.array([float(w.abs().max()) for w in models]))
+    total = exact_sum([models[k] for k in left], told[:, left], spacing, len(start))
+    expected = finish(total, spacing * (told.sum() / told[:, left].sum()), None)
+    assert_array_equal(done.server.tables["model"].numpy(), expected.numpy())
+    mean = sum(float(n[k]) * models[k].double() for k in left) / n[left].sum()
+    assert_close(done.server.tables["model"][0], mean.float(), rtol=1e-6, atol=1e-9)
+    assert done.server_step.config.secure is not None
+    assert done.server_step.config.secure.figures() == {"secure_dropped": 2, "secure_skipped": 0}
+    up = done.server_step.ledger.up
+    assert (up[left] == up[left[0]]).all()
+    gone = np.setdiff1d(np.arange(6), left)
+    assert (up[left[0]] - up[gone] == 8 * len(start) + 5 * 32).all(), "no upload, and no shares of others"
+
+
+def test_what_ranks_send_is_uniform(tmp_path, monkeypatch):
+    """What a rank gives to the reduction has each value of its highest 3 bits as often as the others; a run
+    without masks has not.
+    """
+    seen: list[torch.Tensor] = []
+
+    def reduce(self, sums, purpose):
+        seen.append(sums.clone())
+
+    monkeypatch.setattr(Single, "Reduce", reduce)
+    figures = {}
+    for name, more in {"plain": {}, "masked": {"secure_aggregation": MaskedSums()}}.items():
+        seen.clear()
+        worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / name, evaluate=False, **more)
+        bits = torch.cat([s.reshape(-1) for s in seen]).numpy().view(np.uint64) >> np.uint64(61)
+        counts = np.bincount(bits.astype(int), minlength=8)
+        figures[name] = float(((counts - len(bits) / 8) ** 2 / (len(bits) / 8)).sum())
+    assert figures["masked"] < 40 < 100 < figures["plain"]  # chi squared, 7 degrees of freedom
+
+
+def test_the_ledger_is_the_closed_form(tmp_path):
+    """Beside it, what clients read."""
+    config, payload = MaskedSums(bits=40), Payload(header_bytes=7)
+    done = worlds.run(
+        CATALOGUE["fedavg"](),
+        worlds.Tiny(),
+        tmp_path,
+        evaluate=False,
+        secure_aggregation=config,
+        payload=payload,
+    )
+    d = done.server.tables["model"].shape[1]
+    down, up = bytes_of_round(6, d, config, 7)
+    assert done.server_step.ledger.total("up") == 3 * up
+    assert done.server_step.ledger.total("down") == 3 * (down + 6 * (4 * d + 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("cfl", {}, "needs more than sums"),
+        ("ucfl", {}, "needs more than sums"),
+        ("fedavg", {"policy": EveryArrival()}, "take policy rounds"),
+        ("fedavg", {"system": SystemConfig(sums="fast")}, "system.sums"),
+        ("fedavg", {"system": SystemConfig(collective="gather")}, "system.collective"),
+        ("fedavg", {"payload": Payload("bfloat16")}, "payload.dtype"),
+        ("fedavg", {"evaluation": EvaluationConfig(distances=True)}, "evaluation.distances"),
+        ("fedavg", {"output": OutputConfig(updates=True)}, "output.updates"),
+    ],
+)
+def test_what_needs_single_uploads_is_refused_in_one_line(name, changes, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        worlds.start(CATALOGUE[name](), worlds.Tiny(), tmp_path, secure_aggregation=MaskedSums(), **changes)

@@ -1,0 +1,101 @@
+"""Who attacks, and what attackers send, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+from torch.testing import assert_close
+
+from mpifl.core.errors import UserError
+from mpifl.core.parameters import Layout
+from mpifl.core.rng import key
+from mpifl.core.types import Message, Report
+from mpifl.simulation.attacks import ATTACKS, LabelFlip, NoAttack, Noise, Scale, SignFlip
+
+LAYOUT = Layout.of(torch.nn.Linear(2, 1))  # d = 3
+
+
+def sent(attack, rows: list[list[float]], statistics=(), **vectors: list) -> dict[str, list]:
+    """Return what is sent by an attacker that downloaded rows of table `model`."""
+    message = Message({"model": torch.tensor(rows)}, {"model": tuple(range(len(rows)))})
+    report = Report(1, 5, {name: torch.tensor(x) for name, x in vectors.items()}, {"loss": 1.0})
+    changed = attack.report(report, message, LAYOUT, statistics, key(0, "visit", 1, 0))
+    assert changed.notes == {"loss": 1.0}
+    return {name: x.tolist() for name, x in changed.vectors.items()}
+
+
+def test_signs_of_updates_are_flipped_and_updates_are_scaled():
+    """From (1, 1, 1) to (2, 0, 1) the update is (1, -1, 0)."""
+    assert sent(SignFlip(share=0.5), [[1.0, 1, 1]], model=[2.0, 0, 1])["model"] == [0, 2, 1]
+    assert sent(SignFlip(share=0.5, factor=3), [[1.0, 1, 1]], model=[2.0, 0, 1])["model"] == [-2, 4, 1]
+    assert sent(Scale(share=0.5, factor=10), [[1.0, 1, 1]], model=[2.0, 0, 1])["model"] == [11, -9, 1]
+
+
+def test_what_is_an_update_is_changed_as_it_is_and_what_is_no_parameter_stays():
+    found = sent(SignFlip(share=0.5), [[1.0, 1, 1]], delta=[1.0, -1, 0], codes=[4.0, 5, 6, 7])
+    assert found == {"delta": [-1, 1, 0], "codes": [4, 5, 6, 7]}
+    assert sent(SignFlip(share=0.5), [[1.0, 1, 1]], ("model",), model=[2.0, 0, 1])["model"] == [2, 0, 1]
+
+
+def test_of_several_rows_the_nearest_is_where_the_update_begins():
+    rows = [[0.0, 0, 0], [10.0, 0, 0]]
+    assert sent(SignFlip(share=0.5), rows, model=[9.0, 1, 0])["model"] == [11, -1, 0]
+    both = sent(SignFlip(share=0.5), rows, model=[[1.0, 0, 0], [9.0, 0, 0]])["model"]
+    assert both == [[-1, 0, 0], [11, 0, 0]], "one upload for each row"
+
+
+def test_noise_is_added_to_what_was_downloaded_and_drawn_by_visit():
+    attack, rows = Noise(share=0.5, sigma=2.0), [[1.0] * 3]
+    one, other = (sent(attack, rows, model=[5.0, y, 0])["model"] for y in (0, 7))
+    assert one == other, "whatever was trained"
+    message = Message({"model": torch.ones(1, 3)}, {"model": (0,)})
+    report = Report(1, 5, {"model": torch.zeros(3)})
+    again = attack.report(report, message, LAYOUT, (), key(0, "visit", 1, 1)).vectors["model"]
+    assert again.tolist() != one
+    noise = attack.changed(torch.zeros(1, 40_000), key(3)) / 2
+    assert_close(noise.mean(), torch.tensor(0.0), atol=0.02, rtol=0)
+    assert_close(noise.std(), torch.tensor(1.0), atol=0.02, rtol=0)
+
+
+def test_labels_by_hand():
+    assert_array_equal(LabelFlip(share=0.5).labels(4), [3, 2, 1, 0])
+    assert_array_equal(LabelFlip(share=0.5, source=1, target=3).labels(4), [0, 3, 2, 3])
+    assert SignFlip(share=0.5).labels(4) is None
+
+
+def test_a_share_is_drawn_by_the_key_and_clients_are_named():
+    drawn = SignFlip(share=0.3).attackers(10, key(0))
+    assert len(drawn) == 3
+    assert list(drawn) == sorted(set(drawn))
+    assert drawn == Scale(share=0.3).attackers(10, key(0)), "whatever the attack"
+    assert {SignFlip(share=0.3).attackers(10, key(s)) for s in range(5)} != {drawn}
+    assert SignFlip(clients=(4, 1)).attackers(10, key(0)) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: SignFlip(), "by a share of the clients or by their numbers"),
+        (lambda: SignFlip(share=0.1, clients=(1,)), "by a share of the clients or by their numbers"),
+        (lambda: SignFlip(share=1.0), "share = 1.0: take a share in (0, 1)"),
+        (lambda: SignFlip(clients=(1, 1)), "name each client once"),
+        (lambda: SignFlip(clients=(10,)).attackers(10, key(0)), "numbered from 0 to 9"),
+        (lambda: SignFlip(clients=(0, 1)).attackers(2, key(0)), "somebody must be honest"),
+        (lambda: SignFlip(share=0.01).attackers(10, key(0)), "makes 0 of 10 clients attackers"),
+        (lambda: SignFlip(share=0.5, factor=0), "factor = 0: take a factor above 0"),
+        (lambda: Scale(share=0.5, factor=1), "1 has no effect"),
+        (lambda: Noise(share=0.5, sigma=0), "take a standard deviation above 0"),
+        (lambda: LabelFlip(share=0.5, source=1), "give source and target, or neither"),
+        (lambda: LabelFlip(share=0.5, source=1, target=1), "has no effect: it is the source"),
+        (lambda: LabelFlip(share=0.5, source=1, target=4).labels(4), "target = 4: labels are 0 to 3"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, said):
+    with pytest.raises(UserError) as error:
+        make()
+    assert said in str(error.value)
+
+
+def test_every_attack_has_a_name():
+    assert set(ATTACKS.values()) == {NoAttack, LabelFlip, SignFlip, Scale, Noise}

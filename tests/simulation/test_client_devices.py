@@ -1,0 +1,277 @@
+"""Devices of clients: measured ones, classes of them, and the hours of a day; by hand and as identities."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from support import runs
+
+from mpifl import cli
+from mpifl.core.errors import UserError
+from mpifl.core.rng import key
+from mpifl.experiment.loader import load
+from mpifl.experiment.retime import retime
+from mpifl.experiment.schema import check_sections
+from mpifl.simulation.availability import Availability, Presence
+from mpifl.simulation.client_devices import Classes, DeviceClass, Measured, exact_counts
+from mpifl.simulation.delays import Constant, Exponential
+from mpifl.simulation.network import LinkRates, Links
+from mpifl.simulation.visit_times import visit_duration
+
+PHONES = Path(__file__).parents[2] / "mpifl" / "configs" / "devices" / "phones.csv"
+TINY = str(runs.CONFIG)
+TWO = "device,seconds,uplink_bytes_s\nslow,4,1Mbit/s\nslow,6,1Mbit/s\nfast,1,10Mbit/s\n"
+
+
+def duration_of(devices, num_clients=6, delay=None, network=None, away=None, samples=None):
+    """Return how long visits take on some devices."""
+    away = away or Availability()
+    delay, network = delay or Constant(), network or Links()
+    return visit_duration(delay, network, away, key(0), num_clients, 0, devices, samples)
+
+
+@pytest.fixture
+def two(tmp_path) -> str:
+    """A file of two devices, one of them measured twice."""
+    file = tmp_path / "two.csv"
+    file.write_text(TWO)
+    return str(file)
+
+
+def test_fifteen_phones_drive_forty_clients():
+    """Each client keeps its phone, whose own measurements its visits draw; another seed draws others."""
+    phones = {}
+    for line in PHONES.read_text().splitlines()[1:]:
+        name, seconds, *_ = line.split(",")
+        phones.setdefault(name, set()).add(float(seconds))
+    assert len(phones) == 15
+    found = duration_of(Measured("phones.csv"), 40)
+    assert set(found.devices) <= set(phones)
+    assert len(set(found.devices)) > 8
+    drawn = Counter()
+    for k, name in enumerate(found.devices):
+        seconds = [found.delay.seconds(k, v, found.key) for v in range(20)]
+        assert set(seconds) <= phones[name]
+        drawn[len(set(seconds))] += 1
+    assert max(drawn) > 2, "visits differ"
+    assert duration_of(Measured("phones.csv"), 40).devices == found.devices
+    turns = duration_of(Measured("phones.csv", "round_robin"), 40).devices
+    assert turns[:15] == tuple(phones)
+    assert turns[15:30] == turns[:15]
+
+
+def test_a_visit_takes_time_and_link_of_one_measurement(two):
+    """1 Mbit/s are 125 000 bytes a second: a million bytes take 8 s beside 4 or 6 s, or 0.8 s beside 1 s."""
+    found = duration_of(Measured(two, "round_robin"), 2)
+    ends = {found.end(0, v, 0.0, 0, 10**6) for v in range(20)}
+    assert ends == {12.0, 14.0}
+    assert {found.end(1, v, 0.0, 0, 10**6) for v in range(3)} == {1.8}
+    assert found.network.counts_bytes
+    assert found.rates(1, 0) == LinkRates(inf, 1.25e6, 0.0)
+
+
+def test_seconds_per_sample_are_those_of_all_passes(tmp_path):
+    file = tmp_path / "each.csv"
+    file.write_text("device,seconds_per_sample\nphone,20ms\n")
+    found = duration_of(Measured(str(file)), 2, samples=lambda k, v: 100 * (k + 1) + v)
+    assert_allclose([found.end(0, 0, 0.0), found.end(1, 5, 0.0)], [2.0, 4.1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("device,seconds,seconds_per_sample\na,1,1\n", "needs one of the columns"),
+        ("device\na\n", "needs one of the columns"),
+        ("phone,seconds\na,1\n", "has no column device"),
+        ("device,seconds\n", "has no row"),
+        ("device,seconds\na,-1\n", "line 2: seconds = -1.0: take 0 or more seconds"),
+        ("device,seconds\na,nan\n", "take 0 or more seconds"),
+        ("device,seconds\n ,1\n", "name the device"),
+        ("device,seconds,uplink_bytes_s\na,1,0\n", "take a positive rate"),
+        ("device,seconds,uplink_bytes_s\na,1,1MB\n", "line 2: uplink_bytes_s = '1MB': MB is the unit of a"),
+    ],
+)
+def test_a_broken_file_of_measurements_is_refused(text, message, tmp_path):
+    file = tmp_path / "broken.csv"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        duration_of(Measured(str(file)))
+
+
+def test_shares_of_classes_are_exact():
+    assert exact_counts([0.5, 0.3, 0.2], 10) == [5, 3, 2]
+    assert exact_counts([1 / 3, 1 / 3, 1 / 3], 10) == [4, 3, 3]
+    assert exact_counts([0.1] * 10, 10) == [1] * 10
+    devices = Classes({"new": DeviceClass(0.3), "old": DeviceClass(0.7)})
+    names = duration_of(devices, 10).devices
+    assert Counter(names) == {"new": 3, "old": 7}
+    others = devices.fleet(10, key(1).of("devices")).names
+    assert Counter(others) == Counter(names)
+    assert others != names, "who is in a class is drawn"
+
+
+def test_a_class_changes_speed_link_and_latency_by_hand():
+    """4 s at half the speed are 8 s; 100 bytes at 10 a second 10 s, twice 0.5 s of latency: 19 s."""
+    slow = DeviceClass(0.5, speed=0.5, uplink_bytes_s=10.0, latency_s=0.5)
+    found = duration_of(Classes({"slow": slow, "plain": DeviceClass(0.5)}), 4, Constant(4.0))
+    ends = {name: found.end(k, 0, 0.0, 100, 100) for k, name in enumerate(found.devices)}
+    assert ends == {"slow": 19.0, "plain": 4.0}
+
+
+def test_a_class_has_an_availability_of_its_own():
+    """Its devices are there in the second half of a day of 10 s: work of 6 s from 0 ends at 16."""
+    night = Availability(profile=(0.0, 1.0), day_s=10.0)
+    found = duration_of(Classes({"night": DeviceClass(0.5, availability=night), "day": DeviceClass(0.5)}), 2)
+    at = {name: k for k, name in enumerate(found.devices)}
+    assert found.presence.end(at["night"], 0.0, 6.0) == 16.0
+    assert found.presence.end(at["day"], 0.0, 6.0) == 6.0
+    assert not found.presence.always
+
+
+def test_a_day_with_nothing_left_to_chance_by_hand():
+    """Slots of 6 h: away, there, there, away; a shift of 1 h. 13 h of work from 0 end at 8 h next day."""
+    hour = 3600.0
+    presence = Presence(Availability(profile=(0.0, 1.0, 1.0, 0.0), shift_s=hour), key(0))
+    assert presence.next_available(3, 0.0) == 7 * hour
+    assert presence.end(3, 0.0, 13 * hour) == (24 + 7 + 1) * hour
+    here = [presence.is_available(0, h * hour + 1) for h in range(24)]
+    assert_array_equal(np.flatnonzero(here), np.arange(7, 19))
+    edges = Presence(Availability(profile=(0.0, 1.0, 0.0), day_s=0.3), key(0))
+    ends = [edges.end(0, 0.1 * i, 0.05) for i in range(300)]
+    assert ends == sorted(ends), "rounding loses no slot"
+
+
+def test_a_days_profile_has_its_shares_in_every_slot_of_any_clients_day():
+    """40 clients over 50 days, looked at in the middle of each slot; four standard errors."""
+    shares = (0.1, 0.9, 0.5)
+    presence = Presence(Availability(profile=shares, day_s=3.0), key(0))
+    here = np.array(
+        [
+            [[presence.is_available(k, 3 * d + s + 0.5) for s in range(3)] for d in range(50)]
+            for k in range(40)
+        ]
+    )
+    for s, share in enumerate(shares):
+        assert_allclose(here[:, :, s].mean(), share, atol=4 * np.sqrt(share * (1 - share) / 2000))
+    assert not (here[0] == here[1]).all(), "clients are drawn apart"
+    spread = Presence(Availability(profile=(0.0, 1.0), day_s=2.0, spread_s=2.0), key(0))
+    assert 8 < sum(spread.is_available(k, 0.5) for k in range(40)) < 32, "days begin at other times"
+
+
+def test_how_long_visits_last_travels_between_ranks(two):
+    """Rank 0 opens the clock and tells the others what it decided."""
+    night = DeviceClass(0.5, 0.5, 10.0, availability=Availability(profile=(0.0, 1.0), day_s=10.0))
+    for devices in (Measured(two), Classes({"night": night, "plain": DeviceClass(0.5)})):
+        found = duration_of(devices, 4, delay=Exponential(2.0) if isinstance(devices, Classes) else None)
+        again = pickle.loads(pickle.dumps(found))
+        assert [again.end(k, 1, 0.5, 9, 9) for k in range(4)] == [
+            found.end(k, 1, 0.5, 9, 9) for k in range(4)
+        ]
+
+
+def test_a_profile_of_ones_is_always():
+    presence = Presence(Availability(profile=(1.0, 1.0)), key(0))
+    assert presence.always
+    assert presence.end(0, 1.0, 2.0) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Availability(profile=(0.5, 1.5)), "take probabilities in"),
+        (lambda: Availability(profile=(0.0, 0.001)), "the largest at least 0.01"),
+        (lambda: Availability(off_s=3.0, profile=(1.0,)), "leave one of them out"),
+        (lambda: Availability(shift_s=3.0), "shift_s = 3.0: has no effect without profile"),
+        (lambda: Availability(day_s=60.0), "day_s = 60.0: has no effect without profile"),
+        (lambda: Classes({}), "name at least one class"),
+        (lambda: Classes({"a": DeviceClass(0.5)}), "the shares sum to 0.5"),
+        (lambda: DeviceClass(0.5, speed=0.0), "speed = 0.0: take a positive factor"),
+        (lambda: DeviceClass(0.5, uplink_bytes_s=0.0), "uplink_bytes_s = 0.0: take a positive rate"),
+        (lambda: DeviceClass(0.5, latency_s=-1.0), "latency_s = -1.0: take 0 or more"),
+        (lambda: Measured("x.csv", "by_hand"), "assign = 'by_hand': take drawn or round_robin"),
+    ],
+)
+def test_impossible_devices_are_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def measured(file: str, *more: str) -> list[str]:
+    """Return the options of a run on measured devices."""
+    return ["--devices", f"{{name: measured, file: '{file}'}}", *more]
+
+
+CLASSES = "{name: classes, classes: {a: {share: 0.5, speed: 2}, b: {share: 0.5}}}"
+STEPS = ["--algorithm", "fedasync", "--policy", "{name: client_decides}"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (measured("FILE", "--delay", "{name: uniform}"), "delay = .*computing times are those of"),
+        (measured("FILE", "--network", "wired"), "brings computing times of its own"),
+        (measured("FILE", "--network.uplink_bytes_s", "5"), "network.uplink_bytes_s = 5.0: has no effect"),
+        (measured("nowhere.csv"), "devices.file = 'nowhere.csv': there is no such file"),
+        (measured("FILE", *STEPS), "devices = .*virtual time is made of steps"),
+        (["--devices", CLASSES, *STEPS], "devices = .*virtual time is made of steps"),
+        (
+            ["--devices", "{name: classes, classes: {a: {share: 1, spede: 2}}}"],
+            "classes.a.spede = 2: unknown",
+        ),
+        (["--devices", "{name: classes, classes: [a]}"], "must be a mapping from names to sections"),
+    ],
+)
+def test_devices_without_effect_and_unknown_ones_are_refused(options, message, two):
+    with pytest.raises(UserError, match=message):
+        check_sections(load(TINY, [two.join(o.split("FILE")) for o in options]))
+
+
+# -- whole runs ----------------------------------------------------------------------------------------------
+
+SPREAD = ["--delay", "{name: exponential, mean_s: 2}", "--rounds", "8", "--cohort_size", "3"]
+ASYNC = [*SPREAD, "--algorithm", "fedasync", "--policy", "every_arrival"]
+NEUTRAL = [
+    *("--devices", "{name: classes, classes: {a: {share: 0.5}, b: {share: 0.5}}}"),
+    *("--per_client", "{b: {epochs: 1}, 3: {lr: 0.1}}"),
+]
+
+
+def run(folder: Path, name: str, options: list[str]) -> Path:
+    """Run the tiny configuration; return its folder."""
+    place = ["--output.folder", str(folder), "--output.id", name, "-q"]
+    assert cli.main(["run", TINY, *options, *place]) == 0
+    return folder / f"tiny-{name}"
+
+
+def test_classes_that_change_nothing_change_nothing_but_the_column(tmp_path):
+    plain, neutral = (run(tmp_path, n, [*ASYNC, *o]) for n, o in (("p", []), ("n", NEUTRAL)))
+    assert runs.figures_of(plain)["digest"] == runs.figures_of(neutral)["digest"]
+    for table in ("events.csv", "clients.csv", "visits.csv"):
+        one, other = runs.columns_of(plain / table), runs.columns_of(neutral / table)
+        devices = other.pop("device", [])
+        assert one == other, table
+        assert len(devices) == len(one["client"]), table
+        assert set(devices) <= {"a", "b"}
+
+
+def test_devices_of_a_run_can_be_retimed(two, tmp_path):
+    """The times of a run on measured devices, without training it again, and back."""
+    options = ["--rounds", "3", "--participation", "0.5"]
+    plain = run(tmp_path, "plain", options)
+    there = run(tmp_path, "there", [*options, *measured(two)])
+    assert cli.main(["retime", str(plain), *measured(two), "--output.id", "again"]) == 0
+    again = tmp_path / "tiny-again"
+    for table in ("metrics.csv", "visits.csv", "clients.csv"):
+        assert runs.columns_of(there / table) == runs.columns_of(again / table), table
+    assert runs.columns_of(there / "metrics.csv") != runs.columns_of(plain / "metrics.csv")
+    assert cli.main(["retime", str(again), "--devices", "alike", "--output.id", "back"]) == 0
+    assert runs.columns_of(tmp_path / "tiny-back" / "clients.csv") == runs.columns_of(plain / "clients.csv")
+    other = run(tmp_path, "other", [*NEUTRAL, "--rounds", "1"])
+    with pytest.raises(UserError, match="train in another way on other devices"):
+        retime(str(other), ["--devices.classes.b.speed", "2"])

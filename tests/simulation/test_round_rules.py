@@ -1,0 +1,232 @@
+"""Rounds that look at the clock: who is kept, and how much each does; by hand and as identities."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from support import worlds
+from torch.testing import assert_close
+
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.errors import UserError
+from mpifl.core.rng import key
+from mpifl.experiment.schema import SystemConfig
+from mpifl.experiment.traffic_forecast import forecast
+from mpifl.simulation.delays import Exponential, Measured
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import OverSelection, PartialWork, Synchronous
+from mpifl.simulation.round_rules import FirstArrivals, RoundStart, ShortenedVisits
+from mpifl.training.config import LocalConfig
+from mpifl.training.per_client import LocalChanges
+
+STEPS = {0: (2, 2), 1: (3, 3), 2: (3, 3), 3: (4, 4), 4: (2, 2), 5: (3, 3)}  # of `worlds.Tiny`, batches of 5
+SLOW = Exponential(mean_s=2.0)
+
+
+def begin(*clients: int, wanted: int = 2, step: int = 1) -> RoundStart:
+    """Return a round that begins at 10; client k computes for k + 1 seconds."""
+    ks = np.array(clients)
+    return RoundStart(
+        step, ks, wanted, 10.0, lambda k, w: 10.0 + (k + 1) * float(w), STEPS.__getitem__, key(0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("deadline", "kept", "until"),
+    [
+        (None, [1, 2], -np.inf),
+        (3.0, [1, 2], -np.inf),  # both are back at the deadline
+        (2.5, [1], 12.5),
+        (0.5, [1], 10.5),  # nobody is back: the server waits for the first
+    ],
+)
+def test_the_first_are_kept_and_one_at_least(deadline, kept, until):
+    plan = FirstArrivals(deadline, False).plan(begin(1, 2, 4, 5))
+    assert plan.cohort.tolist() == kept
+    assert sorted([*plan.cohort, *plan.late]) == [1, 2, 4, 5]
+    assert plan.until == until
+
+
+def test_all_are_kept_where_fewer_are_there_than_wanted():
+    plan = FirstArrivals(None, False).plan(begin(3, 5, wanted=4))
+    assert (plan.cohort.tolist(), plan.late.tolist(), plan.until) == ([3, 5], [], -np.inf)
+
+
+@pytest.mark.parametrize(
+    ("unit", "work"),
+    [
+        # 2 s: 2/3 of 3 s, 2/4 of 4 s; not even one of two batches fits 5 s, and one of three 6 s
+        (False, {2: Fraction(2, 3), 3: Fraction(1, 2), 4: Fraction(1, 2), 5: Fraction(1, 3)}),
+        (True, {}),  # of one epoch each does one at least
+    ],
+)
+def test_as_many_parts_as_fit_and_one_at_least(unit, work):
+    assert ShortenedVisits(2.0, 0.0, unit).plan(begin(*range(6))).work == work
+
+
+def test_stragglers_are_a_share_of_each_round_and_do_any_part():
+    rule = ShortenedVisits(None, 0.5, False)
+    plans = [rule.plan(begin(*range(6), step=step)).work for step in range(1, 200)]
+    assert {len(work) for work in plans} == {0, 1, 2, 3}, "three are drawn; some of them do all their work"
+    done = {k: {work[k] for work in plans if k in work} for k in range(6)}
+    assert done[3] == {Fraction(n, 4) for n in (1, 2, 3)}
+    assert plans[0] == rule.plan(begin(*range(6), step=1)).work
+
+
+# -- whole runs ----------------------------------------------------------------------------------------------
+
+
+def run(name, folder, policy, steps=3, **changes) -> worlds.Run:
+    """Run a method of the catalogue under a policy."""
+    return worlds.events(CATALOGUE[name](), worlds.Tiny(), folder, steps, policy=policy, **changes)
+
+
+@pytest.fixture
+def steady(tmp_path) -> Measured:
+    """Client k computes for k + 1 seconds."""
+    file = tmp_path / "delays.csv"
+    file.write_text("client,seconds\n" + "".join(f"{k},{k + 1}\n" for k in range(6)))
+    return Measured(str(file))
+
+
+@pytest.mark.parametrize("policy", [OverSelection(extra=0.0), PartialWork(deadline_s=1e6)])
+@pytest.mark.parametrize("name", ["scaffold", "emdcfl"])
+def test_rules_that_change_nothing_are_rounds_bit_for_bit(policy, name, tmp_path):
+    world = {"delay": SLOW, "participation": 0.5, "network": Links(uplink_bytes_s=2000.0)}
+    plain, ruled = (run(name, tmp_path / str(i), p, **world) for i, p in enumerate((Synchronous(), policy)))
+    worlds.same(worlds.state_of(plain.server), worlds.state_of(ruled.server))
+    assert plain.times == ruled.times
+    assert plain.server_step.ledger.rows() == ruled.server_step.ledger.rows()
+
+
+@pytest.mark.parametrize("late", ["stopped", "sent"])
+def test_the_ledger_of_over_selection_is_exact(late, steady, tmp_path):
+    """Of four of six clients the two fastest are mixed; all four download, two or four upload."""
+    policy = OverSelection(extra=1.0, late=late)
+    done = run("fedavg", tmp_path, policy, 4, delay=steady, participation=1 / 3)
+    ledger, size = done.server_step.ledger, 4 * done.server_step.problem.layout.size
+    for step in range(1, 5):
+        rows = [m for m in ledger.moved if m.step == step]
+        kept = [m.client for m in rows if m.trains]
+        assert (len(rows), len(kept)) == (4, 2)
+        assert kept == sorted(m.client for m in rows)[:2]
+        assert done.times[step] - done.times[step - 1] == kept[-1] + 1
+        assert {m.bytes_down for m in rows} == {size}
+        assert {m.bytes_up for m in rows if not m.trains} == ({0} if late == "stopped" else {size})
+    assert ledger.total("down") == 4 * 4 * size
+    assert ledger.total("up") == 4 * size * (2 if late == "stopped" else 4)
+    assert done.server_step.visits.sum() == 8
+    entries = [row for row in ledger.rows() if row["direction"] == "down"]
+    assert {row["cast"] for row in entries} == {"broadcast"}, "those that are left out read it, too"
+
+
+def test_who_was_left_out_meets_another_delay_next_time(tmp_path):
+    """Client 5 takes 100 s at its first start and a tenth at the second: then 4, the slowest, is left out."""
+    file = tmp_path / "delays.csv"
+    file.write_text("client,seconds\n" + "".join(f"{k},{k + 1}\n" for k in range(5)) + "5,100\n5,0.1\n")
+    world = {"delay": Measured(str(file)), "cohort_size": 5}
+    done = run("fedavg", tmp_path, OverSelection(extra=0.2), 2, **world)
+    assert done.times == [0.0, 5.0, 9.0]
+    assert done.engine.left_out.tolist() == [0, 0, 0, 0, 1, 1]
+    assert done.server_step.visits.tolist() == [2, 2, 2, 2, 1, 1]
+
+
+def test_a_round_ends_at_its_deadline_if_not_all_are_back(steady, tmp_path):
+    policy = OverSelection(extra=0.5, deadline_s=2.5)
+    done = run("fedavg", tmp_path, policy, 1, delay=steady, cohort_size=4)
+    assert done.times == [0.0, 2.5]
+    assert done.server_step.visits.tolist() == [1, 1, 0, 0, 0, 0]
+    assert done.reported[1]["late_clients"] == 4
+
+
+AS_DONE = {"2": 2, "3": 2, "4": 1, "5": 1}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednova"])
+def test_partial_work_is_that_of_clients_with_fewer_steps(name, steady, tmp_path):
+    """A deadline of 2 s: as `test_as_many_parts_as_fit_and_one_at_least`; the round waits for client 4."""
+    fewer = {k: LocalChanges(steps=steps) for k, steps in AS_DONE.items()}
+    done = run(name, tmp_path / "a", PartialWork(deadline_s=2.0), 2, delay=steady)
+    same = run(name, tmp_path / "b", Synchronous(), 2, delay=steady, per_client=fewer)
+    worlds.same(worlds.state_of(done.server), worlds.state_of(same.server))
+    assert done.times == [0.0, 2.5, 5.0]
+    assert done.reported[2]["work_mean"] == pytest.approx((1 + 1 + 2 / 3 + 1 / 2 + 1 / 2 + 1 / 3) / 6)
+
+
+def test_partial_work_in_epochs_and_in_stacks(steady, tmp_path):
+    """Three epochs: in 4 s client 3 does all, 4 (5 s) two, 5 (6 s) two; 2 and the others all."""
+    world = {"delay": steady, "local": LocalConfig(epochs=3, batch_size=5, lr=0.05)}
+    policy = PartialWork(deadline_s=4.0, unit="epochs")
+    one = run("fedavg", tmp_path / "1", policy, 2, **world)
+    fewer = {"4-5": LocalChanges(epochs=2)}
+    same = run("fedavg", tmp_path / "2", Synchronous(), 2, **world, per_client=fewer)
+    worlds.same(worlds.state_of(one.server), worlds.state_of(same.server))
+    stacked = run("fedavg", tmp_path / "3", policy, 2, **world, system=SystemConfig(stack=6, device="cpu"))
+    assert_close(stacked.server.tables["model"], one.server.tables["model"], rtol=1e-4, atol=1e-5)
+
+
+def test_downloads_and_uploads_count_towards_a_deadline(tmp_path):
+    """Over a slow link nothing fits, and everybody does one batch; over a fast one all finish."""
+    size = 4.0 * worlds.context_of(worlds.config_of(CATALOGUE["fedavg"]()), worlds.Tiny()).problem.layout.size
+    slow, fast = Links(uplink_bytes_s=size / 3), Links(uplink_bytes_s=size * 100)
+    policy = PartialWork(deadline_s=2.0)
+    done = [run("fedavg", tmp_path / str(i), policy, 1, network=net) for i, net in enumerate((slow, fast))]
+    assert done[0].reported[1]["work_mean"] == pytest.approx(np.mean([1 / n for n, _ in STEPS.values()]))
+    assert done[1].reported[1]["work_mean"] == 1.0
+
+
+def test_the_forecast_counts_those_that_only_download():
+    """Per round; in all nobody knows who is back in time. Partial work sends what rounds send."""
+    over, part, plain = (
+        forecast(
+            worlds.context_of(
+                worlds.config_of(CATALOGUE["fedavg"](), policy=policy, cohort_size=2), worlds.Tiny()
+            )
+        )
+        for policy in (OverSelection(extra=1.0), PartialWork(deadline_s=0.1), Synchronous())
+    )
+    assert over.per_round == (2 * plain.per_round[0], plain.per_round[1])
+    assert (over.total, over.why) == (None, "who is back in time")
+    assert part.total == plain.total
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy": OverSelection(0.5)}, "policy.extra = 0.5: has no effect on rounds of all clients"),
+        (
+            {"policy": PartialWork(1.0), "network": Links(downlink_bytes_s=9.0, cast="group")},
+            "network.cast = 'group': who is back first is known for links of the clients' own",
+        ),
+    ],
+)
+def test_rules_that_cannot_hold_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        worlds.context_of(worlds.config_of(CATALOGUE["fedavg"](), **changes), worlds.Tiny())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OverSelection(extra=-0.1), "extra = -0.1: take 0"),
+        (lambda: OverSelection(deadline_s=0.0), "deadline_s = 0.0: take a positive"),
+        (lambda: OverSelection(late="lost"), "late = 'lost': take stopped or sent"),
+        (lambda: PartialWork(), "give deadline_s, or stragglers"),
+        (lambda: PartialWork(stragglers=1.5), "stragglers = 1.5: take a share"),
+        (lambda: PartialWork(1.0, unit="samples"), "unit = 'samples': take steps or epochs"),
+    ],
+)
+def test_impossible_rules_are_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_cohorts_are_those_of_rounds_with_more_clients(tmp_path):
+    """Who is drawn does not depend on the policy: four for two, or four for four."""
+    over = run("fedavg", tmp_path / "a", OverSelection(extra=1.0), delay=SLOW, cohort_size=2)
+    four = run("fedavg", tmp_path / "b", Synchronous(), delay=SLOW, cohort_size=4)
+    drawn = [[m.client for m in done.server_step.ledger.moved] for done in (over, four)]
+    assert_array_equal(drawn[0], drawn[1])

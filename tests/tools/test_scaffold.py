@@ -1,0 +1,64 @@
+"""`mpifl init`: what it writes runs at once, by the commands that it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from mpifl.cli import main
+from mpifl.core.errors import UserError
+from mpifl.tools.scaffold import TEMPLATES, init
+
+SHORT = ["--rounds", "1", "--local.epochs", "1", "--model", "{name: mlp, hidden: [8]}"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_what_is_written_runs_by_the_commands_that_are_named(kind, here, capsys):
+    assert main(["init", kind, f"Our{kind.capitalize()}"]) == 0
+    written, *commands = capsys.readouterr().out.splitlines()
+    file = here / written.removeprefix("written: ")
+    assert file.stem == f"our_{kind}"
+    assert f"my_{kind}" not in file.read_text()
+    assert f"My{kind.capitalize()}" not in file.read_text()
+    assert commands
+    for command in commands:
+        program, name, *words = shlex.split(command.strip())
+        assert program == "mpifl"
+        if name == "check":
+            words += ["--ranks", "1"]
+        if name in ("run", "data"):
+            words += [*SHORT[:4], *(() if kind == "model" else SHORT[4:])]
+        assert main([name, *words]) == 0, command
+        assert command.strip() in file.read_text() or kind == "sweep"
+
+
+@pytest.mark.parametrize("name", ["MyMethod", "my_method", "FedX2", ""])
+def test_names_of_class_and_file_follow_from_either(name, here):
+    said = init("method", name, here)
+    file, cls = {"FedX2": ("fed_x2.py", "FedX2")}.get(name, ("my_method.py", "MyMethod"))
+    assert (here / file).exists()
+    assert f"class {cls}(Algorithm)" in (here / file).read_text()
+    assert f"{file}:{cls}" in said
+
+
+def test_nothing_is_overwritten_and_bad_names_are_refused(here):
+    init("model", "", here)
+    before = (here / "my_model.py").read_text()
+    for kind, name, part in [
+        ("model", "MyModel", "exists; take another name"),
+        ("modell", "", "did you mean 'model'?"),
+        ("data", "../data", "take letters, digits and underscores"),
+        ("data", "2fast", "take letters, digits and underscores"),
+    ]:
+        with pytest.raises(UserError, match=re.escape(part)):
+            init(kind, name, here)
+    assert (here / "my_model.py").read_text() == before
+    assert len(list(here.iterdir())) == 1
