@@ -340,6 +340,7 @@ class _Work:
         """
         folder = case.folder(self.folder)
         if is_complete(case, self.folder):
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # killed in its last moment
             return "complete", None
         like = self.twins.get(case.training, []) if case.training else []
         twin = next((other for other in like if is_complete(other, self.folder)), None)

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,14 +113,17 @@ def is_begun(folder: Path) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether a run came to its end.
+    """Return whether a run came to its end; remove checkpoints that a job killed in its last moment left.
 
     Raises:
         UserError: The folder is no run folder.
     """
     there = all((folder / name).is_file() for name in ("run.json", "config.yaml"))
     require(there, "RUN", str(folder), "is no run folder: it has no run.json and config.yaml")
-    return (folder / "summary.json").is_file()
+    complete = (folder / "summary.json").is_file()
+    if complete:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return complete
 
 
 # -- tables and JSON -----------------------------------------------------------------------------------------
