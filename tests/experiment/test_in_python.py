@@ -34,7 +34,7 @@ def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_
     with pytest.raises(mpifl.UserError):
         mpifl.run(str(CONFIG), algorithm={"name": "fedprox", "mu": -1}, output={"folder": str(tmp_path)})
     assert (handlers(), learners(), threading.active_count()) == before
-    left = run.folder / "checkpoints" / "step-000000001"  # as a job that is killed in its last moment leaves it
+    left = run.folder / "checkpoints" / "step-000000001"  # of a job killed in its last moment
     left.mkdir(parents=True)
     assert mpifl.resume(run.folder).summary == run.summary  # complete already
     assert not left.parent.exists()
