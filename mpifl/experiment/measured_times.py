@@ -115,6 +115,7 @@ class MeasuredTimes:
         book: of rank 0, for each visit: tasks out, reports back.
         decide: of rank 0, for each step, at the full size of a cohort.
         mix: of the sums, for each upload.
+        mix_once: of the sums, however many uploads there are: rows that are begun and finished.
         gram: of all products of uploads, at the full size of a cohort.
         gram_setup: of all products of the statistics of all clients.
         step: of rank 0 in a step of an asynchronous run, arrivals included.
@@ -139,6 +140,7 @@ class MeasuredTimes:
     book: float = 0.0
     decide: float = 0.0
     mix: float = 0.0
+    mix_once: float = 0.0
     gram: float = 0.0
     gram_setup: float = 0.0
     step: float = 0.0
@@ -455,7 +457,8 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
     sizes, algorithm = trained_samples(context), context.config.algorithm
     m = context.decisions.num_sampled
     chosen = _evenly(sizes, min(VISITS, m))
-    cohorts = [chosen, chosen, chosen]
+    few = chosen[:: max(1, len(chosen) // 2)]
+    cohorts = [chosen, chosen, chosen, few]
     if uses(algorithm, RememberedUploads) and m < context.problem.num_clients:
         others = np.setdiff1d(np.arange(len(sizes)), chosen)[: len(chosen)]
         cohorts[2] = others if len(others) else chosen
@@ -468,7 +471,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
     engine.run(observer, _saved(server, step, virtual=0.0))
     busy = (perf_counter() - clock) / max(process_time() - start, 1e-9)
     c = len(chosen)
-    cold, warm, last = step.parts
+    cold, warm, last, least = step.parts
     look, once = 0.0, True
     n, per_visit = sizes[chosen], [cold.visits, warm.visits]
     if uses(algorithm, SecondLook):
@@ -485,8 +488,15 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
     else:
         remembered = 0.0
     books = [p.whole - sum(p.visits) - p.advance for p in (warm, last)]
-    mixes = [p.advance - p.decide for p in (warm, last)]
-    gram = _gram(context, context.problem.layout, c, ComparedUploads, "gram")
+    of_all, of_few = (
+        min(part.advance - part.decide for part in parts)
+        - _gram(context, context.problem.layout, count, ComparedUploads, "gram")
+        for parts, count in (((warm, last), c), ((least,), len(few)))
+    )
+    mix, mix_once = max(0.0, of_all) / c, 0.0
+    if len(few) < c and not uses(algorithm, RememberedUploads) and 0 < of_few < of_all:
+        mix = (of_all - of_few) / (c - len(few))
+        mix_once = max(0.0, of_all - c * mix)
     return MeasuredTimes(
         visit=PerSample.of([*n, *(n if again else ())], [*per_visit[1], *again]),
         first_visit=PerSample.of(n, per_visit[0]),
@@ -494,7 +504,8 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         looks_once=once,
         remembered=remembered,
         book=max(0.0, min(books)) / c,
-        mix=max(0.0, min(mixes) - gram) / c,
+        mix=mix,
+        mix_once=mix_once,
         busy=busy,
         num_visits=sum(len(p.visits) for p in step.parts),
         **_evaluated(context, step, observer, evaluated),

@@ -224,12 +224,13 @@ def _rounds(
             known = np.union1d(known, clients)
         seen = np.union1d(seen, cohort) if remembers else seen
         uploads = int(np.bincount(owners).max())
-        training = _busiest(owners, seconds) + measured.mix * uploads
+        training = _busiest(owners, seconds) + measured.mix * uploads + measured.mix_once
         server = measured.book * len(clients) + measured.decide + measured.gram
         out.training += training
         out.server += server
         out.network += moved
-        out.work += float(seconds.sum()) + measured.mix * len(clients) + server
+        mixing = measured.mix * len(clients) + measured.mix_once * max(1, num_ranks - 1)
+        out.work += float(seconds.sum()) + mixing + server
         out.rounds.append(training + server + moved)
         if schedule.due(step, config.rounds):
             out.evaluations += 1

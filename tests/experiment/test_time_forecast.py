@@ -134,7 +134,7 @@ def test_a_round_lasts_as_long_as_its_busiest_worker(ranks, round_s):
 
 def test_the_parts_of_a_run_add_up():
     """Three rounds of four visits of 0.1 s a sample, 12 samples; the first visits 1 s longer; rank 0 takes
-    0.5 s for each visit and 2 s to decide, sums 0.25 s an upload, two evaluations of 3 s and 1 s.
+    0.5 s for each visit and 2 s to decide, sums 0.25 s an upload and 1.5 s beside, two evaluations of 3 s and 1 s.
     """
     seconds = MeasuredTimes(
         PerSample(0.0, 0.1),
@@ -142,6 +142,7 @@ def test_the_parts_of_a_run_add_up():
         book=0.5,
         decide=2.0,
         mix=0.25,
+        mix_once=1.5,
         evaluation=PerSample(3.0),
         record=1.0,
         setup=7.0,
@@ -159,7 +160,7 @@ def test_the_parts_of_a_run_add_up():
             "start-up": 2.5,
             "data and model": 1.0,
             "set-up statistics": 7.0,
-            "rounds": 3 * (4 * 1.2 + 4 * 0.5 + 2.0 + 4 * 0.25) + 4 * 1.0,
+            "rounds": 3 * (4 * 1.2 + 4 * 0.5 + 2.0 + 4 * 0.25 + 1.5) + 4 * 1.0,
             "evaluation": 2 * (3.0 + 1.0),
             "checkpoints": 3 * 0.5,
             "end": 0.75,
