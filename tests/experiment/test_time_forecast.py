@@ -134,7 +134,8 @@ def test_a_round_lasts_as_long_as_its_busiest_worker(ranks, round_s):
 
 def test_the_parts_of_a_run_add_up():
     """Three rounds of four visits of 0.1 s a sample, 12 samples; the first visits 1 s longer; rank 0 takes
-    0.5 s for each visit and 2 s to decide, sums 0.25 s an upload and 1.5 s beside, two evaluations of 3 s and 1 s.
+    0.5 s for each visit and 2 s to decide, sums 0.25 s an upload and 1.5 s beside, two evaluations of 3 s
+    and 1 s.
     """
     seconds = MeasuredTimes(
         PerSample(0.0, 0.1),
