@@ -8,6 +8,12 @@ global model, w_i the client's copy, theta personal model. R times: on one mini-
 Its rates are its own: of `local` only batch_size and the schedule of the rate apply, training is plain SGD.
 mu is in the authors' code, not in the paper. There everyone trains and the sampled are averaged; here only
 the sampled train.
+
+Variant `ucfl`, the code of the paper "User-Centric Federated Learning": theta starts each visit at the model
+received, every one of its K steps takes another mini-batch, there is no mu, and theta and w_i move by Adam
+with the rates eta_p and eta, whose moments stay with the client and whose steps are counted together. Adam
+divides by the size of the gradient: w_i moves by about eta a step, whatever lambda is, and theta does not
+stay near it.
 """
 
 from __future__ import annotations
@@ -17,7 +23,9 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 
+from mpifl.core.client import Direction
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
 from mpifl.core.mixing import Plan, blend, shares
@@ -37,6 +45,7 @@ class PFedMe(Algorithm):
         personal_lr: eta_p, rate of theta.
         beta: share of the average that enters the global model.
         mu: weight decay of theta.
+        variant: `paper`, or `ucfl`, which trains by Adam (UCFL's code); mu does not apply there.
     """
 
     lam: float = 15.0
@@ -46,6 +55,7 @@ class PFedMe(Algorithm):
     personal_lr: float = 0.1
     beta: float = 1.0
     mu: float = 0.001
+    variant: str = "paper"
 
     paper = "dinh2020personalized"
     needs = Needs(client_state=True, new_optimizer=True, averages=True)
@@ -56,6 +66,7 @@ class PFedMe(Algorithm):
         require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "take at least one step")
         require(self.local_rounds >= 1, "local_rounds", self.local_rounds, "take at least one mini-batch")
         require(self.mu >= 0, "mu", self.mu, "take 0 or more")
+        require(self.variant in ("paper", "ucfl"), "variant", self.variant, "take paper or ucfl")
 
     def serves(self, server: Server, k: int) -> Reads:
         """Judge by the client's own theta."""
@@ -63,6 +74,8 @@ class PFedMe(Algorithm):
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Alternate theta and w_i over R mini-batches."""
+        if self.variant == "ucfl":
+            return self._by_adam(message["model"][0], state, client, key)
         w_i = theta = message["model"][0]
         plain: dict[str, Any] = {
             "optimizer": "sgd",
@@ -87,6 +100,34 @@ class PFedMe(Algorithm):
         metrics = {"train_loss": float(np.mean(losses or [0.0]))}  # no batch: a plan, which does not train
         return client.report(model=w_i, metrics=metrics), {"model": theta}
 
+    def _by_adam(self, received: Vector, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Alternate theta and w_i R times, K mini-batches each."""
+        adam, p = _Adam(state), client.layout.num_parameters
+        w_i = theta = received
+        batches = client.batches(key, epochs=self.local_rounds * self.inner_steps)
+        losses = []
+        for r in range(self.local_rounds):
+            pull = proximal(self.lam, w_i)
+            for k, batch in enumerate(islice(batches, self.inner_steps)):
+                inner = client.sgd(
+                    theta,
+                    key.of("inner", r, k),
+                    direction=adam.direction("theta", pull),
+                    split=batch,
+                    epochs=1,
+                    batch_size=len(batch),
+                    optimizer="sgd",
+                    momentum=0.0,
+                    weight_decay=0.0,
+                    lr=self.personal_lr,
+                )
+                theta = inner.vector
+                losses.append(inner.loss)
+            w_i = w_i.clone()
+            w_i[:p] -= self.lr * adam.step("w", self.lam * (w_i - theta)[:p])
+        metrics = {"train_loss": float(np.mean(losses or [0.0]))}
+        return client.report(model=w_i, metrics=metrics), {"model": theta, **adam.state()}
+
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w <- (1 - beta) w + beta sum n_i w_i / n."""
         return Plan([blend(self.beta * shares(notes))])
@@ -94,3 +135,36 @@ class PFedMe(Algorithm):
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return theta, the common initial model before the first visit."""
         return state.get("model", client.init)
+
+
+class _Adam:
+    """Adam on several vectors, each with moments of its own and one count of steps for all, as in Keras.
+
+    Args:
+        state: what `state` returned at the client's last visit.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.steps = int(state["steps"]) if "steps" in state else 0
+        self.moments = {k: v for k, v in state.items() if k not in ("model", "steps")}
+
+    def step(self, name: str, gradient: Vector) -> Vector:
+        """Return what Adam takes instead of the gradient [p] of a vector."""
+        self.steps += 1
+        first, second = (
+            self.moments.get(f"{name}.{moment}", torch.zeros_like(gradient)).to(gradient.device)
+            for moment in ("first", "second")
+        )
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient.square()
+        self.moments |= {f"{name}.first": first, f"{name}.second": second}
+        size = (second / (1 - 0.999**self.steps)).sqrt_().add_(1e-8)
+        return first / (1 - 0.9**self.steps) / size
+
+    def direction(self, name: str, change: Direction) -> Direction:
+        """Return the direction of Adam along a changed gradient."""
+        return lambda g, w: self.step(name, change(g, w))
+
+    def state(self) -> State:
+        """Return what the client keeps."""
+        return {**self.moments, "steps": torch.tensor(self.steps)}

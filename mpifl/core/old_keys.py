@@ -31,6 +31,7 @@ NEW_KEYS: dict[str, Any] = {
     "algorithm.stream_cost": 0.0,
     "algorithm.tradeoff": None,
     "algorithm:fedfomo.variant": "paper",
+    "algorithm:pfedme.variant": "paper",
     "algorithm:fedavg_ft.mu": 0.0,
     "algorithm:fedcuau.evaluate_copies": False,
     "algorithm:fedper.tune_epochs": 0,

@@ -11,6 +11,7 @@ from support import byhand
 from torch.testing import assert_close
 
 from mpifl.algorithms.pfedme import PFedMe
+from mpifl.core.errors import UserError
 
 
 def test_a_visit_by_hand():
@@ -68,3 +69,43 @@ def test_a_visit_without_batches_is_quiet():
         )
     assert_close(report.vectors["model"], torch.tensor([1.0]))
     assert report.metrics["train_loss"] == 0.0
+
+
+def keras_adam(value, gradient, moments, t, lr):
+    """Return a number after step t of Adam, and change its moments."""
+    moments[0] = 0.9 * moments[0] + 0.1 * gradient
+    moments[1] = 0.999 * moments[1] + 0.001 * gradient**2
+    return value - lr * (moments[0] / (1 - 0.9**t)) / ((moments[1] / (1 - 0.999**t)) ** 0.5 + 1e-8)
+
+
+def test_the_variant_of_ucfl_moves_both_models_by_adam_and_keeps_its_moments():
+    """F(w) = (w - 4)^2 / 2, lambda = 2; theta begins at w_i; one count of steps for both, over two visits."""
+    method = PFedMe(lam=2.0, personal_lr=0.25, lr=0.125, inner_steps=2, local_rounds=2, variant="ucfl")
+    moments, t, state = {"theta": [0.0, 0.0], "w": [0.0, 0.0]}, 0, {}
+    for received in (0.0, 1.0):
+        report, state = method.local_update(
+            byhand.message(model=[[received]]), state, byhand.Quadratic([4.0], steps=4), byhand.KEY
+        )
+        w = theta = received
+        for _ in range(2):
+            for _ in range(2):
+                t += 1
+                theta = keras_adam(theta, theta - 4 + 2 * (theta - w), moments["theta"], t, 0.25)
+            t += 1
+            w = keras_adam(w, 2 * (w - theta), moments["w"], t, 0.125)
+        assert_close(state["model"], torch.tensor([theta]))
+        assert_close(report.vectors["model"], torch.tensor([w]))
+
+
+def test_the_variant_of_ucfl_takes_another_mini_batch_in_each_inner_step():
+    client = byhand.Quadratic([4.0], steps=2)
+    PFedMe(local_rounds=3, inner_steps=5, variant="ucfl").local_update(
+        byhand.message(model=[[0.0]]), {}, client, byhand.KEY
+    )
+    assert [call.changes["epochs"] for call in client.calls] == [1] * 15
+    assert len({call.key for call in client.calls}) == 15
+
+
+def test_an_unknown_variant_is_refused():
+    with pytest.raises(UserError, match="take paper or ucfl"):
+        PFedMe(variant="adam")

@@ -42,6 +42,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("pfedgraph", {"variant": "emdcfl"}),
     ("pfedgraph", {"variant": "repo", "lam": 0.1}),
     ("pfedme", {"beta": 0.5, "inner_steps": 2, "personal_lr": 0.02}),
+    ("pfedme", {"variant": "ucfl", "inner_steps": 2, "local_rounds": 3, "personal_lr": 0.01}),
     ("fedprox", {"variant": "unsquared"}),
     ("cfl", {"warmup": 1, "eps1": 100.0, "eps2": 0.0, "variant": "emdcfl", "gamma_max": -1.0}),
     ("cflgp", {"variant": "emdcfl", "num_clusters": 3}),
