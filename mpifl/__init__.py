@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         rows,
         shares,
     )
-    from mpifl.experiment.in_python import resume, run, sweep
+    from mpifl.experiment.in_python import client_data, resume, run, sweep
     from mpifl.experiment.loader import load as load_config
     from mpifl.experiment.schema import Config
     from mpifl.experiment.sweep_results import Sweep, load_sweep
@@ -53,6 +53,7 @@ __all__ = [
     "blend",
     "by_cluster",
     "carry",
+    "client_data",
     "componentwise",
     "in_turn",
     "load",
@@ -73,6 +74,7 @@ _HOMES = {
     "Run": "results.reader",
     "Sweep": "experiment.sweep_results",
     "UserError": "core.errors",
+    "client_data": "experiment.in_python",
     "load": "results.reader",
     "load_config": "experiment.loader",
     "load_run": "results.reader",

@@ -184,21 +184,36 @@ def prepare(transport: Transport, args: argparse.Namespace) -> None:
 
 SHEET = {"metavar": "FILE", "help": "PNG file to write (default: <name>-data.png in the current folder)"}
 
+PARTITION = {
+    "metavar": "FILE",
+    "help": "file.csv or file.parquet to write: client, part and sample in a row, for scenario `partition`",
+}
 
-@command(CONFIG=CONFIG, sheet=SHEET)
+
+@command(CONFIG=CONFIG, sheet=SHEET, export=PARTITION)
 def data(transport: Transport, args: argparse.Namespace) -> None:
     """Look at the clients of a configuration: print a table, write a sheet of sample images and counts."""
     from mpifl.comm.transport import on_server
+    from mpifl.data import export_partition
     from mpifl.experiment.data_preview import look
     from mpifl.experiment.loader import load_everywhere
     from mpifl.experiment.sweep_cases import note_on
 
     config = load_everywhere(transport, args.CONFIG, args.options)
     sheet = Path(args.sheet or f"{config.name}-data.png")
+
+    def answer() -> str:
+        text = look(config, sheet, lambda line: args.quiet or print(line))
+        said = f"{text}{note_on(config)}\n\nsheet: {sheet}"
+        if args.export is None:
+            return said
+        rows = export_partition(config.data, config.seed.data, Path(args.export), "--export")
+        return f"{said}\npartition: {args.export}, {rows:,} rows"
+
     with _watched(transport, args):
-        text = on_server(transport, lambda: look(config, sheet, lambda line: args.quiet or print(line)))
+        text = on_server(transport, answer)
     if transport.is_server:
-        print(f"{text}{note_on(config)}\n\nsheet: {sheet}")
+        print(text)
 
 
 def _watched(transport: Transport, args: argparse.Namespace) -> Progress:

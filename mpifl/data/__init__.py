@@ -4,7 +4,7 @@ from mpifl.data.federation import PoolFederation
 from mpifl.data.scenarios import SCENARIOS
 from mpifl.data.sources import SOURCES
 
-from .build import DataConfig, open_federation, open_public, prepare
+from .build import DataConfig, export_partition, open_federation, open_public, prepare
 from .prepared_cache import CacheMissing
 from .statistics import histogram, label_distance
 
@@ -14,6 +14,7 @@ __all__ = [
     "CacheMissing",
     "DataConfig",
     "PoolFederation",
+    "export_partition",
     "histogram",
     "label_distance",
     "open_federation",

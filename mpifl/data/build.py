@@ -17,6 +17,7 @@ from mpifl.core.federation import Split
 from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
 from mpifl.data.partition.csr import Csr
+from mpifl.data.partition.table import FORMATS, check_format, write
 
 from . import prepared_cache as cache
 from .federation import PoolFederation
@@ -24,6 +25,7 @@ from .pool import Pool, check_pool
 from .prepared_cache import Progress
 from .scenario import FixedPartition, Scenario, ScenarioSpec
 from .scenarios import Rotated
+from .scenarios.partition_file import exported
 from .sources import Digits, Photos, Source, in_one_line, normalisation
 from .transforms import ToTensor
 
@@ -93,10 +95,36 @@ def open_federation(
             return PoolFederation(pool, spec, spec.drift, _to_tensor(config, spec, pool))
         name = type(config.scenario).__name__
         code = cache.code_digest(type(config.scenario))
-        tag = cache.digest(place.name, name, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
+        read = [(str(path), *_file_state(path)) for path in config.scenario.files()]
+        tag = cache.digest(place.name, name, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
         cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say), say, build, verify)
     return _open_scenario(config, spec, pool, folder)
+
+
+def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str) -> int:
+    """Write who holds which sample as a file that scenario `partition` reads.
+
+    Args:
+        config: source and scenario.
+        seed: the data seed.
+        path: .csv or .parquet.
+        key_of_path: the option that names it, for messages.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        UserError: the clients change from visit to visit, or the file cannot be written.
+    """
+    check_format(path, key_of_path, FORMATS[:2])
+    _, pool = _prepared_pool(config, lambda line: None, True, True)
+    with _under("data.scenario"):
+        spec = config.scenario.compose(pool, key(seed, "data"))
+        name = type(config.scenario).__name__
+        table = exported(spec, pool, config.source.name, {"scenario": name, "seed": seed})
+    write(table, path, key_of_path)
+    return len(table.sample)
 
 
 def open_public(config: DataConfig, like: PoolFederation) -> Split:
@@ -178,14 +206,19 @@ def _states(config: DataConfig) -> list[FileState]:
     states = []
     for path in _files(source, root or Path()):
         try:
-            status = path.stat()
+            states.append((str(path), *_file_state(path)))
         except (OSError, ValueError) as error:  # a name may be none
             if source.needs_root:
                 raise UserError("data.root", str(root), f"{path} is not there: {how}") from error
             remedy = "no such file; give its path, absolute or below data.root"
             raise UserError("data.source.path", str(path), remedy) from error
-        states.append((str(path), status.st_size, status.st_mtime_ns))
     return states
+
+
+def _file_state(path: Path) -> tuple[int, int]:
+    """Return bytes and time of the last change."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _pool_digest(config: DataConfig, states: list[FileState]) -> str:

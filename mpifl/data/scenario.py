@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,10 @@ class ScenarioSpec:
 
 class Scenario(ABC):
     """Options of one scenario; a frozen dataclass whose fields are configuration keys."""
+
+    def files(self) -> list[Path]:
+        """Return the files that it reads; the partition is prepared anew when one of them changes."""
+        return []
 
     @abstractmethod
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:

@@ -9,6 +9,7 @@ from typing import Any
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import require
 from mpifl.core.old_keys import renamed
+from mpifl.data import open_federation
 from mpifl.results import reader
 from mpifl.results.reader import Run
 from mpifl.results.run_folder import is_complete
@@ -122,6 +123,36 @@ def sweep(
         return None if folder is None else load_sweep(folder)
 
     return on_all_ranks("mpifl.sweep", work)
+
+
+def client_data(
+    config: Given | Run, client: int, *, visit: int = 0, stored: bool = False, **changes: Any
+) -> dict[str, tuple[Any, Any]]:
+    """Return the data of one client as NumPy arrays: part -> (x, y).
+
+    Parts are `train`, `val`, `test` and the names of further test sets.
+
+    Args:
+        config: as `run` takes it, or a finished run.
+        client: its number, from 0.
+        visit: the number of its visit, where clients change from visit to visit.
+        stored: x as it is stored, images uint8 [n, C, H, W], instead of as the model sees it, float32.
+        changes: as in `run`.
+
+    Raises:
+        UserError: there is no such client, or the data cannot be opened.
+    """
+    given = config.folder / "config.yaml" if isinstance(config, Run) else config
+    whole: Config = loader.from_tree(Config, tree_of(given, changes))
+    found = open_federation(whole.data, whole.seed.data)
+    known = f"clients are numbered from 0 to {found.num_clients - 1}"
+    require(0 <= client < found.num_clients, "client", client, known)
+    require(visit >= 0, "visit", visit, "visits are numbered from 0")
+    data = found.client(client, visit)
+    parts = {"train": data.train, "val": data.val, "test": data.test, **data.extra}
+    if stored:
+        return {name: found.samples(client, name, visit) for name in parts}
+    return {name: (split.x.numpy().copy(), split.y.numpy().copy()) for name, split in parts.items()}
 
 
 def tree_of(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from mpifl.data.scenarios.emdcfl import BackdoorCifar, BackdoorMnist, EmdCflCifa
 from mpifl.data.scenarios.fedcuau import FedCuau
 from mpifl.data.scenarios.flt import Flt1, Flt2, Flt4
 from mpifl.data.scenarios.natural import Flt3, Natural, Pacs
+from mpifl.data.scenarios.partition_file import PartitionFile
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.scenarios.ucfl import UcflA, UcflB, UcflBatch, UcflC
 from mpifl.data.scenarios.usual import Dirichlet, Iid, LogNormal, PowerLaw, Shards
@@ -19,6 +20,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "powerlaw": PowerLaw,
     "natural": Natural,
     "population": Population,
+    "partition": PartitionFile,
     "rotated": Rotated,
     "composed": Composed,
     "emdcfl_mnist": EmdCflMnist,

@@ -1,0 +1,259 @@
+"""A partition that stands in a file: one of ours that was exported, or one of another simulator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, everyone, from_lists, hold_out
+from mpifl.data.partition.table import PartitionTable, facts_of, read
+from mpifl.data.pool import Pool
+from mpifl.data.scenario import SPLITS, Scenario, ScenarioSpec, check_fraction
+from mpifl.data.scenarios.usual import TESTS, test_like
+from mpifl.data.transforms import Border, Colour, Op, Patch, PermuteLabels, Rotate
+
+VERSION = 1
+OPS: dict[str, type[Op]] = {op.__name__: op for op in (Border, Colour, Patch, PermuteLabels, Rotate)}
+ALTERED = "its first line was altered: export it again, or remove that line"
+
+
+@dataclass(frozen=True)
+class PartitionFile(Scenario):
+    """The partition in a file, one of ours (`mpifl data CONFIG --export split.csv`) or of another simulator.
+
+    A file of ours gives the very same clients: samples, groups, and what is done to the samples of a group.
+
+    Attributes:
+        path: .csv, .parquet or .json: client, part (train, val, test) and sample in a row. Samples are
+            counted through the source, its training part first. Relative to the working folder.
+        test: where the file has no test samples: `like`, `own` or `all`, as in scenario iid; null: like.
+        test_share: share of each client's samples set aside if test is own.
+        validation: where the file has no validation samples: share of each client's training samples set
+            aside; null: none.
+        labels: `check` compares the labels in the file, if it has any, with those of the source; `ignore`.
+    """
+
+    path: str = "split.csv"
+    test: str | None = None
+    test_share: float = 0.2
+    validation: float | None = None
+    labels: str = "check"
+
+    def __post_init__(self) -> None:
+        require(self.test is None or self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
+        require(self.labels in ("check", "ignore"), "labels", self.labels, "check or ignore")
+        check_fraction("test_share", self.test_share)
+        check_fraction("validation", self.validation)
+
+    def files(self) -> list[Path]:
+        """Return the file: another content is another partition."""
+        return [Path(os.path.expanduser(self.path))]
+
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Compose the partition, and what a file of ours says of it."""
+        facts = facts_of(self.files()[0], "path")
+        if not facts:
+            table = read(self.files()[0], "path")
+            own = {"clients": list(table.clients)}
+            groups = self._groups(table)
+            return ScenarioSpec(lambda: self._splits(pool, key, table), groups, facts=own)
+        try:
+            return self._as_exported(facts, pool, key)
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError("path", self.path, ALTERED) from error
+
+    def _as_exported(self, facts: Mapping[str, Any], pool: Pool, key: Key) -> ScenarioSpec:
+        require(
+            facts["version"] == VERSION, "path", self.path, f"is of version {facts['version']}: update mpifl"
+        )
+        for name, here in (("samples", len(pool.labels)), ("train", pool.num_train)):
+            what = "samples" if name == "samples" else "training samples"
+            made = f"was made for {facts['source']} with {facts[name]} {what}"
+            remedy = f"{made}, and the source has {here}: name that source"
+            require(facts[name] == here, "path", self.path, remedy)
+        groups, blocks = (
+            None if facts[name] is None else np.array(facts[name], np.int64) for name in ("groups", "blocks")
+        )
+        return ScenarioSpec(
+            lambda: self._splits(pool, key, read(self.files()[0], "path")),
+            groups,
+            blocks,
+            ops=ops_of(facts["ops"]),
+            split_ops={name: ops_of(ops) for name, ops in facts["split_ops"].items()},
+            materialize=bool(facts["materialize"]),
+            resize=facts["resize"],
+            normalise=facts["normalise"],
+            names=tuple(facts["names"]),
+            targets=facts["targets"],
+            facts=facts["facts"],
+        )
+
+    def _groups(self, table: PartitionTable) -> np.ndarray | None:
+        """Return the group of each client, if the file has a column of them."""
+        if table.group is None:
+            return None
+        groups = np.full(len(table.clients), -1, np.int64)
+        groups[table.client] = table.group
+        if (groups[table.client] != table.group).any():
+            k = int(table.client[np.flatnonzero(groups[table.client] != table.group)[0]])
+            remedy = f"client {table.clients[k]} is in several groups: give it one"
+            raise UserError("path", self.path, remedy)
+        return np.unique(groups, return_inverse=True)[1]
+
+    def _splits(self, pool: Pool, key: Key, table: PartitionTable) -> dict[str, Csr]:
+        self._check(pool, table)
+        names = list(dict.fromkeys([*SPLITS, *np.unique(table.part).tolist()]))
+        splits = {name: self._rows(table, name) for name in names}
+        bare = np.flatnonzero(splits["train"].sizes == 0)
+        if len(bare):
+            who = table.clients[int(bare[0])]
+            raise UserError("path", self.path, f"client {who} has no training samples: give it some")
+        splits["train"], splits["test"] = self._test(pool, key, table, splits)
+        if not len(splits["val"].index):  # type: ignore[arg-type]
+            splits["train"], splits["val"] = self._held_out(splits["train"], key)
+        else:
+            remedy = "the file says which samples validate: leave it out"
+            require(self.validation is None, "validation", self.validation, remedy)
+        return splits
+
+    def _check(self, pool: Pool, table: PartitionTable) -> None:
+        """Refuse samples that the source does not have, other labels than its own, and unknown parts."""
+        most = int(table.sample.max())
+        few = f"names sample {most}, and the source has {len(pool.labels)}: name the source that it is of"
+        require(most < len(pool.labels), "path", self.path, few)
+        largest = int(table.client.max())
+        require(largest < len(table.clients), "path", self.path, ALTERED)
+        known = (*SPLITS, *table.facts.get("split_ops", ()))
+        for part in np.unique(table.part):
+            require(
+                part in known, "path", self.path, f"names part {str(part)!r}: known are {', '.join(known)}"
+            )
+        if table.label is not None and self.labels == "check":
+            wrong = np.flatnonzero(np.asarray(pool.labels)[table.sample] != table.label)
+            if len(wrong):
+                i = int(wrong[0])
+                says = (
+                    f"{len(wrong)} labels differ; sample {table.sample[i]} has label {table.label[i]} in it"
+                )
+                here = f"{says} and {pool.labels[table.sample[i]]} in the source: another data set or order"
+                raise UserError("path", self.path, f"{here}; labels: ignore reads it")
+
+    @staticmethod
+    def _rows(table: PartitionTable, part: str) -> Csr:
+        chosen = np.flatnonzero(table.part == part)
+        order = chosen[np.argsort(table.client[chosen], kind="stable")]
+        sizes = np.bincount(table.client[chosen], minlength=len(table.clients))
+        return from_lists(np.split(table.sample[order], np.cumsum(sizes)[:-1]))
+
+    def _test(self, pool: Pool, key: Key, table: PartitionTable, splits: dict[str, Csr]) -> tuple[Csr, Csr]:
+        """Return (train, test): the file's, or as `test` says."""
+        train, test, clients = splits["train"], splits["test"], len(table.clients)
+        if test.index is not None and len(test.index):
+            remedy = "the file says which samples test: leave it out"
+            require(self.test is None, "test", self.test, remedy)
+            return train, test
+        if self.test == "own":
+            return hold_out(self._mixed(train, key.of("own")), self.test_share)
+        if self.test == "all":
+            return train, everyone(pool.test, clients)
+        assert train.index is not None
+        labels = np.asarray(pool.labels)
+        owner = np.repeat(np.arange(clients), train.sizes)
+        return train, test_like(pool, labels[train.index], owner, clients, key.of("test").numpy())
+
+    def _held_out(self, train: Csr, key: Key) -> tuple[Csr, Csr]:
+        held = self.validation or 0.0
+        return hold_out(self._mixed(train, key.of("validation")) if held else train, held)
+
+    @staticmethod
+    def _mixed(rows: Csr, key: Key) -> Csr:
+        """Return the rows in random order: those of a file may be sorted by label."""
+        held = [np.asarray(rows.of(k)) for k in range(len(rows.sizes))]
+        return from_lists([key.of(k).numpy().permutation(samples) for k, samples in enumerate(held)])
+
+
+def exported(spec: ScenarioSpec, pool: Pool, source: str, of: Mapping[str, Any]) -> PartitionTable:
+    """Return the table of a scenario.
+
+    Args:
+        spec: What it composed.
+        pool: The samples.
+        source: The name of their source.
+        of: What is to be said of it besides.
+
+    Raises:
+        UserError: Its clients change from visit to visit, or do something of their own to the samples.
+    """
+    if spec.drift is not None or spec.public or spec.group_test_sets:
+        remedy = "its clients draw their samples when they are visited: there is no partition to export"
+        raise UserError("data.scenario.name", of.get("scenario"), remedy)
+    rows = {name: csr for name, csr in spec.splits().items() if csr.sizes.any()}
+    held = [np.asarray(_indices(csr, pool)) for csr in rows.values()]
+    client, part, sample = (
+        np.concatenate(columns)
+        for columns in (
+            [np.repeat(np.arange(len(csr.sizes)), csr.sizes) for csr in rows.values()],
+            [np.full(len(index), name) for name, index in zip(rows, held, strict=True)],
+            held,
+        )
+    )
+    order = np.argsort(client, kind="stable")
+    facts = {
+        **of,
+        "version": VERSION,
+        "source": source,
+        "samples": len(pool.labels),
+        "train": pool.num_train,
+        "clients": len(next(iter(rows.values())).sizes),
+        "groups": None if spec.groups is None else spec.groups.tolist(),
+        "blocks": None if spec.blocks is None else spec.blocks.tolist(),
+        "ops": [told(op) for op in spec.ops],
+        "split_ops": {name: [told(op) for op in ops] for name, ops in spec.split_ops.items()},
+        "materialize": spec.materialize,
+        "resize": spec.resize,
+        "normalise": spec.normalise,
+        "names": list(spec.names),
+        "targets": spec.targets,
+        "facts": dict(spec.facts),
+    }
+    labels = np.asarray(pool.labels)
+    return PartitionTable(
+        client[order],
+        part[order],
+        sample[order].astype(np.int64),
+        None if spec.groups is None else spec.groups[client[order]],
+        labels[sample[order]] if labels.ndim == 1 else None,
+        facts=facts,
+    )
+
+
+def _indices(csr: Csr, pool: Pool) -> np.ndarray:
+    everything = np.arange(len(pool.labels))
+    return np.concatenate([everything[csr.of(k)] for k in range(len(csr.sizes))])
+
+
+def told(op: Op) -> dict[str, Any]:
+    """Return an operation as a mapping of its name and options."""
+    if OPS.get(type(op).__name__) is not type(op):
+        remedy = "is an operation of your own, which no file can hold; export a scenario without it"
+        raise UserError("data.scenario", type(op).__name__, remedy)
+    return {"op": type(op).__name__, **asdict(op)}  # type: ignore[call-overload]
+
+
+def ops_of(trees: list[dict[str, Any]]) -> tuple[Op, ...]:
+    """Return the operations that mappings of `told` describe."""
+    options = [{name: _tuples(value) for name, value in tree.items() if name != "op"} for tree in trees]
+    return tuple(OPS[tree["op"]](**given) for tree, given in zip(trees, options, strict=True))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

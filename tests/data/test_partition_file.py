@@ -1,0 +1,210 @@
+"""Partitions that travel: what is exported is imported as it was; files of other simulators are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.runs import CONFIG
+
+import mpifl
+from mpifl import cli
+from mpifl.core.errors import UserError
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, export_partition, open_federation
+
+BACKDOOR = {"clients": 6, "validation": 0.1}
+CASES = [
+    ("digits", "dirichlet", {"alpha": 0.3, "validation": 0.1}),
+    ("digits", "rotated", {"angles": (0.0, 90.0), "clients": 4}),
+    ("digits", "composed", {"angles": (0.0, 30.0), "permutations": 2, "clients": 8}),
+    ("digits", "iid", {"test": "all", "clients": 3}),
+    ("mnist", "emdcfl_backdoor_mnist", BACKDOOR),
+]
+
+
+def opened(source: str, scenario, root: Path, cache: Path):
+    """Return a federation with data seed 3."""
+    return open_federation(DataConfig(str(root), str(cache), SOURCES[source](), scenario), 3)
+
+
+def same(a, b) -> None:
+    """Compare every sample of two federations."""
+    np.testing.assert_array_equal(a.sizes, b.sizes)
+    assert a.extra == b.extra
+    assert a.names == b.names
+    np.testing.assert_array_equal(a.targets, b.targets) if a.targets is not None else None
+    for groups in (a.groups, b.groups):
+        np.testing.assert_array_equal(groups, a.groups) if a.groups is not None else None
+    for k in range(a.num_clients):
+        for part in ("train", "val", "test", *a.extra):
+            for mine, theirs in zip(a.samples(k, part), b.samples(k, part), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+        np.testing.assert_array_equal(a.client(k).train.x, b.client(k).train.x)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+@pytest.mark.parametrize(("source", "name", "options"), CASES)
+def test_an_exported_partition_is_imported_as_it_was(
+    small_root, cache, tmp_path, source, name, options, ending
+):
+    scenario, file = SCENARIOS[name](**options), tmp_path / f"split{ending}"
+    config = DataConfig(str(small_root), str(cache), SOURCES[source](), scenario)
+    rows = export_partition(config, 3, file, "--export")
+    before = opened(source, scenario, small_root, cache)
+    after = opened(source, SCENARIOS["partition"](path=str(file)), small_root, cache)
+    assert rows == before.sizes.sum() + sum(len(before.labels(k, e)) for k in range(6) for e in before.extra)
+    same(before, after)
+
+
+def test_a_run_on_an_imported_partition_has_the_digest_of_the_run_it_was_exported_from(tmp_path, capsys):
+    file = tmp_path / "split.csv"
+    cli.main(["data", str(CONFIG), "--export", str(file), "--sheet", str(tmp_path / "sheet.png")])
+    assert f"partition: {file}, " in capsys.readouterr().out
+    output = {"folder": str(tmp_path)}
+    one = mpifl.run(CONFIG, output={**output, "id": "1"})
+    two = mpifl.run(
+        CONFIG, output={**output, "id": "2"}, data={"scenario": {"name": "partition", "path": str(file)}}
+    )
+    assert one.summary["digest"] == two.summary["digest"]
+    other = mpifl.run(CONFIG, output={**output, "id": "3"}, seed={"data": 1})
+    assert one.summary["digest"] != other.summary["digest"]
+
+
+def test_an_exported_table_says_who_holds_what(small_root, cache, tmp_path):
+    scenario, file = SCENARIOS["rotated"](clients=4, angles=(0.0, 90.0)), tmp_path / "split.csv"
+    config = DataConfig(str(small_root), str(cache), SOURCES["mnist"](), scenario)
+    export_partition(config, 3, file, "--export")
+    table = pd.read_csv(file, comment="#")
+    assert [*table] == ["client", "part", "sample", "group", "label"]
+    federation = open_federation(config, 3)
+    for k in range(4):
+        for part, count in zip(("train", "val", "test"), federation.sizes[k], strict=True):
+            rows = table[(table.client == k) & (table.part == part)]
+            assert len(rows) == count
+            np.testing.assert_array_equal(rows.label, federation.labels(k, part))
+            assert (rows.group == k // 2).all()
+            assert ((rows["sample"] >= 1369) == (part == "test")).all()
+
+
+def test_an_altered_file_is_another_partition(small_root, cache, tmp_path):
+    file = tmp_path / "split.csv"
+    file.write_text("client,sample\n0,0\n1,1\n")
+    scenario = SCENARIOS["partition"](path=str(file), test="all")
+    assert opened("digits", scenario, small_root, cache).partition.of(1, "train", 0).index.tolist() == [1]
+    file.write_text("client,sample\n0,0\n1,12\n")
+    assert opened("digits", scenario, small_root, cache).partition.of(1, "train", 0).index.tolist() == [12]
+
+
+def labels_of(source: str, root: Path) -> np.ndarray:
+    """Return the labels of a source, training part first."""
+    return SOURCES[source]().load(root, root).labels
+
+
+def test_the_csv_of_the_federated_vision_data_sets_is_read(small_root, cache, tmp_path):
+    """Hsu, Qi and Brown, ECCV 2020: user_id, image_id, class; sorted by user here, as theirs are."""
+    labels = labels_of("cifar10", small_root)
+    file = tmp_path / "federated_train_alpha_0.50.csv"
+    users = {7: [3, 900, 14], 12: [1, 2], 31: [999, 5, 6, 8]}
+    lines = [f"{user},{image},{labels[image]}" for user, images in users.items() for image in images]
+    file.write_text("\n".join(["user_id,image_id,class", *lines]) + "\n")
+    federation = opened("cifar10", SCENARIOS["partition"](path=str(file)), small_root, cache)
+    assert federation.sizes[:, 0].tolist() == [3, 2, 4]
+    assert federation.facts["clients"] == ["7", "12", "31"]
+    for k, images in enumerate(users.values()):
+        np.testing.assert_array_equal(federation.labels(k), labels[images])
+    assert set(federation.labels(1, "test")) <= set(federation.labels(1))  # test: like
+    lines[4] = f"12,2,{(labels[2] + 1) % 10}"
+    file.write_text("\n".join(["user_id,image_id,class", *lines]) + "\n")
+    with pytest.raises(UserError, match=r"1 labels differ; sample 2 has .*labels: ignore"):
+        opened("cifar10", SCENARIOS["partition"](path=str(file)), small_root, cache)
+    opened("cifar10", SCENARIOS["partition"](path=str(file), labels="ignore"), small_root, cache)
+
+
+def test_json_lists_of_samples_are_read(small_root, cache, tmp_path):
+    """A mapping from clients to indices, as dictionaries of FedLab and of NIID-Bench are."""
+    file = tmp_path / "split.json"
+    file.write_text(json.dumps({"1": [4, 2], "0": [9, 8, 7, 6]}))
+    options = {"path": str(file), "test": "own", "test_share": 0.5, "validation": 0.4}
+    federation = opened("digits", SCENARIOS["partition"](**options), small_root, cache)
+    assert federation.sizes.tolist() == [[1, 1, 2], [1, 0, 1]]
+    parts = {"0": {"train": [1], "valid": [2, 3], "test": [1500]}, "1": {"training": [4], "test": [1501]}}
+    file.write_text(json.dumps(parts))
+    federation = opened("digits", SCENARIOS["partition"](path=str(file)), small_root, cache)
+    assert federation.sizes.tolist() == [[1, 2, 1], [1, 0, 1]]
+    assert federation.partition.of(0, "val", 0).index.tolist() == [2, 3]
+
+
+REFUSED = [
+    ("client,sample\n", r"holds no row"),
+    ("client,x\n0,1\n", r"no column for the sample: call it sample or sample_id"),
+    ("client,sample\n0,-1\n", r"sample '-1' of row 1 is no number from zero"),
+    ("client,sample\n0,one\n", r"sample 'one' of row 1 is no number"),
+    ("client,sample\n0,5000\n", r"names sample 5000, and the source has 1797"),
+    ("client,part,sample\n0,prove,1\n", r"names part 'prove': known are train, val, test"),
+    ("client,part,sample\n0,train,1\n1,test,1\n", r"client 1 has no training samples"),
+    ("client,sample,group\n0,1,0\n0,2,1\n", r"client 0 is in several groups"),
+    ("client,sample,group\n0,1,a\n", r"group 'a' of row 1"),
+    ('"client,sample\n0,1', r"cannot be read as a partition"),
+    ("# mpifl partition {\n", r"cannot be read as a partition"),
+    ("# mpifl partition {}x\nclient,sample\n0,1\n", r"cannot be read as a partition"),
+    ('# mpifl partition {"version": 1}\nclient,sample\n0,1\n', r"its first line was altered"),
+    ('# mpifl partition {"version": 9}\nclient,sample\n0,1\n', r"is of version 9: update mpifl"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), REFUSED)
+def test_what_is_no_partition_is_refused_in_a_line(cache, tmp_path, text, says):
+    file = tmp_path / "split.csv"
+    file.write_text(text)
+    with pytest.raises(UserError, match=says) as error:
+        opened("digits", SCENARIOS["partition"](path=str(file)), tmp_path, cache)
+    assert error.value.key == "data.scenario.path"
+    assert "\n" not in str(error.value)
+
+
+def test_keys_that_the_file_decides_are_refused(cache, tmp_path):
+    file = tmp_path / "split.csv"
+    file.write_text("client,part,sample\n0,train,1\n0,val,2\n0,test,3\n")
+    for key, value in (("test", "own"), ("validation", 0.5)):
+        with pytest.raises(UserError, match=f"{key} = .*the file says which samples"):
+            opened("digits", SCENARIOS["partition"](path=str(file), **{key: value}), tmp_path, cache)
+    for name, says in (("split.txt", "ends in .csv, .parquet, .json"), ("none.csv", "there is no such file")):
+        with pytest.raises(UserError, match=says):
+            opened("digits", SCENARIOS["partition"](path=str(tmp_path / name)), tmp_path, cache)
+
+
+def test_a_partition_is_refused_for_another_source(small_root, cache, tmp_path):
+    file = tmp_path / "split.csv"
+    scenario = SCENARIOS["iid"](clients=3)
+    export_partition(DataConfig(cache=str(cache), scenario=scenario), 0, file, "--export")
+    with pytest.raises(UserError, match="was made for digits with 1797 samples"):
+        opened("mnist", SCENARIOS["partition"](path=str(file)), small_root, cache)
+
+
+def test_clients_that_change_cannot_be_exported(cache, tmp_path):
+    config = DataConfig(cache=str(cache), scenario=SCENARIOS["population"](clients=5))
+    with pytest.raises(UserError, match="there is no partition to export"):
+        export_partition(config, 0, tmp_path / "split.csv", "--export")
+    with pytest.raises(UserError, match=r"--export = .*ends in .csv, .parquet"):
+        export_partition(replace(config, scenario=SCENARIOS["iid"]()), 0, tmp_path / "a.json", "--export")
+    with pytest.raises(UserError, match=r"--export = .*cannot be written"):
+        export_partition(replace(config, scenario=SCENARIOS["iid"]()), 0, tmp_path / "no/a.csv", "--export")
+
+
+def test_a_clients_data_are_arrays(tmp_path):
+    parts = mpifl.client_data(CONFIG, 3)
+    assert [*parts] == ["train", "val", "test"]
+    x, y = parts["train"]
+    assert (x.dtype, x.shape[1:], y.dtype) == (np.float32, (1, 8, 8), np.int64)
+    stored, labels = mpifl.client_data(CONFIG, 3, stored=True)["train"]
+    assert stored.dtype == np.uint8
+    np.testing.assert_allclose(x, (stored / 255 - 0.3053) / 0.3761, atol=1e-5)
+    np.testing.assert_array_equal(y, labels)
+    run = mpifl.run(CONFIG, rounds=1, output={"folder": str(tmp_path), "id": "a"})
+    np.testing.assert_array_equal(mpifl.client_data(run, 3)["train"][0], x)
+    with pytest.raises(UserError, match=r"client = 8: clients are numbered from 0 to 7"):
+        mpifl.client_data(CONFIG, 8)
