@@ -109,6 +109,38 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
         run_experiment(config, transport, args.quiet, folder, args.bind_report, args.from_start)
 
 
+WATCHED = {
+    "nargs": "?",
+    "default": "",
+    "help": "a run folder, that of a sweep, or a folder of them (default: the newest run in runs)",
+}
+WEB = {**FLAG, "help": "in a browser of this machine, at an address that is printed"}
+PORT = {"type": int, "metavar": "PORT", "help": "of --web (default: a free one)"}
+ONCE = {**FLAG, "help": "show it once"}
+
+
+@command(RUN=WATCHED, web=WEB, port=PORT, once=ONCE)
+def watch(transport: Transport, args: argparse.Namespace) -> int:
+    """Follow a run or a sweep: rounds, accuracy, clusters, bytes, ranks, and when it will end."""
+    from mpifl.results.watch import Watched
+    from mpifl.results.watch import watch as follow
+    from mpifl.results.watch_page import serve
+
+    refuse_options(args)
+    require(transport.size == 1, "watch", transport.size, "looks from outside: start it without mpirun")
+    require(args.web or args.port is None, "--port", args.port, "has no effect without --web")
+    require(not (args.web and args.once), "--once", True, "has no effect with --web; leave one of them out")
+    watched = Watched(args.RUN, titles_of_cases)
+    return serve(watched.see, args.port or 0, print) if args.web else follow(watched.see, args.once)
+
+
+def titles_of_cases(folder: Path) -> dict[str, str]:
+    """Return name of the run folder -> title of each case that a sweep will have."""
+    from mpifl.experiment.sweep_results import titles
+
+    return titles(folder)
+
+
 ONLY = {"metavar": "KEY=LABEL,...", "action": "append", "help": "only these values of a varied key"}
 CASE = {"metavar": "i/N", "help": "only the i-th of N parts: processes with one output.id share a sweep"}
 LIST = {**FLAG, "help": "list the cases, and run none"}

@@ -157,3 +157,7 @@ class VisitCounter:
     def total(self) -> int:
         """Return the visits that the ranks of this node have finished since the start."""
         return sum(self._numbers)
+
+    def by_rank(self) -> list[int]:
+        """Return the visits of each rank that this node's ranks have finished; 0 for those of other nodes."""
+        return [*self._numbers]

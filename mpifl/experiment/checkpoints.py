@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,9 +99,9 @@ class Checkpoints(Checkpointer):
 
     def create(self) -> None:
         """Give a new run its identifier, and lock its folder; on rank 0."""
-        write_json(
-            self.run_folder / "run.json", {"id": secrets.token_hex(8), "format": checkpoint_files.FORMAT}
-        )
+        started = datetime.now().astimezone().isoformat(timespec="seconds")
+        about = {"id": secrets.token_hex(8), "format": checkpoint_files.FORMAT, "started": started}
+        write_json(self.run_folder / "run.json", about)
         self._lock = _locked(self.run_folder)
 
     def find(self, from_start: bool) -> Saved | None:

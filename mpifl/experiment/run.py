@@ -30,11 +30,12 @@ from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
 from mpifl.results.logging import RankLog, warn_once
 from mpifl.results.metrics import client_distances, mixture_kl
-from mpifl.results.progress import Progress
+from mpifl.results.progress import Progress, ProgressFile
 from mpifl.results.recorder import Recorder, digest
 from mpifl.results.supervision import Signals, Watchdog
 from mpifl.runtime.engine import Record
 from mpifl.runtime.recovery import regroup
+from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ClientProducts, ServerStep
 from mpifl.traffic.accountant import Accountant
 from mpifl.traffic.ledger import Moved
@@ -109,11 +110,14 @@ def run(
                 server_step = build_server_step(context, store, counter)
                 arrived = recorder.arrived if recorder else ignore
                 engine = build_engine(context, server_step, arrived, checkpoints)
-                with watchdog:
-                    server = engine.run(observer(context, server_step, recorder, progress, observed), saved)
-                more = engine.summary() if transport.is_server else {}
-                with doing("writing results"):
-                    finish(context, server_step, recorder, server, start, more)
+                file = progress_file(context, folder, saved, counter)
+                with file:
+                    with watchdog:
+                        see = observer(context, server_step, recorder, progress, observed, file)
+                        server = engine.run(see, saved)
+                    more = engine.summary() if transport.is_server else {}
+                    with doing("writing results"):
+                        finish(context, server_step, recorder, server, start, more)
             if transport.is_server:
                 checkpoints.remove()
                 progress.say(f"results: {folder}")
@@ -144,6 +148,15 @@ def new_folder(config: Config) -> Path:
     return folder
 
 
+def progress_file(
+    context: RunContext, folder: Path, saved: Saved | None, counter: VisitCounter
+) -> ProgressFile:
+    """Return what says in the run folder how far the run is; on workers one that writes nothing."""
+    mine = folder if context.transport.is_server else None
+    first = 0 if saved is None else saved.step
+    return ProgressFile(mine, context.config.rounds, first, context.places or (), counter.by_rank)
+
+
 def ignore(rows: Sequence[dict[str, Any]]) -> None:
     """Write nothing: rank 0 alone has a run folder."""
 
@@ -157,16 +170,17 @@ def observer(
     recorder: Recorder | None,
     progress: Progress,
     observed: Observed,
+    file: ProgressFile,
 ) -> Callable[[Record], None]:
-    """Return what is called after each step on rank 0: it writes the scores and shows the progress."""
-    accountant = context.accountant
     """Return what is called after each step on rank 0.
 
     It writes the scores, shows the progress and tells the callbacks.
     """
+    accountant = context.accountant
 
     def observe(record: Record) -> None:
         note, row = "", None
+        file.step, file.timing = record.step, record.timing or file.timing
         ledger = server_step.ledger
         if recorder is not None and record.updates:
             recorder.record_updates(record.step, record.updates)

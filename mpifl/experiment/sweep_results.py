@@ -63,6 +63,15 @@ def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
     return renamed(tree)
 
 
+def titles(folder: Path) -> dict[str, str]:
+    """Return name of the run folder -> title of each case that a sweep has or will have.
+
+    Args:
+        folder: The sweep's.
+    """
+    return {case.folder(folder).name: case.title for case in cases(started_with(folder))}
+
+
 def is_complete(case: Case, parent: Path) -> bool:
     """Return whether a case has run to its end.
 

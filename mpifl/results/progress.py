@@ -1,25 +1,30 @@
 """Progress of a run: a bar on a terminal, lines in a log file, and never ten seconds of silence.
 
 A completed round is told to it. What goes on meanwhile are the stages of the process (`core.progress`), which
-a thread looks at; the end is estimated from the outermost stage of which a part is done.
+a thread looks at; the end is estimated from the outermost stage of which a part is done. `ProgressFile`
+writes the same into the run folder, where `mpifl watch` finds it.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from mpifl.core.errors import Stopped, UserError, shortened
 from mpifl.core.progress import ROUND, Stage, stages
 
 LINE_SECONDS = 2.0  # between two lines about rounds in a log file
 SILENCE_SECONDS = 7.0  # without a line, until one says what goes on; ten on a busy machine
 BAR_SECONDS = 0.5  # between two looks at what is going on, on a terminal
+FILE, FILE_SECONDS = "progress.json", 2.0  # in the run folder; seconds between two times that it is written
 SILENCE_VARIABLE = "MPIFL_PROGRESS_S"  # another number of seconds, for tests of whole jobs
 
 
@@ -33,6 +38,33 @@ def in_words(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+class Estimate:
+    """Foretells how long the stages of this process will take, from the parts of them that are done."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[int, float]] = {}  # stage -> number, and what of the next was done
+
+    def left(self, now: float, found: Sequence[Stage]) -> tuple[float, Stage] | None:
+        """Return the seconds that are left, and of which stage; None where nothing tells.
+
+        Args:
+            now: `time.monotonic`.
+            found: the stages, the outermost first.
+        """
+        shares = []
+        part = 0.0
+        for stage in reversed(found):
+            number, before = self._parts.get(id(stage), (stage.number, 0.0))
+            if number == stage.number:  # evaluation, after training, does not take back what was done
+                part = max(part, before)
+            self._parts[id(stage)] = stage.number, part
+            shares.append((stage, stage.share(part)))
+            part = shares[-1][1] if stage.main else 0.0
+        self._parts = {id(stage): self._parts[id(stage)] for stage in found}
+        known = ((stage, share) for stage, share in reversed(shares) if share > 0)
+        return next((((now - stage.start) * (1 / share - 1), stage) for stage, share in known), None)
 
 
 _shown: list[Progress] = []  # the outermost first; the last one alone shows anything
@@ -75,7 +107,7 @@ class Progress:
         self._thread: threading.Thread | None = None
         self._begin = self._last = clock()  # of everything; of the last line
         self._last_round = -LINE_SECONDS  # when a line about a round was written
-        self._parts: dict[int, tuple[int, float]] = {}  # stage -> number, and what of the next was done
+        self._estimate = Estimate()
 
     @property
     def _out(self) -> TextIO:
@@ -168,18 +200,109 @@ class Progress:
 
     def _left(self, now: float, found: list[Stage]) -> str:
         """Return about how long it will take; empty where nothing tells."""
-        shares = []
-        part = 0.0
-        for stage in reversed(found):
-            number, before = self._parts.get(id(stage), (stage.number, 0.0))
-            if number == stage.number:  # evaluation, after training, does not take back what was done
-                part = max(part, before)
-            self._parts[id(stage)] = stage.number, part
-            shares.append((stage, stage.share(part)))
-            part = shares[-1][1] if stage.main else 0.0
-        self._parts = {id(stage): self._parts[id(stage)] for stage in found}
-        for stage, share in reversed(shares):
-            if share > 0:
-                whole = "" if stage is found[0] or stage.what == ROUND else f" of {stage.what}"
-                return f"about {in_words((now - stage.start) * (1 / share - 1))} left{whole}"
-        return ""
+        told = self._estimate.left(now, found)
+        if told is None:
+            return ""
+        seconds, stage = told
+        whole = "" if stage is found[0] or stage.what == ROUND else f" of {stage.what}"
+        return f"about {in_words(seconds)} left{whole}"
+
+
+class ProgressFile:
+    """Writes `progress.json` into the run folder while a run goes on, as a context manager on rank 0.
+
+    A thread writes it every `FILE_SECONDS`. It is removed at the end of a complete run; of another one it
+    stays, and says how the run ended, or when it was last alive.
+
+    Args:
+        folder: the run folder; None, on workers, writes nothing.
+        rounds: server steps to take in all.
+        first: steps taken before, of a run that goes on.
+        places: of the ranks: host and device.
+        visits: returns the client visits of each rank, where rank 0 sees them.
+        clock: returns seconds since 1970.
+
+    Attributes:
+        step: server steps so far.
+        timing: phase -> seconds of each rank between the last two evaluations.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        rounds: int = 0,
+        first: int = 0,
+        places: Sequence[Mapping[str, Any]] = (),
+        visits: Callable[[], Sequence[int]] = lambda: (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder, self.rounds, self.step, self.first = folder, rounds, first, first
+        self.places, self.visits, self.clock = places, visits, clock
+        self.timing: Sequence[Mapping[str, float]] = ()
+        self._start, self._estimate = clock(), Estimate()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="progress file")
+
+    def __enter__(self) -> ProgressFile:
+        if self.folder is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self.folder is None:
+            return
+        self._over.set()
+        self._thread.join(5.0)
+        with suppress(OSError):
+            if error is None:
+                (self.folder / FILE).unlink(missing_ok=True)
+            elif isinstance(error, Stopped):
+                self.write("stopped", "by a signal or a request")
+            else:
+                text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                self.write("failed", shortened(" ".join(text.split())))
+
+    def _beat(self) -> None:
+        while True:
+            with suppress(OSError):  # a full disk does not end the run
+                self.write()
+            if self._over.wait(FILE_SECONDS):
+                return
+
+    def write(self, end: str = "", reason: str = "") -> None:
+        """Write the file.
+
+        Args:
+            end: `stopped` or `failed`; empty for a run that goes on.
+            reason: of the end.
+        """
+        from .run_folder import write_json  # heavy: a display on the terminal needs none of it
+
+        assert self.folder is not None
+        if not self.folder.is_dir():  # somebody removed it; do not bring it back
+            return
+        found = stages()
+        left = self._estimate.left(time.monotonic(), found)
+        visits = [*self.visits()]
+        ranks = []
+        for i, place in enumerate(self.places):
+            spent = self.timing[i] if i < len(self.timing) else {}
+            about = {name: place.get(name) for name in ("host", "device")}
+            about["visits"] = visits[i] if i < len(visits) else None
+            ranks.append({**about, "seconds": {name: round(s, 3) for name, s in spent.items()}})
+        tree = {
+            "time": round(self.clock(), 3),
+            "start": round(self._start, 3),
+            "host": socket.gethostname(),
+            "step": self.step,
+            "first": self.first,
+            "rounds": self.rounds,
+            "doing": ", ".join(map(str, found)),
+            "left_s": None if left is None or end else round(left[0], 1),
+            "end": end,
+            "reason": reason,
+            "ranks": ranks,
+        }
+        write_json(self.folder / FILE, tree)

@@ -20,7 +20,7 @@ class Page:
     """A page; use it as a context.
 
     Args:
-        path: The HTML file.
+        path: The HTML file, or the address of a page of this machine.
         profile: An empty folder for the browser's profile.
         width: Of the window, in pixels.
 
@@ -28,7 +28,7 @@ class Page:
         errors: Exceptions, console errors and refused connections so far.
     """
 
-    def __init__(self, path: Path, profile: Path, width: int = 1280) -> None:
+    def __init__(self, path: Path | str, profile: Path, width: int = 1280) -> None:
         self.path, self.profile, self.width = path, profile, width
         self.errors: list[str] = []
 
@@ -59,7 +59,8 @@ class Page:
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Runtime", "Log", "Page"):
             self.call(f"{domain}.enable")
-        self.call("Page.navigate", url=self.path.resolve().as_uri())
+        address = self.path if isinstance(self.path, str) else self.path.resolve().as_uri()
+        self.call("Page.navigate", url=address)
         deadline = time.monotonic() + TIMEOUT_S
         while self("document.documentElement?.dataset.ready") != "true" and not self.errors:
             assert time.monotonic() < deadline, "the page was not drawn"

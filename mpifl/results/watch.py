@@ -1,0 +1,637 @@
+"""Follows a run, or a folder of runs, from outside: reads the run folder only, and keeps no state elsewhere.
+
+`look` says what a folder tells now; `watch` shows it in a terminal until the run ends. `watch_page` serves
+the same to a browser.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from mpifl.core.errors import UserError
+from mpifl.core.textfiles import yaml_file
+
+from .progress import FILE, in_words
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WAITING, RUNNING, SILENT, ENDED = "waiting", "running", "silent", "ended"
+STOPPED, FAILED, COMPLETE = "stopped", "failed", "complete"
+OVER = (ENDED, STOPPED, FAILED, COMPLETE)  # nothing more will come, unless somebody resumes the run
+QUIET_SECONDS = 30.0  # without a new progress.json, which is written every 2 s, until a run counts as silent
+OLD_QUIET_SECONDS = 120.0  # the same, of a run of mpifl 0.2, whose only signs of life are its tables
+LOG_LINES, LAST_EVALUATIONS, MOST_RANKS, MOST_CASES = 3, 8, 16, 40
+BARS = "▁▂▃▄▅▆▇█"
+COLUMNS = {  # of metrics.csv -> what they are called here
+    "round": "round",
+    "seconds": "seconds",
+    "virtual_seconds": "virtual_seconds",
+    "accuracy_mean": "accuracy",
+    "accuracy_worst": "worst",
+    "loss": "loss",
+    "train_loss": "train_loss",
+    "num_clusters": "clusters",
+    "ari": "ari",
+    "churn": "churn",
+    "federation_bytes_up": "bytes_up",
+    "federation_bytes_down": "bytes_down",
+}
+FACTS = ("algorithm", "data.scenario", "data.source", "model", "policy")  # sections whose name is shown
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the folder of a run tells.
+
+    Attributes:
+        folder: the run folder.
+        state: waiting, running, silent, ended (killed, most likely), stopped, failed or complete.
+        text: the state in words.
+        facts: what is run, as name -> text.
+        rounds: server steps in all; 0 where that is not known.
+        step: server steps so far.
+        doing: what rank 0 is at, in words; empty where it does not tell.
+        left_s: seconds until the end, about; None where nothing tells.
+        started: seconds since 1970; None where that is not known.
+        written: when anything in the folder was last written, in seconds since 1970; None for never.
+        curves: name -> value at each evaluation.
+        clusters: [cluster, clients] now, the largest first.
+        ranks: of each rank host, device, visits, and seconds of each phase between the last two evaluations.
+        logs: name of a rank's log -> its last lines.
+        checkpoint: step of the last checkpoint; None for none.
+    """
+
+    folder: str
+    state: str = WAITING
+    text: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    step: int = 0
+    doing: str = ""
+    left_s: float | None = None
+    started: float | None = None
+    written: float | None = None
+    curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    clusters: Sequence[tuple[int, int]] = ()
+    ranks: Sequence[Mapping[str, Any]] = ()
+    logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    checkpoint: int | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.state in OVER
+
+    def last(self, name: str) -> float | None:
+        """Return the last value of a curve; None where there is none."""
+        return (self.curves.get(name) or [None])[-1]
+
+
+@dataclass(frozen=True)
+class SeenCases:
+    """What a folder of runs tells: that of a sweep, or any other.
+
+    Attributes:
+        folder: the folder.
+        is_sweep: whether it is a sweep's.
+        cases: title of each run -> what its folder tells.
+    """
+
+    folder: str
+    is_sweep: bool
+    cases: Mapping[str, Seen]
+
+    @property
+    def over(self) -> bool:
+        """Whether all runs have ended."""
+        return bool(self.cases) and all(case.over for case in self.cases.values())
+
+    @property
+    def text(self) -> str:
+        """How many runs are in which state."""
+        counts = Counter(case.state for case in self.cases.values())
+        return ", ".join(f"{n} {state}" for state, n in counts.items()) or "no run yet"
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def look(folder: Path, now: float | None = None, held: Callable[[Path], bool] | None = None) -> Seen:
+    """Return what the folder of a run tells; files that are half written or missing tell nothing.
+
+    Args:
+        folder: the run folder; it need not be there.
+        now: seconds since 1970; None takes the clock.
+        held: returns whether a process of this machine runs a run; None asks the kernel.
+    """
+    now = time.time() if now is None else now
+    config, about = _yaml(folder / "config.yaml"), _json(folder / "run.json")
+    if not about or not config:
+        text = "there is no such folder yet" if not folder.is_dir() else "the run has not begun to write"
+        return Seen(str(folder), WAITING, f"{text}{_others(folder)}")
+    beat = _json(folder / FILE)
+    curves = _curves(folder / "metrics.csv")
+    steps = [int(s) for s in curves.get("round", ()) if s is not None]
+    checkpoints = [p.name.partition("-")[2] for p in folder.glob("checkpoints/step-*")]
+    seen = Seen(
+        folder=str(folder),
+        facts=_facts(config),
+        rounds=_int(beat.get("rounds")) or _int(config.get("rounds")),
+        step=max([_int(beat.get("step")), *steps[-1:]]),
+        doing=str(beat.get("doing") or ""),
+        started=_moment(about.get("started")) or _float(beat.get("start")),
+        written=_written(folder),
+        curves=curves,
+        clusters=_clusters(folder / "assignments.csv"),
+        ranks=[r for r in beat.get("ranks") or () if isinstance(r, dict)],
+        logs={p.name: _tail(p) for p in sorted(folder.glob("logs/*.log"))},
+        checkpoint=max((int(name) for name in checkpoints if name.isdigit()), default=None),
+    )
+    state, text = _state(folder, seen, beat, now, (is_held if held is None else held)(folder / "run.json"))
+    left = _left(seen, beat, now) if state == RUNNING else None
+    if state == COMPLETE:
+        seen = replace(seen, step=seen.rounds, doing="")
+    return replace(seen, state=state, text=text, left_s=left)
+
+
+def _state(folder: Path, seen: Seen, beat: Mapping[str, Any], now: float, held: bool) -> tuple[str, str]:
+    """Return the state of a run that has begun, and what to say of it."""
+    if (folder / "summary.json").is_file():
+        return COMPLETE, f"complete: mpifl report {folder}"
+    where = f" on {beat['host']}" if beat.get("host") not in (None, socket.gethostname()) else ""
+    resume = f"mpifl resume {folder}" + ("" if seen.checkpoint is not None else " --from-start")
+    going_on = f"; {resume} goes on" + ("" if seen.checkpoint is None else f" after step {seen.checkpoint}")
+    if beat.get("end") in (STOPPED, FAILED):
+        reason = f": {beat['reason']}" if beat.get("reason") else ""
+        return str(beat["end"]), f"{beat['end']} after step {seen.step}{reason}{going_on}"
+    last = seen.written or now
+    age = max(now - last, 0.0)
+    quiet = f"nothing was written since {_clock(last, now)}, {in_words(age)} ago"
+    if age <= (QUIET_SECONDS if beat else OLD_QUIET_SECONDS):
+        return RUNNING, f"running{where}"
+    if held:
+        return SILENT, f"{quiet}, though a process has it open: it hangs, is stopped, or works without a word"
+    elsewhere = f", unless it goes on{where}" if where else ""
+    return ENDED, f"{quiet}: it was killed{elsewhere}{going_on}"
+
+
+def _left(seen: Seen, beat: Mapping[str, Any], now: float) -> float | None:
+    """Return about how many seconds are left."""
+    told = beat.get("left_s")
+    if isinstance(told, (int, float)):
+        return max(0.0, float(told) - (now - (_float(beat.get("time")) or now)))
+    seconds, step = seen.last("seconds"), seen.last("round")
+    if not seconds or not step or not seen.rounds or beat:
+        return None
+    return max(0.0, seconds / step * (seen.rounds - step) - (now - (seen.written or now)))
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process of this machine has a lock on a file, without touching the lock.
+
+    `experiment.checkpoints` locks `run.json` as long as a run goes on. Where the system does not list locks,
+    nobody has one.
+    """
+    try:
+        inode = str(path.stat().st_ino)
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return False
+    return any("FLOCK" in line and f":{inode} " in line for line in locks)
+
+
+def look_at_cases(
+    folder: Path,
+    titles: Mapping[str, str],
+    known: dict[str, Seen],
+    now: float | None = None,
+    held: Callable[[Path], bool] | None = None,
+) -> SeenCases:
+    """Return what a folder of runs tells.
+
+    Args:
+        folder: the folder.
+        titles: name of a run folder in it -> its title; of those that a sweep will have.
+        known: what was seen of complete runs, which are not read again; grows.
+        now: seconds since 1970; None takes the clock.
+        held: see `look`.
+    """
+    names = dict.fromkeys([*titles, *(path.name for path in _runs(folder))])
+    cases = {}
+    for name in names:
+        seen = known.get(name) or look(folder / name, now, held)
+        if seen.state == COMPLETE:
+            known[name] = seen
+        if seen.state == WAITING:
+            seen = replace(seen, text="")
+        cases[titles.get(name, name)] = seen
+    return SeenCases(str(folder), (folder / "sweep.yaml").is_file(), cases)
+
+
+def _runs(folder: Path) -> list[Path]:
+    """Return the run folders in a folder, the oldest first."""
+    found = [path for path in folder.glob("*") if (path / "run.json").is_file()] if folder.is_dir() else []
+    return sorted(found, key=lambda path: ((path / "run.json").stat().st_mtime, path.name))
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the run or sweep in a folder that began last; None where there is none."""
+    begun = {
+        path: file.stat().st_mtime
+        for path in (folder.glob("*") if folder.is_dir() else ())
+        for name in ("run.json", "sweep.yaml")
+        if (file := path / name).is_file()
+    }
+    return max(begun, key=lambda path: begun[path], default=None)
+
+
+def holds_runs(folder: Path) -> bool:
+    """Return whether a folder is that of a sweep, or holds run folders without being one."""
+    if (folder / "sweep.yaml").is_file() or (folder / "study.yaml").is_file():
+        return True
+    return not (folder / "run.json").is_file() and bool(_runs(folder))
+
+
+def _others(folder: Path) -> str:
+    """Return what lies beside a folder that is missing, for those who mistyped its name."""
+    there = newest(folder.parent)
+    return "" if there is None or there == folder else f"; the newest beside it is {there}"
+
+
+def _written(folder: Path) -> float | None:
+    """Return when a file of a run folder was last written, in seconds since 1970."""
+    times = []
+    for path in (*folder.glob("*"), *folder.glob("logs/*"), *folder.glob("checkpoints/*")):
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:  # it is gone by now
+            continue
+    return max(times, default=None)
+
+
+def _facts(config: Mapping[str, Any]) -> dict[str, str]:
+    facts = {}
+    for path in FACTS:
+        found: Any = config
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        found = found.get("name") or found.get("path") if isinstance(found, Mapping) else found
+        if found:
+            facts[path.rpartition(".")[2]] = str(found)
+    return facts
+
+
+def _curves(path: Path) -> dict[str, list[float | None]]:
+    """Return the curves of a `metrics.csv` whose last row may be half written."""
+    try:
+        whole = path.read_text().rpartition("\n")[0]
+    except (OSError, ValueError):
+        return {}
+    header, *rows = [*csv.reader(io.StringIO(whole))] or [[]]
+    rows = [row for row in rows if len(row) == len(header)]
+    places = {ours: header.index(theirs) for theirs, ours in COLUMNS.items() if theirs in header}
+    found = {name: [_float(row[place]) for row in rows] for name, place in places.items()}
+    return {name: values for name, values in found.items() if any(v is not None for v in values)}
+
+
+def _clusters(path: Path) -> list[tuple[int, int]]:
+    """Return the clients of each cluster after the last evaluation, the largest first."""
+    try:
+        rows = [line.split(",") for line in path.read_text().rpartition("\n")[0].splitlines()[1:]]
+        labels = {int(client): int(cluster) for _, client, cluster in rows}
+    except (OSError, ValueError):
+        return []
+    return sorted(Counter(labels.values()).items(), key=lambda item: (-item[1], item[0]))
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError:
+        return []
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml_file(path, "RUN")
+    except UserError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _float(value: Any) -> float | None:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if abs(found) < 1e300 else None  # neither NaN nor infinity, which JSON does not know
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _moment(text: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):
+        return None
+
+
+def _clock(moment: float, now: float) -> str:
+    """Return a time of day, with the date where that is not today's."""
+    then, today = datetime.fromtimestamp(moment), datetime.fromtimestamp(now)
+    return then.strftime("%H:%M:%S" if then.date() == today.date() else "%Y-%m-%d %H:%M:%S")
+
+
+class Watched:
+    """What somebody looks at: a run, the runs of a sweep or folder, or what will be one of these.
+
+    Args:
+        name: of the folder; empty takes the newest run or sweep in `runs`.
+        titles: returns name of the run folder -> title of the cases of a sweep.
+        home: where run folders are, for an empty name.
+
+    Raises:
+        UserError: the name is empty and there is no run.
+    """
+
+    def __init__(
+        self, name: str, titles: Callable[[Path], Mapping[str, str]], home: Path = Path("runs")
+    ) -> None:
+        found = Path(name) if name else newest(home)
+        if found is None:
+            raise UserError("RUN", str(home), "holds no run; name the folder of one")
+        self.folder, self.titles = found, titles
+        self._known: dict[str, Seen] = {}
+        self._sweep: tuple[float, Mapping[str, str]] = 0.0, {}  # when its file was written, and its titles
+
+    def see(self, case: str = "") -> Seen | SeenCases | None:
+        """Return what there is to see.
+
+        Args:
+            case: title of one of several runs; empty for all.
+
+        Returns:
+            None where there is no such case.
+        """
+        if not holds_runs(self.folder):
+            return None if case else look(self.folder)
+        file = self.folder / "sweep.yaml"
+        written = file.stat().st_mtime if file.is_file() else 0.0
+        if written != self._sweep[0]:  # a sweep is joined by more cases
+            self._sweep = written, self.titles(self.folder)
+        found = look_at_cases(self.folder, self._sweep[1], self._known)
+        return found.cases.get(case) if case else found
+
+
+# -- the terminal --------------------------------------------------------------------------------------------
+
+
+def watch(
+    see: Callable[[], Seen | SeenCases | None],
+    once: bool = False,
+    every: float = 2.0,
+    out: TextIO | None = None,
+    pause: Callable[[float], object] = time.sleep,
+) -> int:
+    """Show what a folder tells until the run ends, or somebody presses Ctrl-C; return the exit code.
+
+    On a terminal the picture is drawn again and again; into a file or a pipe goes a line for every change.
+
+    Args:
+        see: returns what is to be shown.
+        once: show it once and return.
+        every: seconds between two looks.
+        out: where to write; None takes stdout.
+        pause: waits that many seconds.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    def shown() -> Seen | SeenCases:
+        found = see()
+        assert found is not None
+        return found
+
+    console, seen = Console(file=out or sys.stdout, highlight=False), shown()
+    try:
+        if once:
+            console.print(picture(seen))
+        elif console.is_terminal:
+            with Live(picture(seen), console=console, auto_refresh=False) as live:
+                while not seen.over:
+                    pause(every)
+                    seen = shown()
+                    live.update(picture(seen), refresh=True)
+        else:
+            said = ""
+            while True:
+                line = one_line(seen)
+                if line != said:
+                    console.print(line, soft_wrap=True, markup=False)
+                said = line
+                if seen.over:
+                    break
+                pause(every)
+                seen = shown()
+    except KeyboardInterrupt:
+        return 0
+    bad = (seen,) if isinstance(seen, Seen) else seen.cases.values()
+    return 1 if not once and any(case.state in (ENDED, FAILED, STOPPED) for case in bad) else 0
+
+
+def one_line(seen: Seen | SeenCases) -> str:
+    """Return what a log shows of a run: a line that changes with its state and its evaluations."""
+    if isinstance(seen, SeenCases):
+        return f"{seen.folder}: {seen.text}"
+    if not seen.curves or seen.over:
+        return seen.text
+    return f"round {seen.last('round'):.0f}/{seen.rounds}  {'  '.join(_figures(seen))}"
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return a curve as a line of at most `width` bars, from its least to its largest value."""
+    there = [v for v in values if v is not None]
+    if not there:
+        return ""
+    low, step = min(there), (max(there) - min(there) or 1.0) / len(BARS)
+    count = min(len(values), width)
+    chosen = [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
+    return "".join(" " if v is None else BARS[min(int((v - low) / step), len(BARS) - 1)] for v in chosen)
+
+
+def in_bytes(number: float | None) -> str:
+    """Return a number of bytes in words: 1.25 GB."""
+    if number is None:
+        return ""
+    units = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    size, name = next(((s, n) for s, n in units if number >= s), (1.0, "bytes"))
+    return f"{number / size:.4g} {name}"
+
+
+def _figures(seen: Seen) -> Iterator[str]:
+    """Yield the last figures of a run."""
+    for name, text in (("accuracy", "accuracy {:.4f}"), ("worst", "worst {:.4f}"), ("ari", "ARI {:.2f}")):
+        value = seen.last(name)
+        if value is not None:
+            yield text.format(value)
+    clusters = seen.last("clusters")
+    if clusters is not None:
+        yield f"clusters {clusters:.0f}"
+    sent = [seen.last("bytes_up"), seen.last("bytes_down")]
+    if None not in sent:
+        yield f"{in_bytes(sum(b for b in sent if b))}"
+
+
+def picture(seen: Seen | SeenCases) -> RenderableType:
+    """Return what a terminal shows."""
+    return _picture_of_cases(seen) if isinstance(seen, SeenCases) else _picture_of_run(seen)
+
+
+STYLES = {RUNNING: "green", COMPLETE: "bold green", WAITING: "cyan", SILENT: "yellow", STOPPED: "yellow"}
+
+
+def _picture_of_run(seen: Seen) -> RenderableType:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    style = STYLES.get(seen.state, "bold red")
+    parts: list[RenderableType] = [Text(seen.folder, style="bold"), Text(seen.text, style=style)]
+    if seen.state == WAITING:
+        return Group(*parts)
+    if seen.facts:
+        parts.append(Text(", ".join(f"{k} {v}" for k, v in seen.facts.items()), style="dim"))
+    row = Table.grid(padding=(0, 2))
+    times = [f"round {seen.step}/{seen.rounds or '?'}"]
+    if seen.left_s is not None:
+        times.append(f"about {in_words(seen.left_s)} left")
+    if seen.started is not None:
+        times.append(f"started {datetime.fromtimestamp(seen.started):%Y-%m-%d %H:%M:%S}")
+    row.add_row(ProgressBar(seen.rounds or 1, seen.step, width=40), *times)
+    parts.append(row)
+    if seen.doing and not seen.over:
+        parts.append(Text(f"now: {seen.doing}"))
+    curves = Table.grid(padding=(0, 2))
+    for name, title in (("accuracy", "mean accuracy"), ("worst", "worst client"), ("loss", "test loss")):
+        values = [v for v in seen.curves.get(name, ()) if v is not None]
+        if values:
+            text = f"{values[-1]:.4f}  (from {min(values):.4f} to {max(values):.4f})"
+            curves.add_row(title, sparkline(values, 48), text)
+    parts += [Text(), curves] if curves.row_count else []
+    parts += [Text(), _evaluations(seen)] if seen.curves else []
+    if seen.clusters:
+        sizes = ", ".join(f"{label}: {n}" for label, n in seen.clusters[:20])
+        more = f", and {len(seen.clusters) - 20} more" if len(seen.clusters) > 20 else ""
+        parts.append(Text(f"clients by cluster: {sizes}{more}"))
+    parts += [Text(), _ranks(seen)] if seen.ranks else []
+    for name, lines in seen.logs.items():
+        parts += [
+            Text(f"{name}:", style="yellow"),
+            *(Text(f"  {line}") for line in lines),
+        ]
+    return Group(*parts)
+
+
+def _evaluations(seen: Seen) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    shown = {
+        "round": ("round", "{:.0f}".format),
+        "seconds": ("after", in_words),
+        "accuracy": ("accuracy", "{:.4f}".format),
+        "worst": ("worst", "{:.4f}".format),
+        "ari": ("ARI", "{:.2f}".format),
+        "clusters": ("clusters", "{:.0f}".format),
+        "churn": ("churn", "{:.2f}".format),
+        "bytes_up": ("up", in_bytes),
+        "bytes_down": ("down", in_bytes),
+    }
+    names = [name for name in shown if name in seen.curves]
+    for name in names:
+        table.add_column(shown[name][0], justify="right")
+    rows = [*zip(*(seen.curves[name] for name in names), strict=True)]
+    for row in rows[-LAST_EVALUATIONS:]:
+        cells = zip(names, row, strict=True)
+        table.add_row(*("" if v is None else shown[name][1](v) for name, v in cells))
+    return table
+
+
+def _ranks(seen: Seen) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    phases = [*dict.fromkeys(p for rank in seen.ranks for p, v in (rank.get("seconds") or {}).items() if v)]
+    for title in ("rank", "host", "device", "visits", *(f"{phase}, s" for phase in phases)):
+        table.add_column(title, justify="left" if title in ("host", "device") else "right")
+    for number, rank in enumerate(seen.ranks[:MOST_RANKS]):
+        spent = rank.get("seconds") or {}
+        cells = [rank.get("host"), rank.get("device"), rank.get("visits")]
+        times = [f"{spent[p]:.1f}" if p in spent else "" for p in phases]
+        table.add_row(str(number), *("" if c is None else str(c) for c in cells), *times)
+    if len(seen.ranks) > MOST_RANKS:
+        table.add_row("...", f"{len(seen.ranks)} ranks in all")
+    return table
+
+
+def _picture_of_cases(seen: SeenCases) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("case" if seen.is_sweep else "run", "state", "round", "accuracy", "ARI", "left", ""):
+        table.add_column(title, justify="right" if title in ("round", "accuracy", "ARI", "left") else "left")
+    order = sorted(seen.cases.items(), key=lambda item: item[1].state not in (RUNNING, SILENT))
+    for title, case in order[:MOST_CASES]:
+        accuracy, ari = case.last("accuracy"), case.last("ari")
+        table.add_row(
+            title,
+            Text(case.state, style=STYLES.get(case.state, "bold red")),
+            f"{case.step}/{case.rounds}" if case.rounds else "",
+            "" if accuracy is None else f"{accuracy:.4f}",
+            "" if ari is None else f"{ari:.2f}",
+            "" if case.left_s is None else in_words(case.left_s),
+            Text("" if case.state in (RUNNING, COMPLETE, WAITING) else case.text, style="dim"),
+        )
+    parts: list[RenderableType] = [Text(seen.folder, style="bold"), Text(seen.text), table]
+    if len(order) > MOST_CASES:
+        parts.append(Text(f"and {len(order) - MOST_CASES} more", style="dim"))
+    return Group(*parts)
+
+
+def as_json(seen: Seen | SeenCases, now: float | None = None) -> str:
+    """Return what a folder tells as JSON, for the page in a browser."""
+    tree = {"kind": "cases" if isinstance(seen, SeenCases) else "run", "now": now or time.time()}
+    if isinstance(seen, SeenCases):
+        few = {"state", "text", "step", "rounds", "left_s", "folder"}
+        cases = [
+            {"title": title, **{k: v for k, v in asdict(case).items() if k in few}}
+            | {name: case.last(name) for name in ("accuracy", "worst", "ari")}
+            for title, case in seen.cases.items()
+        ]
+        return json.dumps({**tree, "folder": seen.folder, "text": seen.text, "cases": cases})
+    return json.dumps({**tree, **asdict(seen), "over": seen.over})
