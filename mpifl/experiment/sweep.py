@@ -8,14 +8,15 @@ Several processes may share the cases and the folder (`Part`), and a sweep may b
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import StringIO
@@ -45,6 +46,7 @@ from .sweep_results import SWEEP_FILE, Found, is_complete, started_with
 from .sweep_table import labels_of
 
 JOIN_SECONDS = 10.0  # that a process waits for another one, which began the same sweep a moment ago
+LOCKS = ".locks"  # a file for each case that some process runs, in the sweep's folder
 ASK_SECONDS = 0.5  # between two looks whether another group asks this one to stop
 FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case
 FREE_KEYS = ("data.root", "data.cache")
@@ -286,6 +288,8 @@ class _Work:
         if not transport.is_server:
             return None
         self.found.draw()
+        if all(is_complete(case, self.folder) for case in self.found.every):
+            shutil.rmtree(self.folder / LOCKS, ignore_errors=True)
         if not self.quiet:
             print(self.found.text(), flush=True)
         return self.folder
@@ -317,6 +321,8 @@ class _Work:
     ) -> None:
         """Run a case unless it is complete; copy a complete one with other times where that gives it.
 
+        A case that another process is running is left to it.
+
         Args:
             case: One of the sweep.
             transport: Connects the ranks that run it.
@@ -324,6 +330,32 @@ class _Work:
             threads: Of each rank, where the case leaves them open; 0 takes what the CPU masks allow.
             options: Of `run`.
         """
+        with self._alone_with(case, transport) as mine:
+            if mine:
+                self._run(case, transport, quiet, threads, **options)
+            elif transport.is_server:
+                print(f"{case.title}: another process runs it", flush=True)
+
+    @contextmanager
+    def _alone_with(self, case: Case, transport: Transport) -> Iterator[bool]:
+        """Hold a case against other processes that share the folder; give False where one of them has it."""
+        with ExitStack() as held:
+
+            def lock() -> bool:
+                path = self.folder / LOCKS / case.slug
+                path.parent.mkdir(exist_ok=True)
+                file = held.enter_context(path.open("w"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                except OSError:
+                    pass  # a file system without locks
+                return True
+
+            yield on_server(transport, lock)
+
+    def _run(self, case: Case, transport: Transport, quiet: bool, threads: int, **options: Any) -> None:
         state, twin = on_server(transport, lambda: self._state(case))
         config = case.placed(self.folder)
         config = replace(config, system=replace(config.system, threads=config.system.threads or threads))

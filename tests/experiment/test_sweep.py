@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import os
 import shutil
@@ -157,6 +158,25 @@ def test_cases_added_later_join_and_complete_ones_stay(tmp_path):
     shutil.rmtree(folder / "tiny-2")
     assert main(["resume", str(folder), "-q"]) == 0
     assert found_in(folder) == found_in(whole)
+
+
+def test_a_case_that_another_process_runs_is_left_to_it(tmp_path, capsys):
+    """That process has just made the case's folder, which looks like one that was given up."""
+    place = ["--output.folder", str(tmp_path), "--output.id", "x"]
+    folder = sweep(TINY, ["--vary", "{seed: [0]}", *place], Single(), quiet=True)
+    options = ["--vary", "{seed: [0, 1]}", *place]
+    under_way, lock = folder / "tiny-1", folder / sweeping.LOCKS / "1"
+    under_way.mkdir()
+    lock.parent.mkdir()
+    with lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        sweep(TINY, options, Single(), quiet=True)
+        assert "seed 1: another process runs it" in capsys.readouterr().out
+        assert [row["seed"] for row in found_in(folder)] == ["0"]
+        assert under_way.is_dir()
+    sweep(TINY, options, Single(), quiet=True)
+    assert [row["seed"] for row in found_in(folder)] == ["0", "1"]
+    assert not lock.parent.exists()
 
 
 @pytest.mark.parametrize(
