@@ -31,12 +31,13 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], connection
     from mpifl.core.rng import key
     from mpifl.data import open_federation
     from mpifl.experiment import loader
+    from mpifl.models import build_model
     from mpifl.simulation.sampling import Sampler, cohort_size
 
     torch.set_num_threads(1)
     config = loader.load(name)
     federation = open_federation(config.data, config.seed.data, build=False)
-    model = config.model.build(federation.shape, federation.num_classes).train()
+    model = build_model(config.model, federation.info).train()
     start = {n: t.clone() for n, t in model.state_dict().items()}
     splits = [federation.client(k).train for k in range(federation.num_clients)]
     data = [(split.x, split.y) for split in splits]

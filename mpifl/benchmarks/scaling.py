@@ -26,6 +26,7 @@ from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.parameters import Layout
 from mpifl.data import open_federation, prepare
 from mpifl.experiment import loader
+from mpifl.models import build_model
 from mpifl.simulation.sampling import cohort_size
 
 from .turns import Job, scratch_folder
@@ -109,7 +110,7 @@ def measure_scaling(name: str, most: int | None, turns: int | None, options: Seq
     prepare(config.data, config.seed.data, download=False)
     federation = open_federation(config.data, config.seed.data, build=False)
     m = cohort_size(config.participation, config.cohort_size, federation.num_clients)
-    d = Layout.of(config.model.build(federation.shape, federation.num_classes)).size
+    d = Layout.of(build_model(config.model, federation.info)).size
     cores = most or len(os.sched_getaffinity(0))
     counts = sorted({w for w in (1, 2, 4, 8, 16, 32, 64, 128, cores) if w <= cores})
     strong = {w: _measure(name, w, m, turns, options) for w in counts}

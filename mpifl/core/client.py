@@ -14,6 +14,7 @@ from torch import nn
 from .federation import ClientData, Split
 from .parameters import Layout, Part
 from .rng import Key
+from .task import Task
 from .types import Report, State, Vector
 
 Direction = Callable[
@@ -56,8 +57,10 @@ class Client(ABC):
         num_samples: training samples at this visit.
         layout: of the model's flat vector.
         init: the common initial vector [d], which all know from the seed.
+        task: what its model is trained for: gives loss and metrics.
     """
 
+    task: Task
     id: int
     visit: int
     num_samples: int
@@ -113,7 +116,7 @@ class Client(ABC):
             start: [d].
             key: addresses the order of the batches.
             direction: changes the gradient before each step (FedProx: `lambda g, w: g + mu * (w - x)`).
-            loss: replaces cross-entropy.
+            loss: replaces the loss of the task.
             part: the only part of the vector that moves.
             split: replaces the training data.
             changes: fields of `LocalConfig` that differ for this call (`epochs=5`, `lr=0.1`).
@@ -128,36 +131,39 @@ class Client(ABC):
 
     @abstractmethod
     def loss(self, vector: Vector, split: Split | None = None) -> float:
-        """Return the mean cross-entropy of `vector` on `split` (default: the training data)."""
+        """Return the mean loss of `vector` on `split` (default: the training data)."""
 
     @abstractmethod
     def losses(self, vector: Vector, split: Split | None = None) -> torch.Tensor:
-        """Return the cross-entropy of each sample [n] of `split` (default: the training data)."""
+        """Return the loss of each sample [n] of `split` (default: the training data)."""
 
     @abstractmethod
     def gradient(self, vector: Vector, split: Split | None = None) -> Vector:
-        """Return the gradient [p] of the mean cross-entropy at `vector`, in evaluation mode."""
+        """Return the gradient [p] of the mean loss at `vector`, in evaluation mode."""
 
     @abstractmethod
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits [n, L] of images `x` [n, C, H, W] under `vector`."""
+        """Return the outputs [n, ...] of samples `x` [n, ...] under `vector`: logits [n, L] of classes."""
 
     @abstractmethod
     def embed(self, vector: Vector, x: torch.Tensor, *, train_mode: bool = False) -> torch.Tensor:
-        """Return the embeddings [n, e] of images `x` [n, C, H, W] under the extractor of `vector`."""
+        """Return the embeddings [n, e] of samples `x` [n, ...] under the extractor of `vector`."""
 
     @abstractmethod
     def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
-        """Return `accuracy` (a fraction) and `loss` of `vector` on `split` (default: the test data)."""
+        """Return metrics and `loss` of `vector` on `split` (default: the test data): `accuracy` of classes.
+
+        Names that begin with `sums.` are the sums behind metrics that are no means over samples.
+        """
 
     def measure(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-        """Return the figures of `evaluation.metrics`, which `evaluate` adds to accuracy and loss.
+        """Return the figures of `evaluation.metrics`, which `evaluate` adds to the task's.
 
         For methods that evaluate by something else than one vector. Default: none.
 
         Args:
-            logits: [n, L].
-            labels: [n].
+            logits: outputs of a model [n, ...].
+            labels: [n] or [n, ...].
         """
         return {}
 
@@ -180,10 +186,12 @@ class ClientHost(ABC):
         layout: of the model's flat vector.
         keeps_optimizer: whether clients keep their optimisers between visits.
         metric_names: of the figures of `evaluation.metrics`.
+        task: what models are trained for.
     """
 
     keeps_optimizer: bool = False
     metric_names: tuple[str, ...] = ()
+    task: Task
     device: torch.device
     layout: Layout
 

@@ -5,16 +5,75 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import torch
 
 from .errors import UserError
 
+IMAGES, FEATURES, TOKENS = "images", "features", "tokens"
+CLASSES, MULTI_HOT, NUMBERS = "classes", "multi_hot", "numbers"
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """What the samples of a federation and their labels are like: what models and tasks are built for.
+
+    | `inputs` | a sample as a model gets it |
+    |---|---|
+    | `images` | float32 [C, H, W], normalised |
+    | `features` | float32 of any shape: [F] for a table, [C, H, W] for a spectrogram |
+    | `tokens` | int64 [T], each from 0 to `vocabulary` - 1 |
+
+    | `labels` | a label as a task gets it | `num_classes` is the number of |
+    |---|---|---|
+    | `classes` | int64, from 0 to L - 1 | classes |
+    | `multi_hot` | float32 [L], 1 where a label applies | labels |
+    | `numbers` | float32 [L] | targets |
+    | `tokens` | int64 [T], -100 for a position that does not count | different tokens |
+
+    Attributes:
+        shape: of one sample.
+        num_classes: L, the width of the model's output.
+        inputs: `images`, `features` or `tokens`.
+        labels: `classes`, `multi_hot`, `numbers` or `tokens`.
+        vocabulary: number of different tokens; 0 where samples are no tokens.
+        categories: of a table [F], the number of categories of each column, whose values are then whole
+            numbers from 0; 0 for a column of numbers. Empty: all are numbers.
+        parts: shapes of several inputs that lie one after the other in a sample of shape [F]; empty for one
+            input. `unpack` takes them apart.
+    """
+
+    shape: tuple[int, ...]
+    num_classes: int
+    inputs: str = IMAGES
+    labels: str = CLASSES
+    vocabulary: int = 0
+    categories: tuple[int, ...] = ()
+    parts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the samples that a model gets."""
+        return torch.int64 if self.inputs == TOKENS else torch.float32
+
+    def unpack(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the inputs of samples [n, F], each [n, *shape] in the order of `parts`."""
+        if not self.parts:
+            return (x,)
+        pieces = x.split([prod(shape) for shape in self.parts], dim=1)
+        return tuple(p.reshape(len(x), *s) for p, s in zip(pieces, self.parts, strict=True))
+
 
 @dataclass(frozen=True)
 class Split:
-    """Samples ready for training: `x` float32 [n, C, H, W], `y` int64 [n], both contiguous."""
+    """Samples ready for training, contiguous; `DataInfo` says what they are like.
+
+    Attributes:
+        x: [n, *shape], float32, or int64 for tokens.
+        y: [n] or [n, ...], int64 for classes and tokens, otherwise float32.
+    """
 
     x: torch.Tensor
     y: torch.Tensor
@@ -45,8 +104,8 @@ class Federation(ABC):
 
     Attributes:
         num_clients: N.
-        num_classes: L, the number of labels.
-        shape: (C, H, W) of one sample as `client` returns it.
+        num_classes: L, the width of the model's output: classes, labels, targets or tokens.
+        shape: of one sample as `client` returns it; (C, H, W) of an image.
         sizes: int64 [N, 3], samples for training, validation and test of each client (at its first visit,
             where they change).
         groups: int64 [N], the hidden group of each client, or None where there is no ground truth.
@@ -57,11 +116,16 @@ class Federation(ABC):
 
     num_clients: int
     num_classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     sizes: np.ndarray
     groups: np.ndarray | None
     targets: np.ndarray | None = None
     attackers: np.ndarray | None = None
+
+    @property
+    def info(self) -> DataInfo:
+        """What samples and labels are like. Default: images of classes."""
+        return DataInfo(self.shape, self.num_classes)
 
     @abstractmethod
     def client(self, k: int, visit: int = 0) -> ClientData:

@@ -54,6 +54,7 @@ NEW_KEYS: dict[str, Any] = {
     "privacy": {"name": "none"},
     "output.callbacks": [],
     "secure_aggregation": {"name": "none"},
+    "task": {"name": "classification", "metrics": ["accuracy"]},
 }  # dotted key that release 0.1 did not have (SECTION:NAME: not in that of NAME) -> the value for what it did
 MAX_COUNT = 2**63 - 1
 

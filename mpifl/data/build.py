@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import Split
+from mpifl.core.federation import CLASSES, IMAGES, TOKENS, Split
 from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
 from mpifl.data.partition.csr import Csr
@@ -21,13 +21,16 @@ from mpifl.data.partition.table import FORMATS, check_format, write
 
 from . import prepared_cache as cache
 from .federation import PoolFederation
-from .pool import Pool, check_pool
+from .pool import Pool, check_pool, standardised
 from .prepared_cache import Progress
 from .scenario import FixedPartition, Scenario, ScenarioSpec
 from .scenarios import Rotated
 from .scenarios.partition_file import exported
 from .sources import Digits, Photos, Source, in_one_line, normalisation
-from .transforms import ToTensor
+from .transforms import ToFeatures, ToInputs, ToTensor, ToTokens
+
+FACTS = ("num_train", "num_classes", "origin_names", "class_names", "vocabulary", "categories", "parts")
+"""Attributes of a pool that are no arrays."""
 
 MATERIALIZE_LIMIT_BYTES = 8 * 2**30
 """Above this many bytes, operations run at every visit and their results are not stored."""
@@ -41,7 +44,7 @@ class DataConfig:
         root: folder that holds the source's files; the environment variable MPIFL_DATA if not given.
         cache: folder for prepared data; by default `root`/.mpifl, or ~/.cache/mpifl where that cannot be
             written.
-        source: the images.
+        source: the samples.
         scenario: how they are spread over clients, and transformed.
         public: images that the server owns, for methods that pre-train a network beside the model (FLT).
     """
@@ -89,6 +92,7 @@ def open_federation(
     verify = build if verify is None else verify
     place, pool = _prepared_pool(config, say, build, verify)
     with _under("data.scenario"):
+        _check_fits(config, pool)
         with doing("composing the scenario"):
             spec = config.scenario.compose(pool, key(seed, "data"))
         if spec.drift is not None:
@@ -129,6 +133,8 @@ def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str
 
 def open_public(config: DataConfig, like: PoolFederation) -> Split:
     """Return the training part of `public` in the shape and normalisation of the clients' images."""
+    remedy = "the server pre-trains on images of its own, and these samples are none; take another method"
+    require(like.info.inputs == IMAGES, "data.source.name", config.source.name, remedy)
     config = replace(config, source=config.public)
     _, pool = _prepared_pool(config, lambda line: None, True, True)
     images, labels = pool.images[pool.train], pool.labels[pool.train]
@@ -138,6 +144,16 @@ def open_public(config: DataConfig, like: PoolFederation) -> Split:
     if x.shape[-2:] != (height, width):
         x = torch.nn.functional.interpolate(x, (height, width), mode="bilinear", antialias=True)
     return Split(x.contiguous(), torch.from_numpy(np.array(labels)))
+
+
+def _check_fits(config: DataConfig, pool: Pool) -> None:
+    """Raise `UserError` for a scenario that reads classes or changes images where the source has none."""
+    scenario, name = type(config.scenario), type(config.scenario).__name__
+    others = "take iid, lognormal, powerlaw or natural"
+    remedy = f"it divides the samples by class, and labels of {config.source.name} are {pool.label_kind}"
+    require(pool.label_kind == CLASSES or not scenario.by_class, "name", name, f"{remedy}; {others}")
+    remedy = f"it changes images, and samples of {config.source.name} are {pool.kind}"
+    require(pool.kind == IMAGES or not scenario.of_images, "name", name, f"{remedy}; {others}")
 
 
 def _prepared_pool(config: DataConfig, say: Progress, build: bool, verify: bool) -> tuple[Path, Pool]:
@@ -233,20 +249,30 @@ def _write_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any
     with doing(f"reading {config.source.name}"):
         pool = config.source.load(config.folder or Path(), to)
     check_pool(pool, "data.source")
+    pool = standardised(pool)
+    for name in ("mean", "std"):
+        if (values := getattr(pool, name)) is not None:
+            cache.save(to, name, values)
     if not (to / "images.npy").exists():
-        cache.save(to, "images", pool.images)
-    cache.save(to, "labels", pool.labels.astype(np.int64))
+        cache.save(to, "images", pool.inputs)
+    cache.save(to, "labels", pool.labels.astype(np.int64) if pool.label_kind == CLASSES else pool.labels)
     if pool.origin is not None:
         cache.save(to, "origin", pool.origin.astype(np.int64))
-    return {"num_train": pool.num_train, "num_classes": pool.num_classes, "origin_names": pool.origin_names}
+    return {name: getattr(pool, name) for name in FACTS}
 
 
 def _open_pool(place: Path) -> Pool:
     noted = cache.facts(place)
     origin = cache.load(place, "origin") if (place / "origin.npy").exists() else None
-    names = tuple(noted["origin_names"])
-    images, labels = cache.load(place, "images"), cache.load(place, "labels")
-    return Pool(images, labels, noted["num_train"], noted["num_classes"], origin, names)
+    facts = {name: _as_tuple(noted[name]) for name in FACTS}
+    for name in ("mean", "std"):
+        facts[name] = np.array(cache.load(place, name)) if (place / f"{name}.npy").exists() else None
+    return Pool(cache.load(place, "images"), cache.load(place, "labels"), origin=origin, **facts)
+
+
+def _as_tuple(value: Any) -> Any:
+    """Return a value of a JSON file with its lists as tuples."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> Mapping[str, Any]:
@@ -254,7 +280,8 @@ def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> 
         splits = spec.splits()
     table = FixedPartition(splits, spec.op_groups)
     say(f"splitting {len(pool.labels)} samples over {len(table.sizes)} clients")
-    materialized = spec.materialize and _bytes(spec, pool, table) <= MATERIALIZE_LIMIT_BYTES
+    materialized = spec.materialize and pool.kind == IMAGES
+    materialized = materialized and _bytes(spec, pool, table) <= MATERIALIZE_LIMIT_BYTES
     if materialized:
         splits = _materialize(PoolFederation(pool, spec, table, ToTensor((0.0,), (1.0,))), splits, to)
     for name, csr in splits.items():
@@ -294,7 +321,7 @@ def _open_scenario(config: DataConfig, spec: ScenarioSpec, pool: Pool, folder: P
     to_tensor = _to_tensor(config, spec, pool)
     if noted["materialized"]:
         images, labels = cache.load(folder, "images"), cache.load(folder, "labels")
-        pool = Pool(images, labels, len(labels), pool.num_classes)
+        pool = Pool(images, labels, len(labels), pool.num_classes, class_names=pool.class_names)
         spec = replace(
             spec, blocks=None, ops=(), split_ops={name: () for name in spec.split_ops}, resize=None
         )
@@ -308,7 +335,14 @@ def _open_csr(folder: Path, name: str) -> Csr:
     return Csr(np.asarray(cache.load(folder, f"{name}_offsets")), array("index"), array("row"))
 
 
-def _to_tensor(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> ToTensor:
+def _to_tensor(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> ToInputs:
+    if pool.kind != IMAGES:
+        given, allowed = config.source.normalise, {TOKENS: (None,)}.get(pool.kind, (None, "standard", "unit"))
+        remedy = f"these samples are {pool.kind}, no images; leave it out"
+        require(given in allowed, "data.source.normalise", given, remedy)
+        if pool.kind == TOKENS:
+            return ToTokens()
+        return ToFeatures() if given == "unit" else ToFeatures(pool.mean, pool.std)
     chosen = config.source.normalise or spec.normalise or "standard"
     channels = pool.shape[0]
     for op in spec.ops:

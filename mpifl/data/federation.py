@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -10,12 +11,12 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import UserError
-from mpifl.core.federation import ClientData, Federation, Split
+from mpifl.core.federation import IMAGES, ClientData, DataInfo, Federation, Split
 
 from .pool import Pool
 from .sample_cache import SampleCache
 from .scenario import SPLITS, Partition, SampleIndex, ScenarioSpec
-from .transforms import Op, ToTensor
+from .transforms import Op, ToInputs, labels_as_tensor
 
 MIN_CACHED_SHARE = 8  # the cache must hold one in so many of all training samples
 
@@ -63,10 +64,10 @@ class PoolFederation(Federation):
     """Clients whose samples are addresses in one memory-mapped pool.
 
     Args:
-        pool: images and labels of the source.
+        pool: samples and labels of the source.
         spec: what the scenario composed.
         partition: who holds which sample.
-        to_tensor: normalises the pixels of a split.
+        to_tensor: makes of stored samples what a model gets.
 
     Attributes:
         names: what each group is, in a few words; may be empty.
@@ -74,7 +75,7 @@ class PoolFederation(Federation):
         extra: names of the further test sets.
     """
 
-    def __init__(self, pool: Pool, spec: ScenarioSpec, partition: Partition, to_tensor: ToTensor) -> None:
+    def __init__(self, pool: Pool, spec: ScenarioSpec, partition: Partition, to_tensor: ToInputs) -> None:
         self.pool = pool
         self._samples, self._static = SampleCache(0), spec.drift is None
         self.partition: Partition = partition
@@ -91,6 +92,11 @@ class PoolFederation(Federation):
         self._public, self._group_test_sets = spec.public, spec.group_test_sets
         self._wrong: np.ndarray | None = None  # label [L] that attackers give to samples of each label
         self.shape = self._shape_of_all_groups(spec.op_groups)
+
+    @property
+    def info(self) -> DataInfo:
+        """What samples and labels are like."""
+        return replace(self.pool.info, shape=self.shape)
 
     def client(self, k: int, visit: int = 0) -> ClientData:
         """Return the data of client `k` at its `visit`-th visit."""
@@ -183,20 +189,21 @@ class PoolFederation(Federation):
         self.partition = PartitionUntilDrift(self.partition, threshold, longest)
 
     def samples(self, k: int, split: str = "train", visit: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return client `k`'s images as uint8 [n, C, H, W], not yet normalised, and its labels int64 [n]."""
+        """Return client `k`'s samples as they are stored (images: uint8 [n, C, H, W]), and its labels."""
         x, y = self._pixels(self.partition.of(k, split, visit), self._ops[split])
         return np.array(x), np.array(self._given(k, split, y))
 
     def pixels(self, k: int, split: str = "train", visit: int = 0) -> Split:
         """Return a split of client `k` with images uint8 [n, C, H, W], neither resized nor normalised."""
         x, y = self.samples(k, split, visit)
-        return Split(torch.from_numpy(x), torch.from_numpy(y))
+        return Split(torch.from_numpy(x), labels_as_tensor(y))
 
     def labels(self, k: int, split: str = "train", visit: int = 0) -> np.ndarray:
-        """Return client `k`'s labels int64 [n] without reading any image."""
+        """Return client `k`'s labels, int64 [n] for classes, without reading any sample."""
         draw = self.partition.of(k, split, visit)
         y = self.pool.labels[draw.index]
-        blank = np.zeros((len(y), self.pool.shape[0], 1, 1), np.uint8)
+        shape = (self.pool.shape[0], 1, 1) if self.pool.kind == IMAGES else self.pool.shape
+        blank = np.broadcast_to(np.zeros((), self.pool.inputs.dtype), (len(y), *shape))
         for op in self._ops[split]:
             blank, y = op(blank, y, self._group(draw, len(y)))
         return self._given(k, split, y)
@@ -206,16 +213,18 @@ class PoolFederation(Federation):
 
         def read() -> Split:
             found = self._read(self.partition.of(k, split, visit), self._ops[split])
+            if self._wrong is None:
+                return found
             return Split(found.x, torch.from_numpy(np.array(self._given(k, split, found.y.numpy()))))
 
         return self._samples.get(address, read)
 
     def _read(self, draw: SampleIndex, ops: tuple[Op, ...]) -> Split:
         x, y = self._pixels(draw, ops)  # may be the cache itself: never hand it out
-        return Split(self.to_tensor(x), torch.from_numpy(np.array(y)))
+        return Split(self.to_tensor(x), labels_as_tensor(y))
 
     def _pixels(self, draw: SampleIndex, ops: tuple[Op, ...]) -> tuple[np.ndarray, np.ndarray]:
-        x, y = self.pool.images[draw.index], self.pool.labels[draw.index]
+        x, y = self.pool.inputs[draw.index], self.pool.labels[draw.index]
         for op in ops:
             x, y = op(x, y, self._group(draw, len(y)))
         return x, y
@@ -224,18 +233,18 @@ class PoolFederation(Federation):
     def _group(draw: SampleIndex, n: int) -> np.ndarray:
         return np.broadcast_to(np.asarray(draw.group), (n,))
 
-    def _shape_of_all_groups(self, groups: np.ndarray | None) -> tuple[int, int, int]:
+    def _shape_of_all_groups(self, groups: np.ndarray | None) -> tuple[int, ...]:
         count = 1 if groups is None or not len(groups) else int(groups.max()) + 1
-        blank, label = np.zeros((1, *self.pool.shape), np.uint8), np.zeros(1, np.int64)
+        blank = np.zeros((1, *self.pool.shape), self.pool.inputs.dtype)
+        label = np.zeros((1, *self.pool.labels.shape[1:]), self.pool.labels.dtype)
         shapes = set()
         for group in range(count):
             x, y = blank, label
             for op in self._ops["train"]:
                 x, y = op(x, y, np.array([group]))
-            channels, height, width = self.to_tensor(x).shape[1:]
-            shapes.add((channels, height, width))
+            shapes.add(tuple(self.to_tensor(x).shape[1:]))
         if len(shapes) > 1:
-            remedy = "the groups' images would differ in size; set resize to one size for all"
+            remedy = "the groups' samples would differ in size; set resize to one size for all"
             raise UserError("data.scenario.resize", sorted(shapes), remedy)
         return shapes.pop()
 

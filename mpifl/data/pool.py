@@ -1,36 +1,101 @@
-"""A pool: all images of a source in one array, the training part first, then the test part."""
+"""A pool: all samples of a source in one array, the training part first, then the test part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MULTI_HOT, NUMBERS, TOKENS, DataInfo
 from mpifl.core.rng import Key
 
 MAX_ORIGINS = 1 << 24
+IGNORED = -100  # a token of a label that does not count, as in PyTorch
+BLOCK = 1 << 22  # numbers that are checked at a time
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Images and labels of one source; sample i belongs to the training part if i < num_train.
+    """Samples and labels of one source; sample i belongs to the training part if i < num_train.
+
+    The types of the arrays say what they are:
+
+    | `inputs` | samples |
+    |---|---|
+    | uint8 [n, C, H, W] | images, normalised at every visit |
+    | float32 (or float16, float64) [n, ...] | features of any shape: a table [n, F], spectrograms [n, C, H, W] |
+    | an integer type [n, T] | sequences of tokens, from 0 to `vocabulary` - 1 |
+
+    | `labels` | labels |
+    |---|---|
+    | an integer type [n] | classes, from 0 to `num_classes` - 1 |
+    | uint8 or bool [n, L] | multi-hot: which of L labels apply |
+    | float32 (or float16, float64) [n, L] | L numbers to predict |
+    | int16, int32 or int64 [n, T] | tokens, one for each position; -100 where none counts |
 
     Attributes:
-        images: uint8 [n, C, H, W], memory-mapped where it comes from the cache.
-        labels: int64 [n].
+        inputs: [n, ...], memory-mapped where it comes from the cache.
+        labels: [n] or [n, ...].
         num_train: size of the training part.
-        num_classes: L.
+        num_classes: L, the width of a model's output: classes, labels, numbers or different tokens.
         origin: int64 [n], the origin of each sample (writer, domain), or None where it is unknown.
         origin_names: what the origins are called, if they have names.
+        class_names: what the classes, labels or numbers are called, if they have names.
+        vocabulary: number of different tokens of `inputs`; 0 where they are no tokens.
+        categories: of a table, the number of categories of each column (`DataInfo.categories`).
+        parts: shapes of several inputs that lie side by side in [n, F] (`DataInfo.parts`).
+        mean: of features over the training part, float32 [*shape], 0 in columns of categories; None for
+            samples that are no features, and until the pool is stored (`standardised`).
+        std: likewise, 1 in columns of categories and in those that never change.
     """
 
-    images: np.ndarray
+    inputs: np.ndarray
     labels: np.ndarray
     num_train: int
     num_classes: int
     origin: np.ndarray | None = None
     origin_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    vocabulary: int = 0
+    categories: tuple[int, ...] = ()
+    parts: tuple[tuple[int, ...], ...] = ()
+    mean: np.ndarray | None = None
+    std: np.ndarray | None = None
+
+    @property
+    def images(self) -> np.ndarray:
+        """Return `inputs`, uint8 [n, C, H, W], of a source of images."""
+        return self.inputs
+
+    @property
+    def kind(self) -> str:
+        """Return what the samples are: `images`, `features` or `tokens`."""
+        if self.inputs.dtype == np.uint8 and self.inputs.ndim == 4:
+            return IMAGES
+        return FEATURES if np.issubdtype(self.inputs.dtype, np.floating) else TOKENS
+
+    @property
+    def label_kind(self) -> str:
+        """Return what the labels are: `classes`, `multi_hot`, `numbers` or `tokens`."""
+        if np.issubdtype(self.labels.dtype, np.floating):
+            return NUMBERS
+        if self.labels.ndim == 1:
+            return CLASSES
+        return MULTI_HOT if self.labels.dtype in (np.uint8, np.bool_) else TOKENS
+
+    @property
+    def info(self) -> DataInfo:
+        """Return what samples and labels are like, before any operation of a scenario."""
+        return DataInfo(
+            self.shape,
+            self.num_classes,
+            self.kind,
+            self.label_kind,
+            self.vocabulary,
+            self.categories,
+            self.parts,
+        )
 
     @property
     def train(self) -> np.ndarray:
@@ -43,10 +108,9 @@ class Pool:
         return np.arange(self.num_train, len(self.labels))
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return (C, H, W) of one stored image."""
-        channels, height, width = self.images.shape[1:]
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of one stored sample; (C, H, W) of an image."""
+        return self.inputs.shape[1:]
 
 
 def images_of(array: np.ndarray, name: str) -> np.ndarray:
@@ -117,17 +181,102 @@ def count_classes(labels: np.ndarray, name: str) -> int:
 
 
 def check_pool(pool: Pool, name: str) -> None:
-    """Raise `UserError` unless a source's pool is valid: its labels are used as indices."""
-    images, n = pool.images, len(pool.labels)
-    remedy = "images must be uint8 [n, C, H, W], none of C, H and W zero"
-    good = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
-    require(good, name, f"{images.dtype} {list(images.shape)}", remedy)
-    require(n == len(images), name, n, f"labels for {len(images)} images: give one for each")
-    require(0 < pool.num_train <= n, name, pool.num_train, f"training images of {n}: give some")
-    labels_of(pool.labels, name, pool.num_classes)
+    """Raise `UserError` unless a source's pool is valid: labels and tokens are used as indices."""
+    inputs, n = pool.inputs, len(pool.labels)
+    require(n == len(inputs), name, n, f"labels for {len(inputs)} samples: give one for each")
+    require(0 < pool.num_train <= n, name, pool.num_train, f"training samples of {n}: give some")
+    given = f"{inputs.dtype} {list(inputs.shape)}"
+    if inputs.dtype == np.uint8:
+        remedy = "images must be uint8 [n, C, H, W], none of C, H and W zero"
+        require(inputs.ndim == 4 and min(inputs.shape[1:]) > 0, name, given, remedy)
+    elif pool.kind == FEATURES:
+        remedy = "features must be [n, ...], no axis empty"
+        require(inputs.ndim >= 2 and min(inputs.shape[1:]) > 0, name, given, remedy)
+        _check_finite(inputs, f"{name}: features")
+    else:
+        whole = np.issubdtype(inputs.dtype, np.integer) and inputs.ndim == 2 and inputs.shape[1] > 0
+        remedy = "samples must be uint8 images [n, C, H, W], floats [n, ...] or tokens, integers [n, T]"
+        require(whole, name, given, remedy)
+        _check_tokens(inputs, pool.vocabulary, f"{name}: tokens")
+    _check_columns(pool, name)
+    _check_labels(pool, name)
     if pool.origin is not None:
-        require(len(pool.origin) == n, name, len(pool.origin), f"origins for {n} images: give one for each")
+        require(len(pool.origin) == n, name, len(pool.origin), f"origins for {n} samples: give one for each")
         labels_of(pool.origin, f"{name}: origin", MAX_ORIGINS)
+
+
+def _check_columns(pool: Pool, name: str) -> None:
+    """Raise `UserError` where categories or packed inputs do not fit the columns."""
+    if pool.categories:
+        remedy = f"category counts for samples of shape {list(pool.shape)}: give one for each column"
+        require(pool.shape == (len(pool.categories),), name, len(pool.categories), remedy)
+        for column, count in enumerate(pool.categories):
+            if count:
+                values = pool.inputs[:, column]
+                whole = bool(
+                    (values == np.floor(values)).all() and values.min() >= 0 and values.max() < count
+                )
+                remedy = f"categories must be whole numbers from 0 to {count - 1}"
+                require(whole, f"{name}: column {column}", float(values.max()), remedy)
+    if pool.parts:
+        total = sum(int(np.prod(shape)) for shape in pool.parts)
+        remedy = f"numbers of the packed inputs, but samples are of shape {list(pool.shape)}"
+        require(pool.shape == (total,), name, total, remedy)
+
+
+def _check_labels(pool: Pool, name: str) -> None:
+    """Raise `UserError` unless the labels are as `Pool` says."""
+    labels, kind, count = pool.labels, pool.label_kind, pool.num_classes
+    if kind == CLASSES:
+        labels_of(labels, name, count)
+    elif kind == TOKENS:
+        require(labels.ndim == 2, f"{name}: labels", list(labels.shape), "give tokens [n, T]")
+        _check_tokens(labels, count, f"{name}: labels", IGNORED)
+    else:
+        remedy = f"give [n, {count}]: one number for each output"
+        require(labels.shape[1:] == (count,), f"{name}: labels", list(labels.shape), remedy)
+        if kind == MULTI_HOT:
+            require(int(labels.max()) <= 1, f"{name}: labels", int(labels.max()), "give 0 or 1")
+        else:
+            _check_finite(labels, f"{name}: labels")
+
+
+def _check_finite(values: np.ndarray, name: str) -> None:
+    rows = max(1, BLOCK // max(1, int(np.prod(values.shape[1:]))))
+    for start in range(0, len(values), rows):
+        bad = np.argwhere(~np.isfinite(values[start : start + rows]))
+        if len(bad):
+            place = ", ".join(map(str, (start + int(bad[0][0]), *bad[0][1:].tolist())))
+            value = float(values[start : start + rows][tuple(bad[0])])
+            raise UserError(f"{name}[{place}]", value, "is not finite; fill it in or leave the sample out")
+
+
+def _check_tokens(tokens: np.ndarray, count: int, name: str, also: int | None = None) -> None:
+    """Raise `UserError` unless all tokens lie in 0 .. count - 1, or are `also`."""
+    low = int(np.min(tokens, where=True if also is None else tokens != also, initial=0))
+    high = int(tokens.max(initial=0))
+    remedy = f"tokens must be whole numbers from 0 to {count - 1}, one less than the vocabulary"
+    require(low >= 0 and high < count, name, low if low < 0 else high, remedy)
+
+
+def standardised(pool: Pool) -> Pool:
+    """Return a pool with mean and standard deviation of its features, unless it has them or has no features."""
+    if pool.kind != FEATURES or pool.mean is not None:
+        return pool
+    rows = max(1, BLOCK // max(1, int(np.prod(pool.shape))))
+    total, square = np.zeros(pool.shape), np.zeros(pool.shape)
+    first = np.asarray(pool.inputs[0], np.float64)  # sums of differences from it cancel less
+    for start in range(0, pool.num_train, rows):
+        block = np.asarray(pool.inputs[start : min(start + rows, pool.num_train)], np.float64) - first
+        total += block.sum(0)
+        square += (block**2).sum(0)
+    mean = total / pool.num_train
+    std = np.sqrt(np.maximum(square / pool.num_train - mean**2, 0.0))
+    mean, std = mean + first, np.where(std > 1e-12 * np.maximum(1.0, abs(first)), std, 1.0)
+    if pool.categories:
+        are = np.array(pool.categories) > 0
+        mean, std = np.where(are, 0.0, mean), np.where(are, 1.0, std)
+    return replace(pool, mean=mean.astype(np.float32), std=std.astype(np.float32))
 
 
 def stratified(labels: np.ndarray, fraction: float, key: Key) -> tuple[np.ndarray, np.ndarray]:

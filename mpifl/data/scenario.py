@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -133,7 +133,15 @@ class ScenarioSpec:
 
 
 class Scenario(ABC):
-    """Options of one scenario; a frozen dataclass whose fields are configuration keys."""
+    """Options of one scenario; a frozen dataclass whose fields are configuration keys.
+
+    Attributes:
+        by_class: whether it reads the classes of the samples; a source with other labels is then refused.
+        of_images: whether it changes images; a source of other samples is then refused.
+    """
+
+    by_class: ClassVar[bool] = True
+    of_images: ClassVar[bool] = True
 
     def files(self) -> list[Path]:
         """Return the files that it reads; the partition is prepared anew when one of them changes."""

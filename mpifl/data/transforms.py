@@ -1,8 +1,8 @@
-"""Operations on images and labels, composable in any order.
+"""Operations on samples and labels, composable in any order; what makes tensors of samples as they are stored.
 
-An operation takes images uint8 [n, C, H, W], labels int64 [n] and the group of each sample int64 [n], and
-returns new images and labels. Whether it runs while the cache is built or at every visit makes no difference
-to the result.
+An operation takes samples [n, ...] and labels as the pool stores them (images uint8 [n, C, H, W], classes
+int64 [n]) and the group of each sample int64 [n], and returns new ones. Whether it runs while the cache is
+built or at every visit makes no difference to the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Op(ABC):
 
     @abstractmethod
     def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return changed (x uint8 [n, C, H, W], y int64 [n]); never changes its arguments."""
+        """Return changed (x, y) of the same types; never changes its arguments."""
 
     def channels(self, count: int) -> int:
         """Return how many colour channels come out where `count` go in."""
@@ -109,8 +109,50 @@ class Patch(Op):
         return out, y
 
 
+class ToInputs(ABC):
+    """Makes of samples as they are stored what a model gets; the last step of every visit."""
+
+    @abstractmethod
+    def __call__(self, x: np.ndarray) -> torch.Tensor:
+        """Return samples [n, ...] as a contiguous tensor, float32 or, of tokens, int64."""
+
+
 @dataclass(frozen=True)
-class ToTensor:
+class ToTokens(ToInputs):
+    """From tokens of any integer type to int64."""
+
+    def __call__(self, x: np.ndarray) -> torch.Tensor:
+        """Return tokens int64 [n, T]."""
+        return torch.from_numpy(np.array(x, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class ToFeatures(ToInputs):
+    """From features of any float type to float32, standardised if asked for.
+
+    Attributes:
+        mean: [*shape], subtracted; None leaves the features as they are.
+        std: [*shape], none zero; divides.
+    """
+
+    mean: np.ndarray | None = None
+    std: np.ndarray | None = None
+
+    def __call__(self, x: np.ndarray) -> torch.Tensor:
+        """Return (x - mean) / std, float32 [n, ...]."""
+        if self.mean is None or self.std is None:
+            return torch.from_numpy(np.array(x, np.float32))
+        return torch.from_numpy(np.ascontiguousarray((x - self.mean) / self.std, np.float32))
+
+
+def labels_as_tensor(y: np.ndarray) -> torch.Tensor:
+    """Return labels as a tensor: int64 for classes and tokens, float32 for multi-hot labels and numbers."""
+    real = y.dtype in (np.uint8, np.bool_) or np.issubdtype(y.dtype, np.floating)
+    return torch.from_numpy(np.array(y, np.float32 if real and y.ndim > 1 else np.int64))
+
+
+@dataclass(frozen=True)
+class ToTensor(ToInputs):
     """From uint8 pixels to normalised float32 tensors, resized if asked for; the last step of every visit.
 
     Attributes:

@@ -23,14 +23,14 @@ from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import RememberedUploads, ServerEvaluation, uses
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import Federation, Split
+from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
 from mpifl.core.parameters import Layout, flatten, put, take
 from mpifl.core.process import age
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
-from mpifl.models import AUTOENCODERS
+from mpifl.models import AUTOENCODERS, build_model
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
@@ -251,9 +251,9 @@ def build_parts(
     Raises:
         UserError: that model has another size.
     """
-    shape, num_classes, seed = federation.shape, federation.num_classes, config.seed
-    init = initial_vectors(config.model, seed.model, shape, num_classes)
-    module = config.model.build(shape, num_classes)
+    info, seed = federation.info, config.seed
+    init = initial_vectors(config.model, seed.model, info)
+    module = build_model(config.model, info)
     layout = Layout.of(module)
     if start is not None:
         init = from_earlier(start, config.start, layout, init)
@@ -263,11 +263,12 @@ def build_parts(
         kernels=config.system.kernels,
         graphs=config.system.cuda_graphs,
         init=init(0),
-        auxiliary=auxiliary_learner(config.algorithm, seed.model, shape, device),
+        auxiliary=auxiliary_learner(config.algorithm, seed.model, info, device),
+        task=config.task,
     )
     problem = ProblemInfo(
         num_clients=federation.num_clients,
-        num_classes=num_classes,
+        num_classes=info.num_classes,
         num_samples=federation.sizes[:, 0].astype(np.int64),
         layout=layout,
         init=init,
@@ -314,20 +315,19 @@ class _TrainedSamples:
         return type(self), (None, self.local, self.differing)
 
 
-def initial_vectors(model: Any, seed: int, shape: tuple[int, int, int], num_classes: int) -> InitialVectors:
+def initial_vectors(model: Any, seed: int, info: DataInfo) -> InitialVectors:
     """Return j -> the j-th independent initial vector [d].
 
     Args:
         model: the section of the configuration.
         seed: of the model.
-        shape: (C, H, W) of a sample.
-        num_classes: number of labels.
+        info: what samples and labels are like.
     """
 
     def init(j: int) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(seed, "init", j).entropy >> 65)
-            return flatten(model.build(shape, num_classes))
+            return flatten(build_model(model, info))
 
     return init
 
@@ -354,15 +354,13 @@ def from_earlier(
     return lambda j: put(drawn(j), body, take(start, body))
 
 
-def auxiliary_learner(
-    algorithm: Algorithm, seed: int, shape: tuple[int, int, int], device: str
-) -> Learner | None:
+def auxiliary_learner(algorithm: Algorithm, seed: int, info: DataInfo, device: str) -> Learner | None:
     """Return the learner of the network beside the model; None where the method has none.
 
     Args:
         algorithm: the method.
         seed: of the model.
-        shape: (C, H, W) of a sample.
+        info: what samples are like: images.
         device: of the network.
     """
     options = dict(algorithm.auxiliary() or {})
@@ -370,7 +368,7 @@ def auxiliary_learner(
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "auxiliary").entropy >> 65)
-        return Learner(AUTOENCODERS[options.pop("name")](**options).build(shape), device)
+        return Learner(AUTOENCODERS[options.pop("name")](**options).build(info.shape), device)
 
 
 # -- checks --------------------------------------------------------------------------------------------------
@@ -393,10 +391,9 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     federation, problem, system = parts.federation, parts.problem, key(config.seed.system)
     n, sizes = problem.num_clients, federation.sizes
 
-    # the model takes the samples
-    with torch.no_grad():
-        module = config.model.build(federation.shape, federation.num_classes)
-        module.eval()(federation.client(0).train.x[:2])
+    # the model takes the samples, and the task its outputs
+    config.task.check(federation.info)
+    check_outputs(config, federation)
 
     # the method finds what it needs
     try:
@@ -481,6 +478,30 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         stack = pick_stack(parts.learner, train, way, most)
 
     return Decisions(num_sampled, absent, memory, max(stack, 1), clock)
+
+
+def check_outputs(config: Config, federation: Federation) -> None:
+    """Raise `UserError` where the model cannot take the samples, or the task not what it makes of them."""
+    module, few = build_model(config.model, federation.info), federation.client(0).train
+    if federation.info.inputs == IMAGES and federation.info.labels == CLASSES:
+        with torch.no_grad():
+            module.eval()(few.x[:2])
+        return
+    name = getattr(type(config.model), "imported_as", type(config.model).__name__)
+    try:
+        with torch.no_grad():
+            output = module.eval()(few.x[:2])
+    except Exception as error:
+        remedy = f"does not take samples of shape {list(federation.shape)} ({type(error).__name__}: {error})"
+        raise UserError("model.name", name, f"{remedy}; take another model") from error
+    try:
+        losses = config.task.losses(output, few.y[:2])
+        fits = losses.shape == few.y[:2].shape[:1]
+    except (RuntimeError, ValueError, IndexError) as error:
+        remedy = f"its loss does not take outputs {list(output.shape)} and labels {list(few.y[:2].shape)}"
+        raise UserError("task.name", config.task.name, f"{remedy} ({error}); take another model") from error
+    remedy = f"gives losses {list(losses.shape)} for {len(few.y[:2])} samples; give one for each, [n]"
+    require(fits, "task.name", config.task.name, remedy)
 
 
 # -- what runs it --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 from mpifl.core.federation import Split
 from mpifl.data import PoolFederation, histogram, label_distance, open_federation
+from mpifl.data.transforms import ToTensor
 from mpifl.results.data_sheet import Sheet, Strip, draw
 
 from . import loader
@@ -175,6 +176,7 @@ def _public_strips(federation: PoolFederation) -> list[Strip]:
 
 def _pixels(federation: PoolFederation, split: Split) -> tuple[np.ndarray, np.ndarray]:
     """Return (images uint8 [n, C, H, W], labels) of a normalised split."""
+    assert isinstance(federation.to_tensor, ToTensor), "only images have a strip"
     mean, std = (
         torch.tensor(v).view(1, -1, 1, 1) for v in (federation.to_tensor.mean, federation.to_tensor.std)
     )

@@ -18,6 +18,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import OneShotStatistics, RowUpdates, hooks_of, uses
 from mpifl.core.errors import require
+from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
 from mpifl.models import MODELS
@@ -37,6 +38,7 @@ from mpifl.traffic.privacy import PRIVACIES, CentralPrivacy, LocalPrivacy, Priva
 from mpifl.training.config import LocalConfig
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import LocalChanges, check_changes
+from mpifl.training.tasks import TASKS, Classification
 
 from .sweep_table import TableConfig
 
@@ -279,6 +281,7 @@ class Config:
             lists it in dropped.csv.
         seed: seeds, one for each kind of randomness.
         local: how a client trains.
+        task: what models are trained for: loss and metrics.
         data: the samples, and how they are spread over clients.
         evaluation: when models are evaluated, and on which clients.
         system: how the program runs.
@@ -333,6 +336,7 @@ class Config:
     clock: ClockConfig = field(default_factory=VirtualTime)
     vary: dict[str, Any] | None = None  # any keys
     table: TableConfig | None = None
+    task: Task = field(default_factory=Classification)
 
     def __post_init__(self) -> None:
         error = self.on_client_error
@@ -351,6 +355,7 @@ class Config:
 CHOICES: dict[tuple[type, str], Mapping[str, type]] = {
     (Config, "algorithm"): CATALOGUE,
     (Config, "model"): MODELS,
+    (Config, "task"): TASKS,
     (Config, "policy"): POLICIES,
     (Config, "delay"): DELAYS,
     (Config, "devices"): DEVICES,

@@ -1,13 +1,14 @@
 """Models: each is a body, which ends in the embedding, and a last linear layer, the head.
 
-`MODELS[name]` is a frozen dataclass; its fields are the options of `--model.*`, and `build(shape,
-num_classes)` makes the module. Initial weights are drawn from torch's global generator: the caller seeds it.
+`MODELS[name]` is a frozen dataclass; its fields are the options of `--model.*`. `build(shape, num_classes)`
+makes the module, or `build_for(info)` where it must know more of the data (`ModelOptions`); callers use
+`build_model`. Initial weights are drawn from torch's global generator: the caller seeds it.
 """
 
 from __future__ import annotations
 
 from .autoencoders import FltAE, FltAECifar
-from .base import Net
+from .base import ModelOptions, Net, build_model
 from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeNet5
 from .mlp import MLP, FltMLP, IfcaMLP
 from .resnet import ResNet18Cifar, ResNet20
@@ -37,4 +38,4 @@ MODELS: dict[str, type] = {
 
 AUTOENCODERS: dict[str, type] = {"flt_ae": FltAE, "flt_ae_cifar": FltAECifar}
 
-__all__ = ["AUTOENCODERS", "MODELS", "Net"]
+__all__ = ["AUTOENCODERS", "MODELS", "ModelOptions", "Net", "build_model"]

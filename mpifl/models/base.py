@@ -1,23 +1,70 @@
-"""The base class of models, and the checks they share."""
+"""The base class of models, how they are built for some data, and the checks they share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
+from mpifl.core.federation import FEATURES, IMAGES, TOKENS, DataInfo
 
 Shape = tuple[int, int, int]  # (C, H, W) of one image
+
+
+class ModelOptions(ABC):
+    """Options of a model that must know more of the data than shape and number of classes.
+
+    Subclasses are frozen dataclasses whose fields are the keys of the section `model`. A model that needs no
+    more than the two is a dataclass with `build(shape, num_classes)` instead; it gets images and features.
+
+    Attributes:
+        takes: the kinds of samples that it takes (`DataInfo.inputs`).
+    """
+
+    takes: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def build_for(self, info: DataInfo) -> Net:
+        """Return the network for such data: from samples [n, *info.shape] to [n, ..., info.num_classes]."""
+
+
+def build_model(options: Any, info: DataInfo) -> nn.Module:
+    """Return the network that a section `model` describes, for such data; draws its initial weights.
+
+    Args:
+        options: the section.
+        info: what samples and labels are like.
+
+    Raises:
+        UserError: the model takes other samples.
+    """
+    name = getattr(type(options), "imported_as", type(options).__name__)
+    takes = options.takes if isinstance(options, ModelOptions) else (IMAGES, FEATURES)
+    remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
+    example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or emdcnn"}
+    require(info.inputs in takes, "model.name", name, f"{remedy}; take {example[info.inputs]}")
+    if isinstance(options, ModelOptions):
+        return options.build_for(info)
+    try:
+        module: nn.Module = options.build(info.shape, info.num_classes)
+    except (ValueError, IndexError, TypeError) as error:
+        if isinstance(error, UserError) or len(info.shape) == 3:
+            raise
+        remedy = f"does not take samples of shape {list(info.shape)} ({error}); take mlp"
+        raise UserError("model.name", name, remedy) from error
+    return module
 
 
 class Net(nn.Module):
     """A body that ends in the embedding, and the last linear layer; the body comes first in `parameters()`.
 
     Attributes:
-        body: [n, C, H, W] -> [n, e].
+        body: samples [n, ...] -> [n, e]; [n, T, e] where every token has an output.
         head: the last layer, [n, e] -> [n, num_classes].
         blocks: module-name prefixes of FedCUAU's cluster block: the last stage of the body, and the head.
     """
@@ -36,12 +83,12 @@ class Net(nn.Module):
         return self.body, self.head
 
     def embed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings [n, e] of images [n, C, H, W]: the input of the last layer."""
+        """Return the embeddings [n, e] of samples [n, ...]: the input of the last layer."""
         embedding: torch.Tensor = self.body(x)
         return embedding
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits [n, num_classes] of images [n, C, H, W]."""
+        """Return the output [n, num_classes] for samples [n, ...]."""
         logits: torch.Tensor = self.head(self.embed(x))
         return logits
 

@@ -35,6 +35,7 @@ from mpifl.core.federation import Split
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import width
 from mpifl.core.rng import Key
+from mpifl.core.task import SUMS
 from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 from .hook_errors import ClientCall, HookCall, ServerCall, hook_name
@@ -296,10 +297,10 @@ class ClientHooks:
             return {name: _checked_note(call, name, value) for name, value in found.items()}
 
     def evaluate(self, message: Message, state: State, client: Client, split: Split) -> Mapping[str, float]:
-        """Return what a client scores on a set: `accuracy`, `loss`, and what the method adds."""
+        """Return what a client scores on a set: the task's metric, `loss`, and what the method adds."""
         with ClientCall(self.algorithm, "evaluate", client=client.id) as call:
             scores = self.algorithm.evaluate(message, state, client, split)
-            _check_scores(call, scores)
+            _check_scores(call, scores, client.task.metric.name)
         return scores
 
     def model_of(self, message: Message, state: State, client: Client, size: int) -> Vector:
@@ -423,15 +424,15 @@ def _check_look(call: HookCall, look: Any) -> None:
         raise call.error(f"returned {_kind(look)}", "return Look(notes={...}, findings={...})")
 
 
-def _check_scores(call: HookCall, scores: Any) -> None:
-    """Raise `MethodError` for scores without accuracy and loss, or that are no numbers."""
+def _check_scores(call: HookCall, scores: Any, metric: str) -> None:
+    """Raise `MethodError` for scores without the task's metric and loss, or that are no numbers."""
     numbers = isinstance(scores, Mapping) and all(
-        isinstance(v, (int, float, np.number)) for v in scores.values()
+        isinstance(v, (int, float, np.number)) or name.startswith(SUMS) for name, v in scores.items()
     )
-    if not numbers or not {"accuracy", "loss"} <= set(scores):
+    if not numbers or not {metric, "loss"} <= set(scores):
         what = f"returned {sorted(scores) if numbers else _kind(scores)}"
         raise call.error(
-            what, "return a mapping with the numbers `accuracy` and `loss`: client.evaluate(w, split)"
+            what, f"return a mapping with the numbers `{metric}` and `loss`: client.evaluate(w, split)"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import filterfalse
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from mpifl.core.errors import MethodError, UserError, require
 from mpifl.core.mixing import Plan, shares
 from mpifl.core.parameters import take, width
 from mpifl.core.progress import doing
+from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import Notes, Reads, Server
 from mpifl.simulation.round_rules import RoundPlan
@@ -699,6 +701,9 @@ class ServerStep:
     def evaluate(self, server: Server | None, clients: np.ndarray) -> dict[str, np.ndarray] | None:
         """Return the scores of `clients` on rank 0: name -> float64 [len(clients)].
 
+        Sums behind metrics (their names begin with `sums.`) have further axes, and are 0 for a client without
+        samples.
+
         Raises:
             MethodError: clients score different names.
         """
@@ -715,9 +720,17 @@ class ServerStep:
         if parts is None:
             return None
         everyone = {k: s for part in parts for k, s in part.items()}
-        names = everyone[int(clients[0])]
-        other = next((k for k, scores in everyone.items() if set(scores) != set(names)), None)
+        sums = {name: np.zeros_like(v) for s in everyone.values() for name, v in s.items() if _is_sum(name)}
+        names = [*filterfalse(_is_sum, everyone[int(clients[0])])]
+        other = next((k for k, s in everyone.items() if {*filterfalse(_is_sum, s)} != {*names}), None)
         if other is not None:
             what = f"client {other} scores {sorted(everyone[other])}, client {clients[0]} {sorted(names)}"
             raise MethodError(hook_name(self.algorithm, "evaluate"), what, "return the same names for all")
-        return {name: np.array([everyone[int(k)][name] for k in clients]) for name in names}
+        found = {name: np.array([everyone[int(k)][name] for k in clients]) for name in names}
+        for name, nothing in sums.items():
+            found[name] = np.array([everyone[int(k)].get(name, nothing) for k in clients])
+        return found
+
+
+def _is_sum(name: str) -> bool:
+    return name.startswith(SUMS)

@@ -335,8 +335,9 @@ class Worker:
         """Evaluate clients on their test sets.
 
         Returns:
-            Client -> scores: `accuracy`, `loss`, those of further test sets as `accuracy_NAME`, on the
-            training data as `accuracy_train`, and after some more training as `accuracy_finetuned`.
+            Client -> scores: the task's metrics (`accuracy`) and `loss`, those of further test sets as
+            `accuracy_NAME`, on the training data as `accuracy_train`, and after some more training as
+            `accuracy_finetuned`.
         """
         out: dict[int, dict[str, float]] = {}
         device, counter = self.config.clients.device, self.config.counter

@@ -32,7 +32,7 @@ class Request(NamedTuple):
         key: addresses the order of the samples, and what a model or an augmentation draws.
         step: the server step, from 1; it decides the learning rate.
         direction: changes the flat gradient before each step; None leaves it as it is.
-        loss: replaces cross-entropy; None for cross-entropy.
+        loss: replaces the loss of the task; None for that.
         part: the slices of the vector that move; None for all parameters.
         kept: the optimiser that goes on, and is changed; None for a new one.
     """

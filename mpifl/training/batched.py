@@ -47,7 +47,7 @@ def train_all(context: ModelContext, requests: Sequence[Request]) -> list[Traine
 
     Args:
         context: the model, which `stackable` allows.
-        requests: those of one `kind` are trained in one stack; each has cross-entropy as its loss.
+        requests: those of one `kind` are trained in one stack; each has the task's loss.
     """
     out: dict[int, Trained] = {}
     for kind in dict.fromkeys(r.kind for r in requests):
@@ -68,7 +68,7 @@ class _Stack:
         self.order = sorted(range(len(requests)), key=lambda i: (-len(batches[i]), i))
         self.requests = [requests[i] for i in self.order]
         self.batches = [batches[i] for i in self.order]
-        self.layout, self.device = context.layout, context.device
+        self.layout, self.device, self.task = context.layout, context.device, context.task
         starts = torch.stack([r.start.to(self.device) for r in self.requests])  # [C, d]
         self.tensors = {
             name: starts[:, s].reshape(len(starts), *shape).contiguous()
@@ -115,7 +115,7 @@ class _Stack:
             weight: torch.Tensor,
         ) -> tuple[torch.Tensor, torch.Tensor]:
             logits = torch.func.functional_call(self.module, {**own, **rest}, (x,))
-            value = (F.cross_entropy(logits, y, reduction="none") * weight).sum()
+            value = (self.task.losses(logits, y) * weight).sum()
             return value, value.detach()
 
         grads, values = torch.func.vmap(torch.func.grad(loss, has_aux=True))(moving, fixed, x, y, weight)
@@ -123,7 +123,7 @@ class _Stack:
         self._update(step, active, [grads[name] for name in self.moving])
 
     def _batch(self, step: int, active: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return images [A, b, C, H, W], labels [A, b] and weights [A, b] of the batches at `step`."""
+        """Return samples [A, b, ...], labels [A, b, ...] and weights [A, b] of the batches at `step`."""
         size = max(len(b[step]) for b in self.batches[:active])
         xs, ys, weights = [], [], []
         for request, batches in zip(self.requests[:active], self.batches, strict=False):
@@ -135,7 +135,7 @@ class _Stack:
             weight = torch.full((len(index),), 1.0 / len(index), device=x.device)
             if missing:
                 x = torch.cat([x, x[:1].expand(missing, *x.shape[1:])])
-                y = torch.cat([y, y[:1].expand(missing)])
+                y = torch.cat([y, y[:1].expand(missing, *y.shape[1:])])
                 weight = F.pad(weight, (0, missing))
             xs.append(x)
             ys.append(y)
@@ -281,7 +281,7 @@ class LockstepBackend(Backend):
         self.runner = LockstepRunner(partial(train_all, context))
 
     def accepts(self, request: Request) -> bool:
-        """Return whether a visit of `runner` asks, for cross-entropy, and the model has no hooks."""
+        """Return whether a visit of `runner` asks, for the task's loss, and the model has no hooks."""
         return request.loss is None and self.runner.listening and self.context.untouched()
 
     def train(self, request: Request) -> Trained:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained
 from mpifl.core.devices import CPU, split_on
@@ -19,6 +18,7 @@ from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.core.optimizer_memory import OptimizerMemory
 from mpifl.core.parameters import Layout, Part
 from mpifl.core.rng import Key
+from mpifl.core.task import Task
 from mpifl.core.types import State, Vector
 
 from .config import LocalConfig
@@ -38,7 +38,7 @@ class LocalClient(Client):
         step: the server step, from 1.
         home: device of the vectors that it returns; None: the learner's. The server's own clients return
             theirs in main memory.
-        metrics: what it scores beside accuracy and loss.
+        metrics: what it scores beside the task's metrics and loss.
         work: share of the mini-batches after which each of its trainings ends, one at least; None takes them
             all.
     """
@@ -58,6 +58,7 @@ class LocalClient(Client):
         self._home = learner.device if home is None else home
         self.id, self.visit, self.step = k, visit, step
         self.layout, self.init = learner.layout, learner.init.to(self._home)
+        self.task = learner.task
         self._federation, self._learner, self._config = federation, learner, config
         self._optimizers: OptimizerMemory | None = None
         self._metrics = metrics
@@ -154,44 +155,40 @@ class LocalClient(Client):
             yield Split(data.x[index], data.y[index])
 
     def gradient(self, vector: Vector, split: Split | None = None) -> Vector:
-        """Return the gradient [p] of the mean cross-entropy at `vector`."""
+        """Return the gradient [p] of the mean loss at `vector`."""
         split = self.data.train if split is None else split_on(split, self._learner.device)
         return self._learner.gradient(vector, split).to(self._home)
 
     def losses(self, vector: Vector, split: Split | None = None) -> torch.Tensor:
-        """Return the cross-entropy of each sample [n]."""
+        """Return the loss of each sample [n]."""
         split = split or self.data.train
-        logits = self.logits(vector, split.x)
-        return F.cross_entropy(logits, split.y.to(logits.device), reduction="none")
+        output = self.logits(vector, split.x)
+        return self.task.losses(output, split.y.to(output.device))
 
     def loss(self, vector: Vector, split: Split | None = None) -> float:
-        """Return the mean cross-entropy."""
+        """Return the mean loss."""
         return float(self.losses(vector, split).double().mean())
 
     def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
-        """Return `accuracy`, `loss` and own metrics on `split` (default: test data); NaN for an empty one."""
+        """Return metrics, `loss` and own metrics on `split` (default: test data); NaN for an empty one."""
         split = self.data.test if split is None else split
         if not len(split):
-            return dict.fromkeys(("accuracy", "loss", *(m.name for m in self._metrics)), float("nan"))
-        logits = self.logits(vector, split.x)
-        y = split.y.to(logits.device)
-        hits = int((logits.argmax(1) == y).sum())
-        return {
-            "accuracy": hits / len(split),
-            "loss": float(F.cross_entropy(logits, y)),
-            **self.measure(logits, y),
-        }
+            names = (*(m.name for m in self.task.chosen), "loss", *(m.name for m in self._metrics))
+            return dict.fromkeys(names, float("nan"))
+        output = self.logits(vector, split.x)
+        y = split.y.to(output.device)
+        return {**self.task.evaluate(output, y), **self.measure(output, y)}
 
     def measure(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
         """Return the figures of `evaluation.metrics`."""
         return {metric.name: metric(logits, labels, self.id) for metric in self._metrics}
 
     def logits(self, vector: Vector, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits [n, L] of images `x` under `vector`."""
+        """Return the outputs [n, ...] of samples `x` under `vector`: logits [n, L] of classes."""
         return self._learner.outputs(vector, x).to(self._home)
 
     def embed(self, vector: Vector, x: torch.Tensor, *, train_mode: bool = False) -> torch.Tensor:
-        """Return the embeddings [n, e] of images `x` under the extractor of `vector`."""
+        """Return the embeddings [n, ...] of samples `x` under the extractor of `vector`."""
         return self._learner.outputs(vector, x, embedding=True, train_mode=train_mode).to(self._home)
 
 
@@ -232,7 +229,7 @@ class LocalClients(ClientHost):
         learner: trains and evaluates on this rank's device.
         local: how clients train.
         differing: client -> how it trains, of those that train in another way.
-        metrics: what clients score beside accuracy and loss.
+        metrics: what clients score beside the task's metrics and loss.
     """
 
     federation: Federation
@@ -250,6 +247,11 @@ class LocalClients(ClientHost):
     def device(self) -> torch.device:  # type: ignore[override]
         """Where clients train."""
         return self.learner.device
+
+    @property
+    def task(self) -> Task:  # type: ignore[override]
+        """What models are trained for."""
+        return self.learner.task
 
     @property
     def layout(self) -> Layout:  # type: ignore[override]

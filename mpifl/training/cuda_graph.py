@@ -8,7 +8,6 @@ without a graph.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from mpifl.core.client import Trained
 from mpifl.core.federation import Split
@@ -76,9 +75,9 @@ class CapturedStep(FullBatchStep):
 
     def __init__(self, context: ModelContext, config: LocalConfig, part: Part | None, split: Split) -> None:
         device, size = context.device, config.batch_size
-        self.module, self.momentum = context.flat.module, context.momentum
+        self.module, self.momentum, self.task = context.flat.module, context.momentum, context.task
         self.x = split.x.new_zeros(size, *split.x.shape[1:])
-        self.y = split.y.new_zeros(size)
+        self.y = split.y.new_zeros(size, *split.y.shape[1:])
         self.total = torch.zeros((), device=device)
         single = device.type == "cuda"  # what the fused step takes there
         self.lr = torch.zeros((), device=device, dtype=torch.float32 if single else torch.float64)
@@ -100,7 +99,7 @@ class CapturedStep(FullBatchStep):
             self._step()
 
     def _step(self) -> None:
-        loss = F.cross_entropy(self.module(self.x), self.y)
+        loss = self.task.loss(self.module(self.x), self.y)
         self.update(loss)
         self.total += loss.detach()
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from mpifl.core.client import Client, Loss, Trained
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
+from mpifl.core.task import Task
 from mpifl.core.types import Vector
 
 
@@ -74,7 +74,7 @@ def fitting_model(
 
 
 def component_losses(client: Client, models: torch.Tensor, split: Split | None = None) -> torch.Tensor:
-    """Return the cross-entropy [K, n] of each model [K, d] on each sample of `split` (default: training)."""
+    """Return the loss [K, n] of each model [K, d] on each sample of `split` (default: training)."""
     return torch.stack([client.losses(w, split) for w in models])
 
 
@@ -92,33 +92,31 @@ def train_components(
     Returns:
         The trained models [K, d] and the sum of their mean losses.
     """
-    trained = [client.sgd(w, key, loss=_weighted(q_k)) for w, q_k in zip(models, q, strict=True)]
+    trained = [client.sgd(w, key, loss=_weighted(q_k, client.task)) for w, q_k in zip(models, q, strict=True)]
     return torch.stack([t.vector for t in trained]), sum(t.loss for t in trained)
 
 
-def _weighted(q: torch.Tensor) -> Loss:
-    """Return the cross-entropy in which sample s has weight q[s]."""
+def _weighted(q: torch.Tensor, task: Task) -> Loss:
+    """Return the loss of a task in which sample s has weight q[s]."""
 
     def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return (q[index] * F.cross_entropy(module(x), y, reduction="none")).mean()
+        return (q[index] * task.losses(module(x), y)).mean()
 
     return loss
 
 
 def evaluate_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split) -> dict[str, float]:
-    """Return accuracy and loss of sum_k pi_k softmax(theta_k(x)) on `split`; NaN where it is empty.
+    """Return metrics and loss of the weighted predictions sum_k pi_k theta_k(x) on `split`; NaN where empty.
 
-    Own metrics get the logarithms of these probabilities as logits.
+    Of classes, predictions are the probabilities softmax(theta_k(x)), and own metrics get the logarithms of
+    their weighted means as logits (`Task.mix`).
     """
     if not len(split):
-        nothing = client.measure(models.new_zeros(0, 1), split.y)
-        return {"accuracy": float("nan"), "loss": float("nan"), **nothing}
-    chances = torch.stack([client.logits(w, split.x).double().softmax(1) for w in models])  # [K, n, L]
-    p = torch.einsum("k,knl->nl", pi.double().to(chances.device), chances)
-    hits = int((p.argmax(1) == split.y).sum())
-    logits = p.clamp_min(1e-300).log()
-    loss = F.nll_loss(logits, split.y)
-    return {"accuracy": hits / len(split), "loss": float(loss), **client.measure(logits.float(), split.y)}
+        return client.evaluate(models[0], split)
+    task, outputs = client.task, [client.logits(w, split.x) for w in models]
+    y = split.y.to(outputs[0].device)
+    mixed = task.mix(outputs, pi)
+    return {**task.evaluate_mixed(mixed, y), **client.measure(mixed.float(), y)}
 
 
 def evaluate_tuned(
@@ -136,7 +134,7 @@ def evaluate_tuned(
         part: the part of the vector that is tuned.
 
     Returns:
-        `accuracy` and `loss` after tuning; `accuracy_initial` and `loss_initial` before.
+        The task's metrics and `loss` after tuning (`accuracy`); before, their names with `_initial`.
     """
     moving = None if part == "all" else client.layout.part(part)
     address = key(0, "tune", client.id, client.visit)

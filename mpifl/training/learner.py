@@ -14,6 +14,7 @@ from mpifl.core.federation import Split
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
 from mpifl.core.rng import Key, key
+from mpifl.core.task import Task
 
 from .backend import Backend, Request
 from .batched import LockstepBackend, LockstepRunner, stackable, train_all
@@ -37,6 +38,7 @@ class Learner:
         graphs: replay captured steps where nothing but the batch changes; leaves the kernels out.
         init: the common initial vector [d]; None: the one the model came with.
         auxiliary: the learner of the network beside the model (`Algorithm.auxiliary`).
+        task: what the model is trained for; None: classification. Kernels know cross-entropy only.
 
     Attributes:
         context: the model and its flat vectors.
@@ -48,6 +50,7 @@ class Learner:
         flat: the module and its flat vector.
         init: the common initial vector [d], on the device.
         auxiliary: the learner of the network beside the model, or None.
+        task: what the model is trained for.
         dry_run: whether no request takes a step.
 
     Raises:
@@ -63,13 +66,16 @@ class Learner:
         graphs: bool = False,
         init: torch.Tensor | None = None,
         auxiliary: Learner | None = None,
+        task: Task | None = None,
     ) -> None:
-        self.context = context = ModelContext(model, device)
+        self.context = context = ModelContext(model, device, task)
+        self.task = context.task
         self.device, self.layout, self.flat = context.device, context.layout, context.flat
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)
         self.auxiliary, self.dry_run = auxiliary, False
         on_cpu = self.device.type == "cpu"
-        self.kernels = KernelBackend(context) if kernels and on_cpu and not graphs else None
+        known = on_cpu and not graphs and self.task.cross_entropy
+        self.kernels = KernelBackend(context) if kernels and known else None
         stacked = LockstepBackend(context)
         self.lockstep: LockstepRunner = stacked.runner
         self.backends: tuple[Backend, ...] = (
@@ -118,7 +124,7 @@ class Learner:
         return iter(()) if self.dry_run else self.context.batches(split, config, key)
 
     def gradient(self, vector: torch.Tensor, split: Split, batch_size: int = 256) -> torch.Tensor:
-        """Return the gradient [p] of the mean cross-entropy of `vector` [d] over `split`, in evaluation mode.
+        """Return the gradient [p] of the mean loss of `vector` [d] over `split`, in evaluation mode.
 
         Args:
             vector: the model [d].
@@ -131,11 +137,11 @@ class Learner:
     def outputs(
         self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False, train_mode: bool = False
     ) -> torch.Tensor:
-        """Return the logits [n, L] of images under a model.
+        """Return the outputs [n, ...] of a model: logits [n, L] of classes.
 
         Args:
             vector: the model [d].
-            x: images [n, C, H, W], on any device.
+            x: samples [n, ...], on any device.
             embedding: return the embeddings [n, e] instead.
             train_mode: leave dropout and batch norm as in training; kernels know neither.
         """

@@ -14,10 +14,12 @@ from mpifl.core.federation import Split
 from mpifl.core.module_checks import Untouched
 from mpifl.core.parameters import FlatModel, Part, bounds
 from mpifl.core.rng import Key
+from mpifl.core.task import Task
 from mpifl.kernels.pooling import use_fast_pooling
 
 from .backend import epoch_orders
 from .config import LocalConfig
+from .tasks import Classification
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)  # modules that draw numbers
 RANDOM_NAMES = ("StochasticDepth",)  # of torchvision, which is not imported for that
@@ -53,9 +55,11 @@ class ModelContext:
     Args:
         model: the module; its parameters become views of one flat vector.
         device: where it computes.
+        task: what it is trained for; None: classification.
 
     Attributes:
         device: where the model is.
+        task: gives the loss.
         flat: the module, its vector [d], weights [p] and gradient [p].
         layout: where each named tensor lies in the vector.
         momentum: of SGD, or Adam's first moment [p].
@@ -68,8 +72,10 @@ class ModelContext:
         UserError: a batch norm has no momentum.
     """
 
-    def __init__(self, model: nn.Module, device: str | torch.device = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(
+        self, model: nn.Module, device: str | torch.device = "cpu", task: Task | None = None
+    ) -> None:
+        self.device, self.task = torch.device(device), task or Classification()
         self.flat = FlatModel(use_fast_pooling(model), self.device)
         self.layout = self.flat.layout
         self.momentum = torch.zeros_like(self.flat.weights)

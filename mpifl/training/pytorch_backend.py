@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from mpifl.core.client import Trained
+from mpifl.core.client import Loss, Trained
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
+from mpifl.core.task import Task
 
 from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
@@ -26,9 +26,13 @@ from .optimizer import OptimizerStep
 EVAL_BATCH = 256  # samples
 
 
-def cross_entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of a batch; a `Loss`."""
-    return F.cross_entropy(module(x), y)
+def loss_of(task: Task) -> Loss:
+    """Return the mean loss of a batch under a task, as a `Loss`."""
+
+    def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return task.loss(module(x), y)
+
+    return loss
 
 
 class FullBatchStep(ABC):
@@ -88,7 +92,7 @@ def train_by_steps(
     """
     config, split, part = request.config, request.split, request.part
     module = context.flat.load(request.start, train=True)
-    loss = request.loss or cross_entropy
+    loss = request.loss or loss_of(context.task)
     lr = config.lr_at(request.step)
     update = OptimizerStep(context, config, lr, part, request.direction, kept=request.kept)
     total, augmented = torch.zeros((), device=context.device), config.augment != "none"
@@ -116,12 +120,12 @@ def train_by_steps(
 
 
 def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, batch_size: int) -> torch.Tensor:
-    """Return the gradient [p] of the mean cross-entropy of `vector` [d] over `split`, in evaluation mode."""
+    """Return the gradient [p] of the mean loss of `vector` [d] over `split`, in evaluation mode."""
     flat = context.flat
     module = flat.load(vector, train=False)
     flat.grad.zero_()
     for index in torch.arange(len(split), device=context.device).split(batch_size):
-        loss = F.cross_entropy(module(split.x[index]), split.y[index], reduction="sum")
+        loss = context.task.total_loss(module(split.x[index]), split.y[index])
         (loss / len(split)).backward()
     return flat.grad.clone()
 
@@ -130,7 +134,7 @@ def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, bat
 def outputs(
     context: ModelContext, vector: torch.Tensor, x: torch.Tensor, embedding: bool, train_mode: bool
 ) -> torch.Tensor:
-    """Return the logits [n, L] or embeddings [n, e] of images [n, C, H, W] under `vector` [d].
+    """Return the outputs [n, ...] or embeddings [n, ...] of samples [n, ...] under `vector` [d].
 
     What dropout draws under `train_mode` is the same in every call: it must not depend on what the rank did
     before.

@@ -14,6 +14,7 @@ from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout, Part, put, take
 from mpifl.core.rng import Key, key
 from mpifl.core.types import Message, Notes, Server
+from mpifl.training.tasks import Classification
 
 KEY = key(0)
 
@@ -56,6 +57,7 @@ class Quadratic(Client):
         test: list[float] | None = None,
     ) -> None:
         self.id, self.visit, self.num_samples, self.calls = 0, 0, 10, []
+        self.task = Classification()
         self.target, self.lr, self.steps = torch.tensor(target), lr, steps
         others = val or [100.0] * len(target), test or [-100.0] * len(target)
         self.targets = self.target, *(torch.tensor(t) for t in others)

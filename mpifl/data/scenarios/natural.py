@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,9 @@ class Natural(Scenario):
             the whole test part.
         test_share: share set aside if test is own.
     """
+
+    by_class: ClassVar[bool] = False
+    of_images: ClassVar[bool] = False
 
     clients: int | None = None
     min_samples: int = 2
@@ -107,6 +111,9 @@ class Pacs(Scenario):
         validation: share of each client's rest set aside.
         test_share: share of each domain's images.
     """
+
+    by_class: ClassVar[bool] = False
+    of_images: ClassVar[bool] = False
 
     per_client: int = 500
     validation: float = 0.2

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from mpifl.core.errors import require
+from mpifl.core.federation import CLASSES
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_owner, hold_out
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_client, owners_like
@@ -38,6 +40,9 @@ class PartitionedScenario(Scenario):
     test_share: float = 0.2
     min_samples: int = 1
 
+    by_class: ClassVar[bool] = False
+    of_images: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         require(self.clients > 0, "clients", self.clients, "needs at least one client")
         require(self.test in TESTS, "test", self.test, f"known: {', '.join(TESTS)}")
@@ -56,7 +61,7 @@ class PartitionedScenario(Scenario):
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         rng = key.of("train").numpy()
-        labels = np.asarray(pool.labels[: pool.num_train])
+        labels = strata(pool)[: pool.num_train]
         owner = at_least(self.owners(labels, rng), self.clients, self.min_samples, rng)
         whole = from_owner(owner, pool.train, self.clients, rng)
         if self.test == "own":
@@ -69,11 +74,17 @@ class PartitionedScenario(Scenario):
         return {"train": kept, "val": held, "test": test}
 
 
+def strata(pool: Pool) -> np.ndarray:
+    """Return what a partition keeps in proportion, int64 [n]: the classes, where samples have any."""
+    is_class = pool.label_kind == CLASSES
+    return np.asarray(pool.labels) if is_class else np.zeros(len(pool.labels), np.int64)
+
+
 def test_like(
     pool: Pool, labels: np.ndarray, owner: np.ndarray, num_clients: int, rng: np.random.Generator
 ) -> Csr:
     """Return the test part, each class cut in the shares in which the clients hold it in training."""
-    own = owners_like(np.asarray(pool.labels[pool.num_train :]), labels, owner, num_clients, rng)
+    own = owners_like(strata(pool)[pool.num_train :], labels, owner, num_clients, rng)
     given = own >= 0
     if np.count_nonzero(given) >= num_clients:
         own[given] = at_least(own[given], num_clients, 1, rng)
@@ -98,6 +109,8 @@ class Dirichlet(PartitionedScenario):
         by: class cuts each class by p_c ~ Dir(alpha 1_N) over users (sizes vary); client gives each user as
             many samples with classes from q_k ~ Dir(alpha 1_L), a used-up class leaving the draw.
     """
+
+    by_class: ClassVar[bool] = True
 
     alpha: float = 0.5
     by: str = "class"
@@ -125,6 +138,8 @@ class Shards(PartitionedScenario):
     Attributes:
         shards: pieces for each client; 2 leaves most clients with two classes.
     """
+
+    by_class: ClassVar[bool] = True
 
     shards: int = 2
 

@@ -1,4 +1,4 @@
-"""Sources of images. `SOURCES` maps the values of `source.name`."""
+"""Sources of samples. `SOURCES` maps the values of `source.name`."""
 
 from mpifl.data.sources.base import Source, in_one_line, normalisation
 from mpifl.data.sources.cifar import Cifar10, Cifar20, Cifar100
@@ -9,6 +9,7 @@ from mpifl.data.sources.folder import Folder
 from mpifl.data.sources.idx import Emnist, FashionMnist, KMnist, Mnist, QMnist
 from mpifl.data.sources.npz import Npz
 from mpifl.data.sources.photos import Photos
+from mpifl.data.sources.scikit import ScikitLearn
 from mpifl.data.sources.street import Svhn, Usps
 from mpifl.data.sources.synthetic import Synthetic
 
@@ -29,6 +30,7 @@ SOURCES: dict[str, type[Source]] = {
     "npz": Npz,
     "dataset": Dataset,
     "photos": Photos,
+    "sklearn": ScikitLearn,
     "synthetic": Synthetic,
 }
 

@@ -1,4 +1,4 @@
-"""The interface of a source, and what sources share: reading, checking and normalising images."""
+"""The interface of a source, and what sources share: reading and checking samples, normalising images."""
 
 from __future__ import annotations
 
@@ -31,11 +31,16 @@ NORMALISATIONS: dict[str, tuple[Channels, Channels] | None] = {
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Images with labels.
+    """Samples with labels: images, features or tokens, and any kind of label that `Pool` knows.
+
+    `load` returns a `Pool`; the types of its arrays say what samples and labels are, and so which task
+    (`task.name`) and which models fit.
 
     Attributes:
-        normalise: standard (the source's mean and deviation), unit (pixels / 255), half (mean and deviation
-            0.5) or imagenet; None leaves the choice to the scenario, whose paper may have one.
+        normalise: standard (the source's mean and deviation; of features those of each feature over the
+            training part), unit (pixels / 255; features as they are), half (mean and deviation 0.5) or
+            imagenet; None leaves the choice to the scenario, whose paper may have one, and is standard for
+            features.
     """
 
     name: ClassVar[str]
@@ -57,7 +62,11 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, root: Path, scratch: Path) -> Pool:
-        """Decode the files. A large source may write images.npy into `scratch` and return it mapped."""
+        """Decode the files. A large source may write images.npy into `scratch` and return it mapped.
+
+        That file holds `Pool.inputs`, whatever they are: `prepared_cache.allocate(scratch, "images", shape,
+        dtype)`.
+        """
 
     def unwatched(self) -> str:
         """Return a one-line warning of changes that do not invalidate the cache; empty for none."""

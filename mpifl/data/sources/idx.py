@@ -138,7 +138,7 @@ class Emnist(Source):
         pool = joined([read_part(a, b, classes, first)], [read_part(c, d, classes, first)], classes)
         if not self.upright:
             return pool
-        return replace(pool, images=np.ascontiguousarray(pool.images.transpose(0, 1, 3, 2)))
+        return replace(pool, inputs=np.ascontiguousarray(pool.images.transpose(0, 1, 3, 2)))
 
     def download(self, root: Path) -> None:
         """Fetch through torchvision."""

@@ -1,0 +1,152 @@
+"""What a model is trained for: its loss, the metrics that it is scored by, and which of them are better.
+
+A task works on one batch: the model's output and the labels of its samples. Metrics come from sums over
+samples (numbers of hits, squared errors), never from means of means, so they are the same whatever the sizes
+of batches and the number of ranks, and sums of several clients give the metrics of all their samples.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from .errors import require
+from .federation import DataInfo
+
+SUMS = "sums."  # begins the names of sums among scores, which metrics of all samples together are made of
+
+Sums = Mapping[str, "torch.Tensor | np.ndarray"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a client or of all samples.
+
+    Attributes:
+        name: in columns of `metrics.csv` and `clients.csv`.
+        title: in tables, figures and progress lines.
+        better: 1 where higher is better, -1 where lower is.
+        percent: whether it is a fraction that tables show in percent.
+    """
+
+    name: str
+    title: str
+    better: int = 1
+    percent: bool = True
+
+
+class Task(ABC):
+    """A task. Subclasses are frozen dataclasses; their fields are the options under `task`.
+
+    A task of your own: `task.name: file.py:Class`, with `labels`, `known`, `losses`, `sums` and `figures`.
+
+    Attributes:
+        labels: the kinds of labels that it takes (`DataInfo.labels`).
+        known: its metrics, by name.
+        cross_entropy: whether its loss is the cross-entropy of classes, which the kernels in C compute.
+    """
+
+    labels: ClassVar[tuple[str, ...]]
+    known: ClassVar[Mapping[str, Metric]]
+    cross_entropy: ClassVar[bool] = False
+
+    # -- training
+
+    @abstractmethod
+    def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each sample [n].
+
+        Args:
+            output: of the model, [n, ...]; its last axis has `num_classes` numbers.
+            labels: [n] or [n, ...].
+        """
+
+    def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a batch, a scalar. Default: the mean of `losses`."""
+        return self.losses(output, labels).mean()
+
+    def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the samples' losses, a scalar. Default: that of `losses`."""
+        return self.losses(output, labels).sum()
+
+    # -- evaluation
+
+    @abstractmethod
+    def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
+        """Return sums over the samples, from which `figures` makes all metrics; any names and shapes.
+
+        Two sets of samples together have the sums of both.
+        """
+
+    @abstractmethod
+    def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the value of each metric of `metrics`, and `loss`, from sums."""
+
+    def evaluate(self, output: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        """Return what samples score: metrics, `loss`, and the sums behind them, their names with SUMS."""
+        sums = {name: np.asarray(value, np.float64) for name, value in self.sums(output, labels).items()}
+        return {**self.figures(sums), **{SUMS + name: value for name, value in sums.items()}}
+
+    def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """Return the output of a mixture of models: their weighted predictions, float64 [n, ...]. FedEM.
+
+        Args:
+            outputs: of each of K models, [n, ...].
+            weights: [K], summing to one.
+        """
+        stacked = torch.stack(list(outputs)).double()
+        return torch.einsum("k,k...->...", weights.double().to(stacked.device), stacked)
+
+    def evaluate_mixed(self, mixed: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        """Return what samples score, given what `mix` returned. Default: as `evaluate`."""
+        return self.evaluate(mixed, labels)
+
+    # -- what it is
+
+    @property
+    def chosen(self) -> tuple[Metric, ...]:
+        """The metrics in use, the first of them that of curves, tables and targets.
+
+        Default: those that the option `metrics` names, or all that are known.
+        """
+        names = getattr(self, "metrics", ()) or tuple(self.known)
+        return tuple(self.known[name] for name in names)
+
+    @property
+    def metric(self) -> Metric:
+        """The first metric."""
+        return self.chosen[0]
+
+    def check(self, info: DataInfo) -> None:
+        """Raise `UserError` where the labels are none of this task's. Default: by `labels`."""
+        fits = info.labels in self.labels
+        remedy = f"labels of this source are {info.labels}; take {SUITABLE[info.labels]}, or another source"
+        require(fits, "task.name", self.name, remedy)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return getattr(type(self), "imported_as", type(self).__name__)
+
+    def check_metrics(self) -> None:
+        """Raise `UserError` where the option `metrics` names what is not known, or names it twice."""
+        names = getattr(self, "metrics", ())
+        known = ", ".join(self.known)
+        require(set(names) <= set(self.known), "metrics", list(names), f"take some of {known}")
+        require(len(set(names)) == len(names), "metrics", list(names), "name each of them once")
+
+    def __post_init__(self) -> None:
+        self.check_metrics()
+
+
+SUITABLE = {
+    "classes": "classification",
+    "multi_hot": "multi_label",
+    "numbers": "regression",
+    "tokens": "next_token",
+}  # kind of labels -> the task that is made for them

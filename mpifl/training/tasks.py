@@ -1,0 +1,298 @@
+"""Tasks: classification, multi-label classification, regression, prediction of the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mpifl.core.errors import require
+from mpifl.core.federation import CLASSES, MULTI_HOT, NUMBERS, TOKENS
+from mpifl.core.task import Metric, Sums, Task
+
+IGNORED = -100  # a token that does not count
+LEAST = 1e-300  # a probability: its logarithm is finite
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """One of L classes; cross-entropy.
+
+    Attributes:
+        metrics: `accuracy`, `top5` (the class is among the five likeliest), `balanced_accuracy` (mean over the
+            classes that occur of the share of their samples that is right) and `macro_f1` (mean over the
+            classes that occur, or are predicted, of F1); the first is what curves and tables show. Accuracy
+            is always written.
+    """
+
+    labels: ClassVar[tuple[str, ...]] = (CLASSES,)
+    cross_entropy: ClassVar[bool] = True
+    known: ClassVar[Mapping[str, Metric]] = {
+        "accuracy": Metric("accuracy", "accuracy"),
+        "top5": Metric("top5", "top-5 accuracy"),
+        "balanced_accuracy": Metric("balanced_accuracy", "balanced accuracy"),
+        "macro_f1": Metric("macro_f1", "macro F1"),
+    }
+
+    metrics: tuple[str, ...] = ("accuracy",)
+
+    @property
+    def _by_class(self) -> bool:
+        return bool({"balanced_accuracy", "macro_f1"} & set(self.metrics))
+
+    def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the cross-entropy of each sample."""
+        return F.cross_entropy(output, labels, reduction="none")
+
+    def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy."""
+        return F.cross_entropy(output, labels)
+
+    def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the cross-entropies."""
+        return F.cross_entropy(output, labels, reduction="sum")
+
+    def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
+        """Return samples, hits, losses, and by class: samples, predictions and hits."""
+        predicted = output.argmax(1)
+        hit = predicted == labels
+        found: dict[str, torch.Tensor | np.ndarray] = {
+            "n": torch.tensor(len(labels)),
+            "hits": hit.sum().cpu(),
+            "loss": F.cross_entropy(output, labels, reduction="none").double().sum().cpu(),
+        }
+        if "top5" in self.metrics:
+            best = output.topk(min(5, output.shape[1]), dim=1).indices
+            found["top5"] = (best == labels[:, None]).any(1).sum().cpu()
+        if self._by_class:
+            classes = output.shape[1]
+            found["true"] = torch.bincount(labels, minlength=classes).cpu()
+            found["predicted"] = torch.bincount(predicted, minlength=classes).cpu()
+            found["right"] = torch.bincount(labels[hit], minlength=classes).cpu()
+        return found
+
+    def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return metrics and loss."""
+        n = float(sums["n"])
+        values = {"accuracy": _ratio(sums["hits"], n)}
+        if "top5" in self.metrics:
+            values["top5"] = _ratio(sums["top5"], n)
+        if self._by_class:
+            values["balanced_accuracy"] = _mean_ratio(sums["right"], sums["true"])
+            values["macro_f1"] = _mean_ratio(2 * sums["right"], sums["true"] + sums["predicted"])
+        chosen = dict.fromkeys((*self.metrics, "accuracy"))
+        return {**{name: values[name] for name in chosen}, "loss": _ratio(sums["loss"], n)}
+
+    def evaluate(self, output: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        """Return what samples score; accuracy alone needs no sums, for it is a mean over samples."""
+        loss = float(F.cross_entropy(output, labels))
+        if self.metrics == ("accuracy",):
+            return {"accuracy": int((output.argmax(1) == labels).sum()) / len(labels), "loss": loss}
+        return {**super().evaluate(output, labels), "loss": loss}
+
+    def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """Return the logarithm of the weighted mean of the models' probabilities, float64 [n, L]."""
+        chances = torch.stack([output.double().softmax(1) for output in outputs])  # [K, n, L]
+        return torch.einsum("k,knl->nl", weights.double().to(chances.device), chances).clamp_min(LEAST).log()
+
+    def evaluate_mixed(self, mixed: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        """Return what samples score, given the logarithms of probabilities."""
+        return {**self.evaluate(mixed, labels), "loss": float(F.nll_loss(mixed, labels))}
+
+
+@dataclass(frozen=True)
+class MultiLabel(Task):
+    """Which of L labels apply; the binary cross-entropy of each label, averaged. A label applies from 1/2 on.
+
+    Attributes:
+        metrics: `macro_f1` (mean over the labels that occur, or are predicted, of F1), `micro_f1` (F1 of all
+            labels together), `subset_accuracy` (all labels of a sample are right) and `hamming` (share of the
+            labels that are right); the first is what curves and tables show.
+    """
+
+    labels: ClassVar[tuple[str, ...]] = (MULTI_HOT,)
+    known: ClassVar[Mapping[str, Metric]] = {
+        "macro_f1": Metric("macro_f1", "macro F1"),
+        "micro_f1": Metric("micro_f1", "micro F1"),
+        "subset_accuracy": Metric("subset_accuracy", "subset accuracy"),
+        "hamming": Metric("hamming", "share of labels that are right"),
+    }
+
+    metrics: tuple[str, ...] = ("macro_f1", "micro_f1", "subset_accuracy", "hamming")
+
+    def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean binary cross-entropy of each sample's labels."""
+        return F.binary_cross_entropy_with_logits(output, labels, reduction="none").mean(1)
+
+    def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
+        """Return samples, losses, samples whose labels are all right, and of each label its counts."""
+        applies, predicted = labels > 0.5, output > 0
+        return {
+            "n": torch.tensor(len(labels)),
+            "loss": self.losses(output, labels.to(output.dtype)).double().sum().cpu(),
+            "exact": (applies == predicted).all(1).sum().cpu(),
+            "agree": (applies == predicted).sum().cpu(),
+            "true": applies.sum(0).cpu(),
+            "predicted": predicted.sum(0).cpu(),
+            "right": (applies & predicted).sum(0).cpu(),
+        }
+
+    def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return metrics and loss."""
+        n, width = float(sums["n"]), sums["true"].size
+        twice, counted = 2 * sums["right"], sums["true"] + sums["predicted"]
+        values = {
+            "macro_f1": _mean_ratio(twice, counted),
+            "micro_f1": _ratio(twice.sum(), float(counted.sum())),
+            "subset_accuracy": _ratio(sums["exact"], n),
+            "hamming": _ratio(sums["agree"], n * width),
+        }
+        return {**{name: values[name] for name in self.metrics}, "loss": _ratio(sums["loss"], n)}
+
+    def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the weighted mean of the models' probabilities, float64 [n, L]."""
+        chances = torch.stack([output.double().sigmoid() for output in outputs])
+        p = torch.einsum("k,knl->nl", weights.double().to(chances.device), chances)
+        return torch.logit(p, eps=1e-15)
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """L real numbers; the loss is the mean squared error, or what `criterion` names.
+
+    Attributes:
+        metrics: `mse`, `mae`, `rmse` and `r2` (1 less the squared error over that of the mean, averaged over
+            the numbers that vary); the first is what curves and tables show. Over clients, `r2_pooled` is that
+            of all samples together, which the mean of the clients' own is not.
+        criterion: of the loss: `mse` (squared error), `mae` (absolute error) or `huber` (half the squared error
+            below 1, absolute above).
+    """
+
+    labels: ClassVar[tuple[str, ...]] = (NUMBERS,)
+    known: ClassVar[Mapping[str, Metric]] = {
+        "mse": Metric("mse", "mean squared error", -1, percent=False),
+        "mae": Metric("mae", "mean absolute error", -1, percent=False),
+        "rmse": Metric("rmse", "root mean squared error", -1, percent=False),
+        "r2": Metric("r2", "R2", 1, percent=False),
+    }
+
+    metrics: tuple[str, ...] = ("mse", "mae", "r2")
+    criterion: str = "mse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.criterion in CRITERIA, "criterion", self.criterion, f"take one of {', '.join(CRITERIA)}")
+
+    def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the error of each sample, its numbers averaged."""
+        return CRITERIA[self.criterion](output, labels, reduction="none").mean(1)
+
+    def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
+        """Return samples, losses, and of each number: errors, squared errors, its sum and sum of squares."""
+        y, error = labels.double(), output.double() - labels.double()
+        return {
+            "n": torch.tensor(len(labels)),
+            "loss": self.losses(output, labels.to(output.dtype)).double().sum().cpu(),
+            "absolute": error.abs().sum(0).cpu(),
+            "squared": error.square().sum(0).cpu(),
+            "y": y.sum(0).cpu(),
+            "y2": y.square().sum(0).cpu(),
+        }
+
+    def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return metrics and loss."""
+        n = float(sums["n"])
+        mse = float(sums["squared"].mean()) / n
+        spread = sums["y2"] - sums["y"] ** 2 / n  # of each number around its mean
+        varies = spread > 1e-12 * np.maximum(sums["y2"], 1e-300)
+        explained = 1 - sums["squared"][varies] / spread[varies]
+        values = {
+            "mse": mse,
+            "mae": float(sums["absolute"].mean()) / n,
+            "rmse": float(np.sqrt(mse)),
+            "r2": float(explained.mean()) if varies.any() else float("nan"),
+        }
+        return {**{name: values[name] for name in self.metrics}, "loss": _ratio(sums["loss"], n)}
+
+
+CRITERIA: dict[str, Callable[..., torch.Tensor]] = {
+    "mse": F.mse_loss,
+    "mae": F.l1_loss,
+    "huber": F.huber_loss,
+}
+
+
+@dataclass(frozen=True)
+class NextToken(Task):
+    """The token at each position; cross-entropy, averaged over the positions that count.
+
+    A model returns [n, T, V]; the labels [n, T] are the tokens one further on, -100 where none counts.
+
+    Attributes:
+        metrics: `perplexity` (the exponential of the mean cross-entropy of a token) and `token_accuracy`; the
+            first is what curves and tables show.
+    """
+
+    labels: ClassVar[tuple[str, ...]] = (TOKENS,)
+    known: ClassVar[Mapping[str, Metric]] = {
+        "perplexity": Metric("perplexity", "perplexity", -1, percent=False),
+        "token_accuracy": Metric("token_accuracy", "token accuracy"),
+    }
+
+    metrics: tuple[str, ...] = ("perplexity", "token_accuracy")
+
+    def losses(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy of each sample's tokens; 0 where none counts."""
+        each = F.cross_entropy(output.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
+        return each.sum(1) / (labels != IGNORED).sum(1).clamp_min(1)
+
+    def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy of a token."""
+        total = F.cross_entropy(output.movedim(-1, 1), labels, reduction="sum", ignore_index=IGNORED)
+        return total / (labels != IGNORED).sum().clamp_min(1)
+
+    def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
+        """Return tokens that count, hits among them, and their cross-entropies."""
+        counts = labels != IGNORED
+        each = F.cross_entropy(output.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
+        return {
+            "n": counts.sum().cpu(),
+            "hits": ((output.argmax(-1) == labels) & counts).sum().cpu(),
+            "loss": each.double().sum().cpu(),
+        }
+
+    def figures(self, sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return metrics and loss."""
+        n = float(sums["n"])
+        loss = _ratio(sums["loss"], n)
+        with np.errstate(over="ignore"):
+            values = {"perplexity": float(np.exp(loss)), "token_accuracy": _ratio(sums["hits"], n)}
+        return {**{name: values[name] for name in self.metrics}, "loss": loss}
+
+    def mix(self, outputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """Return the logarithm of the weighted mean of the models' probabilities, float64 [n, T, V]."""
+        chances = torch.stack([output.double().softmax(-1) for output in outputs])
+        p = torch.einsum("k,k...->...", weights.double().to(chances.device), chances)
+        return p.clamp_min(LEAST).log()
+
+
+def _ratio(part: np.ndarray | float, whole: float) -> float:
+    return float(part) / whole if whole else float("nan")
+
+
+def _mean_ratio(part: np.ndarray, whole: np.ndarray) -> float:
+    """Return the mean of part / whole where `whole` is not 0; NaN where it is 0 everywhere."""
+    there = whole > 0
+    return float((part[there] / whole[there]).mean()) if there.any() else float("nan")
+
+
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "multi_label": MultiLabel,
+    "regression": Regression,
+    "next_token": NextToken,
+}
