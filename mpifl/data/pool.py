@@ -24,7 +24,7 @@ class Pool:
     | `inputs` | samples |
     |---|---|
     | uint8 [n, C, H, W] | images, normalised at every visit |
-    | float32 (or float16, float64) [n, ...] | features of any shape: a table [n, F], spectrograms [n, C, H, W] |
+    | floats [n, ...] | features of any shape: a table [n, F], spectrograms [n, C, H, W] |
     | an integer type [n, T] | sequences of tokens, from 0 to `vocabulary` - 1 |
 
     | `labels` | labels |
@@ -260,7 +260,7 @@ def _check_tokens(tokens: np.ndarray, count: int, name: str, also: int | None = 
 
 
 def standardised(pool: Pool) -> Pool:
-    """Return a pool with mean and standard deviation of its features, unless it has them or has no features."""
+    """Return a pool with mean and deviation of its features, unless it has them or has no features."""
     if pool.kind != FEATURES or pool.mean is not None:
         return pool
     rows = max(1, BLOCK // max(1, int(np.prod(pool.shape))))

@@ -1,4 +1,4 @@
-"""Operations on samples and labels, composable in any order; what makes tensors of samples as they are stored.
+"""Operations on samples and labels, composable in any order; tensors of samples as they are stored.
 
 An operation takes samples [n, ...] and labels as the pool stores them (images uint8 [n, C, H, W], classes
 int64 [n]) and the group of each sample int64 [n], and returns new ones. Whether it runs while the cache is

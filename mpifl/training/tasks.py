@@ -23,8 +23,8 @@ class Classification(Task):
     """One of L classes; cross-entropy.
 
     Attributes:
-        metrics: `accuracy`, `top5` (the class is among the five likeliest), `balanced_accuracy` (mean over the
-            classes that occur of the share of their samples that is right) and `macro_f1` (mean over the
+        metrics: `accuracy`, `top5` (the class is among the five likeliest), `balanced_accuracy` (mean over
+            the classes that occur of the share of their samples that is right) and `macro_f1` (mean over the
             classes that occur, or are predicted, of F1); the first is what curves and tables show. Accuracy
             is always written.
     """
@@ -166,10 +166,10 @@ class Regression(Task):
 
     Attributes:
         metrics: `mse`, `mae`, `rmse` and `r2` (1 less the squared error over that of the mean, averaged over
-            the numbers that vary); the first is what curves and tables show. Over clients, `r2_pooled` is that
-            of all samples together, which the mean of the clients' own is not.
-        criterion: of the loss: `mse` (squared error), `mae` (absolute error) or `huber` (half the squared error
-            below 1, absolute above).
+            the numbers that vary); the first is what curves and tables show. `r2_pooled` is that of all
+            clients' samples together, which the mean of the clients' own is not.
+        criterion: of the loss: `mse` (squared error), `mae` (absolute error) or `huber` (half the squared
+            error below 1, absolute above).
     """
 
     labels: ClassVar[tuple[str, ...]] = (NUMBERS,)

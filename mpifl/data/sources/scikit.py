@@ -20,8 +20,10 @@ BINS = 8  # of a number to predict, each of which gives its share to the test pa
 
 @dataclass(frozen=True)
 class ScikitLearn(Source):
-    """A table of scikit-learn's: diabetes (442 x 10, a number), breast_cancer (569 x 30, 2 classes), wine (178 x
-    13, 3 classes), iris (150 x 4, 3 classes) or linnerud (20 x 3, three numbers).
+    """A table that ships with scikit-learn.
+
+    For regression: diabetes (442 x 10, one number) and linnerud (20 x 3, three numbers). For classification:
+    breast_cancer (569 x 30, 2 classes), wine (178 x 13, 3 classes) and iris (150 x 4, 3 classes).
 
     None has an official test part: a fixed fifth of each class, or of each range of the first number, is set
     aside, the same for every seed. Numbers to predict are standardised by the training part.
