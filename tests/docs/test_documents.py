@@ -29,6 +29,7 @@ from mpifl.experiment.schema import Config
 from mpifl.results import progress
 
 ROOT = Path(mpifl.__file__).parents[1]
+PAGES_ROWS = ["client,part,sample,group,label", "0,train,1247,0,4"]  # of docs/data.md
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
 README = (ROOT / "README.md").read_text()
 MARKED = re.compile(
@@ -70,10 +71,14 @@ def a_table_a_sheet_and_a_run(folder: Path, said: str) -> None:
     for word in ("clients", "training", "validation", "test", "classes", "label distance"):
         assert word in said
     assert (folder / "digits.png").read_bytes().startswith(b"\x89PNG")
-    (run,) = (folder / "runs").iterdir()
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["data"]["source"]["path"] == "stripes.py:Stripes"
-    assert (summary_of(run)["clients"], summary_of(run)["rounds"]) == (20, 1)
+    assert (folder / "split.csv").read_text().splitlines()[1:3] == PAGES_ROWS
+    data = {}
+    for run in (folder / "runs").iterdir():
+        tree = yaml.safe_load((run / "config.yaml").read_text())["data"]
+        data[tree["source"]["name"], tree["scenario"]["name"]] = tree
+        assert (summary_of(run)["clients"], summary_of(run)["rounds"]) == (20, 1)
+    assert [*sorted(data)] == [("dataset", "rotated"), ("digits", "partition")]
+    assert data["dataset", "rotated"]["source"]["path"] == "stripes.py:Stripes"
 
 
 def a_run_on_phones(folder: Path, said: str) -> None:
