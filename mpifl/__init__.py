@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         rows,
         shares,
     )
-    from mpifl.experiment.in_python import client_data, resume, run, sweep
+    from mpifl.experiment.in_python import client_data, compare, resume, run, sweep, table
     from mpifl.experiment.loader import load as load_config
     from mpifl.experiment.schema import Config
     from mpifl.experiment.sweep_results import Sweep, load_sweep
@@ -54,6 +54,7 @@ __all__ = [
     "by_cluster",
     "carry",
     "client_data",
+    "compare",
     "componentwise",
     "in_turn",
     "load",
@@ -66,6 +67,7 @@ __all__ = [
     "run",
     "shares",
     "sweep",
+    "table",
 ]
 _HOMES = {
     "Algorithm": "core.algorithm",
@@ -75,6 +77,7 @@ _HOMES = {
     "Sweep": "experiment.sweep_results",
     "UserError": "core.errors",
     "client_data": "experiment.in_python",
+    "compare": "experiment.in_python",
     "load": "results.reader",
     "load_config": "experiment.loader",
     "load_run": "results.reader",
@@ -82,6 +85,7 @@ _HOMES = {
     "resume": "experiment.in_python",
     "run": "experiment.in_python",
     "sweep": "experiment.in_python",
+    "table": "experiment.in_python",
 }  # of all other public names: core.mixing
 _THERE = {"load_config": "load", "load_run": "load"}  # names that differ in the module
 

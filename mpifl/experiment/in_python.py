@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.errors import require
 from mpifl.core.old_keys import renamed
 from mpifl.data import open_federation
-from mpifl.results import reader
+from mpifl.results import comparison, export, reader
+from mpifl.results.comparison_tables import numbers
 from mpifl.results.reader import Run
 from mpifl.results.run_folder import is_complete
+from mpifl.results.seed_groups import gather
 from mpifl.runtime.script import on_all_ranks
 
 from . import loader
@@ -22,6 +24,9 @@ from .sweep import sweep as run_sweep
 from .sweep_cases import Part
 from .sweep_results import Sweep, load_sweep
 from .sweep_table import label_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Given = Config | str | Path | Mapping[str, Any]
 
@@ -123,6 +128,63 @@ def sweep(
         return None if folder is None else load_sweep(folder)
 
     return on_all_ranks("mpifl.sweep", work)
+
+
+def compare(
+    *runs: str | Path | Run | Sweep,
+    columns: Sequence[str] = (),
+    metric: str = "accuracy",
+    test: str | None = None,
+    interval: str = "std",
+    confidence: float = 0.95,
+    target: float | None = None,
+    world: Sequence[str] = ("data",),
+) -> pd.DataFrame:
+    """Return the final figures of runs, a row a configuration: what `mpifl compare --csv` writes.
+
+    Args:
+        runs: folders of runs or sweeps, patterns of them, or what `run`, `load` and `load_sweep` return.
+        columns: figures to show, as `--columns` names them; empty for the usual ones.
+        metric: the figure that `test` looks at.
+        test: over seeds, `t`, `wilcoxon` or `none`; None: `t` where seeds pair. `..._mark` has the outcome.
+        interval: `std` for none, or `t`, `bootstrap`, `percentile`: the columns `..._low` and `..._high`.
+        confidence: of intervals; tests have the level 1 - confidence.
+        target: mean accuracy whose cost is wanted, in [0, 1]; None for 95 % of the best.
+        world: sections or keys of the configuration that make a world, within which methods are compared.
+
+    Raises:
+        UserError: a folder is no finished run, or a choice does not fit these runs.
+    """
+    require(0.5 < confidence < 1, "confidence", confidence, "take a share in (0.5, 1), as in 0.95")
+    require(target is None or 0 <= target <= 1, "target", target, "take an accuracy in [0, 1]")
+    choices = comparison.Choices(
+        target, test, interval, confidence, metric, world=tuple(world), columns=tuple(columns)
+    )
+    import pandas as pd
+
+    return pd.DataFrame(numbers(comparison.compare(_names(runs), choices)))
+
+
+def table(*runs: str | Path | Run | Sweep, of: str = "metrics", target: float | None = None) -> pd.DataFrame:
+    """Return all figures of runs as one tidy table with a column for each key that varies, as `mpifl export`.
+
+    Args:
+        runs: as in `compare`.
+        of: `metrics`: a row a run and evaluation; `clients`: a row a run and client; `final`: a row a run.
+        target: of `final`, the mean accuracy in [0, 1] whose cost is wanted; None for 95 % of the best.
+
+    Raises:
+        UserError: a folder is no finished run, or there is no such table.
+    """
+    require(of in export.TABLES, "of", of, f"take one of {', '.join(export.TABLES)}")
+    require(target is None or of == "final", "target", target, "has no effect: take of='final'")
+    groups = gather(_names(runs))
+    return export.final_frame(groups, target) if of == "final" else export.frame(groups, of)
+
+
+def _names(runs: Sequence[str | Path | Run | Sweep]) -> list[str]:
+    """Return the folders of runs and sweeps."""
+    return [str(run.folder if isinstance(run, (Run, Sweep)) else run) for run in runs]
 
 
 def client_data(

@@ -6,10 +6,12 @@ import gc
 import signal
 import threading
 
+import pandas as pd
 import pytest
 from support.runs import CONFIG
 
 import mpifl
+from mpifl.cli import main
 from mpifl.experiment import loader
 from mpifl.results.supervision import SAVE_SIGNALS, STOP_SIGNALS
 from mpifl.training.learner import Learner
@@ -38,6 +40,27 @@ def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_
     left.mkdir(parents=True)
     assert mpifl.resume(run.folder).summary == run.summary  # complete already
     assert not left.parent.exists()
+
+
+def test_runs_are_compared_and_tabled_as_the_commands_do(tmp_path, capsys):
+    """Two methods, two seeds; runs are given as objects and as folders."""
+    place = {"folder": str(tmp_path), "id": "x"}
+    found = mpifl.sweep(str(CONFIG), vary={"algorithm": ["fedavg", "local"], "seed": [0, 1]}, output=place)
+    table = mpifl.compare(found, test="t", interval="t", columns=["accuracy"])
+    file, same = str(tmp_path / "c.csv"), ["--test", "t", "--interval", "t", "--columns", "accuracy"]
+    assert main(["compare", str(found.folder), *same, "--csv", file]) == 0
+    pd.testing.assert_frame_equal(table, pd.read_csv(file, keep_default_na=False), check_dtype=False)
+    assert table["seeds"].tolist() == [2, 2]
+    rows = mpifl.table(*found.runs.values(), of="final", target=0.1)
+    capsys.readouterr()
+    assert main(["export", str(found.folder), "--table", "final", "--target", "0.1"]) == 0
+    assert rows.to_csv(index=False) == capsys.readouterr().out
+    for wrong, key in (({"of": "all"}, "of"), ({"target": 0.5}, "target")):
+        with pytest.raises(mpifl.UserError) as error:
+            mpifl.table(found, **wrong)
+        assert error.value.key == key
+    with pytest.raises(mpifl.UserError, match="confidence = 95"):
+        mpifl.compare(found, confidence=95)
 
 
 def test_files_names_mappings_and_configurations_are_the_same_run(tmp_path):
