@@ -9,11 +9,11 @@ Its rates are its own: of `local` only batch_size and the schedule of the rate a
 mu is in the authors' code, not in the paper. There everyone trains and the sampled are averaged; here only
 the sampled train.
 
-Variant `ucfl`, the code of the paper "User-Centric Federated Learning": theta starts each visit at the model
-received, every one of its K steps takes another mini-batch, there is no mu, and theta and w_i move by Adam
-with the rates eta_p and eta, whose moments stay with the client and whose steps are counted together. Adam
-divides by the size of the gradient: w_i moves by about eta a step, whatever lambda is, and theta does not
-stay near it.
+Variants `ucfl` and `ucfl_nesterov`, the code of the paper "User-Centric Federated Learning": theta starts
+each visit at the model received, every one of its K steps takes another mini-batch, there is no mu, and theta
+and w_i move with the rates eta_p and eta by an optimiser whose memory stays with the client: Adam, which that
+code sets in the end, its steps counted together, or SGD with Nesterov's momentum of 0.9, which its comments
+recommend.
 """
 
 from __future__ import annotations
@@ -33,6 +33,53 @@ from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import proximal
 
 
+class _Adam:
+    """Adam on several vectors, each with moments of its own and one count of steps for all, as in Keras.
+
+    Args:
+        state: what the client keeps; empty before its first visit.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.steps = int(state["steps"]) if "steps" in state else 0
+        self.moments = {k: v for k, v in state.items() if k not in ("model", "steps")}
+
+    def moment(self, name: str, like: Vector) -> Vector:
+        """Return a moment on the device of a gradient; zeros before the first step."""
+        return self.moments.get(name, torch.zeros_like(like)).to(like.device)
+
+    def step(self, name: str, gradient: Vector) -> Vector:
+        """Return what the optimiser takes instead of the gradient [p] of a vector."""
+        self.steps += 1
+        first = 0.9 * self.moment(f"{name}.first", gradient) + 0.1 * gradient
+        second = 0.999 * self.moment(f"{name}.second", gradient) + 0.001 * gradient.square()
+        self.moments |= {f"{name}.first": first, f"{name}.second": second}
+        size = (second / (1 - 0.999**self.steps)).sqrt_().add_(1e-8)
+        return first / (1 - 0.9**self.steps) / size
+
+    def direction(self, name: str, change: Direction) -> Direction:
+        """Return the direction of the optimiser along a changed gradient."""
+        return lambda g, w: self.step(name, change(g, w))
+
+    def state(self) -> State:
+        """Return what the client keeps."""
+        return {**self.moments, "steps": torch.tensor(self.steps)}
+
+
+class _Nesterov(_Adam):
+    """SGD with Nesterov's momentum of 0.9 on several vectors."""
+
+    def step(self, name: str, gradient: Vector) -> Vector:
+        """Return g + 0.9 v, where v <- 0.9 v + g."""
+        self.steps += 1
+        velocity = 0.9 * self.moment(name, gradient) + gradient
+        self.moments |= {name: velocity}
+        return gradient + 0.9 * velocity
+
+
+OPTIMIZERS = {"ucfl": _Adam, "ucfl_nesterov": _Nesterov}
+
+
 @dataclass(frozen=True)
 class PFedMe(Algorithm):
     """One shared row w; each client keeps its theta.
@@ -45,7 +92,7 @@ class PFedMe(Algorithm):
         personal_lr: eta_p, rate of theta.
         beta: share of the average that enters the global model.
         mu: weight decay of theta.
-        variant: `paper`, or `ucfl`, which trains by Adam (UCFL's code); mu does not apply there.
+        variant: `paper`, or UCFL's code by Adam (`ucfl`) or with momentum (`ucfl_nesterov`), without mu.
     """
 
     lam: float = 15.0
@@ -66,7 +113,8 @@ class PFedMe(Algorithm):
         require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "take at least one step")
         require(self.local_rounds >= 1, "local_rounds", self.local_rounds, "take at least one mini-batch")
         require(self.mu >= 0, "mu", self.mu, "take 0 or more")
-        require(self.variant in ("paper", "ucfl"), "variant", self.variant, "take paper or ucfl")
+        remedy = "take paper, ucfl or ucfl_nesterov"
+        require(self.variant in ("paper", *OPTIMIZERS), "variant", self.variant, remedy)
 
     def serves(self, server: Server, k: int) -> Reads:
         """Judge by the client's own theta."""
@@ -74,8 +122,8 @@ class PFedMe(Algorithm):
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Alternate theta and w_i over R mini-batches."""
-        if self.variant == "ucfl":
-            return self._by_adam(message["model"][0], state, client, key)
+        if self.variant != "paper":
+            return self._remembering(message["model"][0], state, client, key)
         w_i = theta = message["model"][0]
         plain: dict[str, Any] = {
             "optimizer": "sgd",
@@ -100,9 +148,9 @@ class PFedMe(Algorithm):
         metrics = {"train_loss": float(np.mean(losses or [0.0]))}  # no batch: a plan, which does not train
         return client.report(model=w_i, metrics=metrics), {"model": theta}
 
-    def _by_adam(self, received: Vector, state: State, client: Client, key: Key) -> tuple[Report, State]:
+    def _remembering(self, received: Vector, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Alternate theta and w_i R times, K mini-batches each."""
-        adam, p = _Adam(state), client.layout.num_parameters
+        memory, p = OPTIMIZERS[self.variant](state), client.layout.num_parameters
         w_i = theta = received
         batches = client.batches(key, epochs=self.local_rounds * self.inner_steps)
         losses = []
@@ -112,7 +160,7 @@ class PFedMe(Algorithm):
                 inner = client.sgd(
                     theta,
                     key.of("inner", r, k),
-                    direction=adam.direction("theta", pull),
+                    direction=memory.direction("theta", pull),
                     split=batch,
                     epochs=1,
                     batch_size=len(batch),
@@ -124,9 +172,9 @@ class PFedMe(Algorithm):
                 theta = inner.vector
                 losses.append(inner.loss)
             w_i = w_i.clone()
-            w_i[:p] -= self.lr * adam.step("w", self.lam * (w_i - theta)[:p])
+            w_i[:p] -= self.lr * memory.step("w", self.lam * (w_i - theta)[:p])
         metrics = {"train_loss": float(np.mean(losses or [0.0]))}
-        return client.report(model=w_i, metrics=metrics), {"model": theta, **adam.state()}
+        return client.report(model=w_i, metrics=metrics), {"model": theta, **memory.state()}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w <- (1 - beta) w + beta sum n_i w_i / n."""
@@ -135,36 +183,3 @@ class PFedMe(Algorithm):
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return theta, the common initial model before the first visit."""
         return state.get("model", client.init)
-
-
-class _Adam:
-    """Adam on several vectors, each with moments of its own and one count of steps for all, as in Keras.
-
-    Args:
-        state: what `state` returned at the client's last visit.
-    """
-
-    def __init__(self, state: State) -> None:
-        self.steps = int(state["steps"]) if "steps" in state else 0
-        self.moments = {k: v for k, v in state.items() if k not in ("model", "steps")}
-
-    def step(self, name: str, gradient: Vector) -> Vector:
-        """Return what Adam takes instead of the gradient [p] of a vector."""
-        self.steps += 1
-        first, second = (
-            self.moments.get(f"{name}.{moment}", torch.zeros_like(gradient)).to(gradient.device)
-            for moment in ("first", "second")
-        )
-        first = 0.9 * first + 0.1 * gradient
-        second = 0.999 * second + 0.001 * gradient.square()
-        self.moments |= {f"{name}.first": first, f"{name}.second": second}
-        size = (second / (1 - 0.999**self.steps)).sqrt_().add_(1e-8)
-        return first / (1 - 0.9**self.steps) / size
-
-    def direction(self, name: str, change: Direction) -> Direction:
-        """Return the direction of Adam along a changed gradient."""
-        return lambda g, w: self.step(name, change(g, w))
-
-    def state(self) -> State:
-        """Return what the client keeps."""
-        return {**self.moments, "steps": torch.tensor(self.steps)}

@@ -97,6 +97,25 @@ def test_the_variant_of_ucfl_moves_both_models_by_adam_and_keeps_its_moments():
         assert_close(report.vectors["model"], torch.tensor([w]))
 
 
+def test_the_variant_with_momentum_moves_both_models_by_nesterov():
+    """F(w) = (w - 4)^2 / 2, lambda = 2, K = R = 1, eta_p = 0.25, eta = 0.125, w = 0; d = g + 0.9 v.
+
+    g = -4, v = -4, d = -7.6: theta = 1.9; g = 2 (0 - 1.9) = -3.8, d = -7.22: w_i = 0.9025. Again from w = 0:
+    v = 0.9 * -4 - 4 = -7.6, d = -4 - 6.84 = -10.84: theta = 2.71; g = -5.42, v = 0.9 * -3.8 - 5.42 = -8.84,
+    d = -5.42 - 7.956 = -13.376: w_i = 1.672.
+    """
+    method = PFedMe(
+        lam=2.0, personal_lr=0.25, lr=0.125, inner_steps=1, local_rounds=1, variant="ucfl_nesterov"
+    )
+    state = {}
+    for theta, w in ((1.9, 0.9025), (2.71, 1.672)):
+        report, state = method.local_update(
+            byhand.message(model=[[0.0]]), state, byhand.Quadratic([4.0]), byhand.KEY
+        )
+        assert_close(state["model"], torch.tensor([theta]))
+        assert_close(report.vectors["model"], torch.tensor([w]))
+
+
 def test_the_variant_of_ucfl_takes_another_mini_batch_in_each_inner_step():
     client = byhand.Quadratic([4.0], steps=2)
     PFedMe(local_rounds=3, inner_steps=5, variant="ucfl").local_update(
@@ -107,5 +126,5 @@ def test_the_variant_of_ucfl_takes_another_mini_batch_in_each_inner_step():
 
 
 def test_an_unknown_variant_is_refused():
-    with pytest.raises(UserError, match="take paper or ucfl"):
+    with pytest.raises(UserError, match="take paper, ucfl or ucfl_nesterov"):
         PFedMe(variant="adam")
