@@ -75,14 +75,23 @@ def compare(workload: Workload, ranks: int, turns: int | None, options: Sequence
             for name, (command, variables) in commands.items():
                 jobs[name] = Job(name, command, variables, folder)
                 jobs[name].stop()
-            return _figures(jobs, _take_turns(jobs, workload, turns or workload.turns))
+            return _figures(jobs, take_turns(jobs, workload, turns or workload.turns))
         finally:
             for job in jobs.values():
                 job.end()
 
 
-def _take_turns(jobs: dict[str, Job], workload: Workload, turns: int) -> dict[str, list[Figures]]:
-    """Warm the jobs up, then let each compute the same number of rounds in turn."""
+def take_turns(jobs: dict[str, Job], workload: Workload, turns: int) -> dict[str, list[Figures]]:
+    """Warm the jobs up, then let each compute the same number of rounds in turn.
+
+    Args:
+        jobs: stopped; name -> job.
+        workload: says how long a turn is to last at least.
+        turns: of each job.
+
+    Returns:
+        Name -> the reports of its turns.
+    """
     longest = max(job.turn(1)["seconds"] for job in jobs.values())
     for _ in range(3 if longest < workload.seconds else 0):
         longest = min(longest, max(job.turn(2)["seconds"] / 2 for job in jobs.values()))

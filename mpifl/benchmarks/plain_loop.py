@@ -2,7 +2,8 @@
 
 Data are in memory as float tensors; there is one model object and one `torch.optim.SGD` a visit; the only
 copy is that of the round's model. The loop trains: no server, no averaging, no evaluation. Started by
-`mpifl bench` as `python -m mpifl.benchmarks.plain_loop SOCKET WORKERS CONFIG`.
+`mpifl bench` as `python -m mpifl.benchmarks.plain_loop SOCKET WORKERS CONFIG [DEVICE [--key value ...]]`;
+on a GPU with one process, all samples in the GPU's memory.
 """
 
 from __future__ import annotations
@@ -10,13 +11,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
 from mpifl.benchmarks.turns import Connection, usage
 
 
-def work(index: int, workers: int, name: str, shared: dict[str, Any], connection: Connection | None) -> None:
+def work(
+    index: int,
+    workers: int,
+    name: str,
+    shared: dict[str, Any],
+    connection: Connection | None,
+    device: str = "cpu",
+    options: Sequence[str] = (),
+) -> None:
     """Train every `workers`-th client of each cohort; process 0 takes commands and reports the seconds.
 
     Args:
@@ -25,6 +35,8 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], connection
         name: the configuration.
         shared: barrier, number of rounds and resource use, shared by all processes.
         connection: to `mpifl bench`; None in all processes but the first.
+        device: `cpu` or `cuda`.
+        options: laid over the configuration.
     """
     import torch
 
@@ -35,12 +47,12 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], connection
     from mpifl.simulation.sampling import Sampler, cohort_size
 
     torch.set_num_threads(1)
-    config = loader.load(name)
+    config = loader.load(name, list(options))
     federation = open_federation(config.data, config.seed.data, build=False)
-    model = build_model(config.model, federation.info).train()
+    model = build_model(config.model, federation.info).train().to(device)
     start = {n: t.clone() for n, t in model.state_dict().items()}
     splits = [federation.client(k).train for k in range(federation.num_clients)]
-    data = [(split.x, split.y) for split in splits]
+    data = [(split.x.to(device), split.y.to(device)) for split in splits]
     m = cohort_size(config.participation, config.cohort_size, federation.num_clients)
     sampler = Sampler(federation.num_clients, m, key(config.seed.system))
     step, report = 0, {"ready": True, "pids": list(shared["pids"])}
@@ -51,6 +63,8 @@ def work(index: int, workers: int, name: str, shared: dict[str, Any], connection
             for k in sampler(step)[index::workers].tolist():
                 x, y = data[k]
                 train(model, start, x, y, config.local)
+            if device == "cuda":
+                torch.cuda.synchronize()
             shared["barrier"].wait()
         report = {"seconds": perf_counter() - begin}
 
@@ -89,7 +103,7 @@ def _next(
     return int(shared["rounds"].value)
 
 
-def main(path: str, workers: int, name: str) -> None:
+def main(path: str, workers: int, name: str, device: str = "cpu", *options: str) -> None:
     """Fork the other processes before PyTorch is imported, then run process 0."""
     context = multiprocessing.get_context("fork")
     shared = {
@@ -105,10 +119,10 @@ def main(path: str, workers: int, name: str) -> None:
     for other in others:
         other.start()
     shared["pids"][:] = [os.getpid(), *(other.pid or 0 for other in others)]  # type: ignore[index]
-    work(0, workers, name, shared, Connection.to(path))
+    work(0, workers, name, shared, Connection.to(path), device, options)
     for other in others:
         other.join()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,500 @@
+"""The first hour on a GPU: all that was only rehearsed, in under ten minutes, as one JSON file and a page.
+
+    launch/gpu-campaign FOLDER                  on a machine with a GPU
+    launch/gpu-campaign FOLDER --rehearse       the same steps on the CPU, with tiny work
+
+A step that fails, or for which too little time is left, says so, and the next one begins. Both files are
+written after every step, so that a job that is ended keeps what it has measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+
+from mpifl import __version__
+from mpifl.comm.mpi_startup import cuda_aware, mpirun
+from mpifl.core.errors import UserError, require
+
+from .compare import ratios, take_turns
+from .turns import ONE_MACHINE, Job
+from .workloads import WORKLOADS, Workload
+
+Figures = dict[str, Any]
+SECONDS = 570.0  # of the whole campaign
+LEAST_S = 5.0  # that a step needs
+LONGEST = 400  # characters of what is told of a failure
+TESTS = (
+    "tests/training/test_devices.py",
+    "tests/training/test_cuda_graph.py",
+    "tests/aggregation/test_exact_sum.py",
+    "tests/mpi/test_gpu.py",
+)
+WAYS = {  # of training on a GPU -> options
+    "one by one": ["--system.stack", "1"],
+    "graphs": ["--system.stack", "1", "--system.cuda_graphs", "true"],
+    "stacked": ["--system.stack", "0"],
+    "stacked, free": ["--system.stack", "0", "--system.deterministic", "false"],
+}
+TINY = ["--rounds", "2", "--evaluation.every", "1"]
+REHEARSED = ["--data.source.train", "400", "--data.source.test", "40", "--data.scenario.clients", "20"]
+REHEARSED += ["--cohort_size", "5"]
+
+
+@dataclass
+class Campaign:
+    """What the steps share.
+
+    Attributes:
+        folder: gets the results and logs.
+        device: `cuda`, or `cpu` in a rehearsal.
+        seconds: of the whole campaign.
+        results: step -> its figures.
+    """
+
+    folder: Path
+    device: str = "cuda"
+    seconds: float = SECONDS
+    results: dict[str, Figures] = field(default_factory=dict)
+    began: float = field(default_factory=perf_counter)
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether there is no GPU in it."""
+        return self.device == "cpu"
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.seconds - (perf_counter() - self.began)
+
+    @property
+    def options(self) -> list[str]:
+        """Options of every run: the device, and less work in a rehearsal."""
+        return ["--system.device", self.device, *(REHEARSED if self.rehearsed else [])]
+
+    def mpifl(self, ranks: int, name: str, *words: str, share: float = 0.5) -> Figures:
+        """Run `mpifl run CONFIG` on some ranks; return its summary and environment.
+
+        Args:
+            ranks: P.
+            name: of the run.
+            words: configuration and options.
+            share: of the time that is left, which it may take.
+
+        Raises:
+            UserError: the run ended with another exit code than 0; holds its last line.
+        """
+        place = ["--output.folder", str(self.folder / "runs"), "--output.id", name]
+        command = [*mpirun(ranks), "mpifl", "run", *words, *self.options, *place]
+        code, said = self.told(command, name, self.left * share)
+        if code:
+            raise UserError(name, f"exit code {code}", said[-1] if said else "no word")
+        (run,) = (self.folder / "runs").glob(f"*-{name}")
+        read = [json.loads((run / file).read_text()) for file in ("summary.json", "environment.json")]
+        return {"summary": read[0], "environment": read[1]}
+
+    def told(self, command: Sequence[str], name: str, limit: float) -> tuple[int, list[str]]:
+        """Run a command with a log; return its exit code (124: it took too long) and what it said.
+
+        Args:
+            command: the program and its options.
+            name: of its log.
+            limit: seconds.
+        """
+        log = self.folder / f"{name}.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=_environment(),
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(max(1.0, limit))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                code = 124
+        return code, log.read_text(errors="replace").strip().splitlines()
+
+
+def _environment() -> dict[str, str]:
+    return {**ONE_MACHINE, "OMP_NUM_THREADS": "1", **os.environ}
+
+
+# -- steps ---------------------------------------------------------------------------------------------------
+
+
+def machine(campaign: Campaign) -> Figures:
+    """Say what machine this is."""
+    found: Figures = {
+        "mpifl": __version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cores": os.cpu_count(),
+        "mpi_cuda_aware": cuda_aware(),
+        "mps": shutil.which("nvidia-cuda-mps-control") is not None,
+        "gpus": [],
+    }
+    for i in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(i)
+        found["gpus"].append({"name": about.name, "bytes": about.total_memory})
+    return found
+
+
+def tests(campaign: Campaign) -> Figures:
+    """Run the tests that skip without a GPU."""
+    root = Path(__file__).parents[2]
+    require((root / TESTS[0]).is_file(), "tests", str(root), "run the campaign in a checkout, with its tests")
+    report = campaign.folder / "tests.xml"
+    words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--junitxml", str(report)]
+    files = [str(root / file) for file in (TESTS[:1] if campaign.rehearsed else TESTS)]
+    if campaign.rehearsed:
+        words += ["-k", "main_memory or no_tensor"]
+    command = [sys.executable, "-m", "pytest", "--rootdir", str(root), *words, *files]
+    code, said = campaign.told(command, "tests", campaign.left * 0.4)
+    if not report.is_file():
+        raise UserError("tests", f"exit code {code}", said[-1] if said else "no word")
+    cases = [*ElementTree.parse(report).iter("testcase")]
+    kinds = {kind: [c.get("name") for c in cases if c.find(kind) is not None] for kind in _NOT_PASSED}
+    failed = sorted(str(name) for kind in ("failure", "error") for name in kinds[kind])
+    passed = len(cases) - sum(map(len, kinds.values()))
+    return {"passed": passed, "failed_tests": failed, "skipped": len(kinds["skipped"]), "exit_code": code}
+
+
+_NOT_PASSED = ("failure", "error", "skipped")
+
+
+def digests(campaign: Campaign) -> Figures:
+    """Run one configuration on 1, 2 and 3 ranks: the digests should be equal."""
+    found = {}
+    for ranks in (1, 2, 3):
+        read = campaign.mpifl(ranks, f"digest-{ranks}", "bench/w1", *TINY, share=0.3)
+        found[str(ranks)] = read["summary"]["digest"]
+        places = [place["device"] for place in read["environment"]["processes"]]
+    return {"digests": found, "equal": len(set(found.values())) == 1, "devices": places}
+
+
+def memory_of_mpi(campaign: Campaign) -> Figures:
+    """Let MPI read sums from the GPU's memory: the digest should be that of copies in main memory."""
+    found, kinds = {}, ("main", "auto")
+    for kind in kinds:
+        options = [*TINY, "--system.mpi_memory", kind]
+        read = campaign.mpifl(3, f"memory-{kind}", "bench/w1", *options, share=0.4)
+        found[kind] = {
+            "digest": read["summary"]["digest"],
+            "used": read["environment"]["mpi_memory"],
+            "wall_seconds": read["summary"]["wall_seconds"],
+        }
+    return {**found, "equal": found["main"]["digest"] == found["auto"]["digest"]}
+
+
+def speed(name: str) -> Callable[[Campaign], Figures]:
+    """Return the step that measures a workload beside the loop on the same GPU, one client at a time."""
+
+    def step(campaign: Campaign) -> Figures:
+        workload = WORKLOADS[name]
+        ways = WAYS if name in ("W1", "W2", "W3") else {"one by one": WAYS["one by one"]}
+        ways = {way: words for way, words in ways.items() if way != "graphs" or not campaign.rehearsed}
+        folder = campaign.folder / name
+        folder.mkdir()
+        loop = ["-m", "mpifl.benchmarks.plain_loop", "SOCKET", "1", workload.config, campaign.device]
+        jobs: dict[str, Job] = {}
+        try:
+            less = REHEARSED if campaign.rehearsed else []
+            jobs["loop"] = Job("loop", [sys.executable, *loop, *less], {}, folder)
+            for way, options in ways.items():
+                jobs["loop" if not jobs else [*jobs][-1]].stop()
+                words = ["mpifl.benchmarks.job", "SOCKET", workload.config, *campaign.options, *options]
+                jobs[way] = Job(way, [*mpirun(2), *words], {}, folder)
+            for job in jobs.values():
+                job.stop()
+            turns = 1 if campaign.rehearsed else 3
+            taken = take_turns(jobs, _short(workload, campaign), turns)
+        finally:
+            for job in jobs.values():
+                job.end()
+        seconds = {way: median(t["seconds"] / t["rounds"] for t in taken[way]) for way in jobs}
+        ratio = {way: ratios(taken["loop"], taken[way], lambda t: t["seconds"])["median"] for way in ways}
+        return {"seconds_per_round": seconds, "times_the_loop": ratio}
+
+    step.__doc__ = f"Rounds of {name} beside the loop on the same GPU."
+    return step
+
+
+def _short(workload: Workload, campaign: Campaign) -> Workload:
+    return Workload(workload.config, workload.what, 1, 0.05 if campaign.rehearsed else 2.0)
+
+
+def sharing(campaign: Campaign) -> Figures:
+    """Let 1, 2 and 4 workers share the GPU, without MPS and with it."""
+    found: Figures = {}
+    with _mps(campaign) as started:
+        for mps in (False, True):
+            if mps and started is None:
+                found["with MPS"] = "nvidia-cuda-mps-control is not here, or did not start"
+                continue
+            variables = started if mps and started else {}
+            found["with MPS" if mps else "without MPS"] = {
+                str(workers): _round_seconds(campaign, workers, variables, mps)
+                for workers in ((1, 2) if campaign.rehearsed else (1, 2, 4))
+            }
+    return found
+
+
+def _round_seconds(campaign: Campaign, workers: int, variables: dict[str, str], mps: bool) -> float:
+    """Return seconds per round of W1 with some workers."""
+    folder = campaign.folder / f"sharing-{workers}-{'mps' if mps else 'plain'}"
+    folder.mkdir()
+    words = ["mpifl.benchmarks.job", "SOCKET", WORKLOADS["W1"].config, *campaign.options]
+    job = Job("job", [*mpirun(workers + 1), *words], variables, folder)
+    try:
+        job.turn(1)
+        rounds = 2 if campaign.rehearsed else 10
+        return float(job.turn(rounds)["seconds"]) / rounds
+    finally:
+        job.end()
+
+
+@contextmanager
+def _mps(campaign: Campaign) -> Iterator[dict[str, str] | None]:
+    """Start a daemon of CUDA MPS of our own, and end it; give the environment of its clients, or None."""
+    program = shutil.which("nvidia-cuda-mps-control")
+    if program is None or campaign.rehearsed:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as place:
+        variables = {"CUDA_MPS_PIPE_DIRECTORY": f"{place}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{place}/log"}
+        for folder in variables.values():
+            Path(folder).mkdir()
+        around = {**os.environ, **variables}
+        end = subprocess.run([program, "-d"], env=around, capture_output=True, timeout=30)
+        try:
+            yield variables if end.returncode == 0 else None
+        finally:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run([program], input=b"quit\n", env=around, capture_output=True, timeout=30)
+
+
+def compiled(campaign: Campaign) -> Figures:
+    """Take the stacked step of ten LeNet-5 as it is and by torch.compile."""
+    from mpifl.models import MODELS
+
+    count, batch = (2, 4) if campaign.rehearsed else (10, 32)
+    device = torch.device(campaign.device)
+    torch.manual_seed(0)
+    module = MODELS["lenet5"]().build((1, 28, 28), 10).to(device)
+    weights = {k: v.detach().expand(count, *v.shape).clone() for k, v in module.named_parameters()}
+    x = torch.randn(count, batch, 1, 28, 28, device=device)
+    y = torch.randint(0, 10, (count, batch), device=device)
+
+    def loss(own: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(torch.func.functional_call(module, own, (x,)), y)
+
+    def step(own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        grads = torch.func.vmap(torch.func.grad(loss))(own, x, y)
+        return {name: own[name] - 0.01 * grads[name] for name in own}
+
+    began = perf_counter()
+    faster = torch.compile(step, backend="eager" if campaign.rehearsed else "inductor")
+    plain, other = step(weights), faster(weights)
+    _wait(device)
+    compiling = perf_counter() - began
+    apart = max(float((plain[name] - other[name]).abs().max()) for name in plain)
+    times = {"plain": [], "compiled": []}  # type: dict[str, list[float]]
+    for _ in range(3):
+        for name, take in (("plain", step), ("compiled", faster)):
+            steps, own = 2 if campaign.rehearsed else 50, weights
+            start = perf_counter()
+            for _ in range(steps):
+                own = take(own)
+            _wait(device)
+            times[name].append((perf_counter() - start) / steps)
+    each = {name: median(seconds) for name, seconds in times.items()}
+    return {
+        "seconds_per_step": each,
+        "faster": each["plain"] / each["compiled"],
+        "seconds_to_compile": compiling,
+        "largest_difference": apart,
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of the campaign.
+
+    Attributes:
+        what: in a few words.
+        goal: what should come out; empty for none.
+        run: measures.
+        met: whether figures meet the goal; None where there is none.
+    """
+
+    what: str
+    goal: str
+    run: Callable[[Campaign], Figures]
+    met: Callable[[Figures], bool] | None = None
+
+
+def _best(figures: Figures) -> float:
+    return float(max(figures["times_the_loop"].values()))
+
+
+STEPS = {
+    "machine": Step("the machine", "", machine),
+    "tests": Step("tests that skip without a GPU", "none fails", tests, lambda f: not f["failed_tests"]),
+    "digests": Step("1, 2 and 3 ranks on the GPU", "equal digests", digests, lambda f: bool(f["equal"])),
+    "W1": Step("W1 beside the loop", "10 times as fast", speed("W1"), lambda f: _best(f) >= 10),
+    "W3": Step("W3 beside the loop", "10 times as fast", speed("W3"), lambda f: _best(f) >= 10),
+    "W2": Step("W2 beside the loop", "10 times as fast", speed("W2"), lambda f: _best(f) >= 10),
+    "W5": Step("W5 beside the loop", "0.8 of its throughput", speed("W5"), lambda f: _best(f) >= 0.8),
+    "memory": Step("MPI reads the GPU's memory", "equal digests", memory_of_mpi, lambda f: bool(f["equal"])),
+    "sharing": Step("workers that share the GPU", "", sharing),
+    "compiled": Step("torch.compile of the stacked step", "", compiled),
+}
+SLOW_TO_REHEARSE = ("W2", "W5")
+
+
+# -- the whole -----------------------------------------------------------------------------------------------
+
+
+class Utilisation(threading.Thread):
+    """Reads the GPU's utilisation and memory once a second, until `done`."""
+
+    QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.done = threading.Event()
+        self.percent: list[float] = []
+        self.mebibytes: list[float] = []
+
+    def run(self) -> None:
+        """Read."""
+        while shutil.which("nvidia-smi") and not self.done.wait(1.0):
+            with suppress(OSError, ValueError, subprocess.TimeoutExpired):
+                said = subprocess.run(self.QUERY, capture_output=True, text=True, timeout=5).stdout
+                percent, mebibytes = said.splitlines()[0].split(",")
+                self.percent.append(float(percent))
+                self.mebibytes.append(float(mebibytes))
+
+    def figures(self) -> Figures:
+        """Return mean utilisation in percent, and most memory in bytes; nothing where none was read."""
+        if not self.percent:
+            return {}
+        mean = sum(self.percent) / len(self.percent)
+        return {"gpu_percent": mean, "gpu_bytes": int(max(self.mebibytes) * 2**20)}
+
+
+def run_campaign(campaign: Campaign, names: Sequence[str], say: Callable[[str], None] = print) -> Figures:
+    """Take the steps of a campaign, and write its results after each; return them.
+
+    Args:
+        campaign: gets the results.
+        names: of the steps.
+        say: tells what is going on.
+    """
+    campaign.folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        step, began, watch = STEPS[name], perf_counter(), Utilisation()
+        say(f"{name}: {step.what}; {campaign.left:.0f} s are left")
+        if campaign.left < LEAST_S:
+            campaign.results[name] = {"not_run": "no time was left"}
+        else:
+            watch.start()
+            try:
+                found = step.run(campaign)
+                met = None if step.met is None or campaign.rehearsed else step.met(found)
+                campaign.results[name] = {**found, "goal": step.goal, "met": met}
+            except (UserError, RuntimeError, OSError, ValueError, KeyError) as error:
+                said = f"{type(error).__name__}: {error}".replace("\0", "").splitlines()[0]
+                campaign.results[name] = {"failed": said[:LONGEST]}
+            watch.done.set()
+            campaign.results[name] |= {"seconds": round(perf_counter() - began, 2), **watch.figures()}
+        _write(campaign)
+    return campaign.results
+
+
+def _write(campaign: Campaign) -> None:
+    about = {"rehearsal": campaign.rehearsed, "steps": campaign.results}
+    (campaign.folder / "gpu-campaign.json").write_text(json.dumps(about, indent=1) + "\n")
+    (campaign.folder / "gpu-campaign.md").write_text(page(campaign))
+
+
+def page(campaign: Campaign) -> str:
+    """Return the results as a page of Markdown."""
+    title = "rehearsal on the CPU: no figure of it is a GPU's" if campaign.rehearsed else "results"
+    out = [f"# GPU campaign: {title}", "", "| step | goal | outcome | seconds | GPU busy | GPU memory |"]
+    out.append("|---|---|---|---|---|---|")
+    for name, found in campaign.results.items():
+        step = STEPS[name]
+        busy = f"{found['gpu_percent']:.0f} %" if "gpu_percent" in found else ""
+        memory = f"{found['gpu_bytes'] / 1e9:.1f} GB" if "gpu_bytes" in found else ""
+        cells = (step.what, step.goal, _outcome(found), str(found.get("seconds", "")), busy, memory)
+        out.append(f"| {' | '.join(cells)} |")
+    for name, found in campaign.results.items():
+        out += ["", f"## {STEPS[name].what}", "", "```json", json.dumps(found, indent=1), "```"]
+    return "\n".join(out) + "\n"
+
+
+def _outcome(found: Figures) -> str:
+    for key in ("failed", "not_run"):
+        if key in found:
+            return f"{key.replace('_', ' ')}: {found[key]}".replace("|", "/")
+    return {True: "met", False: "**not met**", None: "measured"}[found.get("met")]
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the campaign that a command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser("gpu-campaign", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", help="a new folder for the results")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny work")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"in all (default: {SECONDS:.0f})")
+    parser.add_argument("--steps", default="", help=f"some of {', '.join(STEPS)}; commas between them")
+    args = parser.parse_args(words)
+    names = args.steps.split(",") if args.steps else [*STEPS]
+    try:
+        unknown = [name for name in names if name not in STEPS]
+        require(not unknown, "--steps", ", ".join(unknown), f"take some of {', '.join(STEPS)}")
+        folder = Path(args.folder)
+        require(not folder.exists(), "FOLDER", args.folder, "is there already; name a new one")
+        there = torch.cuda.is_available()
+        require(there or args.rehearse, "device", "cuda", "there is no GPU: --rehearse takes the CPU")
+    except UserError as error:
+        print(f"gpu-campaign: {error}", file=sys.stderr)
+        return 2
+    if args.rehearse and not args.steps:
+        names = [name for name in names if name not in SLOW_TO_REHEARSE]
+    campaign = Campaign(folder.resolve(), "cpu" if args.rehearse else "cuda", args.seconds)
+    results = run_campaign(campaign, names, lambda line: print(line, flush=True))
+    print(f"results: {campaign.folder / 'gpu-campaign.md'}")
+    return int(any("failed" in found or found.get("met") is False for found in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

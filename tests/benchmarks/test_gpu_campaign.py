@@ -1,0 +1,97 @@
+"""The GPU campaign, tried without a GPU: a step that fails is told and the next one begins."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from mpifl.benchmarks import gpu_campaign
+from mpifl.benchmarks.gpu_campaign import Campaign, Step, main, run_campaign
+from mpifl.core.errors import UserError
+
+
+def broken(campaign):
+    raise UserError("x", 1, "take 2 | 3")
+
+
+FAKES = {
+    "good": Step("good work", "a goal", lambda c: {"x": 2.0}, lambda f: f["x"] > 1),
+    "poor": Step("poor work", "a goal", lambda c: {"x": 0.5}, lambda f: f["x"] > 1),
+    "broken": Step("no work", "a goal", broken, lambda f: True),
+    "figures": Step("figures alone", "", lambda c: {"x": 3.0}),
+}
+
+
+def test_each_step_has_an_outcome_and_the_files_hold_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_campaign, "STEPS", FAKES)
+    said = []
+    results = run_campaign(Campaign(tmp_path / "out"), [*FAKES], said.append)
+    assert [results[name].get("met") for name in FAKES] == [True, False, None, None]
+    assert results["broken"]["failed"] == "UserError: x = 1: take 2 | 3"
+    assert json.loads((tmp_path / "out" / "gpu-campaign.json").read_text())["steps"] == results
+    rows = [
+        line for line in (tmp_path / "out" / "gpu-campaign.md").read_text().splitlines() if "work" in line
+    ]
+    assert [row.split(" | ")[2] for row in rows[:3]] == [
+        "met",
+        "**not met**",
+        "failed: UserError: x = 1: take 2 / 3",
+    ]
+    assert [line.split(":")[0] for line in said] == [*FAKES]
+
+
+def test_a_rehearsal_meets_no_goal_and_says_that_it_is_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_campaign, "STEPS", FAKES)
+    results = run_campaign(Campaign(tmp_path / "out", "cpu"), ["good"], lambda line: None)
+    assert results["good"]["met"] is None
+    assert "no figure of it is a GPU's" in (tmp_path / "out" / "gpu-campaign.md").read_text()
+
+
+def test_steps_for_which_no_time_is_left_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_campaign, "STEPS", FAKES)
+    results = run_campaign(Campaign(tmp_path / "out", seconds=1.0), ["good"], lambda line: None)
+    assert results["good"]["not_run"] == "no time was left"
+
+
+def test_a_command_that_takes_too_long_is_ended(tmp_path):
+    code, said = Campaign(tmp_path).told(["sh", "-c", "echo begun; sleep 60"], "long", 1.0)
+    assert (code, said) == (124, ["begun"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["new", "--steps", "tests,nothing"], "--steps = 'nothing': take some of machine, tests"),
+        ([".", "--rehearse"], "FOLDER = '.': is there already"),
+        pytest.param(
+            ["new"],
+            "device = 'cuda': there is no GPU: --rehearse",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_stacked_step_is_the_same_compiled(tmp_path):
+    found = gpu_campaign.compiled(Campaign(tmp_path, "cpu"))
+    assert found["largest_difference"] == 0.0, "in a rehearsal nothing is fused"
+
+
+@pytest.mark.nightly
+def test_the_whole_campaign_is_rehearsed(tmp_path, capsys):
+    """One step after the other, as on a GPU, on the CPU."""
+    assert main([str(tmp_path / "out"), "--rehearse"]) == 0, capsys.readouterr().out
+    steps = json.loads((tmp_path / "out" / "gpu-campaign.json").read_text())["steps"]
+    assert [*steps] == [name for name in gpu_campaign.STEPS if name not in gpu_campaign.SLOW_TO_REHEARSE]
+    assert steps["tests"]["passed"] > 0
+    assert steps["digests"]["equal"]
+    assert steps["memory"]["equal"]
+    assert set(steps["W3"]["times_the_loop"]) == {"one by one", "stacked", "stacked, free"}
+    assert set(steps["sharing"]["without MPS"]) == {"1", "2"}
