@@ -109,6 +109,7 @@ class Federation(ABC):
         sizes: int64 [N, 3], samples for training, validation and test of each client (at its first visit,
             where they change).
         groups: int64 [N], the hidden group of each client, or None where there is no ground truth.
+        class_names: what the classes, labels or targets are called; empty where they have no names.
         attackers: int64, the clients that attack (section `attack`), or None.
         targets: int64, the clients whose accuracy is reported by itself (those a backdoor is aimed at), or
             None.
@@ -121,6 +122,7 @@ class Federation(ABC):
     groups: np.ndarray | None
     targets: np.ndarray | None = None
     attackers: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def info(self) -> DataInfo:

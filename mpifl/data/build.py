@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.federation import CLASSES, IMAGES, TOKENS, Split
+from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
 from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
 from mpifl.data.partition.csr import Csr
@@ -29,7 +29,16 @@ from .scenarios.partition_file import exported
 from .sources import Digits, Photos, Source, in_one_line, normalisation
 from .transforms import ToFeatures, ToInputs, ToTensor, ToTokens
 
-FACTS = ("num_train", "num_classes", "origin_names", "class_names", "vocabulary", "categories", "parts")
+FACTS = (
+    "num_train",
+    "num_classes",
+    "origin_names",
+    "class_names",
+    "vocabulary",
+    "categories",
+    "parts",
+    "remarks",
+)
 """Attributes of a pool that are no arrays."""
 
 MATERIALIZE_LIMIT_BYTES = 8 * 2**30
@@ -168,7 +177,10 @@ def _prepared_pool(config: DataConfig, say: Progress, build: bool, verify: bool)
     cache.ensure(place, fill, say, build, verify)
     if not filled and (remark := config.source.unwatched()):
         say(remark)
-    return place, _open_pool(place)
+    pool = _open_pool(place)
+    for line in pool.remarks:
+        say(line)
+    return place, pool
 
 
 def prepare(
@@ -239,7 +251,8 @@ def _file_state(path: Path) -> tuple[int, int]:
 
 def _pool_digest(config: DataConfig, states: list[FileState]) -> str:
     options = asdict(config.source)
-    options.pop("normalise")  # applied at every visit, not stored
+    for name in ("normalise", "mean", "std"):  # applied at every visit, not stored
+        options.pop(name, None)
     code = cache.code_digest(type(config.source))
     return cache.digest(config.source.name, options, states, code)
 
@@ -249,7 +262,8 @@ def _write_pool(config: DataConfig, to: Path, say: Progress) -> Mapping[str, Any
     with doing(f"reading {config.source.name}"):
         pool = config.source.load(config.folder or Path(), to)
     check_pool(pool, "data.source")
-    pool = standardised(pool)
+    if pool.kind != IMAGES or config.source.published is None:
+        pool = standardised(pool)
     for name in ("mean", "std"):
         if (values := getattr(pool, name)) is not None:
             cache.save(to, name, values)
@@ -336,7 +350,10 @@ def _open_csr(folder: Path, name: str) -> Csr:
 
 
 def _to_tensor(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> ToInputs:
+    source = config.source
     if pool.kind != IMAGES:
+        if source.mean is not None and source.std is not None:
+            return _to_given(pool, source.mean, source.std)
         given, allowed = config.source.normalise, {TOKENS: (None,)}.get(pool.kind, (None, "standard", "unit"))
         remedy = f"these samples are {pool.kind}, no images; leave it out"
         require(given in allowed, "data.source.normalise", given, remedy)
@@ -347,8 +364,16 @@ def _to_tensor(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> ToInputs:
     channels = pool.shape[0]
     for op in spec.ops:
         channels = op.channels(channels)
-    mean, std = normalisation(config.source, chosen, channels)
+    mean, std = normalisation(config.source, chosen, pool, channels)
     return ToTensor(mean, std, spec.resize)
+
+
+def _to_given(pool: Pool, mean: tuple[float, ...], std: tuple[float, ...]) -> ToInputs:
+    """Return what subtracts and divides by the user's numbers, one for each feature or one for all."""
+    require(pool.kind == FEATURES, "data.source.mean", list(mean), f"samples are {pool.kind}; leave it out")
+    remedy = f"give one number, or {pool.shape[-1]}: one for each feature"
+    require(len(mean) in (1, pool.shape[-1]), "data.source.mean", list(mean), remedy)
+    return ToFeatures(np.array(mean, np.float32), np.array(std, np.float32))
 
 
 @contextmanager

@@ -82,7 +82,7 @@ class PoolFederation(Federation):
         self.to_tensor = to_tensor
         self.sizes = partition.sizes
         self.num_clients = len(self.sizes)
-        self.num_classes = pool.num_classes
+        self.num_classes, self.class_names = pool.num_classes, pool.class_names
         self.groups, self.names = spec.groups, spec.names
         if spec.targets is not None and spec.groups is not None:
             self.targets = np.flatnonzero(spec.groups == spec.targets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -45,9 +46,11 @@ class Pool:
         vocabulary: number of different tokens of `inputs`; 0 where they are no tokens.
         categories: of a table, the number of categories of each column (`DataInfo.categories`).
         parts: shapes of several inputs that lie side by side in [n, F] (`DataInfo.parts`).
-        mean: of features over the training part, float32 [*shape], 0 in columns of categories; None for
-            samples that are no features, and until the pool is stored (`standardised`).
+        mean: of features over the training part, float32 [*shape], 0 in columns of categories; of images
+            whose source publishes no statistics, of each channel of pixels in [0, 1], float64 [C]; None for
+            other samples, and until the pool is stored (`standardised`).
         std: likewise, 1 in columns of categories and in those that never change.
+        remarks: lines for the user, such as what was left out; said at every start.
     """
 
     inputs: np.ndarray
@@ -62,6 +65,7 @@ class Pool:
     parts: tuple[tuple[int, ...], ...] = ()
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def images(self) -> np.ndarray:
@@ -260,9 +264,11 @@ def _check_tokens(tokens: np.ndarray, count: int, name: str, also: int | None = 
 
 
 def standardised(pool: Pool) -> Pool:
-    """Return a pool with mean and deviation of its features, unless it has them or has no features."""
-    if pool.kind != FEATURES or pool.mean is not None:
+    """Return a pool with mean and standard deviation of its features or pixels, unless it has them."""
+    if pool.kind == TOKENS or pool.mean is not None:
         return pool
+    if pool.kind == IMAGES:
+        return _with_statistics_of_pixels(pool)
     rows = max(1, BLOCK // max(1, int(np.prod(pool.shape))))
     total, square = np.zeros(pool.shape), np.zeros(pool.shape)
     first = np.asarray(pool.inputs[0], np.float64)  # sums of differences from it cancel less
@@ -277,6 +283,23 @@ def standardised(pool: Pool) -> Pool:
         are = np.array(pool.categories) > 0
         mean, std = np.where(are, 0.0, mean), np.where(are, 1.0, std)
     return replace(pool, mean=mean.astype(np.float32), std=std.astype(np.float32))
+
+
+def _with_statistics_of_pixels(pool: Pool) -> Pool:
+    """Return a pool with mean and standard deviation per channel; sums of bytes are exact in any order."""
+    channels, pixels = pool.shape[0], int(np.prod(pool.shape[1:]))
+    counts = np.zeros((channels, 256), np.int64)  # how often each channel has each value
+    rows = max(1, BLOCK // (channels * pixels))
+    for start in range(0, pool.num_train, rows):
+        block = pool.inputs[start : min(start + rows, pool.num_train)]
+        for channel in range(channels):
+            counts[channel] += np.bincount(block[:, channel].ravel(), minlength=256)
+    value, n = np.arange(256, dtype=np.int64), pool.num_train * pixels
+    total, square = counts @ value, counts @ value**2
+    mean = total / n / 255.0
+    spread = [float(Fraction(int(q) * n - int(t) ** 2, n * n)) for q, t in zip(square, total, strict=True)]
+    std = np.sqrt(np.array(spread)) / 255.0
+    return replace(pool, mean=mean, std=np.where(std > 0, std, 1.0))
 
 
 def stratified(labels: np.ndarray, fraction: float, key: Key) -> tuple[np.ndarray, np.ndarray]:

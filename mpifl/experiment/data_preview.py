@@ -90,9 +90,18 @@ def _group_name(federation: PoolFederation, group: int) -> str:
     return f"group {group}: {name}" if name else f"group {group}"
 
 
+def named_classes(names: Sequence[str], most: int = 20) -> str:
+    """Return numbers and names of classes in a line: `0 cat, 1 dog`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"{c} {name}" for c, name in enumerate(names[:most])) + more
+
+
 def _remarks(federation: PoolFederation, clients: np.ndarray) -> list[str]:
     """Return the lines below the table."""
-    lines = [f"test images            {federation.test_pool:,} different ones in all"]
+    lines = (
+        [f"classes                {named_classes(federation.class_names)}"] if federation.class_names else []
+    )
+    lines += [f"test images            {federation.test_pool:,} different ones in all"]
     if len(clients) < federation.num_clients:
         lines.append(f"counted                {len(clients):,} clients, evenly spaced")
     lines += [f"further test set       {name}" for name in federation.extra]
@@ -127,7 +136,7 @@ def _sheet(config: Config, federation: PoolFederation, clients: np.ndarray, coun
         title=_title(config, federation),
         when=", visit 0" if dynamic else "",
         strips=strips,
-        columns=[f"label {c}" for c in range(federation.num_classes)] if by_label else [],
+        columns=[_class_name(federation, c) for c in range(federation.num_classes)] if by_label else [],
         clients=clients[shown],
         groups=None if federation.groups is None else federation.groups[clients[shown]],
         counts=counts[shown],
@@ -201,6 +210,10 @@ def _chosen(images: np.ndarray, labels: np.ndarray, num_classes: int, title: str
     places = sorted((int(c), i) for i in range(PER_STRIP) for c in present if i < len(where[int(c)]))
     places = sorted(sorted(places, key=lambda p: p[1])[:PER_STRIP])
     return Strip(title, [images[where[c][i]] for c, i in places], [f"label {c}" for c, _ in places])
+
+
+def _class_name(federation: PoolFederation, label: int) -> str:
+    return federation.class_names[label] if label < len(federation.class_names) else f"label {label}"
 
 
 def _evenly(count: int, most: int) -> np.ndarray:

@@ -44,6 +44,7 @@ from mpifl.runtime.server_step import ServerStep
 from . import loader
 from .build import build, build_server_step, open_data
 from .context import RunContext
+from .data_preview import named_classes
 from .measured_times import MeasuredTimes, measure
 from .memory_forecast import MeasuredMemory, StateMemory, peak_memory
 from .schema import Config
@@ -294,12 +295,14 @@ def _size_lines(context: RunContext) -> list[str]:
     """Return name, clients, samples, model and ranks."""
     config, tree, layout = context.config, loader.to_tree(context.config), context.problem.layout
     n, m, size = context.problem.num_clients, context.decisions.num_sampled, planned_ranks(context)
+    names = context.federation.class_names
     return [
         f"{config.name}: {tree['algorithm']['name']} on {tree['data']['source']['name']}, "
         f"{tree['data']['scenario']['name']}, model {tree['model']['name']}",
         "",
         f"clients                 N = {n}, m = {m} per round, {config.rounds} rounds",
         f"samples                 {_range(context.federation.sizes[:, 0])} training per client",
+        *([f"classes                 {named_classes(names)}"] if names else []),
         f"model                   d = {layout.size:,} numbers ({layout.num_parameters:,} trainable)",
         f"ranks                   P = {size} ({max(1, size - 1)} with clients)",
     ]

@@ -438,6 +438,7 @@ def _summary(
         "model_parameters": context.problem.layout.size,
         "input_shape": list(context.federation.shape),
         "num_classes": context.federation.num_classes,
+        **({"class_names": list(names)} if (names := context.federation.class_names) else {}),
         "digest": sha,
         "identity": context.identity,
         **{name: last[name] for name in figures},

@@ -201,6 +201,7 @@ def facts(run: Run) -> dict[str, str]:
         "algorithm": _section(config.get("algorithm")) or run.method,
         "data": _section(data.get("source")),
         "scenario": _section(data.get("scenario")),
+        "classes": _some(summary.get("class_names")),
         "clients": f"N = {summary['clients']}",
         "participation": (
             "all clients in every round"
@@ -232,6 +233,12 @@ def facts(run: Run) -> dict[str, str]:
         "finished": finished(run),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _some(names: object, most: int = 20) -> str:
+    """Return the first of some names in a line; empty for what is no list."""
+    found = [str(name) for name in names] if isinstance(names, list) else []
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
 
 
 def _tree(value: object) -> Mapping[str, Any]:

@@ -17,12 +17,13 @@ from mpifl.core.torchvision_compat import torchvision
 from mpifl.data.pool import Pool
 
 Channels = tuple[float, ...]
+Statistics = tuple[Channels, Channels]  # mean and standard deviation per channel, of pixels in [0, 1]
 Part = tuple[Path, np.ndarray, np.ndarray]  # a file, its images uint8 [n, C, H, W], their labels int64 [n]
 
 UNPACKED, RATIO = 1 << 30, 100  # bytes; beyond them no file may unpack to so many times its own size
 
-NORMALISATIONS: dict[str, tuple[Channels, Channels] | None] = {
-    "standard": None,  # the source's own
+NORMALISATIONS: dict[str, Statistics | None] = {
+    "standard": None,  # of the source
     "unit": ((0.0,), (1.0,)),  # UCFL: pixels / 255 and nothing else
     "half": ((0.5,), (0.5,)),  # FLT, CIFAR-10
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # torchvision's pretrained weights
@@ -37,24 +38,39 @@ class Source(ABC):
     (`task.name`) and which models fit.
 
     Attributes:
-        normalise: standard (the source's mean and deviation; of features those of each feature over the
-            training part), unit (pixels / 255; features as they are), half (mean and deviation 0.5) or
-            imagenet; None leaves the choice to the scenario, whose paper may have one, and is standard for
-            features.
+        normalise: standard (published mean and deviation of the data set's pixels, those of the training
+            part for sources of one's own; of features those of each feature over the training part), unit
+            (pixels / 255; features as they are), half (mean and deviation 0.5) or imagenet; None leaves the
+            choice to the scenario, whose paper may have one, and is standard otherwise.
+        mean: per channel, of pixels in [0, 1], or per feature; one number stands for all. With `std`, in the
+            place of `normalise`.
+        std: likewise, none zero.
     """
 
     name: ClassVar[str]
     needs_root: ClassVar[bool] = True
-    mean: ClassVar[Channels] = (0.0,)
-    std: ClassVar[Channels] = (1.0,)
+    published: ClassVar[Statistics | None] = None  # None: computed from the training part
 
     normalise: str | None = None
+    mean: Channels | None = None
+    std: Channels | None = None
 
     def __post_init__(self) -> None:
         known = f"known: {', '.join(NORMALISATIONS)}"
         require(
             self.normalise is None or self.normalise in NORMALISATIONS, "normalise", self.normalise, known
         )
+        if self.mean is not None or self.std is not None:
+            require(self.mean is not None, "mean", None, "std is given: give mean, too")
+            require(self.std is not None, "std", None, "mean is given: give std, too")
+            remedy = "mean and std are given in its place: leave it out"
+            require(self.normalise is None, "normalise", self.normalise, remedy)
+            assert self.mean is not None
+            assert self.std is not None
+            good = len(self.std) > 0 and all(value > 0 for value in self.std)
+            require(good, "std", list(self.std), "give positive numbers, one for each channel or one for all")
+            remedy = f"{len(self.std)} numbers in std: give as many"
+            require(len(self.mean) == len(self.std), "mean", list(self.mean), remedy)
 
     @abstractmethod
     def files(self, root: Path) -> list[Path]:
@@ -102,16 +118,29 @@ def fetch(source: Source, dataset: str, root: Path, **options: Any) -> None:
         raise UserError("data.root", str(root), remedy) from error
 
 
-def normalisation(source: Source, chosen: str, channels: int) -> tuple[Channels, Channels]:
-    """Return (mean, std) per channel of pixels in [0, 1] for the normalisation called `chosen`."""
-    mean, std = NORMALISATIONS[chosen] or (source.mean, source.std)
-    require(
-        len(mean) in (1, channels),
-        "data.source.normalise",
-        chosen,
-        f"has {len(mean)} channels but the images have {channels}; take standard, unit or half",
-    )
+def normalisation(source: Source, chosen: str, pool: Pool, channels: int) -> Statistics:
+    """Return (mean, std) per channel of pixels in [0, 1].
+
+    Args:
+        source: its own `mean` and `std` come first.
+        chosen: a name of `NORMALISATIONS`.
+        pool: its samples, with the statistics of their training part where the source has no published ones.
+        channels: of an image as the model sees it.
+    """
+    if source.mean is not None and source.std is not None:
+        mean, std = source.mean, source.std
+        key, given, remedy = "mean", str(list(mean)), "give one number, or one for each channel"
+    else:
+        own = None if pool.mean is None or pool.std is None else (_floats(pool.mean), _floats(pool.std))
+        mean, std = NORMALISATIONS[chosen] or source.published or own or ((0.0,), (1.0,))
+        key, given, remedy = "normalise", chosen, "take standard, unit or half"
+    has = f"has {len(mean)} channels but the images have {channels}"
+    require(len(mean) in (1, channels), f"data.source.{key}", given, f"{has}; {remedy}")
     return (mean * channels, std * channels) if len(mean) == 1 else (mean, std)
+
+
+def _floats(values: np.ndarray) -> Channels:
+    return tuple(map(float, values))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.data.pool import Pool, labels_of
-from mpifl.data.sources.base import Part, Source, fetch, joined, reading
+from mpifl.data.sources.base import Part, Source, Statistics, fetch, joined, reading
 
 
 class _Arrays(pickle.Unpickler):
@@ -76,8 +76,7 @@ class Cifar10(Cifar):
     """CIFAR-10: 50,000 / 10,000 photographs, 32 x 32 colour, 10 classes (Krizhevsky, 2009)."""
 
     name: ClassVar[str] = "cifar10"
-    mean: ClassVar[tuple[float, ...]] = (0.4914, 0.4822, 0.4465)
-    std: ClassVar[tuple[float, ...]] = (0.2470, 0.2435, 0.2616)
+    published: ClassVar[Statistics | None] = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     num_classes: ClassVar[int] = 10
     dataset: ClassVar[str] = "CIFAR10"
     folder: ClassVar[str] = "cifar-10-batches-py"
@@ -94,8 +93,7 @@ class Cifar100(Cifar):
     """
 
     name: ClassVar[str] = "cifar100"
-    mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4865, 0.4409)
-    std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)
+    published: ClassVar[Statistics | None] = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
     num_classes: ClassVar[int] = 100
     dataset: ClassVar[str] = "CIFAR100"
     folder: ClassVar[str] = "cifar-100-python"

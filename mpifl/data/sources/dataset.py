@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
 from mpifl.data.pool import Pool, count_classes, images_of, labels_of
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.base import Source, in_one_line, joined
+from mpifl.data.sources.base import Part, Source, in_one_line, joined
 from mpifl.data.sources.npz import with_test_part
 
 
@@ -83,26 +83,29 @@ class Dataset(Source):
             takes: Mapping[str, Any] = inspect.signature(factory).parameters
         except (TypeError, ValueError):  # of a class of Python's own
             takes = {}
-        parts = [
-            self._read(factory, takes, str(root), train) for train in (True, False)[: 1 + ("train" in takes)]
-        ]
-        if len(parts) == 1:
-            part = (Path(self.path), *parts[0])
-            pool = joined([part], [], count_classes(parts[0][1], "data.source.path"))
-            return with_test_part(pool, self.test_share)
-        train, test = ((Path(self.path), *part) for part in parts)
-        classes = count_classes(np.concatenate([train[2], test[2]]), "data.source.path")
-        return joined([train], [test], classes)
+        parts: list[Part] = []
+        names: tuple[str, ...] = ()
+        for train in (True, False)[: 1 + ("train" in takes)]:
+            items = self._made(factory, takes, str(root), train)
+            parts.append((Path(self.path), *self._read(items)))
+            names = names or _names(items)
+        largest = count_classes(np.concatenate([part[2] for part in parts]), "data.source.path")
+        classes = len(names) if len(names) >= largest else largest
+        pool = replace(
+            joined(parts[:1], parts[1:], classes), class_names=names if len(names) == classes else ()
+        )
+        return pool if len(parts) == 2 else with_test_part(pool, self.test_share)
 
-    def _read(
-        self, factory: Callable[..., Any], takes: Any, root: str, train: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _made(self, factory: Callable[..., Any], takes: Any, root: str, train: bool) -> Any:
         given = {name: value for name, value in (("root", root), ("train", train)) if name in takes}
         try:
-            items = factory(**given)
+            return factory(**given)
         except Exception as error:
             remedy = f"cannot be made from {', '.join(given) or 'nothing'} ({in_one_line(error)})"
             raise UserError("data.source.path", self.path, remedy) from error
+
+    def _read(self, items: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return the images and labels of all items."""
         try:
             pairs = [items[i] for i in range(len(items))]
             images = np.stack([pixels_of(image) for image, _ in pairs])
@@ -113,6 +116,12 @@ class Dataset(Source):
             remedy = f"every item must be (image, label), all images of one shape ({in_one_line(error)})"
             raise UserError("data.source.path", self.path, remedy) from error
         return images_of(images, "data.source.path"), labels_of(labels, "data.source.path")
+
+
+def _names(items: Any) -> tuple[str, ...]:
+    """Return the names of the classes, which torchvision's data sets have as `classes`."""
+    found = getattr(items, "classes", None)
+    return tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
 
 
 def pixels_of(image: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpifl.core.rng import key
 from mpifl.data.pool import Pool, stratified
-from mpifl.data.sources.base import Source
+from mpifl.data.sources.base import Source, Statistics
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class Digits(Source):
 
     name: ClassVar[str] = "digits"
     needs_root: ClassVar[bool] = False
-    mean: ClassVar[tuple[float, ...]] = (0.3053,)
-    std: ClassVar[tuple[float, ...]] = (0.3761,)
+    published: ClassVar[Statistics | None] = ((0.3053,), (0.3761,))
 
     def files(self, root: Path) -> list[Path]:
         """Return nothing: the images are inside scikit-learn."""

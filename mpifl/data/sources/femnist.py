@@ -13,7 +13,7 @@ import numpy as np
 from mpifl.core.errors import UserError, require
 from mpifl.core.progress import each
 from mpifl.data.pool import Pool, images_of, labels_of
-from mpifl.data.sources.base import Source, reading
+from mpifl.data.sources.base import Source, Statistics, reading
 from mpifl.data.sources.npz import read_npz
 
 NUM_CLASSES, SHAPE = 62, (28, 28)
@@ -32,6 +32,7 @@ class Femnist(Source):
     """
 
     name: ClassVar[str] = "femnist"
+    published: ClassVar[Statistics | None] = ((0.0,), (1.0,))  # pixels / 255
 
     folder: str = "femnist"
     inverted: bool = False

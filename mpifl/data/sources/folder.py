@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,6 +23,8 @@ PICTURES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp"}
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "GIF")  # some others start programs to be decoded
 PIXELS = 1 << 26  # of one picture
 
+Found = tuple[Path, Path]  # a picture, the folder of its class
+
 
 @dataclass(frozen=True)
 class Folder(Source):
@@ -31,6 +33,7 @@ class Folder(Source):
     Attributes:
         path: below data.root; holds <class>/*.jpg, or <domain>/<class>/*.jpg if `domains`.
         domains: whether the first level names domains (PACS: art_painting, cartoon, photo, sketch).
+        broken: what is done about a picture that cannot be read: `refuse` names it, `skip` leaves it out.
         side: side of the stored pictures in pixels; the shorter side is scaled to it, the middle is kept.
         test_share: share of every class set aside as the test part, the same for every seed.
     """
@@ -41,9 +44,11 @@ class Folder(Source):
     domains: bool = False
     side: int = 84
     test_share: float = 0.2
+    broken: str = "refuse"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.broken in ("refuse", "skip"), "broken", self.broken, "refuse or skip")
         require(self.side > 0, "side", self.side, "a side in pixels")
         check_fraction("test_share", self.test_share)
 
@@ -51,24 +56,39 @@ class Folder(Source):
         """Return the pictures, class by class."""
         top = root / self.path
         pictures = [picture for folder in self._folders(top) for picture in self._pictures(folder)]
+        if not pictures:
+            self._hint(top)
         return pictures or [top / ("<domain>/<class>/*.jpg" if self.domains else "<class>/*.jpg")]
 
     def _folders(self, top: Path) -> list[Path]:
         """Return the folders of the classes."""
         with reading_folder(top):
-            return sorted(p for p in top.glob("*/*" if self.domains else "*") if p.is_dir())
+            found = top.glob("*/*" if self.domains else "*")
+            return sorted(p for p in found if p.is_dir() and not _of_archiver(p.relative_to(top)))
 
     @staticmethod
     def _pictures(folder: Path) -> list[Path]:
         with reading_folder(folder):
-            return sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURES)
+            found = (p for p in folder.iterdir() if p.suffix.lower() in PICTURES)
+            return sorted(p for p in found if not _of_archiver(Path(p.name)))
+
+    def _hint(self, top: Path) -> None:
+        """Raise `UserError` if the pictures lie one level deeper, or one less deep, than `domains` says."""
+        other = replace(self, domains=not self.domains)
+        if any(map(self._pictures, other._folders(top))):
+            lie = "<class>/*.jpg" if self.domains else "<domain>/<class>/*.jpg"
+            remedy = f"pictures lie in {top} as {lie}: set domains: {str(other.domains).lower()}"
+            raise UserError("data.source.domains", self.domains, remedy)
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Decode every picture into `scratch`; nothing larger than one picture is held in memory."""
         folders = self._folders(root / self.path)
         classes = sorted({folder.name for folder in folders})
         domains = sorted({folder.parent.name for folder in folders}) if self.domains else []
+        remarks: tuple[str, ...] = ()
         found = [(p, f) for f in folders for p in self._pictures(f)]
+        if self.broken == "skip":
+            found, remarks = self._readable(found)
         empty = sorted(set(classes) - {folder.name for _, folder in found})
         remedy = f"no pictures in the folder of this class ({', '.join(sorted(PICTURES))}); remove it"
         require(not empty, str(root / self.path), empty[:1], remedy)
@@ -82,7 +102,26 @@ class Folder(Source):
         for target, i in enumerate(each(order.tolist(), "decoding pictures", "pictures")):
             images[target] = read_picture(found[i][0], self.side)
         origin = np.array([domains.index(f.parent.name) for _, f in found])[order] if domains else None
-        return Pool(images, labels[order], len(train), len(classes), origin, tuple(domains))
+        pool = Pool(images, labels[order], len(train), len(classes), origin, tuple(domains), tuple(classes))
+        return replace(pool, remarks=remarks)
+
+    def _readable(self, found: list[Found]) -> tuple[list[Found], tuple[str, ...]]:
+        """Return the pictures that can be decoded, and how many cannot."""
+        good, bad = [], []
+        for picture, folder in each(found, "looking for broken pictures", "pictures"):
+            try:
+                read_picture(picture, self.side)
+                good.append((picture, folder))
+            except UserError:
+                bad.append(picture)
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        said = (f"pictures that cannot be read are left out: {bad[0]}{more}",) if bad else ()
+        return good, said
+
+
+def _of_archiver(path: Path) -> bool:
+    """Return whether a path is what macOS leaves in archives: `._name` files and folders `__MACOSX`."""
+    return any(part.startswith("._") or part == "__MACOSX" for part in path.parts)
 
 
 @contextmanager

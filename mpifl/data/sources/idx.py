@@ -12,7 +12,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.data.pool import Pool, images_of, labels_of
-from mpifl.data.sources.base import Part, Source, broken, check_unpacked, fetch, joined, reading
+from mpifl.data.sources.base import Part, Source, Statistics, broken, check_unpacked, fetch, joined, reading
 
 _DTYPES: dict[int, np.dtype] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 
@@ -78,8 +78,7 @@ class Mnist(Idx):
 
     name: ClassVar[str] = "mnist"
     dataset: ClassVar[str] = "MNIST"
-    mean: ClassVar[tuple[float, ...]] = (0.1307,)
-    std: ClassVar[tuple[float, ...]] = (0.3081,)
+    published: ClassVar[Statistics | None] = ((0.1307,), (0.3081,))
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,7 @@ class FashionMnist(Idx):
 
     name: ClassVar[str] = "fashionmnist"
     dataset: ClassVar[str] = "FashionMNIST"
-    mean: ClassVar[tuple[float, ...]] = (0.2860,)
-    std: ClassVar[tuple[float, ...]] = (0.3530,)
+    published: ClassVar[Statistics | None] = ((0.2860,), (0.3530,))
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,7 @@ class KMnist(Idx):
 
     name: ClassVar[str] = "kmnist"
     dataset: ClassVar[str] = "KMNIST"
-    mean: ClassVar[tuple[float, ...]] = (0.1918,)
-    std: ClassVar[tuple[float, ...]] = (0.3483,)
+    published: ClassVar[Statistics | None] = ((0.1918,), (0.3483,))
 
 
 _EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "letters": 26, "digits": 10, "mnist": 10}
@@ -116,8 +113,7 @@ class Emnist(Source):
     """
 
     name: ClassVar[str] = "emnist"
-    mean: ClassVar[tuple[float, ...]] = (0.1751,)
-    std: ClassVar[tuple[float, ...]] = (0.3332,)
+    published: ClassVar[Statistics | None] = ((0.1751,), (0.3332,))
 
     split: str = "balanced"
     upright: bool = True

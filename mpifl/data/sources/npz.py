@@ -20,6 +20,7 @@ from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.base import Source, broken, check_unpacked, joined, reading
 
 KINDS = ("x", "y", "origin")
+NAMES = "class_names"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Npz(Source):
     """An .npz with x_train, y_train and, if there is a test part, x_test, y_test, as Keras' mnist.npz.
 
     Images are uint8, or floats in [0, 1], as [n, H, W], [n, H, W, C] or [n, C, H, W]; labels count from
-    zero. Arrays origin_train and origin_test, where present, give the origin of each sample.
+    zero. Arrays origin_train and origin_test, where present, give the origin of each sample, and an array
+    class_names the names of the classes.
 
     Attributes:
         path: absolute, or below data.root.
@@ -51,7 +53,8 @@ class Npz(Source):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the archive."""
         path = self.files(root)[0]
-        arrays = read_npz(path, [f"{kind}_{part}" for part in ("train", "test") for kind in KINDS])
+        arrays = read_npz(path, [NAMES, *(f"{kind}_{part}" for part in ("train", "test") for kind in KINDS)])
+        names = tuple(map(str, arrays.pop(NAMES, np.empty(0)).tolist()))
         parts = [p for p in ("train", "test") if f"x_{p}" in arrays]
         kinds = KINDS if "origin_train" in arrays else KINDS[:2]
         wanted = {f"{kind}_{part}" for part in {"train", *parts} for kind in kinds}
@@ -72,7 +75,9 @@ class Npz(Source):
             remedy = f"images, labels and origins of {part} differ in number"
             require(len(set(sizes)) == 1, str(path), sizes, remedy)
         classes = count_classes(np.concatenate([labels for *_, labels in read]), f"{path}: y_train")
-        pool = joined(read[:1], read[1:], classes)
+        remedy = f"{NAMES}: give a name to each of the {classes} classes"
+        require(len(names) in (0, classes), str(path), len(names), remedy)
+        pool = replace(joined(read[:1], read[1:], classes), class_names=names)
         if "origin" in kinds:
             pool = replace(pool, origin=np.concatenate([arrays[f"origin_{part}"] for part in parts]))
         return pool if len(parts) == 2 else with_test_part(pool, self.test_share)
@@ -110,4 +115,4 @@ def with_test_part(pool: Pool, share: float) -> Pool:
     )
     order = np.concatenate([train, test])
     origin = None if pool.origin is None else pool.origin[order]
-    return Pool(pool.images[order], labels[order], len(train), pool.num_classes, origin)
+    return replace(pool, inputs=pool.inputs[order], labels=labels[order], num_train=len(train), origin=origin)

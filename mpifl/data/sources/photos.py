@@ -10,7 +10,7 @@ import numpy as np
 
 from mpifl.core.rng import key
 from mpifl.data.pool import Pool
-from mpifl.data.sources.base import Source
+from mpifl.data.sources.base import Source, Statistics
 
 PATCHES, SIDE, ZOOM = 2000, 32, 2  # of each photograph; pixels of a patch; pixels of the photograph for one
 
@@ -23,6 +23,7 @@ class Photos(Source):
     """
 
     name: ClassVar[str] = "photos"
+    published: ClassVar[Statistics | None] = ((0.0,), (1.0,))  # pixels / 255
     needs_root: ClassVar[bool] = False
 
     def files(self, root: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.data.pool import Pool, labels_of
-from mpifl.data.sources.base import Part, Source, check_unpacked, fetch, joined, reading
+from mpifl.data.sources.base import Part, Source, Statistics, check_unpacked, fetch, joined, reading
 
 USPS_TEXT = 1 << 26  # bytes; the larger file has 27 million
 
@@ -22,8 +22,7 @@ class Svhn(Source):
     """SVHN, cropped: 73,257 / 26,032 house-number digits, 32 x 32 colour (Netzer et al., 2011)."""
 
     name: ClassVar[str] = "svhn"
-    mean: ClassVar[tuple[float, ...]] = (0.4377, 0.4438, 0.4728)
-    std: ClassVar[tuple[float, ...]] = (0.1980, 0.2010, 0.1970)
+    published: ClassVar[Statistics | None] = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
 
     def files(self, root: Path) -> list[Path]:
         """Return the two MATLAB files."""
@@ -61,8 +60,7 @@ class Usps(Source):
     """USPS: 7,291 / 2,007 digits from envelopes, 16 x 16 grey (Hull, 1994), as libsvm text."""
 
     name: ClassVar[str] = "usps"
-    mean: ClassVar[tuple[float, ...]] = (0.2469,)
-    std: ClassVar[tuple[float, ...]] = (0.2989,)
+    published: ClassVar[Statistics | None] = ((0.2469,), (0.2989,))
 
     def files(self, root: Path) -> list[Path]:
         """Return the two compressed text files."""

@@ -12,7 +12,7 @@ from mpifl.core.errors import require
 from mpifl.core.rng import key
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
-from mpifl.data.sources.base import Channels, Source
+from mpifl.data.sources.base import Source, Statistics
 
 BLOCK = 4096  # images drawn at a time
 
@@ -31,8 +31,7 @@ class Synthetic(Source):
 
     name: ClassVar[str] = "synthetic"
     needs_root: ClassVar[bool] = False
-    mean: ClassVar[Channels] = (0.5,)
-    std: ClassVar[Channels] = (0.25,)
+    published: ClassVar[Statistics | None] = ((0.5,), (0.25,))
 
     train: int = 10000
     test: int = 1000

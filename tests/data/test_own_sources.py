@@ -1,0 +1,164 @@
+"""Own data without friction: statistics, names of classes, what archivers leave, broken pictures, hints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mpifl.core.errors import UserError
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
+from mpifl.data.pool import Pool, standardised
+from mpifl.experiment.data_preview import look
+from mpifl.experiment.loader import from_tree
+from mpifl.experiment.schema import Config
+
+RNG = np.random.default_rng(0)
+SHADES = {"cat": (200, 30, 10), "dog": (20, 90, 160)}
+
+
+def picture(path: Path, colour: tuple[int, int, int]) -> None:
+    """Write a picture of 8 x 8."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((8, 8, 3), colour, np.uint8)).save(path)
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """Return a data root with a folder of ten pictures of two classes."""
+    for name, colour in SHADES.items():
+        for i in range(5):
+            picture(tmp_path / "pets" / name / f"{i}.png", colour)
+    return tmp_path
+
+
+def opened(root: Path, source: str, scenario: str = "iid", say=None, **options):
+    """Return a federation of two clients that share a source."""
+    chosen = SCENARIOS[scenario](clients=2, test="all") if scenario == "iid" else SCENARIOS[scenario]()
+    config = DataConfig(str(root), str(root / "cache"), SOURCES[source](**options), chosen)
+    return open_federation(config, 0, say)
+
+
+def pets_of(root: Path, **options):
+    return opened(root, "folder", path="pets", side=8, test_share=0.2, **options)
+
+
+def test_own_pictures_are_standardised_by_their_training_part(pets):
+    """Eight training pictures of one colour each: mean and deviation of two values, by hand."""
+    federation = pets_of(pets)
+    x = torch.cat([federation.client(k).train.x for k in range(2)])
+    assert len(x) == 8
+    torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-6, rtol=0)
+    torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-6, rtol=0)
+    colours = np.array([*SHADES.values()]) / 255
+    np.testing.assert_allclose(federation.to_tensor.mean, colours.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(federation.to_tensor.std, colours.std(0), rtol=1e-12)
+
+
+def test_statistics_of_pixels_are_those_of_numpy_and_of_the_training_part_alone():
+    images = RNG.integers(0, 256, (50, 3, 5, 4), dtype=np.uint8)
+    pool = standardised(Pool(images, np.arange(50) % 2, 40, 2))
+    np.testing.assert_allclose(pool.mean, (images[:40] / 255).mean((0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(pool.std, (images[:40] / 255).std((0, 2, 3)), rtol=1e-12)
+    shuffled = np.concatenate([images[:40][::-1], images[40:]])
+    again = standardised(Pool(shuffled, np.arange(50) % 2, 40, 2))
+    np.testing.assert_array_equal(pool.mean, again.mean)
+    np.testing.assert_array_equal(pool.std, again.std)
+    black = standardised(Pool(np.zeros((4, 1, 2, 2), np.uint8), np.zeros(4, np.int64), 4, 1))
+    assert (black.mean.tolist(), black.std.tolist()) == ([0.0], [1.0])
+
+
+def test_published_statistics_stay_and_own_numbers_win(pets):
+    assert opened(pets, "digits").to_tensor.mean == (0.3053,)
+    given = pets_of(pets, mean=(0.5,), std=(0.25,))
+    assert (given.to_tensor.mean, given.to_tensor.std) == ((0.5,) * 3, (0.25,) * 3)
+    assert pets_of(pets, normalise="unit").to_tensor.std == (1.0,) * 3
+    assert opened(pets, "digits", mean=(0.1,), std=(0.2,)).to_tensor.mean == (0.1,)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mean": (0.5,)}, r"std = None: mean is given"),
+        ({"std": (0.5,)}, r"mean = None: std is given"),
+        ({"mean": (0.5,), "std": (0.0,)}, r"std = \[0.0\]: give positive numbers"),
+        ({"mean": (0.5, 0.5), "std": (1.0,)}, r"mean = \[0.5, 0.5\]: 1 numbers in std"),
+        ({"mean": (0.5,), "std": (1.0,), "normalise": "unit"}, r"normalise = 'unit': mean and std are given"),
+    ],
+)
+def test_half_a_normalisation_is_refused(options, says):
+    with pytest.raises(UserError, match=says):
+        SOURCES["digits"](**options)
+
+
+def test_means_of_other_channels_are_refused(pets):
+    with pytest.raises(
+        UserError, match=r"data.source.mean = '\[0.5, 0.5\]': has 2 channels but the images have 3"
+    ):
+        pets_of(pets, mean=(0.5, 0.5), std=(1.0, 1.0))
+
+
+def test_classes_keep_their_names(pets, tmp_path):
+    assert pets_of(pets).class_names == ("cat", "dog")
+    x, y = RNG.integers(0, 256, (20, 6, 6), dtype=np.uint8), np.arange(20) % 2
+    np.savez(tmp_path / "named.npz", x_train=x, y_train=y, class_names=np.array(["owl", "fox"]))
+    assert opened(tmp_path, "npz", path="named.npz").class_names == ("owl", "fox")
+    np.savez(tmp_path / "named.npz", x_train=x, y_train=y, class_names=np.array(["owl"]))
+    with pytest.raises(UserError, match="give a name to each of the 2 classes"):
+        opened(tmp_path, "npz", path="named.npz")
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n\n\nclass Named:\n    classes = ['a', 'b', 'c']\n\n"
+        "    def __len__(self):\n        return 9\n\n"
+        "    def __getitem__(self, i):\n        return np.full((4, 4), i, np.uint8), i % 2\n"
+    )
+    federation = opened(tmp_path, "dataset", path=f"{tmp_path / 'mine.py'}:Named")
+    assert (federation.class_names, federation.num_classes) == (("a", "b", "c"), 3)
+
+
+def test_the_data_sheet_names_classes(pets):
+    data = {"root": str(pets), "cache": str(pets / "cache")}
+    data["source"] = {"name": "folder", "path": "pets", "side": 8}
+    data["scenario"] = {"name": "iid", "clients": 2, "test": "all"}
+    config = from_tree(
+        Config, {"name": "pets", "algorithm": "fedavg", "model": "mlp", "rounds": 1, "data": data}
+    )
+    assert "classes                0 cat, 1 dog\n" in look(config, pets / "sheet.png", lambda line: None)
+    assert (pets / "sheet.png").exists()
+
+
+def test_what_macos_leaves_in_archives_is_no_picture(pets):
+    before = pets_of(pets).sizes
+    (pets / "pets" / "cat" / "._0.png").write_bytes(b"resource fork")
+    (pets / "pets" / "__MACOSX" / "cat").mkdir(parents=True)
+    (pets / "pets" / "__MACOSX" / "._cat").write_bytes(b"resource fork")
+    (pets / "pets" / "._dog").mkdir()
+    federation = pets_of(pets)
+    np.testing.assert_array_equal(federation.sizes, before)
+    assert federation.class_names == ("cat", "dog")
+
+
+def test_a_broken_picture_is_named_or_skipped(pets):
+    (pets / "pets" / "cat" / "3.png").write_bytes(b"no picture")
+    (pets / "pets" / "dog" / "4.png").write_bytes((pets / "pets" / "dog" / "3.png").read_bytes()[:40])
+    with pytest.raises(UserError, match=r"cat/3.png"):
+        pets_of(pets)
+    said: list[str] = []
+    for _ in range(2):  # also when the cache is used
+        federation = pets_of(pets, broken="skip", say=said.append)
+    assert len(federation.pool.labels) == 8
+    assert sum("cat/3.png and 1 more" in line for line in said) == 2
+    with pytest.raises(UserError, match=r"broken = 'ignore': refuse or skip"):
+        SOURCES["folder"](broken="ignore")
+
+
+def test_forgotten_domains_are_hinted_at(pets):
+    for domain in ("photo", "sketch"):
+        for name, colour in SHADES.items():
+            picture(pets / "deep" / domain / name / "a.png", colour)
+    with pytest.raises(UserError, match=r"domains = False: .*<domain>/<class>/\*.jpg: set domains: true"):
+        opened(pets, "folder", path="deep")
+    with pytest.raises(UserError, match=r"domains = True: .*<class>/\*.jpg: set domains: false"):
+        opened(pets, "folder", path="pets", domains=True)
