@@ -57,6 +57,31 @@ def train_all(context: ModelContext, requests: Sequence[Request]) -> list[Traine
     return [out[i] for i in range(len(requests))]
 
 
+def stacked_gradients(module: nn.Module, losses: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return what takes the gradients of all clients of a stack at once.
+
+    Args:
+        module: their model.
+        losses: (outputs, labels) -> loss of each sample.
+
+    Returns:
+        (moving tensors, other tensors, samples, labels, weights of samples), all stacked over clients -> the
+        gradients of the moving tensors, and the loss of each client.
+    """
+
+    def loss(
+        own: dict[str, torch.Tensor],
+        rest: dict[str, torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weight: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        value = (losses(torch.func.functional_call(module, {**own, **rest}, (x,)), y) * weight).sum()
+        return value, value.detach()
+
+    return torch.func.vmap(torch.func.grad(loss, has_aux=True))
+
+
 class _Stack:
     """Clients of one kind, trained side by side."""
 
@@ -107,18 +132,7 @@ class _Stack:
         moving = {name: rows[name] for name in self.moving}
         fixed = {name: t for name, t in rows.items() if name not in moving}
 
-        def loss(
-            own: dict[str, torch.Tensor],
-            rest: dict[str, torch.Tensor],
-            x: torch.Tensor,
-            y: torch.Tensor,
-            weight: torch.Tensor,
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            logits = torch.func.functional_call(self.module, {**own, **rest}, (x,))
-            value = (self.task.losses(logits, y) * weight).sum()
-            return value, value.detach()
-
-        grads, values = torch.func.vmap(torch.func.grad(loss, has_aux=True))(moving, fixed, x, y, weight)
+        grads, values = stacked_gradients(self.module, self.task.losses)(moving, fixed, x, y, weight)
         self.losses[:active] += values
         self._update(step, active, [grads[name] for name in self.moving])
 
