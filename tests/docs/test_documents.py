@@ -30,6 +30,7 @@ from mpifl.results import progress
 
 ROOT = Path(mpifl.__file__).parents[1]
 PAGES_ROWS = ["client,part,sample,group,label", "0,train,1247,0,4"]  # of docs/data.md
+TUTORIAL = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
 README = (ROOT / "README.md").read_text()
 MARKED = re.compile(
@@ -113,10 +114,49 @@ def a_script_and_a_metric(folder: Path, said: str) -> None:
     assert {"top2_mean", "balanced_mean"} <= set(measured.metrics)
 
 
+def a_first_run(folder: Path, said: str) -> None:
+    """Clusters are better than one model, and both runs are in the report."""
+    clustered, single = (summary_of(folder / "runs" / f"quickstart-{name}") for name in ("first", "fedavg"))
+    assert clustered["accuracy_mean"] > single["accuracy_mean"]
+    assert (folder / "report" / "report.html").stat().st_size > 1e6
+
+
+def a_first_method(folder: Path, said: str) -> None:
+    """The method that was written is the one that ran and that was checked."""
+    (run,) = (folder / "runs").iterdir()
+    assert summary_of(run)["algorithm"] == "soft_average.py:SoftAverage"
+    assert "ok   the same run again" in said
+
+
+def own_data_and_model(folder: Path, said: str) -> None:
+    """Options and file make the same run."""
+    runs = [summary_of(run) for run in (folder / "runs").iterdir()]
+    assert len(runs) == 2
+    assert len({run["digest"] for run in runs}) == 1
+    assert (folder / "stripes.png").stat().st_size > 1000
+
+
+def a_cluster(folder: Path, said: str) -> None:
+    """The job script is one, and a complete run is left alone."""
+    assert (folder / "job.sh").read_text().startswith("#!/")
+    assert "quickstart-stopped is complete" in said
+
+
+def an_asynchronous_study(folder: Path, said: str) -> None:
+    """Both runs step by arrivals, and the sweep has its table over seeds."""
+    assert all(summary_of(folder / "runs" / f"async-{n}")["asynchronous"] for n in ("buffer", "each"))
+    assert "buffer of 2" in (folder / "runs" / "late-study" / "sweep.md").read_text()
+
+
 LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so after its commands
+    "asynchronous-study.md": an_asynchronous_study,
     "asynchrony.md": a_replay_is_its_run,
+    "cluster.md": a_cluster,
     "data.md": a_table_a_sheet_and_a_run,
     "devices.md": a_run_on_phones,
+    "first-method.md": a_first_method,
+    "first-run.md": a_first_run,
+    "own-data-and-model.md": own_data_and_model,
     "python.md": a_script_and_a_metric,
     "running.md": a_run_from_python,
     "writing-a-method.md": the_method_of_the_page,
@@ -124,10 +164,14 @@ LEAVES: dict[str, Callable[[Path, str], None]] = {  # page -> what must be so af
 
 
 def test_whatever_a_marked_page_leaves_behind_is_looked_at():
-    assert {page.name for page in PAGES if blocks(page)} == set(LEAVES)
+    assert {page.name for page in [*PAGES, *TUTORIAL] if blocks(page)} == set(LEAVES)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+MARKED_PAGES = [p for p in PAGES if blocks(p)]
+MARKED_PAGES += [pytest.param(p, marks=pytest.mark.nightly) for p in TUTORIAL if blocks(p)]
+
+
+@pytest.mark.parametrize("page", MARKED_PAGES, ids=lambda p: f"{p.parent.name}-{p.name}")
 def test_commands_of_a_page_run(page, mpirun, tmp_path):
     for name in ("configs", "launch", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)

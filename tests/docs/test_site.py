@@ -1,0 +1,114 @@
+"""The documentation site: every page is in its navigation, and it is built without a warning."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import mpifl
+from mpifl.experiment.reference import keys
+
+ROOT = Path(mpifl.__file__).parents[1]
+SETTINGS = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    """The hooks of the site."""
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_nav(part: Any) -> Iterator[str]:
+    """Yield the pages of a part of the navigation."""
+    if isinstance(part, str):
+        yield part
+    for below in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from in_nav(below)
+
+
+def test_every_page_is_in_the_navigation_once(site):
+    named = [*in_nav(SETTINGS["nav"])]
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(named) == sorted(written | set(site.generated())), "mkdocs.yml: nav"
+    assert SETTINGS["strict"] is True
+    assert SETTINGS["validation"]["nav"]["omitted_files"] == "warn", "with `strict` it fails"
+
+
+def test_the_reference_has_every_command_and_every_key(site):
+    pages = site.generated()
+    text = pages["reference/commands.md"]
+    from mpifl.cli import COMMANDS
+
+    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [*COMMANDS]
+    assert "| `--once` |" in text
+    rows = re.findall(r"^\| `([\w.]+)` \|(.*)\|$", pages["reference/configuration.md"], re.MULTILINE)
+    sections = {key.path for key in keys() if key.is_section and "." not in key.path}
+    assert {name for name, _ in rows} == {key.path for key in keys()} - sections
+    (rate,) = (row for name, row in rows if name == "local.lr")
+    assert "float" in rate
+    assert any("in bytes" in row or "bytes per second" in row for _, row in rows)
+
+
+def test_every_module_of_the_api_is_there(site):
+    for _, modules in site.API.values():
+        for name in modules:
+            assert importlib.util.find_spec(f"mpifl.{name}"), name
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "becomes"),
+    [
+        ("README.md", "[a](../README.md#install)", "[a](overview.md#install)"),
+        ("tutorial/cluster.md", "[a](../cluster.md)", "[a](../cluster.md)"),
+        ("overview.md", "![r](docs/explanation/round.svg)", "![r](explanation/round.svg)"),
+        ("overview.md", "[c](CITATION.cff)", "c"),
+        ("sweeps.md", "[e](../configs/papers/x.yaml)", "e"),
+        ("contributing.md", "[t](https://x.org/README.md)", "[t](https://x.org/README.md)"),
+        ("README.md", "```\n[a](../README.md)\n```", "```\n[a](../README.md)\n```"),
+    ],
+)
+def test_links_out_of_the_folder_lead_to_pages_or_are_text(site, page, link, becomes):
+    assert site.relinked(link, page) == becomes
+
+
+def test_what_markdown_would_take_as_its_own_is_written_as_it_is(site):
+    program = argparse.ArgumentParser()
+    below = program.add_subparsers()
+    below.add_parser("go", description="Go.").add_argument("--far", metavar="KM", help="a|b <c> *d* [e] 5 %%")
+    assert "| `--far KM` | a\\|b &lt;c> \\*d\\* \\[e] 5 % |" in site.commands(program)
+
+
+@pytest.mark.nightly
+def test_the_site_is_built_without_a_warning_and_every_link_leads_somewhere(tmp_path):
+    """Strict: a page that is not in the navigation, a dead link or anchor, an unreadable docstring fail."""
+    for module in ("mkdocs", "material", "mkdocstrings_handlers"):
+        pytest.importorskip(module, reason="pip install -e '.[docs]'")
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    pages = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
+    named = {page.replace(".md", ".html").replace("README", "index") for page in in_nav(SETTINGS["nav"])}
+    assert named <= pages
+    for page in pages:
+        text = (tmp_path / "site" / page).read_text()
+        for target in re.findall(r'(?:href|src)="([^"#:]+)(?:#[^"]*)?"', text):
+            place = (tmp_path / "site" / page).parent / target
+            assert place.exists() or page == "404.html", f"{page}: {target}"
+    api = (tmp_path / "site" / "reference" / "api" / "methods.html").read_text()
+    assert 'id="mpifl.core.algorithm.Algorithm.aggregate"' in api
