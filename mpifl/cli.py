@@ -402,15 +402,16 @@ WORKLOADS = {
 JSON = {"metavar": "FILE", "help": "file to write the figures to"}
 TURNS = {"metavar": "COUNT", "help": "turns that each job takes (default: by workload)"}
 RANKS = {"metavar": "COUNT", "help": "ranks of mpirun, the server included (default: 3)"}
+SECONDS = {"metavar": "S", "help": "least length of a turn; 0: one round (default: 3)"}
 
 
-@command(WORKLOADS=WORKLOADS, json=JSON, turns=TURNS, ranks=RANKS)
+@command(WORKLOADS=WORKLOADS, json=JSON, turns=TURNS, ranks=RANKS, seconds=SECONDS)
 def bench(transport: Transport, args: argparse.Namespace) -> None:
     """Measure workloads (default: W1 to W6) on this machine, each beside a plain PyTorch loop."""
     from mpifl.benchmarks.command import bench as measure
 
     require(transport.size == 1, "bench", transport.size, "starts mpirun itself: start it without one")
-    measure(args.WORKLOADS, args.options, args.ranks, args.turns, args.json)
+    measure(args.WORKLOADS, args.options, args.ranks, args.turns, args.json, args.seconds)
 
 
 # -- code of one's own ---------------------------------------------------------------------------------------

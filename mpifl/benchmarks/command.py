@@ -11,14 +11,19 @@ from typing import Any
 
 from mpifl.core.errors import require
 
-from .compare import compare_all
+from .compare import TURN_S, compare_all
 from .population import compare_populations
 from .scaling import measure_scaling
 from .workloads import WORKLOADS
 
 
 def bench(
-    names: Sequence[str], options: Sequence[str], ranks: str | None, turns: str | None, path: str | None
+    names: Sequence[str],
+    options: Sequence[str],
+    ranks: str | None,
+    turns: str | None,
+    path: str | None,
+    seconds: str | None = None,
 ) -> None:
     """Measure what was named, print the figures, and write them as JSON.
 
@@ -28,6 +33,7 @@ def bench(
         ranks: Number of ranks, server included; None for 3, or for as many as there are cores (`scaling`).
         turns: Number of turns of each job; None for that of the workload.
         path: JSON file to write; None for none.
+        seconds: Least length of a turn of a workload, 0 for one round; None for 3.
 
     Raises:
         UserError: A name or a number is invalid, or a job ended early.
@@ -36,6 +42,9 @@ def bench(
         signal.signal(number, lambda which, _: sys.exit(128 + which))
     num_ranks = 3 if ranks is None else _positive("ranks", ranks)
     num_turns = None if turns is None else _positive("turns", turns)
+    length = TURN_S if seconds is None else _seconds(seconds)
+    fits = seconds is None or not {"population", "scaling"} & {*names}
+    require(fits, "--seconds", seconds, "has no effect: only turns of workloads have a length")
     figures: dict[str, Any]
     if [*names] == ["population"]:
         figures = compare_populations(num_ranks, num_turns, options)
@@ -43,7 +52,7 @@ def bench(
         name = next((name for name in names if name in WORKLOADS), "W1")
         figures = measure_scaling(name, None if ranks is None else num_ranks - 1, num_turns, options)
     else:
-        figures = compare_all(names, num_ranks, num_turns, options)
+        figures = compare_all(names, num_ranks, num_turns, options, length)
     if path is not None:
         Path(path).write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -52,3 +61,13 @@ def _positive(key: str, text: str) -> int:
     """Return a positive whole number that the user gave."""
     require(text.isdigit() and int(text) > 0, key, text, "take a whole number, 1 or more")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    """Return the length of a turn that the user gave."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    require(0 <= value <= 600, "--seconds", text, "take the seconds of a turn, or 0 for one round")
+    return value

@@ -6,6 +6,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from .turns import KEEP_FREED, Job, scratch_folder
 from .workloads import WORKLOADS, Workload
 
 Figures = dict[str, Any]
+TURN_S = 3.0  # least length of a turn
 
 
 def compare_all(
-    names: Sequence[str], ranks: int, turns: int | None, options: Sequence[str]
+    names: Sequence[str], ranks: int, turns: int | None, options: Sequence[str], seconds: float = TURN_S
 ) -> dict[str, Figures]:
     """Measure workloads; print the figures of each when it is complete.
 
@@ -30,6 +32,7 @@ def compare_all(
         ranks: Number of ranks, server included.
         turns: Number of turns of each job; None for that of the workload.
         options: Command-line options, laid over the configurations.
+        seconds: Least length of a turn; 0 for one round.
 
     Returns:
         Workload -> its figures.
@@ -42,12 +45,14 @@ def compare_all(
             raise UserError("bench", name, nearest(name, [*WORKLOADS, "population", "scaling"]))
     out = {}
     for name in names or WORKLOADS:
-        out[name] = compare(WORKLOADS[name], ranks, turns, options)
+        out[name] = compare(WORKLOADS[name], ranks, turns, options, seconds)
         print("\n".join(lines(name, out[name])), flush=True)
     return out
 
 
-def compare(workload: Workload, ranks: int, turns: int | None, options: Sequence[str]) -> Figures:
+def compare(
+    workload: Workload, ranks: int, turns: int | None, options: Sequence[str], seconds: float = TURN_S
+) -> Figures:
     """Return the figures of one workload beside a plain loop with a process for each worker.
 
     The loop is measured twice: as it is, and with an allocator that keeps freed memory ("tuned").
@@ -57,6 +62,7 @@ def compare(workload: Workload, ranks: int, turns: int | None, options: Sequence
         ranks: Number of ranks, server included.
         turns: Number of turns of each job; None for that of the workload.
         options: Command-line options, laid over its configuration.
+        seconds: Least length of a turn; 0 for one round.
     """
     config = loader.load(workload.config, list(options))
     prepare(config.data, config.seed.data, download=False)
@@ -75,32 +81,35 @@ def compare(workload: Workload, ranks: int, turns: int | None, options: Sequence
             for name, (command, variables) in commands.items():
                 jobs[name] = Job(name, command, variables, folder)
                 jobs[name].stop()
-            return _figures(jobs, take_turns(jobs, workload, turns or workload.turns))
+            return _figures(jobs, take_turns(jobs, seconds, turns or workload.turns))
         finally:
             for job in jobs.values():
                 job.end()
 
 
-def take_turns(jobs: dict[str, Job], workload: Workload, turns: int) -> dict[str, list[Figures]]:
-    """Warm the jobs up, then let each compute the same number of rounds in turn.
+def take_turns(jobs: dict[str, Job], seconds: float, turns: int) -> dict[str, list[Figures]]:
+    """Warm the jobs up, then let each compute some rounds in turn.
+
+    A program that was stopped finds cold caches: the first rounds of a turn are slower than those of one that
+    runs alone. Turns of some seconds come close to that one; turns of one round are the other extreme.
 
     Args:
         jobs: stopped; name -> job.
-        workload: says how long a turn is to last at least.
+        seconds: least length of a turn, of each job by its own speed; 0 for one round.
         turns: of each job.
 
     Returns:
         Name -> the reports of its turns.
     """
-    longest = max(job.turn(1)["seconds"] for job in jobs.values())
-    for _ in range(3 if longest < workload.seconds else 0):
-        longest = min(longest, max(job.turn(2)["seconds"] / 2 for job in jobs.values()))
-    rounds = max(1, round(workload.seconds / longest))
+    each = {name: job.turn(1)["seconds"] for name, job in jobs.items()}
+    for _ in range(3 if max(each.values()) < 1 else 0):
+        each = {name: min(each[name], job.turn(2)["seconds"] / 2) for name, job in jobs.items()}
+    rounds = {name: max(1, ceil(seconds / each[name])) for name in jobs}
     taken: dict[str, list[Figures]] = {name: [] for name in jobs}
     for turn in range(turns):
         order = list(jobs)[:: 1 if turn % 2 else -1]  # the first one may find a quieter machine
         for name in order:
-            taken[name].append(jobs[name].turn(rounds))
+            taken[name].append(jobs[name].turn(rounds[name]))
     return taken
 
 
@@ -117,8 +126,8 @@ def _figures(jobs: dict[str, Job], taken: dict[str, list[Figures]]) -> Figures:
             "rounds_per_turn": turns[0]["rounds"],
         }
     for name in ("plain", "tuned"):
-        out[f"ratio_{name}"] = ratios(taken["mpifl"], taken[name], lambda t: t["seconds"])
-        out[f"cpu_ratio_{name}"] = ratios(taken["mpifl"], taken[name], lambda t: sum(t["cpu"]))
+        out[f"ratio_{name}"] = ratios(taken["mpifl"], taken[name], lambda t: t["seconds"] / t["rounds"])
+        out[f"cpu_ratio_{name}"] = ratios(taken["mpifl"], taken[name], lambda t: sum(t["cpu"]) / t["rounds"])
     return out | _details(jobs["mpifl"], taken["mpifl"])
 
 

@@ -36,7 +36,7 @@ from mpifl.core.errors import UserError, require
 
 from .compare import ratios, take_turns
 from .turns import ONE_MACHINE, Job
-from .workloads import WORKLOADS, Workload
+from .workloads import WORKLOADS
 
 Figures = dict[str, Any]
 SECONDS = 570.0  # of the whole campaign
@@ -231,20 +231,20 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
             for job in jobs.values():
                 job.stop()
             turns = 1 if campaign.rehearsed else 3
-            taken = take_turns(jobs, _short(workload, campaign), turns)
+            taken = take_turns(jobs, 0.0 if campaign.rehearsed else 2.0, turns)
         finally:
             for job in jobs.values():
                 job.end()
-        seconds = {way: median(t["seconds"] / t["rounds"] for t in taken[way]) for way in jobs}
-        ratio = {way: ratios(taken["loop"], taken[way], lambda t: t["seconds"])["median"] for way in ways}
+        seconds = {way: median(map(_per_round, taken[way])) for way in jobs}
+        ratio = {way: ratios(taken["loop"], taken[way], _per_round)["median"] for way in ways}
         return {"seconds_per_round": seconds, "times_the_loop": ratio}
 
     step.__doc__ = f"Rounds of {name} beside the loop on the same GPU."
     return step
 
 
-def _short(workload: Workload, campaign: Campaign) -> Workload:
-    return Workload(workload.config, workload.what, 1, 0.05 if campaign.rehearsed else 2.0)
+def _per_round(turn: Figures) -> float:
+    return float(turn["seconds"]) / float(turn["rounds"])
 
 
 def sharing(campaign: Campaign) -> Figures:

@@ -1,4 +1,4 @@
-"""The workloads of `mpifl bench`: configurations (`configs/bench/`), number and length of their turns."""
+"""The workloads of `mpifl bench`: configurations (`configs/bench/`), number of their turns."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ class Workload:
         config: Its name.
         what: What it trains, in a few words.
         turns: Number of turns of each job, unless the user gives one.
-        seconds: Least length of a turn; a turn is a whole number of rounds.
     """
 
     config: str
     what: str
     turns: int = 9
-    seconds: float = 1.0
 
 
 WORKLOADS = {

@@ -28,6 +28,39 @@ def test_ratios_are_taken_turn_by_turn():
     assert compare.ratios(ours, theirs, lambda t: t["s"]) == {"median": 2.0, "low": 1.0, "high": 3.0}
 
 
+class Steady:
+    """A job of which each round takes the same time."""
+
+    def __init__(self, round_s):
+        self.round_s, self.taken = round_s, []
+
+    def turn(self, rounds):
+        self.taken.append(rounds)
+        return {"seconds": rounds * self.round_s, "rounds": rounds}
+
+
+def test_a_turn_is_as_long_for_a_fast_program_as_for_a_slow_one():
+    """Rounds of 0.5 and 2 s in turns of 3 s: six of them and two."""
+    fast, slow = Steady(0.5), Steady(2.0)
+    taken = compare.take_turns({"fast": fast, "slow": slow}, 3.0, 2)
+    assert [[t["seconds"] for t in taken[name]] for name in taken] == [[3.0, 3.0], [4.0, 4.0]]
+    assert compare.take_turns({"fast": fast}, 0.0, 1)["fast"][0]["rounds"] == 1
+    assert compare.ratios(*taken.values(), lambda t: t["seconds"] / t["rounds"])["median"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("names", "seconds", "message"),
+    [
+        (["W1"], "-1", "--seconds = '-1'"),
+        (["W1"], "x", "--seconds = 'x'"),
+        (["population"], "2", "has no effect"),
+    ],
+)
+def test_the_length_of_a_turn_is_checked(names, seconds, message):
+    with pytest.raises(UserError, match=message):
+        command.bench(names, [], None, None, None, seconds)
+
+
 @pytest.mark.parametrize(("name", "clients", "m"), [("W1", 100, 10), ("W3", 1000, 100), ("W5", 4, 4)])
 def test_the_workloads_are_what_they_say(name, clients, m):
     config = load(WORKLOADS[name].config)
@@ -61,13 +94,13 @@ def test_a_job_that_cannot_start_says_why(tmp_path):
 
 
 def test_a_small_workload_is_measured_from_beginning_to_end(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(WORKLOADS, "W9", Workload(TINY, "tiny", turns=2, seconds=0.01))
+    monkeypatch.setitem(WORKLOADS, "W9", Workload(TINY, "tiny", turns=2))
     beside = Path(sys.executable).parent
     environment = mpi_environment({"PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"})
     monkeypatch.setattr(os, "environ", environment)
     if shutil.which("mpirun", path=environment["PATH"]) is None:
         pytest.skip("no mpirun beside the interpreter or on the PATH")
-    command.bench(["W9"], [], ranks="2", turns=None, path=str(tmp_path / "figures.json"))
+    command.bench(["W9"], [], ranks="2", turns=None, path=str(tmp_path / "figures.json"), seconds="0")
     found = json.loads((tmp_path / "figures.json").read_text())["W9"]
     assert "ratio to the plain loop" in capsys.readouterr().out
     assert found["turns"] == 2
