@@ -49,7 +49,10 @@ FLAG: dict[str, Any] = {"action": "store_true"}
 LONG = ("run", "resume", "sweep", "plan", "prepare", "data")  # commands that are never silent for long
 START_SECONDS = 4.0  # of silence; Python has been at it for a while before
 BIND = {**FLAG, "help": "print host, device, CPU mask and threads of every rank"}
-TARGET = {"metavar": "ACCURACY", "help": "accuracy in [0, 1] to reach (default: 95 %% of the best)"}
+TARGET = {
+    "metavar": "ACCURACY",
+    "help": "mean accuracy in [0, 1], or value of the runs' metric, to reach (default: 95 %% of the best)",
+}
 
 
 # -- runs ----------------------------------------------------------------------------------------------------
@@ -336,11 +339,11 @@ EXPORT = {"metavar": "FILE", "help": "file.csv or file.parquet (default: CSV on 
 def export(transport: Transport, args: argparse.Namespace) -> None:
     """Write all figures of several runs as one tidy table, CSV or Parquet: a column a varied key."""
     from mpifl.comm.transport import on_server
-    from mpifl.results.comparison import accuracy
+    from mpifl.results.comparison import target_of
     from mpifl.results.export import export as write_table
 
     refuse_options(args)
-    text = on_server(transport, lambda: write_table(args.RUNS, args.table, args.out, accuracy(args.target)))
+    text = on_server(transport, lambda: write_table(args.RUNS, args.table, args.out, target_of(args.target)))
     if transport.is_server and not (args.quiet and args.out):
         print(text, end="")
 

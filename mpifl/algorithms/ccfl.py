@@ -77,7 +77,7 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
 
     paper = "li2024towards"
     row_distance = "model"
-    needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True)
+    needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")

@@ -143,7 +143,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         most = self._most(client.num_samples, len(client.data.val))
         chosen = key.of("sample", split, client.id).numpy().permutation(len(x))[:most]
         model = put(client.init, client.layout.part("body"), extractor)
-        return client.embed(model, x[torch.from_numpy(chosen)], train_mode=self.train_mode).cpu()
+        return client.embed(model, x[torch.from_numpy(chosen)], train_mode=self.train_mode).flatten(1).cpu()
 
     def _most(self, train: int, val: int) -> int:
         """Return the most images of a split that enter, for a client with so many images."""
@@ -184,7 +184,7 @@ class EMDCFL(RememberedUploads, SecondLook, Algorithm):
         takes part and looks sends tau.
         """
         body = sum(s.stop - s.start for s in run.problem.layout.part("body"))
-        width = run.client.embed(run.client.init, run.client.data.train.x[:1]).shape[1]
+        width = run.client.embed(run.client.init, run.client.data.train.x[:1]).flatten(1).shape[1]
         p, down, up = max(1, int(self.projection * width)), 0, 0
         most = [self._most(int(train), int(val)) for train, val in run.sizes[:, :2]]
         of_train, of_other = (np.minimum(run.sizes[:, i], most) for i in (0, int(self.against == "val")))

@@ -62,7 +62,7 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
     sigma: float = 0.0
 
     paper = CCFL.paper
-    needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True)
+    needs = Needs(single_upload=True, weighs_staleness=True, time_stamps=True, classes=True)
 
     def __post_init__(self) -> None:
         require(0 < self.alpha0 <= 1, "alpha0", self.alpha0, "take a rate in (0, 1]")

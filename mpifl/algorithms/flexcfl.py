@@ -74,7 +74,7 @@ class FlexCFL(NewClients, ComparedUploads, Algorithm):
     paper = "duan2022flexible"
     statistics_gram = gram = "direction"
     statistics_distance = row_distance = "direction"
-    needs = Needs(client_state=True, server_update=True, averages=True)
+    needs = Needs(client_state=True, server_update=True, averages=True, classes=True)
 
     def __post_init__(self) -> None:
         require(self.num_groups >= 1, "num_groups", self.num_groups, "take at least one group")

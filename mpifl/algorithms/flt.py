@@ -87,7 +87,7 @@ class FLT(NewClients, RememberedUploads, Algorithm):
     loss: str = "mse"
 
     paper = "jamalirad2022federated"
-    needs = Needs(averages=True)
+    needs = Needs(averages=True, classes=True, inputs=("images",))
     shown_from = ("autoencoder", "code", "pretrain_epochs", "finetune_epochs", "loss")
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from mpifl.core.client import Loss
 from mpifl.core.errors import require
 from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
 from mpifl.core.mixing import Plan, average
+from mpifl.core.task import Task
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ class MOON(RowUpdates, Algorithm):
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train with the contrast; keep the local model for the next visit."""
         x, w = client.data.train.x, message["model"][0]
-        z_glob, z_prev = client.embed(w, x), client.embed(state.get("model", client.init), x)
-        trained = client.sgd(w, key, loss=contrastive(z_glob, z_prev, self.mu, self.temperature))
+        z_glob, z_prev = (client.embed(v, x).flatten(1) for v in (w, state.get("model", client.init)))
+        loss = contrastive(z_glob, z_prev, self.mu, self.temperature, client.task)
+        trained = client.sgd(w, key, loss=loss)
         metrics = {"train_loss": trained.loss}
         return client.report(model=trained.vector, metrics=metrics), {"model": trained.vector}
 
@@ -53,13 +55,13 @@ class MOON(RowUpdates, Algorithm):
         return Plan([average(notes)])
 
 
-def contrastive(z_glob: torch.Tensor, z_prev: torch.Tensor, mu: float, tau: float) -> Loss:
+def contrastive(z_glob: torch.Tensor, z_prev: torch.Tensor, mu: float, tau: float, task: Task) -> Loss:
     """Return the loss with the fixed embeddings [n, e] of all training samples."""
 
     def loss(module: Any, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         z = module.embed(x)
-        near = F.cosine_similarity(z, z_glob[index]) / tau
-        far = F.cosine_similarity(z, z_prev[index]) / tau
-        return F.cross_entropy(module.head(z), y) + mu * F.softplus(far - near).mean()
+        near = F.cosine_similarity(z.flatten(1), z_glob[index]) / tau
+        far = F.cosine_similarity(z.flatten(1), z_prev[index]) / tau
+        return task.loss(module.head(z), y) + mu * F.softplus(far - near).mean()
 
     return loss

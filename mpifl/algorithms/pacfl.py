@@ -63,7 +63,7 @@ class PACFL(NewClients, Algorithm):
     pixels: str | None = None
 
     paper = "vahidian2023efficient"
-    needs = Needs(averages=True)
+    needs = Needs(averages=True, classes=True, inputs=("images", "features"))
     fingerprints_vary = True
 
     def __post_init__(self) -> None:

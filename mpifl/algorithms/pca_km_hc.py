@@ -62,7 +62,7 @@ class PCAKMHC(NewClients, RememberedUploads, Algorithm):
     all_clients: bool = True
 
     paper = "dennis2021heterogeneity"
-    needs = Needs(averages=True)
+    needs = Needs(averages=True, inputs=("images", "features"))
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "take a positive distance")

@@ -47,6 +47,10 @@ class Needs:
             so that a robust rule can take their place (`robust`).
         new_rows: with `averages`: rows are dealt out anew at each step, so that a row before a step is not
             the one from which the clients started whose uploads enter it.
+        classes: it reads the classes of samples, or learns from sets of the server's that have them; tasks
+            with other labels are refused.
+        inputs: the kinds of samples that it can read as they are (`DataInfo.inputs`); empty where it never
+            looks at samples but through the model.
         time_stamps: the server's version travels with every download, and comes back with the upload: one
             number each way, in the ledger as `time_stamp`.
     """
@@ -65,6 +69,8 @@ class Needs:
     time_stamps: bool = False
     averages: bool = False
     new_rows: bool = False
+    classes: bool = False
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,27 +16,11 @@ import torch
 
 from .errors import require
 from .federation import DataInfo
+from .metric import Metric
 
 SUMS = "sums."  # begins the names of sums among scores, which metrics of all samples together are made of
 
 Sums = Mapping[str, "torch.Tensor | np.ndarray"]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A figure of a client or of all samples.
-
-    Attributes:
-        name: in columns of `metrics.csv` and `clients.csv`.
-        title: in tables, figures and progress lines.
-        better: 1 where higher is better, -1 where lower is.
-        percent: whether it is a fraction that tables show in percent.
-    """
-
-    name: str
-    title: str
-    better: int = 1
-    percent: bool = True
 
 
 class Task(ABC):
@@ -121,6 +104,11 @@ class Task(ABC):
     def metric(self) -> Metric:
         """The first metric."""
         return self.chosen[0]
+
+    @property
+    def scored(self) -> tuple[Metric, ...]:
+        """The metrics that `evaluate` returns. Default: those in use."""
+        return self.chosen
 
     def check(self, info: DataInfo) -> None:
         """Raise `UserError` where the labels are none of this task's. Default: by `labels`."""

@@ -19,7 +19,7 @@ from mpifl.aggregation.robust_rules import Rule
 from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
-from mpifl.core.algorithm import Algorithm
+from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import RememberedUploads, ServerEvaluation, uses
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require
@@ -208,7 +208,11 @@ def open_data(config: Config, prepares: bool, say: Say = lambda text: None) -> F
     if isinstance(config.attack, Attack):
         try:
             clients = config.attack.attackers(federation.num_clients, key(seed, "attack"))
-            federation.attack(clients, config.attack.labels(federation.num_classes))
+            wrong = config.attack.labels(federation.num_classes)
+            remedy = f"gives samples other classes, and labels of this source are {federation.info.labels}"
+            fits = wrong is None or federation.info.labels == CLASSES
+            require(fits, "name", type(config.attack).__name__, f"{remedy}; take an attack on uploads")
+            federation.attack(clients, wrong)
         except UserError as error:
             raise error.under("attack") from error
     return federation
@@ -396,6 +400,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     check_outputs(config, federation)
 
     # the method finds what it needs
+    check_needs(needs, config, federation.info)
     try:
         algorithm.check(problem)
     except UserError as error:
@@ -478,6 +483,18 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         stack = pick_stack(parts.learner, train, way, most)
 
     return Decisions(num_sampled, absent, memory, max(stack, 1), clock)
+
+
+def check_needs(needs: Needs, config: Config, info: DataInfo) -> None:
+    """Raise `UserError` for a method that reads classes or samples where the source has others."""
+    name = type(config.algorithm).__name__
+    remedy = f"it reads the classes of samples, and labels of this source are {info.labels}"
+    require(
+        not needs.classes or info.labels == CLASSES, "algorithm.name", name, f"{remedy}; take another method"
+    )
+    remedy = f"it compares {' or '.join(needs.inputs)}, and samples of this source are {info.inputs}"
+    fits = not needs.inputs or info.inputs in needs.inputs
+    require(fits, "algorithm.name", name, f"{remedy}; take another method")
 
 
 def check_outputs(config: Config, federation: Federation) -> None:

@@ -416,7 +416,9 @@ class _Observer:
 
     def __init__(self, context: RunContext, step: TimedStep, folder: Path) -> None:
         self.context, self.step = context, step
-        self.recorder = Recorder(folder, context.federation, context.config.evaluation.by)
+        self.recorder = Recorder(
+            folder, context.federation, context.config.evaluation.by, task=context.config.task
+        )
         self.seconds: list[float] = []
 
     def __call__(self, record: Record) -> None:

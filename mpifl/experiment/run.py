@@ -6,7 +6,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from math import isfinite
 from operator import attrgetter
@@ -23,6 +23,8 @@ from mpifl.comm.mpi_startup import cuda_aware
 from mpifl.comm.transport import RankLost, Transport, on_server
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
+from mpifl.core.federation import DataInfo
+from mpifl.core.metric import ACCURACY
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.types import Server
 from mpifl.kernels import bindings
@@ -95,7 +97,7 @@ def run(
         if transport.is_server:
             names = context.duration.devices
             own = [path.rpartition(":")[2] for path in config.evaluation.metrics]
-            recorder = Recorder(folder, context.federation, config.evaluation.by, names, own)
+            recorder = Recorder(folder, context.federation, config.evaluation.by, names, own, config.task)
         checkpoints = Checkpoints(folder, config, context.identity, signals, recorder, progress.say)
         begin = partial(checkpoints.find, from_start) if resumed else checkpoints.create
         with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:
@@ -207,7 +209,8 @@ def observer(
                 record.virtual_seconds,
                 algorithm.placed(record.server, server_step.visits > 0),
             )
-            note = f"accuracy {row['accuracy_mean']:.4f}  worst {row['accuracy_worst']:.4f}"
+            metric = context.config.task.metric.name
+            note = f"{metric} {row[f'{metric}_mean']:.4f}  worst {row[f'{metric}_worst']:.4f}"
             if context.federation.groups is not None:
                 note += f"  ARI {row['ari']:.2f}"
                 note += f" without {row['num_unplaced']} unplaced clients" if row["num_unplaced"] else ""
@@ -239,7 +242,8 @@ def figures(context: RunContext, record: Record, visits: np.ndarray) -> dict[str
     out, algorithm, seen = {}, context.config.algorithm, visits[record.evaluated_clients] > 0
     alone = not context.config.policy.synchronous and not algorithm.reads(record.server, 0)
     if alone and record.scores is not None and seen.any():
-        out["accuracy_before"] = float(record.scores["accuracy"][seen].mean())
+        metric = context.config.task.metric.name
+        out[f"{metric}_before"] = float(record.scores[metric][seen].mean())
     u = algorithm.mixtures(record.server)  # [N, K]
     last = [(k, max(int(visits[k]) - 1, 0)) for k in record.evaluated_clients.tolist()]
     truth = [] if u is None else [context.federation.mixture(k, visit) for k, visit in last]
@@ -421,12 +425,20 @@ def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place
     }
 
 
+def _data_facts(info: DataInfo) -> dict[str, Any]:
+    """Return what a model must know of the data to be built again, beside shape and number of classes."""
+    return {} if info == DataInfo(info.shape, info.num_classes) else {"data_info": asdict(info)}
+
+
 def _summary(
     context: RunContext, server_step: ServerStep, last: Mapping[str, float | int], sha: str
 ) -> dict[str, Any]:
     """Return the final figures of a run."""
     tree = loader.to_tree(context.config)
-    figures = ("accuracy_mean", "accuracy_worst", "accuracy_std", "ari", "num_clusters", "num_unplaced")
+    metric = context.config.task.metric
+    shown = {} if metric == ACCURACY else {"metric": asdict(metric)}
+    figures = [*(f"{metric.name}_{what}" for what in ("mean", "worst", "std")), "ari"]
+    figures += ["num_clusters", "num_unplaced"]
     return {
         "format": folders.FORMAT,
         "name": context.config.name,
@@ -442,6 +454,8 @@ def _summary(
         "digest": sha,
         "identity": context.identity,
         **{name: last[name] for name in figures},
+        **shown,
+        **_data_facts(context.federation.info),
         **{f"{name}_mean": last[f"{name}_mean"] for name in server_step.config.clients.metric_names},
         "federation_bytes_up": server_step.ledger.total("up"),
         "federation_bytes_down": server_step.ledger.total("down"),

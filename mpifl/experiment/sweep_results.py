@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
 OLD_STEM = "study"  # of the files in the folder of a sweep of mpifl 0.1
-FIGURES = ("accuracy_mean", "accuracy_worst", "accuracy_before", "accuracy_cluster", "mixture_kl", "ari")
+FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari")  # {}: the metric
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
 DRAWING_SHARE = 10  # at most a tenth of the time is spent on figures that later ones replace
 TOTALS = ("federation_bytes_up", "federation_bytes_down", "wall_seconds")
@@ -159,10 +159,13 @@ def _row(case: Case, run: Run) -> dict[str, Any]:
 def figures_of(run: Run) -> dict[str, Any]:
     """Return the final figures of a run that stand in the tables of a sweep."""
     summary, metrics = run.summary, run.rows("metrics.csv")
-    last, late = metrics[-1], [float(row["accuracy_mean"]) for row in metrics[len(metrics) // 2 :]]
-    found: dict[str, Any] = {n: float(last[n]) for n in FIGURES if last.get(n) not in (None, "", "nan")}
+    metric = run.metric.name
+    last, late = metrics[-1], [float(row[f"{metric}_mean"]) for row in metrics[len(metrics) // 2 :]]
+    names = [name.format(metric) for name in FIGURES]
+    found: dict[str, Any] = {n: float(last[n]) for n in names if last.get(n) not in (None, "", "nan")}
     if "asynchronous" in summary:
-        found |= {"second_half_mean": mean(late), "second_half_lowest": min(late)}
+        worst = min(late) if run.metric.better > 0 else max(late)
+        found |= {"second_half_mean": mean(late), "second_half_lowest": worst}
     found |= {n: v for n in ASYNCHRONOUS if (v := summary.get("asynchronous", {}).get(n)) is not None}
     return found | {n: summary[n] for n in TOTALS}
 
@@ -171,9 +174,10 @@ def _curve(case: Case, run: Run) -> Curve:
     metrics = run.rows("metrics.csv")
     axis = "virtual_seconds" if "virtual_seconds" in metrics[0] else "round"
     staleness = [int(row["staleness"]) for row in run.rows("events.csv")]
-    x, y = ([float(row[name]) for row in metrics] for name in (axis, "accuracy_mean"))
-    train = [float(value) for row in metrics if (value := row.get("accuracy_train_mean"))]
-    return Curve(case.labels, axis.replace("_", " "), x, y, staleness, train)
+    name = run.metric.name
+    x, y = ([float(row[column]) for row in metrics] for column in (axis, f"{name}_mean"))
+    train = [float(value) for row in metrics if (value := row.get(f"{name}_train_mean"))]
+    return Curve(case.labels, axis.replace("_", " "), x, y, staleness, train, run.metric.title)
 
 
 def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

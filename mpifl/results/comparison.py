@@ -11,15 +11,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 
 from . import statistics, survival
 from .reader import Run
-from .seed_groups import Group, default_target, flat, gather, titles, tree_of
+from .seed_groups import Group, default_target, flat, gather, metric_of, titles, tree_of
 from .statistics import TESTS, Estimate, Ranking
 from .survival import Median, Reached
 from .tables import BEST, TIED
@@ -86,11 +88,13 @@ class Choices:
     """What a comparison computes.
 
     Attributes:
-        target: Mean accuracy whose cost is wanted, in [0, 1]; None for 95 % of the best.
+        target: Mean accuracy whose cost is wanted, in [0, 1], or mean of the runs' other metric; None for
+            95 % of the best.
         test: `t`, `wilcoxon` or `none`; None for `t` where seeds pair.
         interval: `std` (none, the standard deviation), or one of `statistics.INTERVALS`.
         confidence: Of intervals; tests have the level 1 - confidence.
-        metric: The column whose tests and ranks are shown; a key of `COLUMNS`, or a column of `metrics.csv`.
+        metric: The column whose tests and ranks are shown: a key of `COLUMNS` (`accuracy` is the metric of
+            the runs, whatever it is), the name of that metric, or a column of `metrics.csv`.
         ranks: Whether methods are ranked over worlds.
         world: Sections or dotted keys of the configuration that make a world.
         columns: Of the table, keys as of `metric`, and `run`, `seeds`, `rounds`, `unreached`; empty for the
@@ -129,7 +133,7 @@ class Choices:
         require(metric is None or ranks or test in TESTS, "--metric", metric, remedy)
         sections, shown = _keys("--world", world), _keys("--columns", columns)
         return cls(
-            accuracy(target),
+            target_of(target),
             test,
             interval,
             sure,
@@ -140,17 +144,24 @@ class Choices:
         )
 
 
-def accuracy(text: str | None) -> float | None:
-    """Return the accuracy that --target names, None for none.
+def target_of(text: str | None) -> float | None:
+    """Return the value of the metric that --target names, None for none.
 
     Raises:
-        UserError: It is not in [0, 1].
+        UserError: It is no finite number.
     """
     if text is None:
         return None
-    value = _number("--target", text, "take an accuracy in [0, 1]")
-    require(0 <= value <= 1, "--target", text, "take an accuracy in [0, 1]")
+    value = _number("--target", text, "take an accuracy in [0, 1], or a value of the runs' metric")
+    require(isfinite(value), "--target", text, "take an accuracy in [0, 1], or a value of the runs' metric")
     return value
+
+
+def check_target(target: float | None, metric: Metric) -> None:
+    """Raise `UserError` for a target that a metric cannot have."""
+    fits = target is None or not metric.percent or 0 <= target <= 1
+    article = "an" if metric.title[0] in "aeiou" else "a"
+    require(fits, "--target", target, f"take {article} {metric.title} in [0, 1]")
 
 
 def _keys(option: str, text: str | None) -> tuple[str, ...]:
@@ -207,6 +218,22 @@ class World:
     members: tuple[int, ...]
 
 
+def adapted(column: Column, metric: Metric) -> Column:
+    """Return a column of accuracies as that of another metric; other columns as they are."""
+    stem, _, what = column.of.partition("_")
+    if metric == ACCURACY or stem != ACCURACY.name:
+        return column
+    said = {"mean": metric.title, "worst": "worst client", "std": "std over clients"}[what]
+    return replace(
+        column,
+        title=f"{said}, {metric.unit}" if metric.unit else said,
+        of=f"{metric.name}_{what}",
+        scale=metric.scale,
+        form="f2" if metric.percent else "g4",
+        better=-1 if what == "std" else metric.better,
+    )
+
+
 def column_of(key: str, runs: Sequence[Run]) -> Column:
     """Return a column of tables.
 
@@ -217,12 +244,17 @@ def column_of(key: str, runs: Sequence[Run]) -> Column:
     Raises:
         UserError: None has.
     """
+    metric = runs[0].metric
     if key in COLUMNS:
-        return COLUMNS[key]
+        return adapted(COLUMNS[key], metric)
+    if key == metric.name:
+        return adapted(COLUMNS["accuracy"], metric)
     known = list(dict.fromkeys(name for run in runs for name in run.series))
     if key not in known:
         raise UserError("column", key, f"no such column; {nearest(key, [*COLUMNS, *NAMES, *known])}")
-    sign = 0 if key in NO_DIRECTION else -1 if any(word in key for word in LOWER) else 1
+    metric_of_key = metric_of_column(key)
+    lower = any(word in key for word in LOWER) or (metric_of_key is not None and metric_of_key.better < 0)
+    sign = 0 if key in NO_DIRECTION else -1 if lower else 1
     return Column(key.replace("_", " "), key, form="g4", better=sign, spread=True)
 
 
@@ -242,6 +274,7 @@ class Comparison:
     _contrasts: dict[tuple[World, Column], list[Contrast]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        check_target(self.choices.target, metric_of(self.groups))
         for key in self.choices.columns:
             if key not in NAMES:
                 self.column(key)
@@ -269,7 +302,7 @@ class Comparison:
 
     @cached_property
     def target(self) -> float:
-        """The mean accuracy whose cost is wanted."""
+        """The mean accuracy, or mean of another metric, whose cost is wanted."""
         given = self.choices.target
         return default_target(self.groups) if given is None else given
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from . import statistics
 from .comparison import COLUMNS, NAMES, NO_TEST, STD, Column, Comparison, Contrast, World, seed_of
+from .seed_groups import metric_of
 from .tables import BEST, TIED, Cell, Table
 
 FORMS = {"g4": "{:.4g}", "g3": "{:.3g}", "f0": "{:.0f}", "f2": "{:.2f}"}
@@ -82,7 +83,9 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
     percent = f"{100 * choices.confidence:g} %"
     several = any(len(group.runs) > 1 for group in groups)
     if any(c.target for c in columns.values()):
-        yield f"target: mean accuracy {100 * comparison.target:.2f} %"
+        metric, target = metric_of(groups), comparison.target
+        value = f"{100 * target:.2f} %" if metric.percent else f"{target:.4g}"
+        yield f"target: mean {metric.title} {value}"
     counts = sorted({len(group.runs) for group in groups})
     seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     if choices.interval == STD and several and any(c.spread for c in columns.values()):

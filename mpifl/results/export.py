@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpifl.core.errors import UserError, require
 
+from .comparison import check_target
 from .reader import INTEGER, Run
-from .seed_groups import AXES, Group, default_target, flat, gather
+from .seed_groups import AXES, Group, default_target, flat, gather, metric_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,8 +98,9 @@ def final_frame(groups: Sequence[Group], target: float | None = None) -> pd.Data
 
     Args:
         groups: Of runs.
-        target: Mean accuracy, in [0, 1]; None for 95 % of the best.
+        target: Mean accuracy, in [0, 1], or of another metric; None for 95 % of the best.
     """
+    check_target(target, metric_of(groups))
     goal = default_target(groups) if target is None else target
     heads = _heads(groups)
     rows = []

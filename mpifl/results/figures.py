@@ -14,7 +14,7 @@ import numpy as np
 from mpifl.core.errors import require
 from mpifl.core.timing import PHASES
 
-from .seed_groups import AXES, Group
+from .seed_groups import AXES, Group, metric_of
 from .sweep_figure import COLOURS
 
 if TYPE_CHECKING:
@@ -258,23 +258,37 @@ def timings(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
+def _metric_curves(groups: Sequence[Group], what: str, title: str, dashed: str = "") -> Figure | None:
+    """Draw a column of the runs' metric: accuracy, for classes."""
+    metric = metric_of(groups)
+    more = f"{metric.name}_{dashed}" if dashed else ""
+    return curves(groups, f"{metric.name}_{what}", title.format(metric.title), more)
+
+
+def said_of(text: str, groups: Sequence[Group]) -> str:
+    """Return the title or caption of a figure, said of the runs' metric in place of accuracy."""
+    metric = metric_of(groups)
+    first = f"{metric.title[0].upper()}{metric.title[1:]}"
+    return text.replace("Accuracy", first).replace("accuracy", metric.title)
+
+
 Drawing = Callable[[Sequence[Group]], "Figure | None"]
 FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file name -> title, caption, function
     "accuracy": (
         "Accuracy",
         "Mean accuracy over clients; bands show the range over seeds. Under `evaluation.train`, dashes "
         "are the accuracy on training data.",
-        lambda groups: curves(groups, "accuracy_mean", "mean accuracy", "accuracy_train_mean"),
+        lambda groups: _metric_curves(groups, "mean", "mean {}", "train_mean"),
     ),
     "worst": (
         "Worst client",
         "Accuracy of the worst client of each evaluation.",
-        lambda groups: curves(groups, "accuracy_worst", "worst accuracy"),
+        lambda groups: _metric_curves(groups, "worst", "worst {}"),
     ),
     "fairness": (
         "Fairness",
         "Standard deviation of accuracy over clients; lower is fairer.",
-        lambda groups: curves(groups, "accuracy_std", "std over clients"),
+        lambda groups: _metric_curves(groups, "std", "std over clients"),
     ),
     "bytes": (
         "Bytes",

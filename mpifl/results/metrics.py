@@ -1,4 +1,4 @@
-"""Metrics of runs: accuracy over clients, agreement of partitions, distances of parameters.
+"""Metrics of runs: scores over clients, agreement of partitions, distances of parameters.
 
 Pure functions. Accuracies are fractions in [0, 1]. Standard deviations over clients are those of a population
 (ddof 0); over runs the caller chooses (`over_runs`), because papers differ.
@@ -6,6 +6,7 @@ Pure functions. Accuracies are fractions in [0, 1]. Standard deviations over cli
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from math import ceil, sqrt
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
+from mpifl.core.metric import Metric
+from mpifl.core.task import SUMS, Task
 
 SLICE, MAX_ROWS = 65536, 256  # columns at a time; most rows that are compared
 
@@ -61,6 +64,54 @@ def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracyS
         worst_tenth=float(values[: ceil(len(values) / 10)].mean()),
         standard_error=sqrt(mean * (1 - mean) / pool) if pool else None,
     )
+
+
+def spread(values: np.ndarray, metric: Metric) -> dict[str, float]:
+    """Return a metric over clients, unweighted: mean, value of the worst client, deviation, worst tenth.
+
+    Args:
+        values: [n]; NaN for a client whose test samples tell nothing.
+        metric: Says which is the worst.
+
+    Returns:
+        Columns of `metrics.csv`; NaN where no client has a value.
+    """
+    there = values[~np.isnan(values)]
+    worst_first = np.sort(there) if metric.better > 0 else -np.sort(-there)
+    tenth = worst_first[: ceil(len(there) / 10)]
+    figures = (
+        ("mean", there, np.mean),
+        ("worst", worst_first[:1], np.mean),
+        ("std", there, np.std),
+        ("worst_tenth", tenth, np.mean),
+    )
+    return {f"{metric.name}_{what}": float(of(v)) if len(v) else np.nan for what, v, of in figures}
+
+
+def pooled(scores: Mapping[str, np.ndarray], task: Task) -> dict[str, float]:
+    """Return a task's metrics on the samples of all clients together, from the sums that clients scored.
+
+    Args:
+        scores: Name -> value or sum of each client [n, ...].
+        task: Makes metrics of sums.
+
+    Returns:
+        `NAME_pooled` of each metric; where scores have a suffix, as `NAME_train`, `NAME_train_pooled`, too.
+        Empty where there are no sums.
+    """
+    main = task.metric
+    suffixes = sorted({name[len(main.name) :] for name in scores if main.of(name)}, key=len, reverse=True)
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name in scores:
+        if name.startswith(SUMS):
+            suffix = next(s for s in suffixes if name.endswith(s))
+            stem = name[len(SUMS) : len(name) - len(suffix)]
+            found.setdefault(suffix, {})[stem] = scores[name].sum(0)
+    out: dict[str, float] = {}
+    for suffix, sums in found.items():
+        figures = task.figures(sums)
+        out |= {f"{m.name}{suffix}_pooled": figures[m.name] for m in task.scored}
+    return out
 
 
 def over_runs(values: np.ndarray, ddof: int = 1) -> tuple[float, float]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from mpifl.core import old_keys
 from mpifl.core.errors import UserError, require, shortened
+from mpifl.core.metric import ACCURACY, Metric
 from mpifl.core.textfiles import csv_file, json_file, yaml_file
 
 from .logging import warn_once
@@ -59,7 +60,8 @@ NPZ_ERRORS = (
 
 INTEGER, ANY = re.compile(r"-?[0-9]{1,18}"), re.compile(r".*", re.DOTALL)
 NUMBER = re.compile(r"(-?[0-9]{1,300}(\.[0-9]*)?(e[-+]?[0-9]{1,2})?|nan|)")
-METRICS = ("accuracy_mean", "accuracy_worst", "accuracy_std", "num_clusters", "ari")
+METRICS = ("num_clusters", "ari")
+SPREADS = ("mean", "worst", "std")  # columns of the task's metric, as accuracy_mean
 COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # required columns of each file, and their values
     "metrics.csv": {
         **dict.fromkeys(("round", "federation_bytes_up", "federation_bytes_down"), INTEGER),
@@ -99,8 +101,21 @@ class Run:
     summary: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        rounds, accuracy = self.summary.get("rounds"), self.summary.get("accuracy_mean")
-        return f"Run({str(self.folder)!r}: {self.method}, {rounds} rounds, mean accuracy {accuracy})"
+        rounds, metric = self.summary.get("rounds"), self.metric
+        value = self.summary.get(f"{metric.name}_mean")
+        return f"Run({str(self.folder)!r}: {self.method}, {rounds} rounds, mean {metric.title} {value})"
+
+    @cached_property
+    def metric(self) -> Metric:
+        """What the run is measured by: the first metric of its task; accuracy for classes."""
+        told = self.summary.get("metric")
+        if told is None:
+            return ACCURACY
+        try:
+            return Metric(**told)
+        except TypeError as error:
+            remedy = "names no metric in summary.json; run it again"
+            raise UserError("RUN", str(self.folder), remedy) from error
 
     @property
     def method(self) -> str:
@@ -132,7 +147,14 @@ class Run:
 
     def rows(self, file: str) -> Rows:
         """Return the rows of a CSV file of the run folder; see `read_rows`."""
-        return read_rows(self.folder / file)
+        return read_rows(self.folder / file, self._required(file))
+
+    def _required(self, file: str) -> dict[str, re.Pattern[str]]:
+        """Return the required columns of a file, and the kinds of their values."""
+        required = dict(COLUMNS.get(file, {}))
+        if file == "metrics.csv":
+            required |= {f"{self.metric.name}_{what}": NUMBER for what in SPREADS}
+        return required
 
     # -- tables, as pandas DataFrames ------------------------------------------------------------------------
 
@@ -205,7 +227,7 @@ class Run:
     def _frame(self, file: str) -> DataFrame:
         from .frames import frame_of
 
-        required = COLUMNS.get(file, {})
+        required = self._required(file)
         return frame_of(_existing(self.folder / file), required, OLD_NAMES if file == "visits.csv" else None)
 
     # -- models and figures ----------------------------------------------------------------------------------
@@ -231,7 +253,7 @@ class Run:
 
     def plot(
         self,
-        metric: str = "accuracy_mean",
+        metric: str | None = None,
         against: str = "rounds",
         label: str | None = None,
         ax: Axes | None = None,
@@ -240,7 +262,7 @@ class Run:
         """Draw a column of `metrics.csv` and return the axes.
 
         Args:
-            metric: The column.
+            metric: The column; None: the mean of the task's metric, `accuracy_mean` for classes.
             against: `rounds`, `bytes` (up and down), `seconds` (virtual time) or `wall_seconds`.
             label: In the legend; None takes the run's label or its method.
             ax: Axes to draw into; None makes some.
@@ -251,7 +273,14 @@ class Run:
         """
         from .run_plot import plot
 
-        return plot(self.metrics, metric, against, label or self.own_label or self.method, ax, style)
+        return plot(
+            self.metrics,
+            metric or f"{self.metric.name}_mean",
+            against,
+            label or self.own_label or self.method,
+            ax,
+            style,
+        )
 
     # -- arrays ----------------------------------------------------------------------------------------------
 
@@ -309,16 +338,20 @@ class Run:
         return found
 
 
-def read_rows(path: Path) -> Rows:
+def read_rows(path: Path, required: Mapping[str, re.Pattern[str]] | None = None) -> Rows:
     """Return the rows of a CSV file of a run folder, under the present names of file and columns.
+
+    Args:
+        path: The file.
+        required: Columns that it must have, and the kinds of their values; None: those of `COLUMNS`.
 
     Returns:
         One dictionary a row; an empty list where there is no such file.
 
     Raises:
-        UserError: A column of `COLUMNS` is missing, or a value is not of its kind.
+        UserError: A required column is missing, or a value is not of its kind.
     """
-    kinds = COLUMNS.get(path.name, {})
+    kinds = COLUMNS.get(path.name, {}) if required is None else required
     path = _existing(path)
     if not path.exists() or path.read_bytes() == NO_ROWS:
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Federation
+from mpifl.core.metric import ACCURACY, Metric
+from mpifl.core.task import SUMS, Task
 
-from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, purity
+from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, pooled, purity, spread
 from .reader import read_rows
 from .run_folder import GrowingCsv, write_csv, write_json
 
@@ -53,13 +55,15 @@ def metrics_row(
     train_samples: np.ndarray | None = None,
     own: Sequence[str] = (),
     honest: np.ndarray | None = None,
+    task: Task | None = None,
 ) -> dict[str, float | int]:
     """Return the figures of one evaluation, as columns of `metrics.csv`.
 
-    Accuracies are fractions; `accuracy_variance` and `accuracy_train_variance` are in percent squared.
+    Accuracies are fractions; `accuracy_variance` and `accuracy_train_variance` are in percent squared. Of
+    other metrics `NAME_pooled` is that of all samples together, made of sums and not of the clients' values.
 
     Args:
-        scores: Name -> value of each evaluated client [n].
+        scores: Name -> value of each evaluated client [n]; sums behind metrics [n, ...].
         labels: Estimated cluster of every client [N].
         groups: True group of every client [N]; None where there are none.
         pool: Number of different test samples, for the binomial standard error; None for none.
@@ -76,17 +80,11 @@ def metrics_row(
         own: Names of the metrics of the user; their mean, standard deviation, least and largest value over
             the clients, and with `by` their means, are columns too.
         honest: Which of the evaluated clients do not attack, bool [n]; None where nobody does.
+        task: Its metrics; None: accuracy.
     """
-    summary = accuracy_summary(scores["accuracy"], pool)
-    row: dict[str, float | int] = {
-        "accuracy_mean": summary.mean,
-        "accuracy_worst": summary.worst,
-        "accuracy_std": summary.std,
-        "accuracy_variance": summary.variance_pct2,
-        "accuracy_worst_tenth": summary.worst_tenth,
-        "accuracy_standard_error": _or_nan(summary.standard_error),
-        "loss": float(np.nanmean(scores["loss"])),
-    }
+    metrics = (ACCURACY,) if task is None else task.scored
+    sums, scores = scores, {name: v for name, v in scores.items() if not name.startswith(SUMS)}
+    row = _main_figures(scores, metrics[0], pool)
     for name, values in scores.items():
         if any(name == o or name.startswith(f"{o}_") for o in own):
             there = values[~np.isnan(values)]
@@ -95,25 +93,30 @@ def metrics_row(
             for kind, of_client in (by or {}).items():
                 for j in np.unique(of_client[of_client >= 0]).tolist():
                     row[f"{name}_{kind}{j}_mean"] = _weighted_mean(values, of_client == j)
-        if name.startswith("accuracy"):
-            weights = train_samples if name == "accuracy_train" else samples
-            if weights is not None:
+        metric = next((m for m in metrics if m.of(name)), None)
+        if metric is not None:
+            weights = train_samples if name == f"{metric.name}_train" else samples
+            if weights is not None and metric == ACCURACY:
                 row[f"{name}_pooled"] = _weighted_mean(values, weights)
             for kind, of in (by or {}).items():
                 for j in np.unique(of[of >= 0]).tolist():
                     row[f"{name}_{kind}{j}_mean"] = _weighted_mean(values, of == j)
-            if name != "accuracy":
-                spreads = (("mean", np.nanmean), ("worst", np.nanmin), ("std", np.nanstd))
-                row |= {f"{name}_{what}": float(of(values)) for what, of in spreads}
+            if name != metrics[0].name:
+                worst = np.nanmin if metric.better > 0 else np.nanmax
+                spreads = (("mean", np.nanmean), ("worst", worst), ("std", np.nanstd))
+                row |= {f"{name}_{what}": _or_none(values, of) for what, of in spreads}
             if name == "accuracy_train":
                 trained = accuracy_summary(values, None if weights is None else int(weights.sum()))
                 row[f"{name}_variance"] = trained.variance_pct2
                 row[f"{name}_standard_error"] = _or_nan(trained.standard_error)
             if honest is not None and honest.any():
-                row[f"{name}_honest_mean"] = float(np.nanmean(values[honest]))
-                row[f"{name}_honest_worst"] = float(np.nanmin(values[honest]))
+                worst = np.nanmin if metric.better > 0 else np.nanmax
+                row[f"{name}_honest_mean"] = _or_none(values[honest], np.nanmean)
+                row[f"{name}_honest_worst"] = _or_none(values[honest], worst)
             if aimed is not None and aimed.any():
-                row[f"{name}_targets_mean"] = float(np.nanmean(values[aimed]))
+                row[f"{name}_targets_mean"] = _or_none(values[aimed], np.nanmean)
+    if task is not None:
+        row |= {name: value for name, value in pooled(sums, task).items() if name not in row}
     known = np.ones(len(labels), bool) if placed is None else placed
     row["num_clusters"] = len(np.unique(labels[known]))
     row["num_unplaced"] = int((~known).sum())
@@ -133,6 +136,30 @@ def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
     return float(values[there] @ weights[there] / total) if total else float("nan")
 
 
+def _main_figures(
+    scores: Mapping[str, np.ndarray], metric: Metric, pool: int | None
+) -> dict[str, float | int]:
+    """Return the figures of the task's first metric, and the loss."""
+    loss = {"loss": float(np.nanmean(scores["loss"]))}
+    if metric != ACCURACY:
+        return {**spread(scores[metric.name], metric), **loss}
+    summary = accuracy_summary(scores["accuracy"], pool)
+    return {
+        "accuracy_mean": summary.mean,
+        "accuracy_worst": summary.worst,
+        "accuracy_std": summary.std,
+        "accuracy_variance": summary.variance_pct2,
+        "accuracy_worst_tenth": summary.worst_tenth,
+        "accuracy_standard_error": _or_nan(summary.standard_error),
+        **loss,
+    }
+
+
+def _or_none(values: np.ndarray, of: Callable[[np.ndarray], Any]) -> float:
+    """Return a figure of the values that are no NaN; NaN where there is none."""
+    return float(of(values)) if (~np.isnan(values)).any() else float("nan")
+
+
 def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
@@ -147,10 +174,11 @@ class Recorder:
     Args:
         folder: The run folder.
         federation: The clients: true groups, targets of a backdoor, numbers of samples.
-        by: What else accuracies are averaged over, `group` and `cluster`.
+        by: What else metrics are averaged over, `group` and `cluster`.
         devices: Name of the device of each client, for a column `device` in `clients.csv`, `visits.csv` and
             `events.csv`; empty where all are alike.
         own: Names of the metrics of the user.
+        task: What is measured; None: accuracy.
 
     Attributes:
         metrics: `metrics.csv`.
@@ -167,7 +195,9 @@ class Recorder:
         by: Sequence[str] = (),
         devices: Sequence[str] = (),
         own: Sequence[str] = (),
+        task: Task | None = None,
     ) -> None:
+        self.task = task
         self.folder, self.federation, self.groups = folder, federation, federation.groups
         self.by, self.devices, self.own = by, devices, own
         self.metrics, self.events = GrowingCsv(folder / "metrics.csv"), GrowingCsv(folder / "events.csv")
@@ -233,6 +263,7 @@ class Recorder:
             trained,
             self.own,
             honest,
+            self.task,
         )
         self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
@@ -241,8 +272,9 @@ class Recorder:
         row = {"round": step, "seconds": round(seconds, 3), **virtual, **self.last, **train, **traffic}
         self.metrics.append(row)
         self.timing += [{"round": step, "rank": r, **phases} for r, phases in enumerate(timing)]
+        single = {name: v for name, v in scores.items() if not name.startswith(SUMS)}
         self.clients = [
-            {"client": int(k), "cluster": int(labels[k]), **{n: float(v[i]) for n, v in scores.items()}}
+            {"client": int(k), "cluster": int(labels[k]), **{n: float(v[i]) for n, v in single.items()}}
             for i, k in enumerate(clients)
         ]
         changed = np.arange(len(labels)) if before is None else np.flatnonzero(labels != before)

@@ -16,7 +16,7 @@ from mpifl.core.files import write_atomically
 from . import statistics_figures
 from .comparison import NO_TEST, Choices, Comparison, compare
 from .comparison_tables import final_table, numbers, rank_table, test_tables
-from .figures import FIGURES
+from .figures import FIGURES, said_of
 from .identity import describe_differences
 from .report_page import page
 from .run_folder import write_csv
@@ -54,7 +54,9 @@ def report(names: Sequence[str], folder: str | None, choices: Choices | None = N
         figures = place / "figures"
         statistics = _statistics(comparison, figures)
         drawn = {
-            n: title for n, (title, _, draw) in FIGURES.items() if _files(n, partial(draw, groups), figures)
+            n: said_of(title, groups)
+            for n, (title, _, draw) in FIGURES.items()
+            if _files(n, partial(draw, groups), figures)
         }
         rows = table_of(_run_rows(groups))
         text = page(groups, comparison.target, final_table(comparison), rows, drawn, statistics)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 from mpifl.core.textfiles import json_file
 from mpifl.core.timing import PHASES
 
@@ -128,17 +129,27 @@ def _metrics(groups: Sequence[Group]) -> list[str]:
     return [n for n in names if any(np.nan_to_num(g.column(n)).any() for g in groups)]
 
 
+def _title(name: str) -> str:
+    """Return the title of a column; that of a metric is said as those of accuracies are."""
+    metric = metric_of_column(name)
+    if name in TITLES or metric is None:
+        return TITLES.get(name, name.replace("_", " "))
+    known = TITLES.get(ACCURACY.name + name[len(metric.name) :])
+    return name.replace("_", " ") if known is None else known.replace(ACCURACY.title, metric.title)
+
+
 def _metric(name: str) -> dict[str, Any]:
-    percent = _is_percent(name)
-    title = TITLES.get(name, name.replace("_", " "))
-    kind = "accuracy" if name.startswith("accuracy") else "clusters"
+    percent, metric, title = _is_percent(name), metric_of_column(name), _title(name)
+    kind = "clusters" if metric is None else metric.title
     if kind == "clusters" and name not in ("ari", "nmi", "purity", "churn", "ari_everyone"):
         kind = "clusters" if name.startswith("num_") else "loss and other figures"
-    return {"id": name, "title": title, "unit": "%" if percent else "", "kind": kind}
+    found = {"id": name, "title": title, "unit": "%" if percent else "", "kind": kind}
+    return found | ({"lower": True} if metric is not None and metric.better < 0 else {})
 
 
 def _is_percent(name: str) -> bool:
-    return name.startswith("accuracy") and not name.endswith("variance")
+    metric = metric_of_column(name)
+    return metric is not None and metric.percent and not name.endswith("variance")
 
 
 def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thin: float) -> dict[str, Any]:
@@ -159,16 +170,19 @@ def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thi
 
 
 def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | int | None]]:
-    """Return the evaluations at which a run had its best mean accuracy so far: %, then place on each axis.
+    """Return the evaluations at which a run's metric was the best so far: its value, place on each axis.
 
-    The first with an accuracy says what that accuracy took.
+    The first with an accuracy says what that accuracy took. Values are in the unit of tables.
     """
-    alone = Group(group.name, (run,))
-    accuracy = alone.column("accuracy_mean")[0]
-    best = np.maximum.accumulate(np.nan_to_num(accuracy, nan=-1.0))
-    first = np.flatnonzero(np.diff(best, prepend=-1.0) > 0)
+    alone, metric = Group(group.name, (run,)), run.metric
+    values = alone.column(f"{metric.name}_mean")[0]
+    better = np.where(np.isnan(values), -np.inf, metric.better * values)
+    first = np.flatnonzero(better > np.concatenate([[-np.inf], np.maximum.accumulate(better)[:-1]]))
     places = [alone.column(a)[0] * AXES[a][2] for a in axes]
-    return [[rounded(100 * float(accuracy[i]), 6), *(rounded(float(p[i]), 5) for p in places)] for i in first]
+    return [
+        [rounded(metric.scale * float(values[i]), 6), *(rounded(float(p[i]), 5) for p in places)]
+        for i in first
+    ]
 
 
 def traffic(groups: Sequence[Group]) -> dict[str, Any] | None:
@@ -341,7 +355,7 @@ def _detail(run: Run, name: str) -> dict[str, Any]:
     over = {n: _rounded(run.series[n]) for n in ("ari", "churn", "num_clusters") if n in run.series}
     return {
         "name": name,
-        "accuracy": rounded(float(run.series["accuracy_mean"][-1])),
+        "score": rounded(run.metric.better * float(run.series[f"{run.metric.name}_mean"][-1])),
         "cluster": cluster.tolist(),
         "group": truth.tolist() if known else None,
         "over": {"round": rounds, **{n: v for n, v in over.items() if any(x is not None for x in v)}},
@@ -484,19 +498,28 @@ def _image(values: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
 
 
 def _clients(run: Run) -> dict[str, Any] | None:
-    """Return the accuracies of each evaluated client in percent, its cluster, group and training samples."""
+    """Return the scores of each evaluated client, its cluster, group and training samples."""
     rows = run.rows("clients.csv")
-    if not rows or not {"client", "accuracy"} <= {*rows[0]}:
+    if not rows or not {"client", run.metric.name} <= {*rows[0]}:
         return None
     columns = {name: [_figure(run, row, name) for row in rows] for name in rows[0]}
-    scores = [name for name in columns if name.startswith("accuracy")]
+    metrics = {name: m for name in columns if (m := metric_of_column(name)) is not None}
+    metrics |= {name: run.metric for name in columns if run.metric.of(name)}
+    scores = sorted(metrics, key=lambda name: not run.metric.of(name))
     return {
         "client": _rounded(columns["client"]),
         "cluster": _rounded(columns.get("cluster", [0.0] * len(rows))),
         "group": _rounded(columns["group"]) if "group" in columns else None,
         "train": _rounded(columns["train"]) if "train" in columns else None,
-        "scores": {name: _rounded([100 * v for v in columns[name]]) for name in scores},
+        "scores": {name: _rounded([metrics[name].scale * v for v in columns[name]]) for name in scores},
+        "titles": {name: _titled(name, metrics[name]) for name in scores},
     }
+
+
+def _titled(name: str, metric: Metric) -> str:
+    """Return the title of a score of clients, with its unit."""
+    said = f"{metric.title}{name[len(metric.name) :].replace('_', ' ')}"
+    return f"{said}, {metric.unit}" if metric.unit else said
 
 
 def _figure(run: Run, row: Mapping[str, str], name: str) -> float:

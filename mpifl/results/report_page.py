@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import mpifl
 from mpifl.core.timing import PHASES
 
 from . import report_data
-from .seed_groups import Group
+from .seed_groups import Group, metric_of
 from .tables import BEST, TIED, Cell, Table
 
 HERE = Path(__file__).with_name("report_page")
@@ -49,12 +50,13 @@ def page(
 
     Args:
         groups: The groups of runs.
-        target: Mean accuracy whose bytes and time are wanted, in [0, 1].
+        target: Mean accuracy whose bytes and time are wanted, in [0, 1], or mean of the runs' other metric.
         final: Final figures, a row for each group.
         runs: A row for each run, in the order of the groups.
         files: Name of a figure that lies in `figures/` beside the page -> its title.
         statistics: HTML of figures and tables over seeds; empty for none.
     """
+    metric = metric_of(groups)
     curves = report_data.curves(groups)
     traffic = report_data.traffic(groups)
     details, left_out = report_data.details(groups)
@@ -69,11 +71,17 @@ def page(
     }
     data = {
         "groups": [{"name": g.name, "seeds": len(g.runs)} for g in groups],
-        "target": report_data.rounded(100 * target, 6),
+        "metric": {
+            "id": f"{metric.name}_mean",
+            "title": metric.title,
+            "unit": metric.unit,
+            "better": metric.better,
+        },
+        "target": report_data.rounded(metric.scale * target, 6),
         "curves": curves,
         "traffic": traffic,
         "details": details,
-        "start": max(range(len(details)), key=lambda i: details[i]["accuracy"] or 0),
+        "start": max(range(len(details)), key=lambda i: _known(details[i]["score"])),
         "phases": PHASES,
     }
     count = sum(len(g.runs) for g in groups)
@@ -91,7 +99,8 @@ def page(
         "commands": _commands(groups),
         "curves_note": escape(_curves_note(curves, several)),
         "final_note": escape(
-            f"{'Means over seeds. ' if several else ''}Target: mean accuracy {100 * target:.4g} %. Bytes are "
+            f"{'Means over seeds. ' if several else ''}Target: mean {metric.title} {metric.text(target)}. "
+            "Bytes are "
             "those of the federation, by unicast. A click on a title sorts."
         ),
         "final_table": _table("final-table", final),
@@ -186,17 +195,18 @@ def _tiles(groups: Sequence[Group], target: float) -> str:
     def of(group: Group, what: str) -> str:
         return what if alone else f"{what}: {group.name}"
 
-    best = max(groups, key=lambda g: last(g, "accuracy_mean"))
-    worst = max(groups, key=lambda g: last(g, "accuracy_worst"))
+    metric = metric_of(groups)
+
+    def shown(value: float) -> str:
+        return f"{100 * value:.2f} %" if metric.percent else f"{value:.4g}"
+
+    mean, least = f"{metric.name}_mean", f"{metric.name}_worst"
+    best = max(groups, key=lambda g: _known(metric.better * last(g, mean)))
+    worst = max(groups, key=lambda g: _known(metric.better * last(g, least)))
+    said = f"mean {metric.title}"
     tiles = [
-        (
-            f"{100 * last(best, 'accuracy_mean'):.2f} %",
-            of(best, "mean accuracy" if alone else "best mean accuracy"),
-        ),
-        (
-            f"{100 * last(worst, 'accuracy_worst'):.2f} %",
-            of(worst, "worst client" if alone else "best worst client"),
-        ),
+        (shown(last(best, mean)), of(best, said if alone else f"best {said}")),
+        (shown(last(worst, least)), of(worst, "worst client" if alone else "best worst client")),
     ]
     found = [g for g in groups if g.has("ari") and last(g, "ari") == last(g, "ari")]
     if found:
@@ -208,7 +218,7 @@ def _tiles(groups: Sequence[Group], target: float) -> str:
     met = {g.name: bytes_ for g in groups if (bytes_ := _bytes_to(g, target))}
     if met:
         name = min(met, key=lambda n: met[n])
-        what = f"to {100 * target:.4g} % accuracy"
+        what = f"to {metric.text(target)} {metric.title}"
         tiles.append((_megabytes(met[name]), what if alone else f"least {what}: {name}"))
     if alone:
         total = last(best, "federation_bytes_up") + last(best, "federation_bytes_down")
@@ -222,10 +232,15 @@ def _tiles(groups: Sequence[Group], target: float) -> str:
     return "".join(f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
 
 
+def _known(value: float | None) -> float:
+    """Return a value, or what is worse than any where there is none."""
+    return -inf if value is None or isnan(value) else value
+
+
 def _bytes_to(group: Group, target: float) -> float | None:
-    """Return the mean bytes after which the runs first have an accuracy; None unless all of them have it."""
-    accuracy, sent = group.column("accuracy_mean"), group.column("bytes")
-    met = accuracy >= target
+    """Return the mean bytes after which the runs first are as good as a target; None unless all are."""
+    values, sent = group.column(f"{group.metric.name}_mean"), group.column("bytes")
+    met = group.metric.better * values >= group.metric.better * target
     if not met.any(1).all():
         return None
     return float(sent[range(len(sent)), met.argmax(1)].mean())

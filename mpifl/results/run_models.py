@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from mpifl.core.errors import UserError, nearest, require
+from mpifl.core.federation import DataInfo
 from mpifl.core.imports import load_object
 from mpifl.core.parameters import FlatModel
-from mpifl.models import MODELS
+from mpifl.models import MODELS, build_model
 
 SERVER_FILE, CLIENTS_FILE = "model.safetensors", "client_models.safetensors"
 TABLE = "model"
@@ -52,7 +53,10 @@ def model_of(
     shape, num_classes = summary.get("input_shape"), summary.get("num_classes")
     remedy = "summary.json has no input_shape and num_classes: an earlier version wrote it; run it again"
     require(shape is not None and num_classes is not None, "RUN", str(folder), remedy)
-    module = _built(config["model"], tuple(shape or ()), int(num_classes or 0))
+    info = DataInfo(tuple(shape or ()), int(num_classes or 0))
+    if "data_info" in summary:
+        info = DataInfo(**{name: _as_tuple(value) for name, value in summary["data_info"].items()})
+    module = _built(config["model"], info)
     flat = FlatModel(module)
     fits = vector.shape == flat.vector.shape
     remedy = f"a row of this method holds {len(vector)} numbers of a model's {len(flat.vector)}: parts of one"
@@ -105,7 +109,11 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         raise UserError("RUN", str(path), f"cannot be read ({type(error).__name__}); run it again") from error
 
 
-def _built(tree: Mapping[str, Any], shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+def _built(tree: Mapping[str, Any], info: DataInfo) -> nn.Module:
     """Return the network that a section `model` describes."""
     name = str(tree["name"])
     if ":" not in name and name not in MODELS:
@@ -113,7 +121,7 @@ def _built(tree: Mapping[str, Any], shape: tuple[int, ...], num_classes: int) ->
     cls = load_object(name, "model.name") if ":" in name else MODELS[name]
     options = {k: tuple(v) if isinstance(v, list) else v for k, v in tree.items() if k != "name"}
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and overwritten
-        module: nn.Module = cls(**options).build(shape, num_classes)
+        module = build_model(cls(**options), info)
     return module
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import require
+from mpifl.core.metric import Metric
 
 from .reader import Run, load
 from .survival import Reached
@@ -54,6 +55,11 @@ class Group:
     name: str
     runs: tuple[Run, ...]
 
+    @property
+    def metric(self) -> Metric:
+        """What the runs are measured by."""
+        return self.runs[0].metric
+
     @cached_property
     def rounds(self) -> np.ndarray:
         """The rounds in which all runs were evaluated."""
@@ -85,15 +91,16 @@ class Group:
         return np.array([_values(r, name)[-1] for r in self.runs])
 
     def reached(self, target: float, axis: str) -> Reached:
-        """Return where each run first has a mean accuracy, or that it never has.
+        """Return where each run first has a mean of its metric that is as good as a target, or never has.
 
         Args:
-            target: The accuracy, in [0, 1].
+            target: Of the metric, as an accuracy in [0, 1].
             axis: One of `AXES`.
         """
         positions, met = [], []
         for run in self.runs:
-            there = np.flatnonzero(_values(run, "accuracy_mean") >= target)
+            better, values = run.metric.better, _values(run, f"{run.metric.name}_mean")
+            there = np.flatnonzero(better * values >= better * target)
             positions.append(_values(run, axis)[there[0] if len(there) else -1])
             met.append(len(there) > 0)
         return Reached(np.array(positions, np.float64), np.array(met, bool))
@@ -191,6 +198,18 @@ def titles(trees: Sequence[Mapping[str, Any]], heads: Sequence[str]) -> list[str
     return [t if out.count(t) == 1 else f"{t} ({i})".strip() for i, t in enumerate(out, 1)]
 
 
+def metric_of(groups: Sequence[Group]) -> Metric:
+    """Return what groups are measured by; raise `UserError` unless it is the same for all."""
+    found = list(dict.fromkeys(run.metric for group in groups for run in group.runs))
+    names = [metric.name for metric in found]
+    require(len(found) == 1, "RUN", names, "these runs are measured by different metrics; name runs of one")
+    return found[0]
+
+
 def default_target(groups: Sequence[Group]) -> float:
-    """Return 95 % of the best final mean accuracy."""
-    return 0.95 * max(float(np.sort(g.final("accuracy_mean")).mean()) for g in groups)
+    """Return 95 % of the best final mean accuracy; where less is better, 1.05 times the least."""
+    metric = metric_of(groups)
+    ends = [float(np.sort(g.final(f"{metric.name}_mean")).mean()) for g in groups]
+    known = [value for value in ends if value == value] or ends
+    best = metric.better * max(metric.better * value for value in known)
+    return (0.95 if metric.better * best > 0 else 1.05) * best

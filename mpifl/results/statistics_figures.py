@@ -10,6 +10,7 @@ import numpy as np
 from . import statistics, survival
 from .comparison import COLUMNS, STD, Column, Comparison
 from .figures import MARKS, legend_below, line_style, new_figure, plain
+from .seed_groups import metric_of
 from .sweep_figure import COLOURS
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _shown_targets(comparison: Comparison) -> list[Column]:
 
 
 def intervals(comparison: Comparison) -> Figure | None:
-    """Draw the mean accuracy of each group and what the target took it, with intervals and each run.
+    """Draw the chosen metric of each group and what the target took it, with intervals and each run.
 
     Returns:
         None where no group has several seeds.
@@ -127,7 +128,8 @@ def target(comparison: Comparison) -> Figure | None:
         axis.set_xlabel(column.title.replace(" to target", ""), fontsize=9)
         axis.set(xlim=(0, None), ylim=(-0.03, 1.05))
         plain(axis)
-    axes[0].set_ylabel(f"share of runs at {100 * comparison.target:.4g} %", fontsize=9)
+    value = metric_of(comparison.groups).text(comparison.target)
+    axes[0].set_ylabel(f"share of runs at {value}", fontsize=9)
     legend_below(figure, axes[0])
     return figure
 

@@ -1,4 +1,4 @@
-"""The figure of a sweep: the accuracy of each case over time, and the staleness of uploads, if any."""
+"""The figure of a sweep: the metric of each case over time, and the staleness of uploads, if any."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ MAX_LEGEND_COLUMNS = 4
 
 @dataclass(frozen=True)
 class Curve:
-    """The accuracy of one case over its evaluations.
+    """The metric of one case over its evaluations, accuracy for classes.
 
     Attributes:
         labels: Label of the value that each varied key has in this case.
         axis: What `x` is: a round, or virtual seconds.
         x: Time of each evaluation.
-        y: Mean accuracy over clients at each evaluation, in [0, 1].
+        y: Mean over clients at each evaluation; of accuracy in [0, 1].
         staleness: Staleness of each upload, in server steps; empty for synchronous runs.
-        train: Mean accuracy on the clients' training data at each evaluation; empty where there is none.
+        train: Mean on the clients' training data at each evaluation; empty where there is none.
+        metric: Its title.
     """
 
     labels: Mapping[str, str]
@@ -37,6 +38,7 @@ class Curve:
     y: Sequence[float]
     staleness: Sequence[int]
     train: Sequence[float] = ()
+    metric: str = "accuracy"
 
     @property
     def keys(self) -> list[str]:
@@ -58,7 +60,7 @@ class Curve:
 def draw(curves: Sequence[Curve], path: Path) -> None:
     """Write a PNG with a column of panels for each value of the last key, and a line for each of the others.
 
-    Where a curve has an accuracy on training data, dashes are its own: all lines on test data are solid.
+    Where a curve has values on training data, dashes are its own: all lines on test data are solid.
 
     Args:
         curves: One curve a case.
@@ -90,7 +92,8 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
             axis.plot(curve.x, curve.train, **{**styles[curve.line], "ls": "--"})
         axis.set(title=curve.panel, xlabel=curve.axis)
     dashed = " (dashed: training data)" if any(c.train for c in curves) else ""
-    axes[0][0].set_ylabel(f"mean accuracy{dashed}")
+    titles = ", ".join(dict.fromkeys(c.metric for c in curves))
+    axes[0][0].set_ylabel(f"mean {titles}{dashed}")
     if rows == 2:
         axes[1][0].set_ylabel("share of arrivals")
         for panel, axis in zip(panels, axes[1], strict=True):

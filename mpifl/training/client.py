@@ -173,7 +173,7 @@ class LocalClient(Client):
         """Return metrics, `loss` and own metrics on `split` (default: test data); NaN for an empty one."""
         split = self.data.test if split is None else split
         if not len(split):
-            names = (*(m.name for m in self.task.chosen), "loss", *(m.name for m in self._metrics))
+            names = (*(m.name for m in self.task.scored), "loss", *(m.name for m in self._metrics))
             return dict.fromkeys(names, float("nan"))
         output = self.logits(vector, split.x)
         y = split.y.to(output.device)

@@ -12,10 +12,16 @@ import torch.nn.functional as F
 
 from mpifl.core.errors import require
 from mpifl.core.federation import CLASSES, MULTI_HOT, NUMBERS, TOKENS
-from mpifl.core.task import Metric, Sums, Task
+from mpifl.core.metric import ACCURACY, METRICS, Metric
+from mpifl.core.task import Sums, Task
 
 IGNORED = -100  # a token that does not count
 LEAST = 1e-300  # a probability: its logarithm is finite
+
+
+def known(*names: str) -> dict[str, Metric]:
+    """Return some of the metrics, by name."""
+    return {name: METRICS[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,14 @@ class Classification(Task):
 
     labels: ClassVar[tuple[str, ...]] = (CLASSES,)
     cross_entropy: ClassVar[bool] = True
-    known: ClassVar[Mapping[str, Metric]] = {
-        "accuracy": Metric("accuracy", "accuracy"),
-        "top5": Metric("top5", "top-5 accuracy"),
-        "balanced_accuracy": Metric("balanced_accuracy", "balanced accuracy"),
-        "macro_f1": Metric("macro_f1", "macro F1"),
-    }
+    known: ClassVar[Mapping[str, Metric]] = known("accuracy", "top5", "balanced_accuracy", "macro_f1")
 
     metrics: tuple[str, ...] = ("accuracy",)
+
+    @property
+    def scored(self) -> tuple[Metric, ...]:
+        """The metrics in use, and accuracy."""
+        return self.chosen if "accuracy" in self.metrics else (*self.chosen, ACCURACY)
 
     @property
     def _by_class(self) -> bool:
@@ -84,8 +90,7 @@ class Classification(Task):
         if self._by_class:
             values["balanced_accuracy"] = _mean_ratio(sums["right"], sums["true"])
             values["macro_f1"] = _mean_ratio(2 * sums["right"], sums["true"] + sums["predicted"])
-        chosen = dict.fromkeys((*self.metrics, "accuracy"))
-        return {**{name: values[name] for name in chosen}, "loss": _ratio(sums["loss"], n)}
+        return {**{m.name: values[m.name] for m in self.scored}, "loss": _ratio(sums["loss"], n)}
 
     def evaluate(self, output: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         """Return what samples score; accuracy alone needs no sums, for it is a mean over samples."""
@@ -115,12 +120,7 @@ class MultiLabel(Task):
     """
 
     labels: ClassVar[tuple[str, ...]] = (MULTI_HOT,)
-    known: ClassVar[Mapping[str, Metric]] = {
-        "macro_f1": Metric("macro_f1", "macro F1"),
-        "micro_f1": Metric("micro_f1", "micro F1"),
-        "subset_accuracy": Metric("subset_accuracy", "subset accuracy"),
-        "hamming": Metric("hamming", "share of labels that are right"),
-    }
+    known: ClassVar[Mapping[str, Metric]] = known("macro_f1", "micro_f1", "subset_accuracy", "hamming")
 
     metrics: tuple[str, ...] = ("macro_f1", "micro_f1", "subset_accuracy", "hamming")
 
@@ -173,12 +173,7 @@ class Regression(Task):
     """
 
     labels: ClassVar[tuple[str, ...]] = (NUMBERS,)
-    known: ClassVar[Mapping[str, Metric]] = {
-        "mse": Metric("mse", "mean squared error", -1, percent=False),
-        "mae": Metric("mae", "mean absolute error", -1, percent=False),
-        "rmse": Metric("rmse", "root mean squared error", -1, percent=False),
-        "r2": Metric("r2", "R2", 1, percent=False),
-    }
+    known: ClassVar[Mapping[str, Metric]] = known("mse", "mae", "rmse", "r2")
 
     metrics: tuple[str, ...] = ("mse", "mae", "r2")
     criterion: str = "mse"
@@ -238,10 +233,7 @@ class NextToken(Task):
     """
 
     labels: ClassVar[tuple[str, ...]] = (TOKENS,)
-    known: ClassVar[Mapping[str, Metric]] = {
-        "perplexity": Metric("perplexity", "perplexity", -1, percent=False),
-        "token_accuracy": Metric("token_accuracy", "token accuracy"),
-    }
+    known: ClassVar[Mapping[str, Metric]] = known("perplexity", "token_accuracy")
 
     metrics: tuple[str, ...] = ("perplexity", "token_accuracy")
 

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.moon import MOON, contrastive
+from mpifl.training.tasks import Classification
 
 
 class Plain(torch.nn.Module):
@@ -34,7 +35,7 @@ def test_the_contrastive_loss_by_hand():
     """
     z_glob, z_prev = torch.tensor([[9.0, 9.0], [0.0, 2.0]]), torch.tensor([[9.0, 9.0], [3.0, 0.0]])
     x, y = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
-    value = contrastive(z_glob, z_prev, 2.0, 0.5)(Plain(), x, y, torch.tensor([1]))
+    value = contrastive(z_glob, z_prev, 2.0, 0.5, Classification())(Plain(), x, y, torch.tensor([1]))
     assert_allclose(value, float(F.cross_entropy(x, y)) + 2 * math.log(1 + math.exp(2)), rtol=1e-6)
 
 
@@ -67,7 +68,7 @@ def test_a_visit_contrasts_the_global_model_with_the_clients_last_one(state, pre
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mpifl.algorithms.moon.contrastive", spy)
         report, kept = method.local_update(byhand.message(model=[[5.0]]), state, client, byhand.KEY)
-    ((z_glob, z_prev, mu, tau),) = asked
+    ((z_glob, z_prev, mu, tau, _),) = asked
     assert_close(z_glob, torch.tensor([[5.0, 0.0]]).expand(10, -1))
     assert_close(z_prev, torch.tensor([[previous, 0.0]]).expand(10, -1))
     assert (mu, tau, client.seen) == (2.0, 0.5, "the loss")

@@ -10,7 +10,8 @@ from scipy import stats
 from support.comparisons import group_of, run_of
 
 from mpifl.core.errors import UserError
-from mpifl.results.comparison import Choices, Comparison, independent
+from mpifl.core.metric import METRICS
+from mpifl.results.comparison import Choices, Comparison, check_target, independent
 from mpifl.results.comparison_tables import final_table, numbers, rank_table, test_tables
 from mpifl.results.seed_groups import Group
 from mpifl.results.tables import BEST, TIED
@@ -245,7 +246,7 @@ def test_worlds_that_differ_in_more_than_data_are_worlds_where_that_is_said():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "85"}, "--target = '85': take an accuracy"),
+        ({"target": "nan"}, "--target = 'nan': take an accuracy"),
         ({"confidence": "95"}, "--confidence = '95': take a share in"),
         ({"confidence": "x"}, "--confidence = 'x': take a share in"),
         ({"metric": "loss"}, "--metric = 'loss': has no effect"),
@@ -257,6 +258,12 @@ def test_worlds_that_differ_in_more_than_data_are_worlds_where_that_is_said():
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         Choices.of(**options)
+
+
+def test_a_target_is_a_value_that_the_metric_can_have():
+    with pytest.raises(UserError, match=r"--target = 85.0: take an accuracy in \[0, 1\]"):
+        compared(group_of("a", BAD), target=85.0)
+    check_target(85.0, METRICS["mse"])
 
 
 def test_chosen_columns_come_in_their_order_and_any_column_of_the_metrics_may_be_one():

@@ -13,7 +13,7 @@ function lastOf(i, metric) {
 }
 
 function best(metric, count) {
-  const lower = /loss|std|variance|error|churn/.test(metric);
+  const lower = D.curves.metrics.find((m) => m.id === metric)?.lower ?? /loss|std|variance|error|churn/.test(metric);
   return [...Array(N).keys()].filter((i) => shown(lastOf(i, metric)))
     .sort((a, b) => (lower ? 1 : -1) * (lastOf(a, metric) - lastOf(b, metric))).slice(0, count);
 }
@@ -66,8 +66,8 @@ function drawCurves() {
     });
   }
   const shapes = [];
-  if (metric.id === "accuracy_mean" && Number.isFinite(target)) {
-    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: { color: variable("--soft"), width: 1.3, dash: "dash" }, label: { text: `target ${number(target)} %`, textposition: "start", yanchor: "bottom", font: { size: 11, color: variable("--soft") } } });
+  if (metric.id === D.metric.id && Number.isFinite(target)) {
+    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: { color: variable("--soft"), width: 1.3, dash: "dash" }, label: { text: `target ${withUnit(number(target), D.metric.unit)}`, textposition: "start", yanchor: "bottom", font: { size: 11, color: variable("--soft") } } });
   }
   const unit = metric.unit ? `, ${metric.unit}` : "";
   const title = metric.title + unit;
@@ -141,7 +141,7 @@ const MAX_BARS = 40;
 function costs(target, axis) {
   const place = 1 + D.curves.known.findIndex((a) => a.id === axis);
   return D.groups.map((group, i) => {
-    const met = D.curves.groups[i].records.map((records) => records.find((r) => r[0] >= target - 1e-9)?.[place]).filter(shown);
+    const met = D.curves.groups[i].records.map((records) => records.find((r) => D.metric.better * r[0] >= D.metric.better * target - 1e-9)?.[place]).filter(shown);
     const mean = met.length ? met.reduce((a, b) => a + b, 0) / met.length : null;
     return { i, name: group.name, seeds: group.seeds, met: met.length, mean, low: Math.min(...met), high: Math.max(...met) };
   });
@@ -165,7 +165,7 @@ function drawTarget() {
     yaxis: { tickvals: bars.map((_, j) => j), ticktext: bars.map((b) => escaped(short(b.name, room))), autorange: "reversed", showgrid: false, ticks: "" },
     xaxis: { title: { text: `${axis.title}${axis.unit ? `, ${axis.unit}` : ""} until the target` }, rangemode: "tozero" },
   }, () => [["run", `${axis.title} until the target${axis.unit ? `, ${axis.unit}` : ""}`, "least", "most", "seeds that reach it", "seeds"], ...all.map((b) => [b.name, b.mean, b.met ? b.low : null, b.met ? b.high : null, b.met, b.seeds])]);
-  byId("target-caption").textContent = `What a mean accuracy of ${number(target)} % takes: ${reached} of ${N} reach it${D.groups.some((g) => g.seeds > 1) ? "; mean over the seeds that do, whiskers from the least to the most" : ""}${bars.length < N ? `; ${bars.length} are drawn, the table has all` : ""}.`;
+  byId("target-caption").textContent = `What a mean ${D.metric.title} of ${withUnit(number(target), D.metric.unit)} takes: ${reached} of ${N} reach it${D.groups.some((g) => g.seeds > 1) ? "; mean over the seeds that do, whiskers from the least to the most" : ""}${bars.length < N ? `; ${bars.length} are drawn, the table has all` : ""}.`;
   plot.setAttribute("aria-label", `Bar chart: ${byId("target-caption").textContent} The table below has all values.`);
 }
 
@@ -193,10 +193,11 @@ function startCurves() {
   options(byId("metric"), D.curves.metrics.map((m) => [m.id, m.title + (m.unit ? `, ${m.unit}` : ""), m.kind]));
   options(byId("axis"), D.curves.axes.map((a) => [a.id, a.title]));
   options(byId("cost"), D.curves.known.map((a) => [a.id, a.title]));
-  if (D.curves.metrics.some((m) => m.id === "accuracy_mean")) byId("metric").value = "accuracy_mean";
+  if (D.curves.metrics.some((m) => m.id === D.metric.id)) byId("metric").value = D.metric.id;
   byId("cost").value = D.curves.known.some((a) => a.id === "bytes") ? "bytes" : "round";
   byId("target").value = number(D.target);
-  state.visible = new Set(N > 2 * FIRST_SHOWN ? best("accuracy_mean", FIRST_SHOWN) : [...Array(N).keys()]);
+  byId("target-unit").textContent = D.metric.unit ? `target, ${D.metric.unit}` : "target";
+  state.visible = new Set(N > 2 * FIRST_SHOWN ? best(D.metric.id, FIRST_SHOWN) : [...Array(N).keys()]);
   byId("axis").closest("label").hidden = D.curves.axes.length < 2;
   byId("legend-filter").hidden = N <= 12;
   byId("legend-buttons").hidden = N < 3;

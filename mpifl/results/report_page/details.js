@@ -208,7 +208,7 @@ function drawClients() {
   const select = byId("score");
   const before = select.value;
   select.replaceChildren();
-  options(select, Object.keys(clients.scores).map((n) => [n, n.replaceAll("_", " ")]));
+  options(select, Object.keys(clients.scores).map((n) => [n, clients.titles[n]]));
   if (before in clients.scores) select.value = before;
   select.closest("label").hidden = Object.keys(clients.scores).length < 2;
   const group = byId("tint").querySelector('[value="group"]');
@@ -218,21 +218,22 @@ function drawClients() {
   const tint = tintOf(by);
   const score = clients.scores[select.value];
   const order = [...score.keys()];
-  const value = (k) => score[k] ?? -1;
+  const [title, unit] = [clients.titles[select.value], clients.titles[select.value].endsWith(", %") ? " %" : ""];
+  const value = (k) => score[k] ?? -Infinity;
   order.sort((a, b) => (byId("order").value === "label" ? labels[a] - labels[b] : 0) || value(b) - value(a));
   const mean = score.filter(shown).reduce((a, b) => a + b, 0) / score.filter(shown).length;
   const plot = chart("clients-figure", [{
     type: "bar", x: order.map((_, j) => j), y: order.map((k) => score[k]), marker: { color: order.map((k) => colour(tint(labels[k]))), line: { width: 0 } },
     customdata: order.map((k) => [clients.client[k], named("cluster", clients.cluster[k]) + (clients.group ? `, group ${clients.group[k]}` : ""), clients.train ? `${clients.train[k]} training samples` : ""]),
-    hovertemplate: "<b>client %{customdata[0]}</b>: %{y:.4~g} %<br>%{customdata[1]}<br>%{customdata[2]}<extra></extra>",
+    hovertemplate: "<b>client %{customdata[0]}</b>: %{y:.4~g}" + unit + "<br>%{customdata[1]}<br>%{customdata[2]}<extra></extra>",
   }], {
     height: 300, bargap: order.length > 150 ? 0 : 0.15, margin: { l: 52, r: 16, t: 30, b: 40 },
     xaxis: { title: { text: `${order.length} clients` }, showticklabels: order.length <= 40, tickvals: order.map((_, j) => j), ticktext: order.map((k) => clients.client[k]), tickangle: 0, tickfont: { size: 10 }, showgrid: false, ticks: "" },
-    yaxis: { title: { text: "accuracy, %" }, rangemode: "tozero" },
-    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: mean, y1: mean, line: { color: variable("--soft"), width: 1.2, dash: "dash" }, label: { text: `mean ${number(Number(mean.toPrecision(4)))} %`, textposition: "end", yanchor: "bottom", font: { size: 11, color: variable("--text") } } }],
-  }, () => [["client", "accuracy, %", "cluster", ...(clients.group ? ["group"] : []), ...(clients.train ? ["training samples"] : [])], ...order.map((k) => [clients.client[k], score[k], clients.cluster[k], ...(clients.group ? [clients.group[k]] : []), ...(clients.train ? [clients.train[k]] : [])])]);
+    yaxis: { title: { text: title }, rangemode: "tozero" },
+    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: mean, y1: mean, line: { color: variable("--soft"), width: 1.2, dash: "dash" }, label: { text: `mean ${number(Number(mean.toPrecision(4)))}${unit}`, textposition: "end", yanchor: "bottom", font: { size: 11, color: variable("--text") } } }],
+  }, () => [["client", title, "cluster", ...(clients.group ? ["group"] : []), ...(clients.train ? ["training samples"] : [])], ...order.map((k) => [clients.client[k], score[k], clients.cluster[k], ...(clients.group ? [clients.group[k]] : []), ...(clients.train ? [clients.train[k]] : [])])]);
   key("clients-key", [...new Set(labels)].sort((a, b) => a - b).slice(0, 40).map((l) => [colour(tint(l)), named(by, l)]));
-  plot.setAttribute("aria-label", `Bar chart: accuracy of ${order.length} clients, from ${number(Math.min(...score.filter(shown)))} to ${number(Math.max(...score.filter(shown)))} %, mean ${number(mean)} %.`);
+  plot.setAttribute("aria-label", `Bar chart: ${title} of ${order.length} clients, from ${number(Math.min(...score.filter(shown)))} to ${number(Math.max(...score.filter(shown)))}${unit}, mean ${number(mean)}${unit}.`);
 }
 
 function drawSilhouette() {

@@ -1,0 +1,69 @@
+"""The metrics of tasks: their names in files, their titles, and whether higher or lower is better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a client or of all samples together.
+
+    Attributes:
+        name: in columns of `metrics.csv` and `clients.csv`.
+        title: in tables, figures and progress lines.
+        better: 1 where higher is better, -1 where lower is.
+        percent: whether it is a fraction that tables show in percent.
+    """
+
+    name: str
+    title: str
+    better: int = 1
+    percent: bool = True
+
+    @property
+    def scale(self) -> float:
+        """What turns a value into the unit of tables."""
+        return 100.0 if self.percent else 1.0
+
+    @property
+    def unit(self) -> str:
+        """The unit of tables: % or none."""
+        return "%" if self.percent else ""
+
+    def text(self, value: float, digits: int = 4) -> str:
+        """Return a value as tables show it, of at most so many digits."""
+        return f"{self.scale * value:.{digits}g}{' %' if self.percent else ''}"
+
+    def of(self, name: str) -> bool:
+        """Return whether a score or the stem of a column is this metric's: `NAME`, or `NAME_` and more."""
+        return name == self.name or name.startswith(f"{self.name}_")
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "accuracy"),
+        Metric("top5", "top-5 accuracy"),
+        Metric("balanced_accuracy", "balanced accuracy"),
+        Metric("macro_f1", "macro F1"),
+        Metric("micro_f1", "micro F1"),
+        Metric("subset_accuracy", "subset accuracy"),
+        Metric("hamming", "share of right labels"),
+        Metric("mse", "mean squared error", -1, percent=False),
+        Metric("mae", "mean absolute error", -1, percent=False),
+        Metric("rmse", "root mean squared error", -1, percent=False),
+        Metric("r2", "R2", 1, percent=False),
+        Metric("perplexity", "perplexity", -1, percent=False),
+        Metric("token_accuracy", "token accuracy"),
+    )
+}
+"""Those of the tasks that travel with mpifl; a user's task has its own."""
+
+ACCURACY = METRICS["accuracy"]
+
+
+def metric_of_column(name: str) -> Metric | None:
+    """Return the metric that a column of `metrics.csv` belongs to; None for none of `METRICS`."""
+    found = [metric for metric in METRICS.values() if metric.of(name)]
+    return max(found, key=lambda metric: len(metric.name), default=None)
