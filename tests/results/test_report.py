@@ -332,7 +332,7 @@ def test_a_folder_that_is_no_finished_run_is_refused(how, message, folder, tmp_p
     ("options", "message"),
     [
         (["{runs}/nowhere"], "there is no such folder"),
-        (["{runs}", "--target", "85"], "--target = '85': take an accuracy in"),
+        (["{runs}", "--target", "85"], "--target = 85.0: take an accuracy in"),
         (["{runs}", "--size", "3"], "option = '--size'"),
     ],
 )
