@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,53 @@ State = Mapping[str, torch.Tensor]  # what a client keeps between its visits; em
 Reads = Mapping[
     str, "tuple[int, ...] | np.ndarray"
 ]  # table -> rows to download, or weights [K] of one mixture
+
+
+class CohortReads(Mapping[int, Reads]):
+    """What several clients download: a mapping from clients to reads, in which equal reads are one object.
+
+    Args:
+        clients: int64 [m], each once.
+        distinct: reads that differ, in the order of the first client of each.
+        which: number of each client's among them, int64 [m].
+    """
+
+    def __init__(self, clients: np.ndarray, distinct: Sequence[Reads], which: np.ndarray) -> None:
+        self.clients, self.distinct, self.which = clients, distinct, which
+
+    @staticmethod
+    def of(pairs: Iterable[tuple[int, Reads]]) -> CohortReads:
+        """Return the reads of clients; mixtures are not compared, and count as different."""
+        clients, which, distinct, known = list[int](), list[int](), list[Reads](), dict[Any, int]()
+        for client, reads in pairs:
+            try:
+                number = known.setdefault(tuple(reads.items()), len(distinct))
+            except (AttributeError, TypeError):  # an array or a list of rows; or no mapping, which is refused
+                number = len(distinct)
+            if number == len(distinct):
+                distinct.append(reads)
+            clients.append(client)
+            which.append(number)
+        return CohortReads(np.array(clients, np.int64), distinct, np.array(which, np.int64))
+
+    @property
+    def first(self) -> list[int]:
+        """The first client of each of the distinct reads."""
+        return [int(k) for k in self.clients[np.unique(self.which, return_index=True)[1]]]
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return dict(zip(self.clients.tolist(), self.which.tolist(), strict=True))
+
+    def __getitem__(self, client: int) -> Reads:
+        return self.distinct[self._numbers[client]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.clients.tolist())
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
 
 ASKED_FOR = {  # notes that the engine adds -> how to ask for them
     "gram": "inherit from ComparedUploads and name an upload in gram (before training: statistics_gram)",

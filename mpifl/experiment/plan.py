@@ -265,7 +265,7 @@ def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:
         step.tables.publish(server.tables)
         header, num_samples = _first_report(step, server, m), context.problem.num_samples
         headers = [replace(header, number=k, client=k, num_samples=int(num_samples[k])) for k in range(m)]
-        reports = step.reports_of(headers, np.zeros(m, np.int64), np.zeros(m, np.int64))
+        reports = step.reports_of(headers, np.zeros(m, np.int64))
         start = process_time()
         result = step.advance(server, reports, {}, DryAggregator())
         seconds = process_time() - start

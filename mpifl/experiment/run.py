@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from math import isfinite
-from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -40,7 +39,6 @@ from mpifl.runtime.recovery import regroup
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ClientProducts, ServerStep
 from mpifl.traffic.accountant import Accountant
-from mpifl.traffic.ledger import Moved
 
 from . import loader
 from .build import Say, build, build_engine, build_server_step
@@ -51,8 +49,6 @@ from .observed import Observed
 from .placement import Place, place, table
 from .schema import Config
 from .traffic_forecast import check_uploads, compared, compares_uploads
-
-MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
 
 
 def run(
@@ -360,7 +356,7 @@ def finish(
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger = server_step.ledger.rows()
     folders.write_csv(recorder.folder / "client_traffic.csv", server_step.ledger.per_client())
-    recorder.write_visits(_rows(server_step.ledger.moved), MOVED)
+    recorder.write_visits(server_step.ledger.moved.columns())
     rows = files if config.output.model else None
     recorder.close(rows, ledger, wire, context.federation.sizes, server.algorithm_state, summary)
 
@@ -404,11 +400,6 @@ def collect(context: RunContext, server_step: ServerStep, server: Server | None)
             return tables, places, wire
         except RankLost:
             regroup(server_step)
-
-
-def _rows(moved: Sequence[Moved]) -> Iterator[dict[str, Any]]:
-    read = attrgetter(*MOVED)
-    return (dict(zip(MOVED, read(m), strict=True)) for m in moved)
 
 
 def _layout(context: RunContext, server_step: ServerStep, places: Sequence[Place]) -> dict[str, Any]:

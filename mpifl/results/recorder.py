@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mpifl.core.task import SUMS, Task
 
 from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, pooled, purity, spread
 from .reader import read_rows
-from .run_folder import GrowingCsv, write_csv, write_json
+from .run_folder import GrowingCsv, write_columns, write_csv, write_json
 
 
 def digest(
@@ -352,10 +352,10 @@ class Recorder:
         """Return a row with the device of its client, where clients have one."""
         return {**row, "device": self.devices[int(row["client"])]} if self.devices else row
 
-    def write_visits(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    def write_visits(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Write `visits.csv`, with a column `device` where clients have one."""
-        columns = (*columns, "device") if self.devices else columns
-        write_csv(self.folder / "visits.csv", map(self._with_device, rows), columns)
+        devices = {"device": [self.devices[k] for k in columns["client"]]} if self.devices else {}
+        write_columns(self.folder / "visits.csv", {**columns, **devices})
 
     def _write_arrivals(self) -> None:
         self.events.append(*self._arrivals)

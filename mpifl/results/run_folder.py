@@ -146,6 +146,15 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[s
     write_atomically(path, text.getvalue())
 
 
+def write_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write a CSV file from its columns, all of one length."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    write_atomically(path, text.getvalue())
+
+
 class GrowingCsv:
     """A CSV file that is complete after each row; a row with new columns rewrites it.
 

@@ -153,13 +153,13 @@ class DryAggregator:
 
     def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
         """Return products [m, m] of uploads that are orthogonal."""
-        return None if reports is None else np.eye(len(reports.headers))
+        return None if reports is None else np.eye(len(reports.notes))
 
     def row_distances(
         self, server: Server, reports: GatheredReports, uploads: Uploads, name: str
     ) -> np.ndarray:
         """Return distances [m, K] of 1."""
-        return np.ones((len(reports.headers), len(server.tables[name])))
+        return np.ones((len(reports.notes), len(server.tables[name])))
 
     def mix(
         self, server: Server | None, plan: Plan | None, reports: GatheredReports | None, uploads: Uploads

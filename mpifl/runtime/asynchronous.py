@@ -413,7 +413,7 @@ class AsynchronousEngine(Engine):
         for a in arrivals:
             for name, rows in a.vectors.items():
                 uploads.setdefault(name, []).extend(rows.unbind())
-        reports = step.reports_of(headers, np.zeros(len(headers), np.int64), lag)
+        reports = step.reports_of(headers, lag)
         adjust = (lambda plan: damp(plan, self.policy.step_sizes(lag))) if damps else None
         result = step.advance(server, reports, uploads, self.aggregator, adjust)
         assert result is not None

@@ -36,7 +36,7 @@ from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import width
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS
-from mpifl.core.types import Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
+from mpifl.core.types import CohortReads, Message, Notes, ProblemInfo, Report, Server, State, Vector
 
 from .hook_errors import ClientCall, HookCall, ServerCall, hook_name
 from .protocol import ClientTask, GatheredReports
@@ -135,7 +135,7 @@ class ServerHooks:
             self._check_server(call, done, new)
         return done
 
-    def reads(self, hook: str, server: Server, clients: np.ndarray) -> dict[int, Reads]:
+    def reads(self, hook: str, server: Server, clients: np.ndarray) -> CohortReads:
         """Return what clients download.
 
         Args:
@@ -144,12 +144,11 @@ class ServerHooks:
             clients: their numbers.
         """
         tables: Shapes = {name: (len(rows), rows.shape[1]) for name, rows in server.tables.items()}
-        out = {}
         with self._call(hook) as call:
             ask = getattr(self.algorithm, hook)
-            for k in clients.tolist():
-                out[k] = ask(server, k)
-                _check_reads(call, k, out[k], tables)
+            out = CohortReads.of((k, ask(server, k)) for k in clients.tolist())
+            for k, reads in zip(out.first, out.distinct, strict=True):
+                _check_reads(call, k, reads, tables)
         return out
 
     def probes(self, server: Server, step: int) -> bool:

@@ -1,20 +1,21 @@
 """What travels between rank 0 and the workers: tasks on the way out, report headers on the way back.
 
-Vectors do not travel with these: uploads stay with the worker that made them until a mixing moves them.
-`GatheredReports` is what rank 0 makes of all headers of a step.
+Both travel as columns. Vectors do not travel with these: uploads stay with the worker that made them until a
+mixing moves them. `GatheredReports` is what rank 0 makes of all reports of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from mpifl.core.errors import MethodError
 from mpifl.core.types import Notes, Reads
+from mpifl.traffic.ledger import count_numbers
 
 Exchanges = Mapping[tuple[str, str, int], tuple[int, int]]
 
@@ -45,6 +46,65 @@ class ClientTask:
 
 
 @dataclass(frozen=True)
+class TaskTable(Sequence[ClientTask]):
+    """Tasks column by column.
+
+    Attributes:
+        number: of each report in the step, int64 [n].
+        client: who, int64 [n].
+        visit: number of visits that each client made before, int64 [n].
+        reads: what clients download; those that differ.
+        which: number of each client's reads among them, int64 [n]; -1 where a remembered upload is brought
+            back.
+        looks_at: see `ClientTask`, bool [n, m]; None for all.
+        clip: see `ClientTask`.
+    """
+
+    number: np.ndarray
+    client: np.ndarray
+    visit: np.ndarray
+    reads: Sequence[Reads]
+    which: np.ndarray
+    looks_at: np.ndarray | None = None
+    clip: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @overload
+    def __getitem__(self, i: int) -> ClientTask: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[ClientTask]: ...
+    def __getitem__(self, i: int | slice) -> ClientTask | Sequence[ClientTask]:
+        return tuple(self)[i]
+
+    def __iter__(self) -> Iterator[ClientTask]:
+        columns = (c.tolist() for c in (self.number, self.client, self.visit, self.which))
+        for i, (number, client, visit, which) in enumerate(zip(*columns, strict=True)):
+            reads, looks_at = self.reads[which] if which >= 0 else {}, self.looks_at
+            looks_at = None if looks_at is None else looks_at[i]
+            yield ClientTask(number, client, visit, reads, which >= 0, looks_at, self.clip)
+
+    def dealt(self, owners: np.ndarray, num_ranks: int) -> list[TaskTable]:
+        """Return the tasks of each rank, in this order.
+
+        Args:
+            owners: rank of each task [n].
+            num_ranks: P.
+        """
+        order = np.argsort(owners, kind="stable")
+        out = []
+        for chosen in np.split(order, np.searchsorted(owners[order], np.arange(1, num_ranks))):
+            used, which = np.unique(self.which[chosen], return_inverse=True)
+            skipped = int(len(used) > 0 and used[0] < 0)
+            reads = [self.reads[i] for i in used[skipped:].tolist()]
+            columns = (self.number[chosen], self.client[chosen], self.visit[chosen])
+            looks_at = None if self.looks_at is None else self.looks_at[chosen]
+            out.append(TaskTable(*columns, reads, which - skipped, looks_at, self.clip))
+        return out
+
+
+@dataclass(frozen=True)
 class TaskBatch:
     """What one worker does in one step.
 
@@ -59,7 +119,7 @@ class TaskBatch:
 
     step: int
     version: int
-    visits: tuple[ClientTask, ...]
+    visits: Sequence[ClientTask]
     missing: Mapping[str, tuple[list[int], int]]
     peers: tuple[tuple[int, int], ...] = ()
     compared: tuple[str, int] | None = None
@@ -104,19 +164,104 @@ class ReportHeader:
     exchanges: Exchanges = field(default_factory=dict)
     unsent: tuple[str, ...] = ()
 
+    @property
+    def note_sizes(self) -> Mapping[str, int]:
+        """Note -> numbers in it."""
+        return {name: count_numbers(value) for name, value in self.notes.items()}
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What is the same in all reports of a table."""
+        notes, findings = (tuple((n, np.shape(v)) for n, v in x.items()) for x in (self.notes, self.findings))
+        sent = (tuple(x.items()) for x in (self.sizes, self.widths, self.bytes))
+        return (self.fresh, notes, findings, tuple(self.metrics), *sent, self.unsent)
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """Reports of one form without their vectors, column by column; see `ReportHeader`.
+
+    Attributes:
+        number: int64 [m], ascending.
+        client: int64 [m].
+        num_samples: int64 [m].
+        fresh: of all.
+        notes: name -> [m, ...].
+        findings: name -> [m, ...].
+        metrics: name -> float64 [m].
+        max_abs: upload -> float64 [m, C].
+        sizes: of each upload, the same for all.
+        widths: of each upload, the same for all.
+        bytes: of each upload, the same for all.
+        note_sizes: note -> numbers in it, int64 [m].
+        exchanges: of all together.
+        unsent: of all.
+    """
+
+    number: np.ndarray
+    client: np.ndarray
+    num_samples: np.ndarray
+    fresh: bool
+    notes: Mapping[str, np.ndarray]
+    findings: Mapping[str, np.ndarray]
+    metrics: Mapping[str, np.ndarray]
+    max_abs: Mapping[str, np.ndarray]
+    sizes: Mapping[str, int]
+    widths: Mapping[str, int]
+    bytes: Mapping[str, int]
+    note_sizes: Mapping[str, np.ndarray]
+    exchanges: Exchanges
+    unsent: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+def report_tables(headers: Iterable[ReportHeader]) -> list[ReportTable]:
+    """Return reports as tables, one for each form; `headers` in the order of their numbers."""
+    groups: dict[tuple[Any, ...], list[ReportHeader]] = {}
+    for header in headers:
+        groups.setdefault(header.form, []).append(header)
+    return [_table(group) for group in groups.values()]
+
+
+def _table(headers: Sequence[ReportHeader]) -> ReportTable:
+    first = headers[0]
+    exchanges: dict[tuple[str, str, int], tuple[int, int]] = {}
+    for header in headers:
+        for place, (numbers, messages) in header.exchanges.items():
+            before = exchanges.get(place, (0, 0))
+            exchanges[place] = (before[0] + numbers, before[1] + messages)
+    return ReportTable(
+        number=np.array([h.number for h in headers], np.int64),
+        client=np.array([h.client for h in headers], np.int64),
+        num_samples=np.array([h.num_samples for h in headers], np.int64),
+        fresh=first.fresh,
+        notes={name: np.stack([np.asarray(h.notes[name]) for h in headers]) for name in first.notes},
+        findings={name: np.stack([np.asarray(h.findings[name]) for h in headers]) for name in first.findings},
+        metrics={name: np.array([h.metrics[name] for h in headers], float) for name in first.metrics},
+        max_abs={name: np.array([h.max_abs[name] for h in headers]) for name in first.max_abs},
+        sizes=first.sizes,
+        widths=first.widths,
+        bytes=first.bytes,
+        note_sizes={n: np.array([count_numbers(h.notes[n]) for h in headers], np.int64) for n in first.notes},
+        exchanges=exchanges,
+        unsent=first.unsent,
+    )
+
 
 @dataclass(frozen=True)
 class GatheredReports:
     """All reports of one step on rank 0, in the order of their numbers.
 
     Attributes:
-        headers: of the m reports.
+        tables: of the m reports.
         owners: rank that holds the uploads of each, int64 [m].
         notes: what the method decides from.
         max_abs: upload -> largest absolute value of each component [m, C].
     """
 
-    headers: Sequence[ReportHeader]
+    tables: Sequence[ReportTable]
     owners: np.ndarray
     notes: Notes
     max_abs: Mapping[str, np.ndarray]
@@ -124,7 +269,7 @@ class GatheredReports:
     @property
     def widths(self) -> Mapping[str, int]:
         """Upload -> numbers in each component."""
-        return self.headers[0].widths
+        return self.tables[0].widths
 
     def having(self, **columns: np.ndarray) -> GatheredReports:
         """Return these reports with more columns among their notes."""
@@ -137,85 +282,87 @@ class GatheredReports:
 
 
 def gathered_reports(
-    headers: Sequence[ReportHeader], owners: np.ndarray, staleness: np.ndarray, hook: str
+    tables: Sequence[ReportTable], ranks: Sequence[int], staleness: np.ndarray, hook: str
 ) -> GatheredReports:
     """Return all reports of a step as one value.
 
     Args:
-        headers: of the m reports, in the order of their numbers.
-        owners: rank that holds the uploads of each [m].
-        staleness: server steps since each read the server [m].
+        tables: of the m reports.
+        ranks: rank that holds the uploads of each table.
+        staleness: server steps since each read the server [m], in the order of their numbers.
         hook: class and hook that made the reports, for the errors.
 
     Raises:
         MethodError: clients upload or note other names or shapes.
     """
-    first = headers[0]
-    for header in headers:
-        if header.widths != first.widths or any(
-            len(header.max_abs[name]) != len(max_abs) for name, max_abs in first.max_abs.items()
-        ):
-            (a, b), (k, other) = map(_uploads, (first, header)), (first.client, header.client)
+    pairs = sorted(zip(tables, ranks, strict=True), key=lambda pair: int(pair[0].number[0]))
+    tables, sizes = [table for table, _ in pairs], [len(table) for table, _ in pairs]
+    first, order = tables[0], np.argsort(np.concatenate([t.number for t in tables]))
+    for table in tables:
+        if table.widths != first.widths or table.sizes != first.sizes:
+            (a, b), (k, other) = map(_uploads, (first, table)), (int(t.client[0]) for t in (first, table))
             what = f"client {k} uploads {a}, client {other} {b}"
             raise MethodError(hook, what, "all uploads of a step have the same names and shapes")
     notes = Notes(
-        client=np.array([header.client for header in headers]),
-        num_samples=np.array([header.num_samples for header in headers]),
+        client=np.concatenate([t.client for t in tables])[order],
+        num_samples=np.concatenate([t.num_samples for t in tables])[order],
         staleness=staleness,
-        fresh=np.array([header.fresh for header in headers]),
-        columns=_stacked_notes(headers, hook),
+        fresh=np.repeat([t.fresh for t in tables], sizes)[order],
+        columns={name: column[order] for name, column in _joined_notes(tables, hook).items()},
     )
-    max_abs = {name: np.array([header.max_abs[name] for header in headers]) for name in first.max_abs}
-    return GatheredReports(headers, owners, notes, max_abs)
+    max_abs = {name: np.concatenate([t.max_abs[name] for t in tables])[order] for name in first.max_abs}
+    return GatheredReports(tables, np.repeat([rank for _, rank in pairs], sizes)[order], notes, max_abs)
 
 
-def _uploads(header: ReportHeader) -> str:
+def _uploads(table: ReportTable) -> str:
     """Return the names and shapes of a report's uploads, in words."""
-    shapes = [f"{name!r} [{len(header.max_abs[name])}, {width}]" for name, width in header.widths.items()]
+    shapes = [f"{name!r} [{table.max_abs[name].shape[1]}, {width}]" for name, width in table.widths.items()]
     return ", ".join(shapes) or "nothing"
 
 
-def _stacked_notes(headers: Sequence[ReportHeader], hook: str = "notes") -> dict[str, np.ndarray]:
-    """Stack the notes and findings of all reports; a report without one gets NaN.
+def _joined_notes(tables: Sequence[ReportTable], hook: str) -> dict[str, np.ndarray]:
+    """Join the notes and findings of all tables; a report without one gets NaN.
 
     Args:
-        headers: of all reports of a step.
+        tables: of a step.
         hook: class and hook that noted them, for the error.
 
     Returns:
-        Name of a note -> array [m, ...].
+        Name of a note -> array [m, ...], table by table.
 
     Raises:
         MethodError: a note does not have the same shape for all clients.
     """
-    tables = [{**header.notes, **header.findings} for header in headers]
+    found = [{**t.notes, **t.findings} for t in tables]
     out = {}
-    for name in dict.fromkeys(n for t in tables for n in t):
-        example = np.asarray(next(t[name] for t in tables if name in t))
-        blank = np.full(example.shape, np.nan)
-        column = [np.asarray(t[name]) if name in t else blank for t in tables]
-        other = next((j for j, value in enumerate(column) if value.shape != example.shape), None)
-        if other is not None:
-            shape, client = column[other].shape, headers[other].client
-            what = f"note {name!r} of client {client} has shape {shape}, not {example.shape}"
-            raise MethodError(hook, what, "a note has one shape for all clients: pad it with NaN")
-        out[name] = np.stack(column)
+    for name in dict.fromkeys(n for columns in found for n in columns):
+        example = next(columns[name] for columns in found if name in columns).shape[1:]
+        parts = []
+        for table, columns in zip(tables, found, strict=True):
+            parts.append(columns.get(name, np.full((len(table), *example), np.nan)))
+            if parts[-1].shape[1:] != example:
+                shape, client = parts[-1].shape[1:], int(table.client[0])
+                what = f"note {name!r} of client {client} has shape {shape}, not {example}"
+                raise MethodError(hook, what, "a note has one shape for all clients: pad it with NaN")
+        out[name] = np.concatenate(parts)
     return out
 
 
-def mean_metrics(headers: Sequence[ReportHeader]) -> dict[str, float]:
+def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
     """Return the means of the clients' metrics, weighted by samples; remembered uploads do not count.
 
     Args:
-        headers: of all reports of a step.
+        tables: of all reports of a step.
 
     Returns:
         Name of a metric -> mean over the clients that report it.
     """
-    fresh = [header for header in headers if header.fresh]
+    fresh = sorted((t for t in tables if t.fresh), key=lambda t: int(t.number[0]))
     out = {}
-    for name in dict.fromkeys(name for header in fresh for name in header.metrics):
-        having = [header for header in fresh if name in header.metrics]
-        n = np.array([header.num_samples for header in having], float)
-        out[name] = float(np.average([header.metrics[name] for header in having], weights=n))
+    for name in dict.fromkeys(name for t in fresh for name in t.metrics):
+        having = [t for t in fresh if name in t.metrics]
+        order = np.argsort(np.concatenate([t.number for t in having]))  # sums must not depend on P
+        n = np.concatenate([t.num_samples for t in having]).astype(float)
+        values = np.concatenate([t.metrics[name] for t in having])
+        out[name] = float(np.average(values[order], weights=n[order]))
     return out

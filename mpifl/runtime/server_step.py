@@ -34,20 +34,22 @@ from mpifl.core.parameters import take, width
 from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
-from mpifl.core.types import Notes, Reads, Server
+from mpifl.core.types import CohortReads, Notes, Reads, Server
 from mpifl.simulation.round_rules import RoundPlan
-from mpifl.traffic.ledger import TIME_STAMP, Ledger, count_numbers
+from mpifl.traffic.ledger import TIME_STAMP, Ledger
 
 from .aggregators import Aggregator, MpiAggregator, Uploads
 from .hook_errors import ClientError, Dropped, hook_name
 from .hooks import ServerHooks
 from .protocol import (
-    ClientTask,
     GatheredReports,
     ReportHeader,
+    ReportTable,
     TaskBatch,
+    TaskTable,
     gathered_reports,
     mean_metrics,
+    report_tables,
 )
 from .scheduler import Scheduler
 from .step_config import StepConfig
@@ -261,9 +263,9 @@ class ServerStep:
 
     def _book_late(self, step: int, reports: GatheredReports, late: np.ndarray) -> None:
         """Enter uploads that nobody uses: as large as the first of the step, since all have one form."""
-        first = next(header for header in reports.headers if header.fresh)
-        for client in late.tolist():
-            self.book(step, replace(first, client=client, exchanges={}))
+        first = next(table for table in reports.tables if table.fresh)
+        sizes = {name: each[:1].repeat(len(late)) for name, each in first.note_sizes.items()}
+        self.book(step, replace(first, client=late, note_sizes=sizes, exchanges={}))
 
     def _measure(self, step: int, reports: GatheredReports | None, uploads: Uploads) -> None:
         """Multiply the clients' models with each other, if that is due.
@@ -468,7 +470,8 @@ class ServerStep:
             shown = self._publish_shown()
             widths = {name: rows.shape[1] for name, rows in shown.items()}
             all_rows = {name: tuple(range(len(rows))) for name, rows in shown.items()}
-            reads, costs = dict.fromkeys(clients.tolist(), all_rows), self.sizes[clients, 0]
+            reads = CohortReads(clients, [all_rows], np.zeros(len(clients), np.int64))
+            costs = self.sizes[clients, 0]
             self.ledger.add_reads(step, reads, widths)
             compared = None
             if server is not None:
@@ -517,10 +520,10 @@ class ServerStep:
         if uses(self.algorithm, RememberedUploads):
             clients = np.union1d(cohort, np.flatnonzero(self.visits))
         fresh = np.isin(clients, cohort)
-        reads = self.hooks.reads("reads", server, cohort)
+        reads = self.hooks.reads("reads", server, clients[fresh])
         widths = {name: self.tables.width(name) for name in server.tables}
         late = {} if plan is None else self.hooks.reads("reads", server, plan.late)
-        self.book_reads(step, reads | late, widths)
+        self.book_reads(step, CohortReads.of({**reads, **late}.items()) if late else reads, widths)
         probes = self.hooks.probes(server, step)
         costs = np.where(fresh, self.costs[clients], 1) + (len(clients) * 64 if probes else 0)
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if probes else ()
@@ -533,7 +536,7 @@ class ServerStep:
         self,
         step: int,
         clients: np.ndarray,
-        reads: Mapping[int, Reads],
+        reads: CohortReads,
         costs: np.ndarray,
         version: int,
         fresh: np.ndarray | None = None,
@@ -541,21 +544,22 @@ class ServerStep:
         compared: tuple[str, int] | None = None,
         pairs: np.ndarray | None = None,
     ) -> list[TaskBatch]:
-        """Return the tasks of each rank; report numbers follow the order of `clients`."""
+        """Return the tasks of each rank; report numbers follow the order of `clients`.
+
+        `reads` are those of the clients that are `fresh`, in the same order.
+        """
         needed: dict[str, set[int]] = {compared[0]: set(range(compared[1]))} if compared else {}
-        for rows in reads.values():
+        for rows in reads.distinct:
             for name, numbers in rows.items():
                 needed.setdefault(name, set()).update(rows_of(numbers))
         missing = self.tables.missing(needed)
-        visits: list[list[ClientTask]] = [[] for _ in range(self.transport.size)]
-        owners = self.scheduler.assign(clients, costs)
-        for j, (k, rank) in enumerate(zip(clients.tolist(), owners.tolist(), strict=True)):
-            trains = fresh is None or bool(fresh[j])
-            looks_at = None if pairs is None else pairs[j]
-            read = reads[k] if trains else {}
-            clip = None if self.config.protection is None else self.config.protection.clip
-            visits[rank].append(ClientTask(j, k, int(self.visits[k]), read, trains, looks_at, clip))
-        return [TaskBatch(step, version, tuple(v), missing, peers, compared) for v in visits]
+        which = np.full(len(clients), -1)
+        which[slice(None) if fresh is None else fresh] = reads.which
+        clip = None if self.config.protection is None else self.config.protection.clip
+        numbers, visits = np.arange(len(clients)), self.visits[clients]
+        tasks = TaskTable(numbers, clients, visits, reads.distinct, which, pairs, clip)
+        dealt = tasks.dealt(self.scheduler.assign(clients, costs), self.transport.size)
+        return [TaskBatch(step, version, mine, missing, peers, compared) for mine in dealt]
 
     def _counted(
         self, what: str, batches: Sequence[TaskBatch] | None, unit: str = "visits", main: bool = False
@@ -580,6 +584,7 @@ class ServerStep:
         """Return this rank's tasks, after the rows they read were broadcast."""
         with self.watch("wait"):
             batch: TaskBatch = self.transport.scatter(batches, "orders")
+            batch = replace(batch, visits=tuple(batch.visits))
         with self.watch("broadcast"):
             self.tables.share(batch.missing)
         return batch
@@ -587,38 +592,37 @@ class ServerStep:
     def _gather(self, batch: TaskBatch, results: VisitResults, hook: str) -> GatheredReports | None:
         """Return all reports of a step on rank 0, booked in the ledger; None elsewhere, or if none came."""
         with self.watch("wait"):
-            parts = self.transport.gather((results.headers, results.seconds, results.dropped), "notes")
+            tables = report_tables(results.headers)
+            parts = self.transport.gather((tables, results.seconds, results.dropped), "notes")
         if parts is None:
             return None
         for rank, (part, seconds, _) in enumerate(parts):
-            samples = sum(header.num_samples for header in part if header.fresh)
+            samples = float(sum(t.num_samples.sum() for t in part if t.fresh))
             if self.config.effort is not None and hook == "local_update":
-                samples = sum(float(self.costs[header.client]) for header in part if header.fresh)
+                samples = float(sum(self.costs[t.client].sum() for t in part if t.fresh))
             self.scheduler.record_speed(rank, samples, seconds)
-        everyone = sorted(
-            ((header, rank) for rank, (part, _, _) in enumerate(parts) for header in part),
-            key=lambda pair: pair[0].number,
-        )
-        headers = [header for header, _ in everyone]
+        tables = [table for part, _, _ in parts for table in part]
         dropped = sorted((d for *_, some in parts for d in some), key=lambda d: d.client)
-        self.drop(dropped, nobody=not any(header.fresh for header in headers))
-        for header in headers:
-            self.book(batch.step, header)
-        self.train_metrics = mean_metrics(headers)
-        if not headers:  # nobody was drawn, by Poisson sampling
+        self.drop(dropped, nobody=not any(table.fresh for table in tables))
+        for table in tables:
+            self.book(batch.step, table)
+        self.train_metrics = mean_metrics(tables)
+        if not tables:  # nobody was drawn, by Poisson sampling
             return None
-        owners = np.array([rank for _, rank in everyone], np.int64)
-        return self.reports_of(headers, owners, np.zeros(len(headers), np.int64), hook)
+        ranks = [rank for rank, (part, _, _) in enumerate(parts) for _ in part]
+        none = np.zeros(sum(map(len, tables)), np.int64)
+        return gathered_reports(tables, ranks, none, hook_name(self.algorithm, hook))
 
-    def reports_of(
-        self,
-        headers: Sequence[ReportHeader],
-        owners: np.ndarray,
-        staleness: np.ndarray,
-        hook: str = "local_update",
-    ) -> GatheredReports:
-        """Return all reports of a step as one value; see `gathered_reports`."""
-        return gathered_reports(headers, owners, staleness, hook_name(self.algorithm, hook))
+    def reports_of(self, headers: Sequence[ReportHeader], staleness: np.ndarray) -> GatheredReports:
+        """Return the reports of a step as one value, where all uploads are on rank 0.
+
+        Args:
+            headers: in the order of their numbers.
+            staleness: server steps since each read the server [m].
+        """
+        tables = report_tables(headers)
+        hook = hook_name(self.algorithm, "local_update")
+        return gathered_reports(tables, [0] * len(tables), staleness, hook)
 
     def drop(self, dropped: Sequence[Dropped], nobody: bool) -> None:
         """Remember visits that are left out; on rank 0.
@@ -646,22 +650,22 @@ class ServerStep:
         """
         self.ledger.add_reads(step, reads, widths)
         if self.algorithm.needs.time_stamps:
-            for client in reads:
-                self.ledger.add_down(step, TIME_STAMP, client, 1, note=True)
+            clients = reads.clients if isinstance(reads, CohortReads) else np.array([*reads], np.int64)
+            self.ledger.add_down(step, TIME_STAMP, clients, 1, note=True)
 
-    def book(self, step: int, header: ReportHeader) -> None:
-        """Enter a report's traffic into the ledger."""
-        ledger, unsent = self.ledger, header.unsent
-        if header.fresh:
-            for name, numbers in header.sizes.items():
+    def book(self, step: int, reports: ReportHeader | ReportTable) -> None:
+        """Enter the traffic of a report, or of all of a table, into the ledger."""
+        ledger, unsent = self.ledger, reports.unsent
+        if reports.fresh:
+            for name, numbers in reports.sizes.items():
                 if name not in unsent and self.config.secure is None:  # else `_secured` books it
-                    ledger.add_up(step, name, header.client, numbers, header.bytes[name])
-            for name, value in header.notes.items():
+                    ledger.add_up(step, name, reports.client, numbers, reports.bytes[name])
+            for name, sizes in reports.note_sizes.items():
                 if name not in unsent:
-                    ledger.add_up(step, name, header.client, count_numbers(value), note=True)
+                    ledger.add_up(step, name, reports.client, sizes, note=True)
             if self.algorithm.needs.time_stamps:
-                ledger.add_up(step, TIME_STAMP, header.client, 1, note=True)
-        for (kind, direction, client), (numbers, messages) in header.exchanges.items():
+                ledger.add_up(step, TIME_STAMP, reports.client, 1, note=True)
+        for (kind, direction, client), (numbers, messages) in reports.exchanges.items():
             if direction == "up":
                 ledger.add_up(step, kind, client, numbers, messages=messages)
             else:
@@ -669,11 +673,12 @@ class ServerStep:
 
     # -- evaluation ------------------------------------------------------------------------------------------
 
-    def serves(self, server: Server, clients: np.ndarray) -> Mapping[int, Reads]:
+    def serves(self, server: Server, clients: np.ndarray) -> CohortReads:
         """Return the rows that clients are evaluated with; on rank 0."""
         seen = self.visits[clients] > 0
-        serves = self.hooks.reads("serves", server, clients[seen])
-        return {**serves, **self.hooks.reads("serves_unseen", server, clients[~seen])}
+        serves = {**self.hooks.reads("serves", server, clients[seen])}
+        serves |= self.hooks.reads("serves_unseen", server, clients[~seen])
+        return CohortReads.of((k, serves[k]) for k in clients.tolist())
 
     def client_models(self, server: Server | None, clients: np.ndarray) -> torch.Tensor | None:
         """Return the models [n, d] that clients are evaluated by, on rank 0; every rank calls.

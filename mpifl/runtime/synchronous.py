@@ -178,9 +178,9 @@ class SynchronousEngine(Engine):
         ledger = self.server_step.ledger
         moved, plan = ledger.close(step, cohort, visits + self.left_out), self._plan
         if plan is None:
+            moved = moved.sizes() if self.duration.same_for_all else moved
             return self.duration.round_end(self.virtual, moved, ledger.cast_bytes(step))
-        late = {*plan.late.tolist()}
-        kept = [m for m in moved if m.client not in late]
+        kept = moved.without(plan.late)
         shares = {k: float(share) for k, share in plan.work.items()}
         return max(plan.until, self.duration.round_end(self.virtual, kept, ledger.cast_bytes(step), shares))
 

@@ -30,6 +30,11 @@ class Delay(ABC):
             key: address of the draws.
         """
 
+    @property
+    def same_for_all(self) -> bool:
+        """Whether every visit of every client takes as long."""
+        return False
+
     def check(self, num_clients: int) -> None:
         """Raise `UserError` where the model does not fit a population."""
         return
@@ -47,6 +52,11 @@ class Constant(Delay):
 
     def __post_init__(self) -> None:
         require(0 <= self.value_s < inf, "value_s", self.value_s, "take 0 or more seconds")
+
+    @property
+    def same_for_all(self) -> bool:
+        """True."""
+        return True
 
     def seconds(self, client: int, visit: int, key: Key) -> float:
         """Return the constant."""

@@ -56,6 +56,12 @@ class VisitDuration:
         work = share * self.delay.seconds(client, visit, self.key) + 2 * rates.latency_s
         return self.presence.end(client, start, work + (down / rates.down + up / rates.up))
 
+    @property
+    def same_for_all(self) -> bool:
+        """Whether the end of a visit depends on its start and its bytes alone, whoever makes it."""
+        alike = self.delay.same_for_all and self.network.same_for_all
+        return alike and self.presence.always and not self.network.shared
+
     def rates(self, client: int, visit: int) -> LinkRates:
         """Return a client's link at a visit."""
         return self.network.rates(client, visit, self.links, self.model_bytes)

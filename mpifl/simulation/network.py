@@ -68,6 +68,11 @@ class Network(ABC):
         """Whether the sizes of messages matter."""
         return True
 
+    @property
+    def same_for_all(self) -> bool:
+        """Whether all clients have the same link at every visit."""
+        return False
+
     def check(self, num_clients: int) -> None:
         """Raise `UserError` where the model does not fit a population."""
         return
@@ -124,6 +129,11 @@ class Links(Network):
         """Whether any rate has a limit."""
         rates = (self.uplink_bytes_s, self.downlink_bytes_s, self.server_bytes_s)
         return any(rate is not None for rate in rates)
+
+    @property
+    def same_for_all(self) -> bool:
+        """Whether no factors are drawn."""
+        return not self.spread
 
     def rates(self, client: int, visit: int, key: Key, model_bytes: int) -> LinkRates:
         """Return the same rates for all, times the client's factor."""

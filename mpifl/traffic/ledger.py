@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 
-from mpifl.core.types import Reads
+from mpifl.core.types import CohortReads, Reads
 
 from .payload import Payload
 
+Clients = int | np.ndarray  # one client, or several [c], each once
+Sizes = int | np.ndarray  # the same for all, or of each [c]
+SEVERAL = -1  # stream of who read no row, or several
+MOST_OPEN = 4096  # bookings of a step that are kept one by one
 TIME_STAMP = "time_stamp"  # the server's version, with a download and back with the upload
 KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind
     **dict.fromkeys(("model", "init", "delta"), "model"),
@@ -108,6 +112,50 @@ class Moved:
     bytes_up: int
 
 
+MOVED = tuple(f.name for f in fields(Moved))  # columns of visits.csv
+
+
+class Moves(Sequence[Moved]):
+    """What clients moved in closed steps, column by column.
+
+    Args:
+        table: int64 [n, 6], the fields of `Moved`.
+    """
+
+    def __init__(self, table: np.ndarray) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, i: int) -> Moved: ...
+    @overload
+    def __getitem__(self, i: slice) -> Moves: ...
+    def __getitem__(self, i: int | slice) -> Moved | Moves:
+        if isinstance(i, slice):
+            return Moves(self.table[i])
+        step, client, visit, trains, down, up = self.table[i].tolist()
+        return Moved(step, client, visit, bool(trains), down, up)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the columns of `visits.csv`."""
+        columns = dict(zip(MOVED, self.table.T.tolist(), strict=True))
+        return columns | {"trains": [bool(trains) for trains in columns["trains"]]}
+
+    def without(self, clients: np.ndarray) -> Moves:
+        """Return what others moved."""
+        return Moves(self.table[~np.isin(self.table[:, MOVED.index("client")], clients)])
+
+    def sizes(self) -> Moves:
+        """Return one of each kind: of clients that train or do not, and moved as many bytes."""
+        kinds = self.table[:, MOVED.index("trains") :]
+        return Moves(self.table[np.unique(kinds, axis=0, return_index=True)[1]])
+
+
 def count_numbers(value: Any) -> int:
     """Return how many numbers a vector or a note holds; NaN is padding and not counted."""
     if isinstance(value, torch.Tensor):
@@ -125,7 +173,6 @@ class Ledger:
     Attributes:
         up: bytes that each client uploaded [N].
         down: bytes that each client downloaded [N], by unicast.
-        moved: what each client moved in each synchronous step that is closed.
     """
 
     def __init__(self, num_clients: int, payload: Payload | None = None) -> None:
@@ -133,12 +180,17 @@ class Ledger:
         self.entries: dict[tuple[int, str, str, str, str], Entry] = {}
         self.up = np.zeros(num_clients, np.int64)
         self.down = np.zeros(num_clients, np.int64)
-        self.moved: list[Moved] = []
-        self._open: dict[int, list[int]] = {}  # client -> [down, up] of the step under way
-        self._streams: dict[int, int | str] = {}  # client -> the row that it read last
+        self._moved: list[np.ndarray] = []  # [m, 6] of each step that is closed
+        self._open: list[tuple[Clients, str, Sizes]] = []  # who moved what in the step under way
+        self._streams = np.full(num_clients, SEVERAL, np.int32)  # the row that each client read last
         self._totals: Counter[tuple[str, int]] = Counter()
         self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each stream once
         self._undo: list[Callable[[], object]] = []  # undo what was counted since a commit
+
+    @property
+    def moved(self) -> Moves:
+        """What each client moved in each synchronous step that is closed."""
+        return Moves(np.concatenate([np.zeros((0, len(MOVED)), np.int64), *self._moved]))
 
     def commit(self) -> None:
         """Make what was counted permanent."""
@@ -165,70 +217,98 @@ class Ledger:
         self._casts[step] += size
         self._undo.append(lambda: self._casts.update({step: -size}))
 
-    def _count(self, step: int, direction: str, client: int, size: int) -> None:
+    def _count(self, step: int, direction: str, client: Clients, size: Sizes) -> None:
         self._count_bytes(step, direction, client, size)
         self._undo.append(lambda: self._count_bytes(step, direction, client, -size))
 
-    def _count_bytes(self, step: int, direction: str, client: int, size: int) -> None:
+    def _count_bytes(self, step: int, direction: str, client: Clients, size: Sizes) -> None:
         (self.up if direction == "up" else self.down)[client] += size
-        self._open.setdefault(client, [0, 0])[direction == "up"] += size
-        self._totals[direction, step] += size
+        self._totals[direction, step] += _sum(size, client)
+        self._open.append((client, direction, size))
+        if len(self._open) > MOST_OPEN:
+            who, down, up = self._moved_so_far()
+            self._open = [(who, "down", down), (who, "up", up)]
+
+    def _moved_so_far(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return who moved something in the step under way [c], ascending, and its bytes down and up [c]."""
+        who, at = np.unique(_joined(client for client, _, _ in self._open), return_inverse=True)
+        sizes = _joined(np.broadcast_to(size, np.shape(client)) for client, _, size in self._open)
+        is_up = _joined(np.full(np.shape(client), way == "up") for client, way, _ in self._open) > 0
+        down, up = np.zeros(len(who), np.int64), np.zeros(len(who), np.int64)
+        np.add.at(down, at[~is_up], sizes[~is_up])
+        np.add.at(up, at[is_up], sizes[is_up])
+        return who, down, up
 
     def add_up(
         self,
         step: int,
         name: str,
-        client: int,
-        numbers: int,
-        size: int | None = None,
+        client: Clients,
+        numbers: Sizes,
+        size: Sizes | None = None,
         messages: int = 1,
         note: bool = False,
     ) -> None:
-        """Count what a client uploads.
+        """Count what a client uploads, or what each of several uploads.
 
         Args:
             step: server step.
             name: of the vector or note.
-            client: who uploads.
-            numbers: before compression.
-            size: bytes; None: those of the numbers in the payload's form.
-            messages: how many.
+            client: who uploads; of several [c], each once.
+            numbers: before compression, of all or of each [c].
+            size: bytes, of all or of each [c]; None: those of the numbers in the payload's form.
+            messages: how many, of each.
             note: whether it is a note.
         """
         if size is None:
             size = self.payload.size(numbers, messages, note)
-        stream = self._streams.get(client, "")
-        entry = self._entry(step, "up", name, "unicast", stream, note)
-        self._add(entry, messages, size, messages, size, numbers)
+        for stream, count, n, b in self._by_stream(client, numbers, size):
+            entry = self._entry(step, "up", name, "unicast", stream, note)
+            self._add(entry, count * messages, b, count * messages, b, n)
         self._count(step, "up", client, size)
+
+    def _by_stream(
+        self, client: Clients, numbers: Sizes, size: Sizes
+    ) -> Iterator[tuple[int | str, int, int, int]]:
+        """Yield each stream that clients had read, how many had, and the sums of their numbers and sizes."""
+        streams = self._streams[client]
+        if streams.ndim == 0 or (streams == streams[:1]).all():
+            rows, sums = streams.reshape(-1)[:1], [[_sum(x, client)] for x in (1, numbers, size)]
+        else:
+            rows, at = np.unique(streams, return_inverse=True)
+            each = [np.broadcast_to(x, at.shape) for x in (1, numbers, size)]
+            sums = [np.bincount(at, x).astype(np.int64).tolist() for x in each]
+        for stream, *found in zip(rows.tolist(), *sums, strict=True):
+            yield "" if stream == SEVERAL else stream, *found
 
     def add_down(
         self,
         step: int,
         name: str,
-        client: int,
+        client: Clients,
         numbers: int,
         messages: int = 1,
         note: bool = False,
         size: int | None = None,
     ) -> None:
-        """Count what is sent to one client alone.
+        """Count what is sent to one client alone, or to each of several alone.
 
         Args:
             step: server step.
             name: of the vector or note.
-            client: who downloads.
-            numbers: in all messages.
-            messages: how many.
+            client: who downloads; of several [c], each once.
+            numbers: in all messages to one.
+            messages: how many, to one.
             note: whether it is a note.
-            size: bytes; None: those of the numbers in the payload's form.
+            size: bytes to one; None: those of the numbers in the payload's form.
         """
         if size is None:
             size = self.payload.size(numbers, messages, note)
+        count = np.size(client)
         entry = self._entry(step, "down", name, "unicast", "", note)
-        self._add(entry, messages, size, messages, size, numbers)
+        self._add(entry, count * messages, count * size, count * messages, count * size, count * numbers)
         self._count(step, "down", client, size)
-        self._cast(step, size)
+        self._cast(step, count * size)
 
     def add_reads(self, step: int, reads: Mapping[int, Reads], widths: Mapping[str, int]) -> None:
         """Count the rows that the clients of a cohort download.
@@ -238,16 +318,23 @@ class Ledger:
             reads: client -> the rows that it reads; a mixture of rows is one vector for one client.
             widths: numbers in a row of each table.
         """
-        readers: dict[tuple[str, int], int] = {}
-        for client, tables in reads.items():
-            self._streams[client] = _stream(tables)
+        reads = reads if isinstance(reads, CohortReads) else CohortReads.of(reads.items())
+        readers, mixed = Counter[tuple[str, int]](), defaultdict[str, list[int]](list)
+        streams, sizes = np.zeros((2, len(reads.distinct)), np.int64)
+        counts = np.bincount(reads.which, minlength=len(reads.distinct)).tolist()
+        for number, (tables, count) in enumerate(zip(reads.distinct, counts, strict=True)):
+            streams[number] = _stream(tables)
             for name, which in tables.items():
                 if isinstance(which, np.ndarray):
-                    self.add_down(step, name, client, widths[name])
+                    mixed[name].append(number)
                     continue
                 for row in which:
-                    readers[name, row] = readers.get((name, row), 0) + 1
-                self._count(step, "down", client, self.payload.size(widths[name] * len(which), len(which)))
+                    readers[name, row] += count
+                sizes[number] += self.payload.size(widths[name] * len(which), len(which))
+        self._streams[reads.clients] = streams[reads.which]
+        self._count(step, "down", reads.clients, sizes[reads.which])
+        for name, numbers in mixed.items():
+            self.add_down(step, name, reads.clients[np.isin(reads.which, numbers)], widths[name])
         for (name, row), count in readers.items():
             cast = "unicast" if count == 1 else "broadcast" if count == len(reads) else "group"
             size = self.payload.size(widths[name], 1)
@@ -265,7 +352,7 @@ class Ledger:
         """Return the bytes downloaded in a step if each row is sent once to all its readers."""
         return self._casts[step]
 
-    def close(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> list[Moved]:
+    def close(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> Moves:
         """Close a synchronous step; return what each client moved since the last call.
 
         Args:
@@ -273,12 +360,12 @@ class Ledger:
             cohort: clients that trained.
             visits: how many visits each client had made before the step [N].
         """
-        taking_part = set(cohort.tolist())
-        moved = {**dict.fromkeys(taking_part, (0, 0)), **self._open}
-        done = [Moved(step, k, int(visits[k]), k in taking_part, *moved[k]) for k in sorted(moved)]
-        self._open = {}
-        self.moved += done
-        return done
+        self._open += [(cohort, "down", 0)]  # also who moved nothing
+        who, down, up = self._moved_so_far()
+        done = np.stack([np.full(len(who), step), who, visits[who], np.isin(who, cohort), down, up], axis=1)
+        self._open = []
+        self._moved.append(done)
+        return Moves(done)
 
     def per_client(self) -> list[dict[str, int]]:
         """Return what each client moved in the whole run, by unicast, ready for `client_traffic.csv`."""
@@ -307,14 +394,14 @@ class Ledger:
         out = {f.name: np.array([getattr(e, f.name) for e in entries]) for f in fields(Entry)}
         out["is_row"] = np.array([isinstance(e.stream, int) for e in entries], bool)
         out["stream"] = np.array([str(e.stream) for e in entries], str)
-        moved = [[m.step, m.client, m.visit, m.trains, m.bytes_down, m.bytes_up] for m in self.moved]
+        readers = np.flatnonzero(self._streams != SEVERAL)
         return out | {
             "up_of": self.up,
             "down_of": self.down,
-            "moved": np.array(moved, np.int64).reshape(-1, 6),
-            "open": np.array([[k, *sizes] for k, sizes in self._open.items()], np.int64).reshape(-1, 3),
-            "readers": np.array([*self._streams], np.int64),
-            "read": np.array([str(row) for row in self._streams.values()], str),
+            "moved": self.moved.table,
+            "open": np.stack(self._moved_so_far(), axis=1),
+            "readers": readers,
+            "read": self._streams[readers].astype(str),
             "casts": np.array([*self._casts.items()], np.int64).reshape(-1, 2),
         }
 
@@ -328,22 +415,31 @@ class Ledger:
             self.entries[*_place(entry), str(entry.stream)] = entry
             self._totals[entry.direction, entry.step] += entry.bytes
         self.up, self.down = state["up_of"].copy(), state["down_of"].copy()
-        moved = state["moved"].tolist()
-        self.moved = [Moved(t, k, visit, bool(trains), *sizes) for t, k, visit, trains, *sizes in moved]
-        self._open = {k: sizes for k, *sizes in state["open"].tolist()}
-        read = [int(row) if row else row for row in state["read"].tolist()]
-        self._streams = dict(zip(state["readers"].tolist(), read, strict=True))
+        self._moved = [state["moved"]]
+        who, down, up = state["open"].T
+        self._open = [(who, "down", down), (who, "up", up)]
+        self._streams[:] = SEVERAL
+        self._streams[state["readers"]] = [int(row) if row else SEVERAL for row in state["read"].tolist()]
         self._casts = Counter(dict(state["casts"].tolist()))
 
 
-def _stream(tables: Reads) -> int | str:
-    """Return the one row that a client reads; empty for none or several."""
+def _stream(tables: Reads) -> int:
+    """Return the one row that a client reads; `SEVERAL` for none or several."""
     rows: set[int] = set()
     for which in tables.values():
         if isinstance(which, np.ndarray):
-            return ""
+            return SEVERAL
         rows.update(which)
-    return next(iter(rows)) if len(rows) == 1 else ""
+    return next(iter(rows)) if len(rows) == 1 else SEVERAL
+
+
+def _sum(size: Sizes, client: Clients) -> int:
+    """Return the sum over clients of what is the same for all, or given for each."""
+    return int(size.sum()) if isinstance(size, np.ndarray) else size * np.size(client)
+
+
+def _joined(parts: Iterable[Clients]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int64), *map(np.atleast_1d, parts)])
 
 
 def _place(e: Entry) -> tuple[int, str, str, str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 
 from mpifl.core.errors import require
 
 from .compression import Compression, Uncompressed
 
+Count = TypeVar("Count", int, np.ndarray, "int | np.ndarray")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 NOTE_BYTES = 4  # of a number in a note, float32 or int32: labels and seeds cannot be rounded
 
@@ -49,11 +51,11 @@ class Payload:
         """Bytes of a number in a vector."""
         return DTYPES[self.dtype].itemsize
 
-    def size(self, numbers: int, messages: int = 1, note: bool = False) -> int:
+    def size(self, numbers: Count, messages: int = 1, note: bool = False) -> Count:
         """Return the bytes of uncompressed messages.
 
         Args:
-            numbers: in all messages.
+            numbers: in all messages; or of several clients [c].
             messages: how many.
             note: whether they are notes.
         """

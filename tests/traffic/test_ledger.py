@@ -121,6 +121,26 @@ def test_a_ledger_goes_on_from_its_state_as_if_nothing_had_happened():
     assert counted(resumed) == counted(whole)
 
 
+def test_several_clients_at_once_are_entered_as_one_by_one():
+    """Streams differ; sizes are the same for all, or given for each."""
+    together, singly = Ledger(4, Payload(header_bytes=1)), Ledger(4, Payload(header_bytes=1))
+    reads = {0: {"model": (1,)}, 1: {"model": (0,)}, 3: {"model": (1,)}}
+    for ledger in (together, singly):
+        ledger.add_reads(1, reads, {"model": 5})
+    clients, numbers = np.array([0, 1, 2, 3]), np.array([4, 5, 6, 7])
+    together.add_up(1, "model", clients, 5, size=9)
+    together.add_up(1, "tau", clients, numbers, note=True)
+    together.add_down(1, "time_stamp", clients, 1, note=True)
+    for k, n in zip(clients.tolist(), numbers.tolist(), strict=True):
+        singly.add_up(1, "model", k, 5, size=9)
+        singly.add_up(1, "tau", k, n, note=True)
+        singly.add_down(1, "time_stamp", k, 1, note=True)
+    assert together.rows() == singly.rows()
+    assert {row["stream"] for row in together.rows() if row["name"] == "tau"} == {0, 1, ""}
+    assert together.close(1, clients, np.zeros(4, int)) == singly.close(1, clients, np.zeros(4, int))
+    assert (together.total("up"), together.cast_bytes(1)) == (singly.total("up"), singly.cast_bytes(1))
+
+
 def test_a_step_that_is_closed_is_over():
     """Client 2 gives statistics; client 1 takes part and moves nothing. The next step starts from zero."""
     ledger = Ledger(3)
