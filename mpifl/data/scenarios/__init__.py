@@ -8,6 +8,7 @@ from mpifl.data.scenarios.fedcuau import FedCuau
 from mpifl.data.scenarios.flt import Flt1, Flt2, Flt4
 from mpifl.data.scenarios.natural import Flt3, Natural, Pacs
 from mpifl.data.scenarios.partition_file import PartitionFile
+from mpifl.data.scenarios.relations import Relations
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.scenarios.ucfl import UcflA, UcflB, UcflBatch, UcflC
 from mpifl.data.scenarios.usual import Dirichlet, Iid, LogNormal, PowerLaw, Shards
@@ -22,6 +23,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "population": Population,
     "partition": PartitionFile,
     "rotated": Rotated,
+    "relations": Relations,
     "composed": Composed,
     "emdcfl_mnist": EmdCflMnist,
     "emdcfl_cifar": EmdCflCifar,

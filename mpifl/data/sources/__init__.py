@@ -6,6 +6,7 @@ from mpifl.data.sources.dataset import Dataset
 from mpifl.data.sources.digits import Digits
 from mpifl.data.sources.femnist import Femnist
 from mpifl.data.sources.folder import Folder
+from mpifl.data.sources.generated import Generated
 from mpifl.data.sources.idx import Emnist, FashionMnist, KMnist, Mnist, QMnist
 from mpifl.data.sources.npz import Npz
 from mpifl.data.sources.photos import Photos
@@ -31,6 +32,7 @@ SOURCES: dict[str, type[Source]] = {
     "dataset": Dataset,
     "photos": Photos,
     "sklearn": ScikitLearn,
+    "generated": Generated,
     "synthetic": Synthetic,
 }
 

@@ -1,0 +1,153 @@
+"""Groups in which inputs and labels are related in different ways, over a source of any kind of samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.federation import CLASSES, NUMBERS, TOKENS
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, from_owner, hold_out
+from mpifl.data.pool import Pool
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.transforms import Op
+
+WHAT = ("inputs", "labels")
+
+
+@dataclass(frozen=True)
+class Relations(Scenario):
+    """Groups of equal size that share one source, each with the inputs or the labels of its own order.
+
+    `inputs`: the features (pixels) of a sample change places by a permutation of the group, in units of their
+    deviations; of tokens the alphabet is permuted, in the labels, too, where they are tokens of it. `labels`:
+    classes, or the columns of multi-hot labels, are permuted; of two groups, the second has numbers of the
+    other sign. Group 0 has everything as it is.
+
+    Attributes:
+        clients: N, a multiple of `groups`.
+        groups: number of groups.
+        permutes: inputs or labels.
+        validation: share of each client's training samples set aside.
+        test_share: share of each client's samples set aside as its test samples.
+    """
+
+    by_class: ClassVar[bool] = False
+    of_images: ClassVar[bool] = False
+
+    clients: int = 20
+    groups: int = 2
+    permutes: str = "inputs"
+    validation: float = 0.0
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(self.groups > 0, "groups", self.groups, "needs at least one group")
+        require(self.permutes in WHAT, "permutes", self.permutes, f"known: {', '.join(WHAT)}")
+        check_fraction("validation", self.validation)
+        check_fraction("test_share", self.test_share)
+
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Compose an equal partition of all samples; groups differ in what is done to them."""
+        groups = grouped(self.clients, self.groups)
+        check_clients(self.clients, len(pool.labels))
+        names = ("as they are", *(f"{self.permutes} in order {g}" for g in range(1, self.groups)))
+        return ScenarioSpec(lambda: self._splits(pool, key), groups, ops=(self._op(pool, key),), names=names)
+
+    def _op(self, pool: Pool, key: Key) -> Op:
+        remedy = "numbers have two signs; take 2 groups, or permutes: inputs"
+        numbers = self.permutes == "labels" and pool.label_kind == NUMBERS
+        require(self.groups <= 2 or not numbers, "groups", self.groups, remedy)
+        plain = self.permutes == "labels" or not (pool.categories or pool.parts)
+        remedy = "columns of categories and packed inputs cannot change places; take labels"
+        require(plain, "permutes", self.permutes, remedy)
+        if self.permutes == "labels":
+            return PermuteTargets(_orders(key, self.groups, pool.num_classes))
+        if pool.kind == TOKENS:
+            same = pool.label_kind in (CLASSES, TOKENS) and pool.num_classes == pool.vocabulary
+            return PermuteTokens(_orders(key, self.groups, pool.vocabulary), same)
+        mean, std = (None if v is None else v.reshape(-1) for v in (pool.mean, pool.std))
+        return PermuteFeatures(_orders(key, self.groups, int(np.prod(pool.shape))), mean, std)
+
+    def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
+        rng, total = key.of("samples").numpy(), len(pool.labels)
+        owner = rng.permutation(np.arange(total) % self.clients)
+        rest, test = hold_out(from_owner(owner, np.arange(total), self.clients, rng), self.test_share)
+        kept, held = hold_out(rest, self.validation)
+        return {"train": kept, "val": held, "test": test}
+
+
+def _orders(key: Key, groups: int, width: int) -> np.ndarray:
+    """Return a permutation of each group, int64 [groups, width]; the first changes nothing."""
+    drawn = [key.of("order", g).numpy().permutation(width) for g in range(1, groups)]
+    return np.array([np.arange(width), *drawn], np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class PermuteFeatures(Op):
+    """Give each group's features new places; `orders[g][j]` is the feature that comes to place j.
+
+    Attributes:
+        orders: int64 [groups, F].
+        mean: of each feature [F], in whose units a feature arrives; None keeps values as they are.
+        std: likewise.
+    """
+
+    orders: np.ndarray
+    mean: np.ndarray | None = None
+    std: np.ndarray | None = None
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Permute `x`."""
+        order = self.orders[group]  # [n, F]
+        out = np.take_along_axis(x.reshape(len(x), -1), order, axis=1)
+        if self.mean is not None and self.std is not None:
+            moved = order != np.arange(order.shape[1])  # where nothing moves, not even the last bit changes
+            scaled = (out - self.mean[order]) / self.std[order] * self.std + self.mean
+            out = np.where(moved, scaled, out).astype(x.dtype)
+        return out.reshape(x.shape), y
+
+
+@dataclass(frozen=True, eq=False)
+class PermuteTokens(Op):
+    """Rename each group's tokens; `orders[g][t]` is the new name of token t.
+
+    Attributes:
+        orders: int64 [groups, vocabulary].
+        labels: whether labels are tokens of the same alphabet; -100 stays.
+    """
+
+    orders: np.ndarray
+    labels: bool
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rename `x`, and `y` where it is of the same alphabet."""
+        renamed = self.orders[group[:, None], x].astype(x.dtype)
+        if not self.labels:
+            return renamed, y
+        group = group if y.ndim == 1 else group[:, None]
+        return renamed, np.where(y >= 0, self.orders[group, np.maximum(y, 0)], y).astype(y.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class PermuteTargets(Op):
+    """Give each group's labels another order, or numbers another sign.
+
+    Attributes:
+        orders: int64 [groups, L]; `orders[g][c]` is the new name of class c, or the column that comes to c.
+    """
+
+    orders: np.ndarray
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Permute `y`."""
+        if np.issubdtype(y.dtype, np.floating):
+            return x, np.where(group[:, None] % 2 == 1, -y, y)
+        if y.ndim == 1:
+            return x, self.orders[group, y].astype(y.dtype)
+        if y.dtype in (np.uint8, np.bool_):
+            return x, np.take_along_axis(y, self.orders[group], axis=1)
+        return x, np.where(y >= 0, self.orders[group[:, None], np.maximum(y, 0)], y).astype(y.dtype)

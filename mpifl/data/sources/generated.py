@@ -1,0 +1,90 @@
+"""Drawn samples for every task: numbers, classes, multi-hot labels, sequences of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.federation import CLASSES, MULTI_HOT, NUMBERS, TOKENS
+from mpifl.core.rng import Key, key
+from mpifl.data.pool import Pool
+from mpifl.data.sources.base import Source
+
+KINDS = (NUMBERS, CLASSES, MULTI_HOT, TOKENS)
+CONCENTRATION = 0.1  # of a token's Dirichlet distribution over those that follow it
+
+
+@dataclass(frozen=True)
+class Generated(Source):
+    """Samples with a known relation, drawn without a download: for trying out tasks, and for tests.
+
+    Features are standard normal, and one fixed random linear map of them makes the labels: the numbers
+    themselves, the class of the largest, or those labels whose number is positive. Tokens are a Markov chain:
+    each token has a few likely successors, and the label of a position is the token after it.
+
+    Attributes:
+        kind: numbers, classes, multi_hot or tokens.
+        train: samples of the training part.
+        test: samples of the test part.
+        features: numbers of a sample.
+        outputs: numbers, classes, labels, or different tokens.
+        length: tokens of a sample.
+        noise: deviation of the noise on each number, of which the signal has deviation 1.
+    """
+
+    name: ClassVar[str] = "generated"
+    needs_root: ClassVar[bool] = False
+
+    kind: str = NUMBERS
+    train: int = 1600
+    test: int = 400
+    features: int = 10
+    outputs: int = 4
+    length: int = 16
+    noise: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.kind in KINDS, "kind", self.kind, f"take one of {', '.join(KINDS)}")
+        for name in ("train", "test", "features", "outputs", "length"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "take 1 or more")
+        require(self.noise >= 0, "noise", self.noise, "take 0 or more")
+
+    def files(self, root: Path) -> list[Path]:
+        """Return nothing: the samples are drawn."""
+        return []
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Draw the samples."""
+        address, total = key(0, "generated", self.kind), self.train + self.test
+        if self.kind == TOKENS:
+            tokens = self._chain(address, total)
+            inputs, labels = tokens[:, :-1], tokens[:, 1:]
+            return Pool(inputs, labels.copy(), self.train, self.outputs, vocabulary=self.outputs)
+        rng = address.of("samples").numpy()
+        x = rng.standard_normal((total, self.features))
+        weights = address.of("weights").numpy().standard_normal((self.features, self.outputs))
+        scores = x @ (weights / np.linalg.norm(weights, axis=0))
+        scores += self.noise * rng.standard_normal(scores.shape)
+        labels = {
+            NUMBERS: scores.astype(np.float32),
+            CLASSES: scores.argmax(1),
+            MULTI_HOT: (scores > 0).astype(np.uint8),
+        }[self.kind]
+        return Pool(x.astype(np.float32), labels, self.train, self.outputs)
+
+    def _chain(self, address: Key, total: int) -> np.ndarray:
+        """Return `total` Markov chains, int64 [total, length + 1]."""
+        rows = address.of("chain").numpy().dirichlet(np.full(self.outputs, CONCENTRATION), self.outputs)
+        ends = np.cumsum(rows, axis=1)
+        rng = address.of("tokens").numpy()
+        tokens = np.empty((total, self.length + 1), np.int64)
+        tokens[:, 0] = rng.integers(self.outputs, size=total)
+        for t in range(self.length):
+            below = ends[tokens[:, t]] < rng.random(total)[:, None]
+            tokens[:, t + 1] = np.minimum(below.sum(1), self.outputs - 1)
+        return tokens
