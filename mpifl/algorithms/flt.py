@@ -134,7 +134,7 @@ class FLT(NewClients, RememberedUploads, Algorithm):
         ae = client.auxiliary
         w = self._fit(ae, put(ae.init, self._part(ae), shown["autoencoder"][0]), key, self.finetune_epochs)
         codes = ae.embed(w, ae.data.train.x).cpu().numpy()
-        classes = client.layout.shapes[client.layout.names.index("head.weight")][0]
+        classes = client.layout.num_outputs
         k = self.centroids or len(torch.unique(client.data.train.y))
         found = kmeans(codes, min(k, len(codes)), seed=KMEANS_SEED).centres
         padded = np.full((self.centroids or classes, self.code), np.nan)

@@ -87,7 +87,7 @@ class PACFL(NewClients, Algorithm):
         data = client.pixels(split) if raw else getattr(client.data, split)
         require(len(data) > 0, "variant", self.variant, f"client {client.id} has no validation data")
         bases = [self._basis(data, c) for c in torch.unique(data.y).tolist()]
-        classes = client.layout.shapes[client.layout.names.index("head.weight")][0]
+        classes = client.layout.num_outputs
         width = self.budget + classes if self.budget else self.p * classes
         U = np.full((len(bases[0]), width), np.nan, np.float32)
         found = np.concatenate(bases, 1)

@@ -14,6 +14,10 @@ OLD_KEYS: dict[str, str] = {
     "system.stopped_s": "system.stopped_timeout_s",
     "evaluation.first": "evaluation.at_start",
 }  # dotted key of an earlier release -> the present one, of the same values
+WITHOUT_WEIGHTS = (  # models of 0.1 that took none
+    *("mlp", "emdcnn", "flt_mlp", "flt_cnn_mnist", "flt_cnn_cifar", "leaf_cnn", "lenet5", "ifca_mlp"),
+    *("ccfl_cnn", "cfl_cnn", "resnet18_cifar", "custom"),
+)
 NEW_KEYS: dict[str, Any] = {
     "table": None,
     "start": {"run": None, "part": "all"},
@@ -44,6 +48,8 @@ NEW_KEYS: dict[str, Any] = {
     "data.public.mean": None,
     "data.public.std": None,
     "local.keep_optimizer": False,
+    "model.lora": {"rank": 0, "alpha": None, "layers": ["*"], "train": ["head"]},
+    **{f"model:{name}.weights": None for name in WITHOUT_WEIGHTS},
     "output.updates": False,
     "output.client_models": False,
     "devices": {"name": "alike"},

@@ -1,7 +1,8 @@
 """A model as one flat vector, and the named parts of that vector.
 
 The vector [d] holds the parameters in the order of `named_parameters`, then the floating buffers (running
-means of batch norm). Integer buffers are not part of it. A part is a tuple of slices of the vector.
+means of batch norm). Integer buffers are not part of it, nor are buffers that the model names in `frozen`:
+they are the same for all and never sent. A part is a tuple of slices of the vector.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from itertools import accumulate
 
 import torch
 from torch import nn
+
+from .errors import UserError
 
 Part = tuple[slice, ...]
 
@@ -76,12 +79,16 @@ class Layout:
         shapes: of the tensors, in the same order.
         num_parameters: p, the trainable prefix of the vector.
         blocks: module-name prefixes of the cluster block (FedCUAU), head included.
+        frozen: names of the tensors that no vector holds, because they never change.
+        num_outputs: L, the width of the last layer; 0 where the model has no `head`.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     num_parameters: int
     blocks: tuple[str, ...] = ("head",)
+    frozen: tuple[str, ...] = ()
+    num_outputs: int = 0
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
@@ -92,6 +99,8 @@ class Layout:
             shapes=tuple(tuple(t.shape) for _, t in tensors),
             num_parameters=sum(p.numel() for p in model.parameters()),
             blocks=tuple(getattr(model, "blocks", ("head",))),
+            frozen=tuple(sorted(frozen_names(model))),
+            num_outputs=getattr(getattr(model, "head", None), "out_features", 0),
         )
 
     @cached_property
@@ -112,27 +121,36 @@ class Layout:
         `all`, `parameters`, `buffers`; `head` (last layer) and `body` (the rest); `block` (cluster block with
         the head) and `trunk` (the rest); `stage` (cluster block without the head); `norm` (the modules that
         keep running statistics) and `unnormed` (the rest); `encoder` of an autoencoder.
+
+        Raises:
+            UserError: all tensors of the part are frozen.
         """
-        in_head = {n for n in self.names if n.startswith("head.")}
-        in_block = {
-            n for n in self.names if any(n == b or n.startswith(f"{b}.") for b in self.blocks)
-        } | in_head
-        normed = {n.rpartition(".")[0] for n in self.names if n.endswith(".running_mean")}
-        in_norm = {n for n in self.names if n.rpartition(".")[0] in normed}
-        chosen = {
-            "all": set(self.names),
-            "parameters": {n for n, s in self.slices.items() if s.stop <= self.num_parameters},
-            "buffers": {n for n, s in self.slices.items() if s.start >= self.num_parameters},
+        found = self._names_of(name, self.names)
+        if not found and self._names_of(name, self.frozen):
+            remedy = "the method works on that part of the model; name its modules in model.lora.train"
+            raise UserError("model.lora", f"frozen {name}", remedy)
+        return _joined(self.slices[n] for n in self.names if n in found)
+
+    def _names_of(self, part: str, names: tuple[str, ...]) -> set[str]:
+        """Return those of the names that belong to a named part."""
+        in_head = {n for n in names if n.startswith("head.")}
+        in_block = {n for n in names if any(n == b or n.startswith(f"{b}.") for b in self.blocks)} | in_head
+        normed = {n.rpartition(".")[0] for n in names if n.endswith(".running_mean")}
+        in_norm = {n for n in names if n.rpartition(".")[0] in normed}
+        inside = {n: self.slices[n] for n in names if n in self.slices}
+        return {
+            "all": set(names),
+            "parameters": {n for n, s in inside.items() if s.stop <= self.num_parameters},
+            "buffers": {n for n, s in inside.items() if s.start >= self.num_parameters},
             "head": in_head,
-            "body": set(self.names) - in_head,
+            "body": set(names) - in_head,
             "block": in_block,
-            "trunk": set(self.names) - in_block,
+            "trunk": set(names) - in_block,
             "stage": in_block - in_head,
             "norm": in_norm,
-            "encoder": {n for n in self.names if n.startswith("encoder.")},
-            "unnormed": set(self.names) - in_norm,
-        }[name]
-        return _joined(self.slices[n] for n in self.names if n in chosen)
+            "encoder": {n for n in names if n.startswith("encoder.")},
+            "unnormed": set(names) - in_norm,
+        }[part]
 
     def module_parts(self) -> dict[str, Part]:
         """Return the parameters of each module of the body, by its name there, and of `head`; no buffers."""
@@ -144,9 +162,15 @@ class Layout:
         return {name: _joined(slices) for name, slices in found.items()}
 
 
+def frozen_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the buffers that a model declares as frozen."""
+    return frozenset(getattr(model, "frozen", ()))
+
+
 def floating_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the named buffers that belong to the vector."""
-    return [(name, b) for name, b in model.named_buffers() if b.is_floating_point()]
+    frozen = frozen_names(model)
+    return [(n, b) for n, b in model.named_buffers() if b.is_floating_point() and n not in frozen]
 
 
 def flatten(model: nn.Module) -> torch.Tensor:

@@ -30,7 +30,7 @@ from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
-from mpifl.models import AUTOENCODERS, build_model
+from mpifl.models import AUTOENCODERS, build_model, check_adapted, checksum, seeded_model
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
@@ -97,6 +97,9 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
         federation = open_data(config, False)
         public = public_sets(config.algorithm, config.data, federation, False)
         parts = build_parts(config, federation, public, resources.device, start)
+        remedy = f"its frozen weights differ on {socket.gethostname()}; take the same file on all machines"
+        same = checksum(parts.learner.flat.module) == decisions.base
+        require(same, "model.weights", getattr(config.model, "weights", None), remedy)
     return RunContext(config, transport, parts, decisions, resources.places)
 
 
@@ -257,7 +260,7 @@ def build_parts(
     """
     info, seed = federation.info, config.seed
     init = initial_vectors(config.model, seed.model, info)
-    module = build_model(config.model, info)
+    module = seeded_model(config.model, info, seed.model)  # what is frozen in it stays as it is drawn
     layout = Layout.of(module)
     if start is not None:
         init = from_earlier(start, config.start, layout, init)
@@ -327,13 +330,7 @@ def initial_vectors(model: Any, seed: int, info: DataInfo) -> InitialVectors:
         seed: of the model.
         info: what samples and labels are like.
     """
-
-    def init(j: int) -> torch.Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(seed, "init", j).entropy >> 65)
-            return flatten(build_model(model, info))
-
-    return init
+    return lambda j: flatten(seeded_model(model, info, seed, j))
 
 
 def from_earlier(
@@ -482,7 +479,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         train, way = federation.client(typical).train, parts.differing.get(typical, local)
         stack = pick_stack(parts.learner, train, way, most)
 
-    return Decisions(num_sampled, absent, memory, max(stack, 1), clock)
+    base = checksum(parts.learner.flat.module)
+    return Decisions(num_sampled, absent, memory, max(stack, 1), clock, base)
 
 
 def check_needs(needs: Needs, config: Config, info: DataInfo) -> None:
@@ -503,6 +501,7 @@ def check_outputs(config: Config, federation: Federation) -> None:
     if federation.info.inputs == IMAGES and federation.info.labels == CLASSES:
         with torch.no_grad():
             module.eval()(few.x[:2])
+        check_adapted(module, few.x[:2])
         return
     name = getattr(type(config.model), "imported_as", type(config.model).__name__)
     try:
@@ -511,6 +510,7 @@ def check_outputs(config: Config, federation: Federation) -> None:
     except Exception as error:
         remedy = f"does not take samples of shape {list(federation.shape)} ({type(error).__name__}: {error})"
         raise UserError("model.name", name, f"{remedy}; take another model") from error
+    check_adapted(module, few.x[:2])
     try:
         losses = config.task.losses(output, few.y[:2])
         fits = losses.shape == few.y[:2].shape[:1]

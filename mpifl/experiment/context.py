@@ -54,6 +54,7 @@ class Decisions:
         mpi_memory: what MPI is given of sums made on a GPU, `main` or `device`.
         stack: clients that are trained together.
         clock: what orders the arrivals; None where the policy is synchronous.
+        base: short hash of what is frozen in the model; empty where nothing is.
     """
 
     num_sampled: int
@@ -61,6 +62,7 @@ class Decisions:
     mpi_memory: str
     stack: int
     clock: Clock | None
+    base: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,4 +146,5 @@ class RunContext:
         if system.sums != "exact":
             options |= {"ranks": self.transport.size, "collective": system.collective}
         options |= {"stack": self.decisions.stack, "threads": torch.get_num_threads()}
+        options |= {"frozen": self.decisions.base} if self.decisions.base else {}
         return identity(options, [place["machine"] for place in workers_of(self.places)])

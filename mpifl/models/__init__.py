@@ -1,15 +1,17 @@
 """Models: each is a body, which ends in the embedding, and a last linear layer, the head.
 
 `MODELS[name]` is a frozen dataclass; its fields are the options of `--model.*`. `build(shape, num_classes)`
-makes the module, or `build_for(info)` where it must know more of the data (`ModelOptions`); callers use
-`build_model`. Initial weights are drawn from torch's global generator: the caller seeds it.
+makes the module, or `build_for(info)` where it must know more of the data; callers use `build_model`. Initial
+weights are drawn from torch's global generator: the caller seeds it, or asks `seeded_model`. Of a model with
+adapters (`lora.py`) the flat vector holds the adapters only, and what is trained beside them.
 """
 
 from __future__ import annotations
 
 from .autoencoders import FltAE, FltAECifar
-from .base import ModelOptions, Net, build_model
+from .base import ModelOptions, Net, ShapeModel, build_model, seeded_model
 from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeNet5
+from .lora import LoRA, check_adapted, checksum
 from .mlp import MLP, FltMLP, IfcaMLP
 from .resnet import ResNet18Cifar, ResNet20
 from .torchvision_models import ConvNeXtBase, EfficientNetB3, ResNet18, ResNet50, ViTB16
@@ -38,4 +40,15 @@ MODELS: dict[str, type] = {
 
 AUTOENCODERS: dict[str, type] = {"flt_ae": FltAE, "flt_ae_cifar": FltAECifar}
 
-__all__ = ["AUTOENCODERS", "MODELS", "ModelOptions", "Net", "build_model"]
+__all__ = [
+    "AUTOENCODERS",
+    "MODELS",
+    "LoRA",
+    "ModelOptions",
+    "Net",
+    "ShapeModel",
+    "build_model",
+    "check_adapted",
+    "checksum",
+    "seeded_model",
+]

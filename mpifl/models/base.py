@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,52 +13,12 @@ from torch import nn
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS, DataInfo
+from mpifl.core.rng import key
+
+from .lora import LoRA, adapt, merged_state
+from .pretrained import load_weights
 
 Shape = tuple[int, int, int]  # (C, H, W) of one image
-
-
-class ModelOptions(ABC):
-    """Options of a model that must know more of the data than shape and number of classes.
-
-    Subclasses are frozen dataclasses whose fields are the keys of the section `model`. A model that needs no
-    more than the two is a dataclass with `build(shape, num_classes)` instead; it gets images and features.
-
-    Attributes:
-        takes: the kinds of samples that it takes (`DataInfo.inputs`).
-    """
-
-    takes: ClassVar[tuple[str, ...]]
-
-    @abstractmethod
-    def build_for(self, info: DataInfo) -> Net:
-        """Return the network for such data: from samples [n, *info.shape] to [n, ..., info.num_classes]."""
-
-
-def build_model(options: Any, info: DataInfo) -> nn.Module:
-    """Return the network that a section `model` describes, for such data; draws its initial weights.
-
-    Args:
-        options: the section.
-        info: what samples and labels are like.
-
-    Raises:
-        UserError: the model takes other samples.
-    """
-    name = getattr(type(options), "imported_as", type(options).__name__)
-    takes = options.takes if isinstance(options, ModelOptions) else (IMAGES, FEATURES)
-    remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
-    example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or emdcnn"}
-    require(info.inputs in takes, "model.name", name, f"{remedy}; take {example[info.inputs]}")
-    if isinstance(options, ModelOptions):
-        return options.build_for(info)
-    try:
-        module: nn.Module = options.build(info.shape, info.num_classes)
-    except (ValueError, IndexError, TypeError) as error:
-        if isinstance(error, UserError) or len(info.shape) == 3:
-            raise
-        remedy = f"does not take samples of shape {list(info.shape)} ({error}); take mlp"
-        raise UserError("model.name", name, remedy) from error
-    return module
 
 
 class Net(nn.Module):
@@ -67,9 +28,11 @@ class Net(nn.Module):
         body: samples [n, ...] -> [n, e]; [n, T, e] where every token has an output.
         head: the last layer, [n, e] -> [n, num_classes].
         blocks: module-name prefixes of FedCUAU's cluster block: the last stage of the body, and the head.
+        frozen: names of the buffers that are the same for all clients and never change.
     """
 
     blocks: tuple[str, ...]
+    frozen: frozenset[str] = frozenset()
 
     def __init__(self, body: nn.Module, head: nn.Linear, stage: Iterable[str] = ()) -> None:
         super().__init__()
@@ -91,6 +54,128 @@ class Net(nn.Module):
         """Return the output [n, num_classes] for samples [n, ...]."""
         logits: torch.Tensor = self.head(self.embed(x))
         return logits
+
+
+@dataclass(frozen=True)
+class ModelOptions(ABC):
+    """A network that a configuration describes: a frozen dataclass whose fields are the keys of `model`.
+
+    A user's own class need not be one: a dataclass with `build(shape, num_classes)` will do, for images and
+    features; it has neither of these two keys.
+
+    Attributes:
+        takes: the kinds of samples that it takes (`DataInfo.inputs`).
+        weights: a local file (safetensors, or a state dict of PyTorch) from which the initial weights are
+            read, in the names of the network; its last layer is used if the number of classes fits. The
+            `model.safetensors` of a run whose clients use one model is such a file.
+        lora: adapters that are trained and sent in the place of the network.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = (IMAGES, FEATURES)
+    weights: str | None = field(default=None, kw_only=True)
+    lora: LoRA = field(default=LoRA(), kw_only=True)
+
+    def build_for(self, info: DataInfo) -> Net:
+        """Return the network for such data, with the weights of its file and its adapters.
+
+        Weights are drawn from torch's global generator, those of adapters last: the caller seeds it.
+
+        Args:
+            info: what samples and labels are like.
+
+        Raises:
+            UserError: the network cannot take such samples, or an option does not fit it.
+        """
+        net = self.make_for(info)
+        if self.weights is not None:
+            load_weights(net, self.weights, **self.published())
+        if self.lora.rank:
+            net.frozen = adapt(net, self.lora)
+        return net
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Net:
+        """Return the network for images of `shape` (C, H, W) and so many classes; see `build_for`."""
+        return self.build_for(DataInfo(shape, num_classes))
+
+    @abstractmethod
+    def make_for(self, info: DataInfo) -> Net:
+        """Return the network as it is drawn: from [n, *info.shape] to [n, ..., info.num_classes]."""
+
+    def published(self) -> dict[str, str]:
+        """Return what a file of `weights` calls body and head; see `load_weights`."""
+        return {"body": "body.", "head": "head"}
+
+    def merged(self, net: Net, info: DataInfo) -> Net:
+        """Return the network without adapters that computes what `net` does, up to rounding.
+
+        Args:
+            net: as `build_for` returned it, with any weights.
+            info: what samples and labels are like.
+        """
+        if not self.lora.rank:
+            return net
+        with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and overwritten
+            whole = replace(self, lora=LoRA(), weights=None).build_for(info)
+        counters = {k: v for k, v in whole.state_dict().items() if k.endswith("num_batches_tracked")}
+        whole.load_state_dict({**counters, **merged_state(net)})
+        return whole.train(net.training)
+
+
+class ShapeModel(ModelOptions):
+    """A model that needs to know of the data only the shape of a sample and the number of classes."""
+
+    def make_for(self, info: DataInfo) -> Net:
+        """Return the network as it is drawn."""
+        return self.make(info.shape, info.num_classes)  # type: ignore[arg-type]  # of other samples than images, too
+
+    @abstractmethod
+    def make(self, shape: Shape, num_classes: int) -> Net:
+        """Return the network as it is drawn, for samples of `shape`."""
+
+
+def build_model(options: Any, info: DataInfo) -> nn.Module:
+    """Return the network that a section `model` describes, for such data; draws its initial weights.
+
+    Args:
+        options: the section.
+        info: what samples and labels are like.
+
+    Raises:
+        UserError: the model takes other samples.
+    """
+    name = getattr(type(options), "imported_as", type(options).__name__)
+    takes = options.takes if isinstance(options, ModelOptions) else (IMAGES, FEATURES)
+    remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
+    example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or emdcnn"}
+    require(info.inputs in takes, "model.name", name, f"{remedy}; take {example[info.inputs]}")
+    if isinstance(options, ModelOptions) and not isinstance(options, ShapeModel):
+        return options.build_for(info)
+    try:
+        if isinstance(options, ShapeModel):
+            return options.build_for(info)
+        module: nn.Module = options.build(info.shape, info.num_classes)
+    except (ValueError, IndexError, TypeError) as error:
+        if isinstance(error, UserError) or len(info.shape) == 3:
+            raise
+        remedy = f"does not take samples of shape {list(info.shape)} ({error}); take mlp"
+        raise UserError("model.name", name, remedy) from error
+    return module
+
+
+def seeded_model(options: Any, info: DataInfo, seed: int, j: int = 0) -> nn.Module:
+    """Return the network that a section `model` describes, with its j-th independent initial weights.
+
+    What is frozen in a network is that of j = 0 wherever it is used.
+
+    Args:
+        options: the section.
+        info: what samples and labels are like.
+        seed: of the model.
+        j: number of the draw.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(seed, "init", j).entropy >> 65)
+        return build_model(options, info)
 
 
 def chain(**layers: nn.Module) -> nn.Sequential:

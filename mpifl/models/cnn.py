@@ -8,11 +8,11 @@ from torch import nn
 
 from mpifl.core.errors import require
 
-from .base import Net, Shape, chain, need_pair, need_positive, need_rate, need_side, positions
+from .base import Net, Shape, ShapeModel, chain, need_pair, need_positive, need_rate, need_side, positions
 
 
 @dataclass(frozen=True)
-class EmdCNN:
+class EmdCNN(ShapeModel):
     """Two 3x3 convolutions, one pooling, a linear layer = the embedding. EMD-CFL, MNIST experiments.
 
     conv3x3 -> 64, ReLU; conv3x3 -> 128, ReLU, maxpool 2; fc -> 128, ReLU; fc -> L. No batch norm, no dropout.
@@ -26,7 +26,7 @@ class EmdCNN:
     channels: tuple[int, int] = (64, 128)
     embedding: int = 128
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         need_pair("channels", self.channels)
         need_positive("embedding", self.embedding)
@@ -46,7 +46,7 @@ class EmdCNN:
 
 
 @dataclass(frozen=True)
-class FltCNNMnist:
+class FltCNNMnist(ShapeModel):
     """Two 5x5 convolutions pooled before the ReLU, and dropout. FLT (Jamali-Rad et al., 2022), CNNMnist.
 
     conv5 -> 10, pool, ReLU; conv5 -> 20, dropout of whole channels, pool, ReLU; fc 320 -> 50, ReLU, dropout;
@@ -58,7 +58,7 @@ class FltCNNMnist:
 
     dropout: float = 0.5
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         need_rate("dropout", self.dropout)
         body = chain(
@@ -96,27 +96,27 @@ def _lenet(name: str, pool: type[nn.Module], shape: Shape, num_classes: int) -> 
 
 
 @dataclass(frozen=True)
-class FltCNNCifar:
+class FltCNNCifar(ShapeModel):
     """LeNet-5 with ReLU and max pooling. FLT (Jamali-Rad et al., 2022), CNNCifar.
 
     conv5 -> 6, pool; conv5 -> 16, pool; fc 400-120-84-L. 62,006 parameters on CIFAR-10.
     Embedding = the 84 units.
     """
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         return _lenet("flt_cnn_cifar", nn.MaxPool2d, shape, num_classes)
 
 
 @dataclass(frozen=True)
-class LeNet5:
+class LeNet5(ShapeModel):
     """LeNet-5 with ReLU and average pooling, convolutions drawn He-uniform. UCFL (Mestoukirdi et al., 2023).
 
     62,006 parameters on CIFAR-10, 48,846 on EMNIST (62 classes). Embedding = the 84 units. The paper's
     softmax is part of the loss here.
     """
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         net = _lenet("lenet5", nn.AvgPool2d, shape, num_classes)
         for layer in net.body.children():
@@ -143,7 +143,7 @@ def _conv5_twice(
 
 
 @dataclass(frozen=True)
-class LeafCNN:
+class LeafCNN(ShapeModel):
     """Two 5x5 convolutions that keep the size, each pooled, and 2048 units = the embedding. LEAF, FEMNIST.
 
     Caldas et al., 2018; used by FLT and FedCUAU. 6,572,975 parameters with 47 classes, 6,603,710 with 62.
@@ -156,7 +156,7 @@ class LeafCNN:
     channels: tuple[int, int] = (32, 64)
     embedding: int = 2048
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         need_pair("channels", self.channels)
         need_positive("embedding", self.embedding)
@@ -166,7 +166,7 @@ class LeafCNN:
 
 
 @dataclass(frozen=True)
-class CcflCNN:
+class CcflCNN(ShapeModel):
     """Two 5x5 convolutions with ReLU and max pool, fc 512 = the embedding. CCFL, FashionMNIST experiments.
 
     The paper gives no channels: 32 and 64 are taken. On 1x28x28 with 10 classes: 582,026 parameters
@@ -182,7 +182,7 @@ class CcflCNN:
     channels: tuple[int, int] = (32, 64)
     embedding: int = 512
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         require(self.padding in ("valid", "same"), "model.padding", self.padding, "give valid or same")
         need_pair("channels", self.channels)
@@ -194,14 +194,14 @@ class CcflCNN:
 
 
 @dataclass(frozen=True)
-class CflCNN:
+class CflCNN(ShapeModel):
     """Two 5x5 convolutions with ReLU and max pool, no hidden linear layer. CFL (Sattler et al., 2020).
 
     conv5 -> 6, ReLU, pool; conv5 -> 16, ReLU, pool; fc -> L. 18,506 parameters on 1x28x28 with
     62 classes. Embedding = the 256 pooled activations.
     """
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         body = chain(
             conv1=nn.Conv2d(shape[0], 6, 5),

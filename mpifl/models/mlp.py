@@ -7,7 +7,7 @@ from math import prod
 
 from torch import nn
 
-from .base import Net, Shape, chain, need_positive, need_rate
+from .base import Net, Shape, ShapeModel, chain, need_positive, need_rate
 
 
 def _mlp(hidden: tuple[int, ...], shape: Shape, num_classes: int) -> Net:
@@ -22,7 +22,7 @@ def _mlp(hidden: tuple[int, ...], shape: Shape, num_classes: int) -> Net:
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(ShapeModel):
     """Fully connected layers with ReLU; embedding = last hidden layer (the pixels if there is none).
 
     Attributes:
@@ -31,22 +31,22 @@ class MLP:
 
     hidden: tuple[int, ...] = (200,)
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         return _mlp(self.hidden, shape, num_classes)
 
 
 @dataclass(frozen=True)
-class IfcaMLP:
+class IfcaMLP(ShapeModel):
     """One hidden layer of 200 with ReLU. Ghosh et al., NeurIPS 2020 (IFCA), MNIST: 159,010 parameters."""
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         return _mlp((200,), shape, num_classes)
 
 
 @dataclass(frozen=True)
-class FltMLP:
+class FltMLP(ShapeModel):
     """One hidden layer: linear, dropout, then ReLU (in this order). Jamali-Rad et al., 2022 (FLT), MLP.
 
     159,010 parameters for MNIST, 169,462 for EMNIST (62), 616,610 for CIFAR-10. Embedding = the hidden layer.
@@ -59,7 +59,7 @@ class FltMLP:
     hidden: int = 200
     dropout: float = 0.5
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         need_positive("hidden", self.hidden)
         need_rate("dropout", self.dropout)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from mpifl.core.errors import UserError, require
-
-from .base import Net
+from mpifl.core.parameters import Layout
 
 KEY = "model.weights"
+TABLE, ASSIGN = "model", "assign"  # of the `model.safetensors` of a run folder
 
 
 def read_state(path: str) -> dict[str, torch.Tensor]:
@@ -54,12 +55,13 @@ def _read(file: Path) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def load_weights(net: Net, path: str, *, body: str, head: str) -> None:
+def load_weights(net: nn.Module, path: str, *, body: str, head: str) -> None:
     """Copy the weights of a file into a model.
 
     Args:
         net: the model.
-        path: the file; its names are those of the published model.
+        path: the file; its names are those of the published model, or of `net`. The `model.safetensors` of a
+            run folder is one, too, where all clients use one model.
         body: what precedes a published name in `net`, such as `body.`.
         head: published name of the last layer. It keeps its initial weights if the number of classes
             differs.
@@ -67,17 +69,21 @@ def load_weights(net: Net, path: str, *, body: str, head: str) -> None:
     Raises:
         UserError: names, shapes or values do not fit; the message names the first.
     """
-    last = f"{head}."
-    given = {
-        f"head.{k.removeprefix(last)}" if k.startswith(last) else f"{body}{k}": v
-        for k, v in read_state(path).items()
-    }
-    own = net.state_dict()
+    last, own, given = f"{head}.", net.state_dict(), read_state(path)
+    if TABLE in given and ASSIGN in given:
+        given = _of_run(net, path, given)
+    elif not given.keys() <= own.keys():
+        given = {
+            f"head.{k.removeprefix(last)}" if k.startswith(last) else f"{body}{k}": v
+            for k, v in given.items()
+        }
     if any(k in given and given[k].shape[:1] != own[k].shape[:1] for k in ("head.weight", "head.bias")):
         given |= {k: v for k, v in own.items() if k.startswith("head.")}
     counters = {k for k in own if k.endswith("num_batches_tracked")}  # absent from old files, never read
-    _refuse_misfit(path, "is missing", sorted(own.keys() - given.keys() - counters))
-    _refuse_misfit(path, "does not belong to this model", sorted(given.keys() - own.keys()))
+    missing, unknown = sorted(own.keys() - given.keys() - counters), sorted(given.keys() - own.keys())
+    also = f"; {unknown[0]} is there instead" if unknown else ""
+    _refuse_misfit(path, "is missing", missing, also)
+    _refuse_misfit(path, "does not belong to this model", unknown)
     shapes = [
         f"{k} {list(v.shape)} instead of {list(own[k].shape)}"
         for k, v in given.items()
@@ -89,7 +95,19 @@ def load_weights(net: Net, path: str, *, body: str, head: str) -> None:
     net.load_state_dict(given, strict=False)
 
 
-def _refuse_misfit(path: str, what: str, names: list[str]) -> None:
+def _of_run(net: nn.Module, path: str, tables: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of the one model that all clients of a run use."""
+    table, rows = tables[TABLE], tables[ASSIGN].unique().tolist()
+    remedy = f"is the file of a run whose clients use {len(rows)} models: take one with one model for all"
+    require(len(rows) == 1 and table.ndim == 2 and 0 <= rows[0] < len(table), KEY, path, remedy)
+    layout, vector = Layout.of(net), table[int(rows[0])]
+    remedy = f"is the file of a run whose model has {len(vector)} numbers, this one has {layout.size}: take "
+    require(len(vector) == layout.size, KEY, path, remedy + "the same network, data and number of classes")
+    shapes = zip(layout.slices.items(), layout.shapes, strict=True)
+    return {name: vector[s].reshape(shape) for (name, s), shape in shapes}
+
+
+def _refuse_misfit(path: str, what: str, names: list[str], also: str = "") -> None:
     """Raise `UserError` if there are names that do not fit; the first stands for all."""
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-    require(not names, KEY, path, f"does not fit the model: {names[0] if names else ''} {what}{more}")
+    require(not names, KEY, path, f"does not fit the model: {names[0] if names else ''} {what}{more}{also}")

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .base import Net, Shape, chain, need_positive
-from .pretrained import load_weights
+from .base import Net, Shape, ShapeModel, chain, need_positive
 
 Shortcut = Callable[[int, int], nn.Module]  # (channels before, after) -> module that halves the image
 
@@ -70,7 +69,7 @@ def _body(channels: int, widths: tuple[int, ...], depth: int, shortcut: Shortcut
 
 
 @dataclass(frozen=True)
-class ResNet18Cifar:
+class ResNet18Cifar(ShapeModel):
     """ResNet-18 for small images: 3x3 stem, no stem pool, four stages of two blocks. CCFL and FedCUAU, CIFAR.
 
     11,173,962 parameters with 10 classes, 11,220,132 with 100. Embedding = the 512 pooled channels.
@@ -81,7 +80,7 @@ class ResNet18Cifar:
 
     width: int = 64
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         need_positive("width", self.width)
         widths = tuple(self.width * 2**i for i in range(4))
@@ -90,24 +89,22 @@ class ResNet18Cifar:
 
 
 @dataclass(frozen=True)
-class ResNet20:
+class ResNet20(ShapeModel):
     """ResNet-20 for CIFAR: 16, 32, 64 channels, shortcuts without parameters. He et al., CVPR 2016.
 
     Three blocks a stage; 269,722 parameters with 10 classes. Convolutions and the last layer are drawn
-    He-normal. Embedding = the 64 pooled channels.
-
-    Attributes:
-        weights: a local file with the names of akamaster/pytorch_resnet_cifar10 (`resnet20-12fca82f.th`).
+    He-normal. Embedding = the 64 pooled channels. `model.weights` takes the names of
+    akamaster/pytorch_resnet_cifar10 (`resnet20-12fca82f.th`).
     """
 
-    weights: str | None = None
-
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the network for images of `shape`."""
         net = Net(_body(shape[0], (16, 32, 64), 3, Subsample), nn.Linear(64, num_classes), ["layer3"])
         for layer in net.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight)
-        if self.weights is not None:
-            load_weights(net, self.weights, body="body.", head="linear")
         return net
+
+    def published(self) -> dict[str, str]:
+        """Return the names of body and head in akamaster/pytorch_resnet_cifar10."""
+        return {"body": "body.", "head": "linear"}

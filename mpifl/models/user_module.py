@@ -12,7 +12,7 @@ from torch import nn
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
 
-from .base import Net, Shape
+from .base import Net, Shape, ShapeModel
 
 
 class Embedder(nn.Module):
@@ -30,7 +30,7 @@ class Embedder(nn.Module):
 
 
 @dataclass(frozen=True)
-class Custom:
+class Custom(ShapeModel):
     """Your own `torch.nn.Module`.
 
     `Name` may be a class or a function. It is called with those of `shape` (C, H, W) and `num_classes` that
@@ -49,7 +49,7 @@ class Custom:
     embed: str = ""
     block: tuple[str, ...] = ()
 
-    def build(self, shape: Shape, num_classes: int) -> Net:
+    def make(self, shape: Shape, num_classes: int) -> Net:
         """Return the user's network for images of `shape`, after checking head, blocks and embedding."""
         module = self._construct(shape, num_classes)
         head = self._find_head(module, num_classes)
@@ -64,6 +64,10 @@ class Custom:
         remedy = "the network is not its last layer applied to its embedding; name the method that embeds"
         require(_same(expected, self._run(net, probe)), "model.embed", self.embed, remedy)
         return net.train()
+
+    def published(self) -> dict[str, str]:
+        """Return the names of the user's own module."""
+        return {"body": "body.net.", "head": self.head}
 
     def _construct(self, shape: Shape, num_classes: int) -> nn.Module:
         """Return the object that `path` names, called."""

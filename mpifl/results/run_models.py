@@ -14,7 +14,7 @@ from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.federation import DataInfo
 from mpifl.core.imports import load_object
 from mpifl.core.parameters import FlatModel
-from mpifl.models import MODELS, build_model
+from mpifl.models import MODELS, LoRA, ModelOptions, Net, checksum, seeded_model
 
 SERVER_FILE, CLIENTS_FILE = "model.safetensors", "client_models.safetensors"
 TABLE = "model"
@@ -55,13 +55,20 @@ def model_of(
     require(shape is not None and num_classes is not None, "RUN", str(folder), remedy)
     info = DataInfo(tuple(shape or ()), int(num_classes or 0))
     if "data_info" in summary:
-        info = DataInfo(**{name: _as_tuple(value) for name, value in summary["data_info"].items()})
-    module = _built(config["model"], info)
+        info = DataInfo(**_options(summary["data_info"]))
+    model = _described(config["model"])
+    module = seeded_model(model, info, int(config["seed"]["model"]))
+    frozen = summary.get("identity", {}).get("frozen", "")
+    remedy = "its frozen weights are no longer those of the run: take the file and the PyTorch of then"
+    require(checksum(module) == frozen, "RUN", str(folder), remedy)
     flat = FlatModel(module)
     fits = vector.shape == flat.vector.shape
     remedy = f"a row of this method holds {len(vector)} numbers of a model's {len(flat.vector)}: parts of one"
     require(fits, "cluster", cluster, f"{remedy}; take client=")
-    return _own(flat.load(vector, train=False), config["model"])
+    module = flat.load(vector, train=False)
+    if isinstance(model, ModelOptions) and isinstance(module, Net):
+        module = model.merged(module, info)
+    return _own(module, config["model"])
 
 
 def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.Tensor:
@@ -109,20 +116,26 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         raise UserError("RUN", str(path), f"cannot be read ({type(error).__name__}); run it again") from error
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
-
-
-def _built(tree: Mapping[str, Any], info: DataInfo) -> nn.Module:
-    """Return the network that a section `model` describes."""
+def _described(tree: Mapping[str, Any]) -> Any:
+    """Return what a section `model` describes."""
     name = str(tree["name"])
     if ":" not in name and name not in MODELS:
         raise UserError("model.name", name, f"unknown name; {nearest(name, list(MODELS))}")
     cls = load_object(name, "model.name") if ":" in name else MODELS[name]
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in tree.items() if k != "name"}
-    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and overwritten
-        module = build_model(cls(**options), info)
-    return module
+    options = {k: v for k, v in _options(tree).items() if k != "name"}
+    if issubclass(cls, ModelOptions) and isinstance(lora := options.get("lora"), Mapping):
+        options["lora"] = LoRA(**_options(lora))
+    return cls(**options)
+
+
+def _options(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section as a dataclass takes them."""
+    return {k: _plain(v) for k, v in tree.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with tuples for lists."""
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _own(module: nn.Module, tree: Mapping[str, Any]) -> nn.Module:

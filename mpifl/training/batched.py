@@ -24,6 +24,7 @@ from torch import nn
 
 from mpifl.core.client import Trained
 from mpifl.core.module_checks import untouched
+from mpifl.core.parameters import frozen_names
 
 from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
@@ -36,10 +37,11 @@ STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNo
 def stackable(module: nn.Module) -> bool:
     """Return whether clients with this model can be stacked.
 
-    It must have no random layers, no running statistics or other buffers, and no hooks.
+    It must have no random layers, no running statistics or other buffers that change, and no hooks.
     """
     kept = any(is_random(m) or isinstance(m, STATEFUL) for m in module.modules())
-    return not kept and not any(True for _ in module.buffers()) and untouched(module)
+    buffers = {name for name, _ in module.named_buffers()} - frozen_names(module)
+    return not kept and not buffers and untouched(module)
 
 
 def train_all(context: ModelContext, requests: Sequence[Request]) -> list[Trained]:

@@ -13,6 +13,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader, schema
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
+from mpifl.experiment.reference import meanings
 from mpifl.experiment.schema import Config, Seeds
 from mpifl.models import MODELS
 from mpifl.results.logging import warn_once
@@ -108,7 +109,7 @@ def test_every_field_of_every_section_is_documented():
     sections = (Seeds, schema.EvaluationConfig, schema.SystemConfig, schema.OutputConfig, LocalConfig)
     for cls in (*sections, *CATALOGUE.values(), *MODELS.values()):
         for field in dataclasses.fields(cls):
-            assert field.name in (cls.__doc__ or ""), f"{cls.__name__}.{field.name}"
+            assert field.name in meanings(cls), f"{cls.__name__}.{field.name}"
 
 
 @pytest.mark.parametrize(

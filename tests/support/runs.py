@@ -93,6 +93,13 @@ RUNS: dict[str, list[str]] = {
     ],
     "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
     "own-metric": [*HALF, "--evaluation.metrics", f"[{OWN}:top2, {OWN}:recalled]"],
+    "lora": [
+        *("--algorithm", "{name: ifca, num_clusters: 3}", *HALF, "--seed", "1"),
+        *("--model", "{name: lenet5, lora: {rank: 2}}", "--data.scenario.resize", "16"),
+    ],
+    "lora-norms": [
+        *(*HALF, "--model", "{name: resnet20, lora: {rank: 1, layers: [layer3*], train: ['*bn?']}}"),
+    ],
     "ucfl-parallel": ["--algorithm", "{name: ucfl, streams: 4, parallel: true}", *HALF],
 }
 

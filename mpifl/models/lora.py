@@ -1,0 +1,284 @@
+"""Low-rank adapters (LoRA): what clients train and send in the place of whole layers.
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022. A layer with weights W [out, in]
+computes W x + (alpha / r) B A x, with A [r, in] drawn and B [out, r] zero at first; W stays as it is. A
+convolution is adapted as the matrix [out, in * height * width] of its kernels. What is frozen becomes buffers
+that `Net.frozen` names: they are no part of the flat vector, so they are never sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.parameters import frozen_names
+
+PREFIXES = ("", "body.", "body.net.")  # what a pattern may leave out of a name
+ADAPTERS = ("lora_A", "lora_B")
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Low-rank adapters: clients train and send them, and the frozen model stays where it is.
+
+    Attributes:
+        rank: r of the adapters; 0 trains and sends the whole model.
+        alpha: what the adapters add is multiplied by alpha / rank; null takes the rank, a factor of 1.
+        layers: names of the layers that get adapters, with `*` and `?` as in file names; linear layers and
+            ungrouped convolutions, `body.` may be left out. A layer that `train` names gets none.
+        train: names of modules that are trained and sent whole, as in `layers`; none: adapters only.
+    """
+
+    rank: int = 0
+    alpha: float | None = None
+    layers: tuple[str, ...] = ("*",)
+    train: tuple[str, ...] = ("head",)
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "lora.rank", self.rank, "take 1 or more, or 0 to train the whole model")
+        require(self.alpha is None or self.alpha > 0, "lora.alpha", self.alpha, "take a factor above 0")
+        require(bool(self.layers), "lora.layers", [], "name layers, such as '*', or take rank 0")
+        if not self.rank:
+            for name, plain in (("alpha", None), ("layers", ("*",)), ("train", ("head",))):
+                value = getattr(self, name)
+                remedy = "has no effect without adapters; give model.lora.rank, or leave it out"
+                require(value == plain, f"lora.{name}", value, remedy)
+
+
+class LoRALinear(nn.Linear):
+    """A linear layer [out, in] whose weights are frozen, with an adapter.
+
+    Args:
+        layer: the layer; its tensors are shared, not copied.
+        rank: r.
+        alpha: what the adapter adds is multiplied by alpha / r.
+
+    Attributes:
+        lora_A: [r, in], drawn He-uniform from the global generator as weights of linear layers are.
+        lora_B: [out, r], zero.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
+        nn.Module.__init__(self)
+        _copy_options(layer, self)
+        self.scale = alpha / rank
+        like = layer.weight.detach()
+        self.lora_A = _drawn(like.new_empty(rank, self.in_features))
+        self.lora_B = nn.Parameter(like.new_zeros(self.out_features, rank))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [..., in] to [..., out]."""
+        added = F.linear(F.linear(x, self.lora_A), self.lora_B)
+        return F.linear(x, self.weight, self.bias) + self.scale * added
+
+    def delta(self) -> torch.Tensor:
+        """Return what the adapter adds to the weights, [out, in]."""
+        return self.scale * self.lora_B @ self.lora_A
+
+
+class LoRAConv2d(nn.Conv2d):
+    """An ungrouped convolution whose kernels are frozen, with an adapter.
+
+    Args:
+        layer: the layer; its tensors are shared, not copied.
+        rank: r.
+        alpha: what the adapter adds is multiplied by alpha / r.
+
+    Attributes:
+        lora_A: [r, in, height, width], drawn as kernels of convolutions are.
+        lora_B: [out, r, 1, 1], zero.
+    """
+
+    def __init__(self, layer: nn.Conv2d, rank: int, alpha: float) -> None:
+        nn.Module.__init__(self)
+        _copy_options(layer, self)
+        self.scale = alpha / rank
+        like = layer.weight.detach()
+        self.lora_A = _drawn(like.new_empty(rank, *like.shape[1:]))
+        self.lora_B = nn.Parameter(like.new_zeros(self.out_channels, rank, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [n, in, H, W] to [n, out, H', W']."""
+        added = F.conv2d(self._conv_forward(x, self.lora_A, None), self.lora_B)
+        out: torch.Tensor = self._conv_forward(x, self.weight, self.bias) + self.scale * added
+        return out
+
+    def delta(self) -> torch.Tensor:
+        """Return what the adapter adds to the kernels, [out, in, height, width]."""
+        added: torch.Tensor = self.scale * torch.einsum("or,rihw->oihw", self.lora_B[:, :, 0, 0], self.lora_A)
+        return added
+
+
+class FrozenBatchNorm(nn.Module):
+    """A batch norm that always uses its running means, which do not move.
+
+    Args:
+        norm: the layer; its tensors are shared.
+    """
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.eps = norm.eps
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, getattr(norm, name))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [n, C, ...] to the same shape."""
+        mean, variance = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        weight, bias = self._buffers["weight"], self._buffers["bias"]
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, self.eps)
+
+
+def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
+    """Give layers adapters and freeze the rest, in place.
+
+    Adapters are drawn from torch's global generator: the caller seeds it.
+
+    Args:
+        net: the model.
+        lora: says which layers.
+
+    Returns:
+        The names of the frozen buffers.
+
+    Raises:
+        UserError: a pattern matches nothing that it can.
+    """
+    layers = [name for name, layer in net.named_modules() if _can_adapt(layer)]
+    modules = [
+        name for name, module in net.named_modules() if name and any(True for _ in module.parameters())
+    ]
+    _match_all("lora.layers", lora.layers, layers, "no linear layer and no ungrouped convolution")
+    _match_all("lora.train", lora.train, modules, "no module with parameters")
+    whole = tuple(f"{name}." for name in modules if _matches(name, lora.train))
+    trained = {id(p) for name, p in net.named_parameters(remove_duplicate=False) if name.startswith(whole)}
+    adapted = [
+        name
+        for name in layers
+        if _matches(name, lora.layers) and id(net.get_submodule(name).weight) not in trained
+    ]
+    remedy = "all layers that it names are trained whole; name others, or fewer in model.lora.train"
+    require(bool(adapted), "model.lora.layers", list(lora.layers), remedy)
+    frozen = _freeze(net, whole, trained)
+    alpha = float(lora.rank) if lora.alpha is None else lora.alpha
+    for name in adapted:
+        layer = net.get_submodule(name)
+        kind = LoRALinear if isinstance(layer, nn.Linear) else LoRAConv2d
+        net.set_submodule(name, kind(layer, lora.rank, alpha))  # type: ignore[arg-type]
+    return frozen
+
+
+def merged_state(net: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state of the model without adapters that computes what `net` does, up to rounding."""
+    state = {k: v for k, v in net.state_dict().items() if k.rpartition(".")[2] not in ADAPTERS}
+    for name, layer in net.named_modules():
+        if isinstance(layer, LoRALinear | LoRAConv2d):
+            state[f"{name}.weight"] = (layer.weight + layer.delta()).detach()
+    return state
+
+
+def check_adapted(net: nn.Module, x: torch.Tensor) -> None:
+    """Check on samples that a model's forward pass in training uses every adapter and moves nothing frozen.
+
+    Args:
+        net: a model with adapters; its buffers may change where they must not.
+        x: samples.
+
+    Raises:
+        UserError: the weights of a layer are used without calling it, or a frozen buffer changes.
+    """
+    called: set[nn.Module] = set()
+    adapters = {name: m for name, m in net.named_modules() if isinstance(m, LoRALinear | LoRAConv2d)}
+    hooks = [
+        m.register_forward_hook(lambda module, given, made: called.add(module)) for m in adapters.values()
+    ]
+    frozen = frozen_names(net)
+    before = {name: buffer.clone() for name, buffer in net.named_buffers() if name in frozen}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        net.train()(x)
+    for hook in hooks:
+        hook.remove()
+    for name, module in adapters.items():
+        remedy = f"the network uses the weights of {name} without calling it; leave the layer out"
+        require(module in called, "model.lora.layers", name, remedy)
+    for name, buffer in before.items():
+        same = torch.equal(net.get_buffer(name), buffer)
+        remedy = "changes in training, which a frozen buffer must not; name its module in model.lora.train"
+        require(same, "model.lora", name, remedy)
+
+
+def checksum(net: nn.Module) -> str:
+    """Return a short hash of what is frozen in a model; empty where nothing is."""
+    frozen = frozen_names(net)
+    sha = hashlib.sha256()
+    for name, buffer in net.named_buffers():
+        if name in frozen:
+            sha.update(f"{name} {list(buffer.shape)} {buffer.dtype}".encode())
+            sha.update(buffer.detach().cpu().contiguous().numpy().tobytes())
+    return sha.hexdigest()[:16] if frozen else ""
+
+
+def _can_adapt(layer: nn.Module) -> bool:
+    """Return whether a layer can get an adapter: subclasses may compute something else."""
+    return type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    names = [name.removeprefix(prefix) for prefix in PREFIXES]
+    return any(fnmatchcase(n, pattern) for n in names for pattern in patterns)
+
+
+def _match_all(key: str, patterns: tuple[str, ...], names: list[str], none: str) -> None:
+    """Raise `UserError` unless each pattern matches one of the names."""
+    for pattern in patterns:
+        if not any(_matches(name, [pattern]) for name in names):
+            some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise UserError(f"model.{key}", pattern, f"matches {none} of the model; it has: {some or 'none'}")
+
+
+def _freeze(net: nn.Module, whole: tuple[str, ...], trained: set[int]) -> frozenset[str]:
+    """Turn parameters into buffers, and batch norms into such that keep their running means.
+
+    Args:
+        net: the model.
+        whole: what the names inside the modules that are trained begin with.
+        trained: identities of their parameters, which modules outside may share.
+
+    Returns:
+        The names of all buffers outside of `whole`.
+    """
+    frozen: set[str] = set()
+    for prefix, module in list(net.named_modules()):
+        path = f"{prefix}." if prefix else ""
+        if path.startswith(whole):
+            continue
+        for name, p in list(module.named_parameters(recurse=False)):
+            if id(p) not in trained:
+                p.requires_grad_(False)
+                del module._parameters[name]
+                module.register_buffer(name, p.detach())
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module = FrozenBatchNorm(module)
+            net.set_submodule(prefix, module)
+        frozen |= {f"{path}{name}" for name, _ in module.named_buffers(recurse=False)}
+    return frozenset(frozen)
+
+
+def _copy_options(layer: nn.Module, into: nn.Module) -> None:
+    """Copy plain attributes of a layer, and its tensors as buffers."""
+    vars(into).update({k: v for k, v in vars(layer).items() if k not in vars(into)})
+    for name in ("weight", "bias"):
+        into.register_buffer(name, getattr(layer, name))
+
+
+def _drawn(empty: torch.Tensor) -> nn.Parameter:
+    nn.init.kaiming_uniform_(empty, a=math.sqrt(5))
+    return nn.Parameter(empty)
