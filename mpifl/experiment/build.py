@@ -471,7 +471,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     if stack > 1:
         remedy = "clients are stacked under policy rounds only; take 1"
         require(policy.synchronous, "system.stack", stack, remedy)
-        remedy = "a model with dropout, batch norm, buffers or hooks cannot be stacked; take 1"
+        remedy = "a model with dropout, batch norm, buffers, an LSTM or hooks cannot be stacked; take 1"
         require(stackable(parts.learner.flat.module), "system.stack", stack, remedy)
     elif not stack and policy.synchronous and not local.keep_optimizer:
         typical = int(np.argsort(sizes[:, 0])[n // 2])

@@ -14,6 +14,8 @@ from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeN
 from .lora import LoRA, check_adapted, checksum
 from .mlp import MLP, FltMLP, IfcaMLP
 from .resnet import ResNet18Cifar, ResNet20
+from .sequence import LSTM, Transformer
+from .tables import LinearRegression, LogisticRegression, TableMLP
 from .torchvision_models import ConvNeXtBase, EfficientNetB3, ResNet18, ResNet50, ViTB16
 from .user_module import Custom
 
@@ -35,6 +37,11 @@ MODELS: dict[str, type] = {
     "efficientnet_b3": EfficientNetB3,
     "vit_b_16": ViTB16,
     "convnext_base": ConvNeXtBase,
+    "logistic": LogisticRegression,
+    "linear": LinearRegression,
+    "table_mlp": TableMLP,
+    "lstm": LSTM,
+    "transformer": Transformer,
     "custom": Custom,
 }
 

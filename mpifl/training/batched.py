@@ -31,13 +31,14 @@ from .backend import Backend, Request
 from .model_context import ModelContext, is_random
 from .optimizer import adam, fused_sgd
 
-STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
 
 
 def stackable(module: nn.Module) -> bool:
     """Return whether clients with this model can be stacked.
 
-    It must have no random layers, no running statistics or other buffers that change, and no hooks.
+    It must have no random layers, no running statistics or other buffers that change, no recurrent layers
+    (PyTorch computes them one client after the other) and no hooks.
     """
     kept = any(is_random(m) or isinstance(m, STATEFUL) for m in module.modules())
     buffers = {name for name, _ in module.named_buffers()} - frozen_names(module)

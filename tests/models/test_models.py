@@ -17,7 +17,8 @@ from mpifl.models import AUTOENCODERS, MODELS
 
 GREY, COLOUR, LARGE = (1, 28, 28), (3, 32, 32), (3, 224, 224)
 VISION = ("resnet18", "resnet50", "efficientnet_b3", "vit_b_16", "convnext_base")
-SMALL = tuple(name for name in MODELS if name not in (*VISION, "custom"))
+OTHERS = ("table_mlp", "linear", "logistic", "lstm", "transformer", "custom")  # test_tables.py, test_sequence.py
+SMALL = tuple(name for name in MODELS if name not in (*VISION, *OTHERS))
 
 COUNTS = [  # name, options, image, classes, parameters, embedding
     ("mlp", {}, GREY, 10, 159_010, 200),
@@ -101,7 +102,7 @@ def test_logits_are_the_head_of_the_embedding(name):
     assert_close(model(x), nn.functional.linear(model.embed(x), model.head.weight, model.head.bias))
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n != "custom"])
+@pytest.mark.parametrize("name", [*SMALL, *VISION])
 def test_head_and_cluster_block_end_the_parameters(name):
     with torch.device("meta"):
         model = MODELS[name]().build((3, 32, 32), 10)

@@ -1,0 +1,143 @@
+"""Models of tables: logistic and linear regression, and dense layers with embeddings of categories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mpifl.core.errors import require
+from mpifl.core.federation import CLASSES, FEATURES, IMAGES, MULTI_HOT, NUMBERS, DataInfo
+
+from .base import ModelOptions, Net, chain, need_positive, need_rate
+
+
+class OneHot(nn.Module):
+    """The numbers of a table [n, F], and for each column of categories a 1 in the place of its category.
+
+    Args:
+        categories: number of categories of each column, 0 for numbers.
+
+    Attributes:
+        width: of the output.
+    """
+
+    def __init__(self, categories: tuple[int, ...]) -> None:
+        super().__init__()
+        self.categories = categories
+        self.width = sum(max(c, 1) for c in categories)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [n, width], columns in their order."""
+        columns = [
+            F.one_hot(x[:, i].long(), c).to(x.dtype) if c else x[:, i : i + 1]
+            for i, c in enumerate(self.categories)
+        ]
+        return torch.cat(columns, 1)
+
+
+class Columns(nn.Module):
+    """The numbers of a table [n, F], then an embedding for each column of categories.
+
+    Args:
+        categories: number of categories of each column, 0 for numbers.
+        most: largest width of an embedding; one of c categories has ceil(c / 2), at most this.
+
+    Attributes:
+        width: of the output.
+    """
+
+    def __init__(self, categories: tuple[int, ...], most: int) -> None:
+        super().__init__()
+        self.numbers = [i for i, c in enumerate(categories) if not c]
+        self.coded = [i for i, c in enumerate(categories) if c]
+        widths = [min(most, -(-categories[i] // 2)) for i in self.coded]
+        self.tables = nn.ModuleList(
+            nn.Embedding(categories[i], width) for i, width in zip(self.coded, widths, strict=True)
+        )
+        self.width = len(self.numbers) + sum(widths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [n, width]."""
+        embedded = [table(x[:, i].long()) for i, table in zip(self.coded, self.tables, strict=True)]
+        return torch.cat([x[:, self.numbers], *embedded], 1)
+
+
+def _regression(info: DataInfo) -> Net:
+    """Return one linear layer on the sample, categories as 0 and 1; the embedding is its input."""
+    if not any(info.categories):
+        return Net(chain(flatten=nn.Flatten()), nn.Linear(prod(info.shape), info.num_classes))
+    inputs = OneHot(info.categories)
+    return Net(chain(inputs=inputs), nn.Linear(inputs.width, info.num_classes))
+
+
+@dataclass(frozen=True)
+class LogisticRegression(ModelOptions):
+    """One linear layer whose outputs are the logits of classes or labels; embedding = the sample itself.
+
+    F L + L parameters for F features; a column of c categories counts as c features.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = (FEATURES, IMAGES)
+
+    def make_for(self, info: DataInfo) -> Net:
+        """Return the layer for such samples."""
+        remedy = "predicts classes or labels, but those of this source are numbers; take linear"
+        require(info.labels in (CLASSES, MULTI_HOT), "model.name", "logistic", remedy)
+        return _regression(info)
+
+
+@dataclass(frozen=True)
+class LinearRegression(ModelOptions):
+    """One linear layer whose outputs are the numbers to predict; embedding = the sample itself.
+
+    F L + L parameters for F features; a column of c categories counts as c features.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = (FEATURES, IMAGES)
+
+    def make_for(self, info: DataInfo) -> Net:
+        """Return the layer for such samples."""
+        remedy = "predicts numbers, but the labels of this source are classes or labels; take logistic"
+        require(info.labels == NUMBERS, "model.name", "linear", remedy)
+        return _regression(info)
+
+
+@dataclass(frozen=True)
+class TableMLP(ModelOptions):
+    """Fully connected layers with ReLU on numbers and embeddings of categories; embedding = the last layer.
+
+    Guo and Berkhahn, "Entity Embeddings of Categorical Variables", 2016.
+
+    Attributes:
+        hidden: units of each hidden layer.
+        embedding: largest width of a column's embedding; of c categories it is ceil(c / 2), at most this.
+        dropout: share of the units of each hidden layer that is dropped in training.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = (FEATURES,)
+
+    hidden: tuple[int, ...] = (128, 64)
+    embedding: int = 16
+    dropout: float = 0.0
+
+    def make_for(self, info: DataInfo) -> Net:
+        """Return the network for such tables."""
+        remedy = f"takes tables [F], but samples are of shape {list(info.shape)}; take mlp"
+        require(len(info.shape) == 1, "model.name", "table_mlp", remedy)
+        require(bool(self.hidden), "model.hidden", [], "give one width or more, or take logistic or linear")
+        need_positive("hidden", *self.hidden)
+        need_positive("embedding", self.embedding)
+        need_rate("dropout", self.dropout)
+        inputs = Columns(info.categories, self.embedding) if any(info.categories) else None
+        before = info.shape[0] if inputs is None else inputs.width
+        layers: dict[str, nn.Module] = {"inputs": nn.Flatten() if inputs is None else inputs}
+        for i, after in enumerate(self.hidden, 1):
+            layers |= {f"fc{i}": nn.Linear(before, after), f"relu{i}": nn.ReLU()}
+            layers |= {f"dropout{i}": nn.Dropout(self.dropout)} if self.dropout else {}
+            before = after
+        return Net(chain(**layers), nn.Linear(before, info.num_classes), [f"fc{len(self.hidden)}"])
