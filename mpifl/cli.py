@@ -295,7 +295,6 @@ def report(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.comm.transport import on_server
     from mpifl.results.report import report as write_report
 
-    refuse_options(args)
     page = on_server(transport, lambda: write_report(args.RUNS, args.out, choices_of(args)))
     if transport.is_server and not args.quiet:
         print(f"report: {page}")
@@ -319,7 +318,6 @@ def compare(transport: Transport, args: argparse.Namespace) -> None:
         text = text_of(found, sys.stdout.isatty())
         return text, warnings(found), write_files(found, args.csv, args.latex, args.markdown, args.figures)
 
-    refuse_options(args)
     text, differing, said = on_server(transport, answer)
     if transport.is_server:
         print("\n".join([text, *said]))
@@ -342,7 +340,6 @@ def export(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.results.comparison import target_of
     from mpifl.results.export import export as write_table
 
-    refuse_options(args)
     text = on_server(transport, lambda: write_table(args.RUNS, args.table, args.out, target_of(args.target)))
     if transport.is_server and not (args.quiet and args.out):
         print(text, end="")
@@ -357,7 +354,6 @@ def record(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.comm.transport import on_server
     from mpifl.experiment.papers import record as keep
 
-    refuse_options(args)
     written = on_server(transport, lambda: keep(args.SWEEPS))
     if transport.is_server and not args.quiet:
         print("\n".join(map(str, written)))
@@ -379,7 +375,6 @@ def doctor(transport: Transport, args: argparse.Namespace) -> int:
     def say(text: str) -> None:
         print(text, flush=True)
 
-    refuse_options(args)
     well = check_traffic(transport, say) if args.check_mpi_traffic else examine(transport, args.runs, say)
     if not well:
         transport.final_barrier()
@@ -391,7 +386,6 @@ def calibrate(transport: Transport, args: argparse.Namespace) -> None:
     """Measure what messages and collectives cost over these ranks, and how well that predicts a round."""
     from mpifl.tools.collective_calibration import calibrate as measure
 
-    refuse_options(args)
     text = measure(transport)
     if transport.is_server:
         print(text)
@@ -429,7 +423,6 @@ def init(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.comm.transport import on_server
     from mpifl.tools import scaffold
 
-    refuse_options(args)
     text = on_server(transport, lambda: scaffold.init(args.KIND, args.NAME, Path()), everywhere=False)
     if transport.is_server:
         print(text)
@@ -440,7 +433,6 @@ def launch(transport: Transport, args: argparse.Namespace) -> None:
     """Print a job script: mpifl launch slurm > job.sh; sbatch --nodes 2 job.sh quickstart."""
     from mpifl.tools.scaffold import job_script
 
-    refuse_options(args)
     text = job_script(args.SCHEDULER)
     if transport.is_server:
         print(text, end="")
@@ -473,7 +465,6 @@ def list(transport: Transport, args: argparse.Namespace) -> None:
     """List what there is: algorithms, data, models, policies, configurations, papers and others."""
     from mpifl.experiment import papers, reference
 
-    refuse_options(args)
     text = papers.listed() if args.WHAT == "papers" else reference.listed(args.WHAT)
     if transport.is_server:
         print(text)
@@ -487,7 +478,6 @@ def show(transport: Transport, args: argparse.Namespace) -> None:
     """Explain a key or section of the configuration: type, default, unit, choices; or a method: its paper."""
     from mpifl.experiment.reference import shown
 
-    refuse_options(args)
     text = shown(args.NAME)
     if transport.is_server:
         print(text)
@@ -498,7 +488,6 @@ def schema(transport: Transport, args: argparse.Namespace) -> None:
     """Print the JSON Schema of configuration files, with which editors complete and check YAML."""
     from mpifl.experiment.reference import json_schema
 
-    refuse_options(args)
     if transport.is_server:
         print(json_schema())
 
@@ -520,7 +509,6 @@ def completion(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.experiment.reference import keys
     from mpifl.tools.completion import bash
 
-    refuse_options(args)
     if transport.is_server:
         typed = {name: [option_of(word) for word in words] for name, (_, words) in COMMANDS.items()}
         print(bash(typed, keys()))
@@ -538,6 +526,9 @@ def count(option: str, text: str | None) -> int:
     good = text is None or (text.isdecimal() and 0 < int(text) < 1_000_000)
     require(good, option, text, "take a number, 1 or more")
     return int(text or 1)
+
+
+KEYED = {"CONFIG", "RUN", "METHOD", "WORKLOADS"}  # arguments beside which keys of a configuration are options
 
 
 def refuse_options(args: argparse.Namespace) -> None:
@@ -605,6 +596,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         args, args_options = parser().parse_known_args(argv)
         args.options = args_options
+        if KEYED.isdisjoint(COMMANDS[args.command][1]):
+            refuse_options(args)  # before what takes seconds to import
     except UserError as error:
         return refused(error)
     from mpifl.comm.mpi_startup import launch_info

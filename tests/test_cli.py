@@ -338,6 +338,13 @@ def test_help_and_version_import_nothing_heavy(words):
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.parametrize("command", ["calibrate", "doctor", "schema"])
+def test_an_unknown_option_is_refused_before_anything_is_loaded(command, monkeypatch, capsys):
+    monkeypatch.setattr("mpifl.comm.connect.connect", None)
+    assert main([command, "--no-such-option", "."]) == 2
+    assert f"{command} does not know it" in capsys.readouterr().err
+
+
 def test_every_command_has_a_help_that_names_its_options(capsys):
     for name in COMMANDS:
         with pytest.raises(SystemExit):

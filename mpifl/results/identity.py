@@ -10,6 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn")  # packages that
 NONE = "none"
 
 
+@cache  # a package in use keeps its version, and to look it up takes milliseconds
 def version_of(package: str) -> str | None:
     """Return the version of a package, None where it is not installed."""
     try:

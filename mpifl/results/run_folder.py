@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,7 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@cache  # of the code that this process has loaded
 def _commit() -> str | None:
     """Return the commit of the checkout mpifl runs from, with `+` where files differ; None outside of one."""
     git = ["git", "-C", str(Path(__file__).parent)]

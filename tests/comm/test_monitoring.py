@@ -58,7 +58,7 @@ def open_mpi() -> None:
         pytest.skip("monitoring is Open MPI's")
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 4))])
 @pytest.mark.usefixtures("open_mpi")
 def test_bytes_of_each_collective_have_their_closed_form(mpirun, tmp_path, ranks):
     found = monitored(mpirun, tmp_path, ranks)

@@ -117,14 +117,14 @@ def test_core_masks_are_written_and_read():
 def test_a_run_reports_its_binding_and_keeps_it(mpirun, tmp_path):
     output = ["--output.folder", tmp_path, "--output.id", "a", "--system.threads", "0"]
     program = ("-m", "mpifl", "run", CONFIG, "--quiet", "--bind-report", *output)
-    done = mpirun(3, *program, env=worlds.PYTHONPATH, timeout=300)
+    done = mpirun(2, *program, env=worlds.PYTHONPATH, timeout=300)
     assert done.returncode == 0, done.stderr
     heads, *lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("hint")]
     assert heads == ["rank", "host", "node", "local", "device", "cpus", "threads", "start", "s"]
     environment = json.loads((tmp_path / "tiny-a" / "environment.json").read_text())
     places = environment["processes"]
     assert environment["mpi_cuda_aware"] in (True, False)
-    assert [line[0] for line in lines] == ["0", "1", "2"]
+    assert [line[0] for line in lines] == ["0", "1"]
     for line, there in zip(lines, places, strict=True):
         assert line[4:7] == [there["device"], there["cpus"], str(there["threads"])]
         stages = there["start_s"]

@@ -1,4 +1,4 @@
-"""Runs that start from the model of an earlier run."""
+"""Runs that start from the model of an earlier run; on ranks: `tests/mpi/test_digests.py`."""
 
 from __future__ import annotations
 
@@ -50,16 +50,6 @@ def test_a_run_starts_where_the_earlier_one_ended(method, earlier, tmp_path):
         assert first[name] == last[name]
     plain = run(tmp_path, "plain", "--algorithm", method)
     assert rows_of(plain)[0]["loss"] != first["loss"]
-
-
-def test_a_started_run_is_the_same_for_any_number_of_ranks(earlier, tmp_path, mpirun):
-    digests = set()
-    for number in (None, 3):
-        place = ["--output.folder", tmp_path, "--output.id", f"{number}", "--start.run", earlier]
-        done = mpirun(number, "-m", "mpifl", "run", TINY, "--rounds", "2", "-q", *place)
-        assert done.returncode == 0, done.stderr
-        digests.add((tmp_path / f"tiny-{number}" / "summary.json").read_text().split('"digest": "')[1][:64])
-    assert len(digests) == 1
 
 
 def test_the_body_is_the_earlier_models_and_each_head_its_own():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import time
 from pathlib import Path
 
 import pytest
 from faults import deaths
 from support import worlds
+from support.runs import CONFIG, SCRIPT, Alone, Runs
+
+from mpifl import cli
 
 CLUMSY = '''
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class Clumsy(Algorithm):
 '''
 EVENTS = ["--policy", "{name: buffer, size: 2}", *deaths.FEW]
 ROUNDS = ["--rounds", "3"]
+KINDS = {"rounds": ROUNDS, "events": EVENTS}
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.fixture
@@ -57,48 +60,46 @@ def clumsy(tmp_path) -> list[str]:
     return ["--algorithm", f"{tmp_path / 'clumsy.py'}:Clumsy", "--data.cache", str(tmp_path / "cache")]
 
 
-def go(mpirun, ranks, folder: Path, run_id: str, *options: str):
-    """Run with the clumsy method."""
+def words(folder: Path, run_id: str, *options: str) -> list[str]:
+    """Return the arguments of a run."""
     place = ["--output.folder", str(folder), "--output.id", run_id]
-    command = ["-m", "mpifl", "run", str(deaths.CONFIG), "--quiet", *place, *options]
-    return mpirun(ranks, *command, env=worlds.PYTHONPATH, timeout=300)
+    return ["run", str(CONFIG), "--quiet", *place, *options]
 
 
-@pytest.mark.parametrize("kind", [ROUNDS, EVENTS], ids=["rounds", "events"])
-def test_clients_that_fail_are_left_out_and_listed(kind, clumsy, mpirun, tmp_path):
-    for run_id, ranks in (("one", None), ("three", 3)):
-        end = go(mpirun, ranks, tmp_path, run_id, *clumsy, *kind, "--on_client_error", "drop")
-        assert end.returncode == 0, end.stderr
-    assert deaths.digest(tmp_path, "one") == deaths.digest(tmp_path, "three")
-    for run_id in ("one", "three"):
-        folder = tmp_path / f"tiny-{run_id}"
-        dropped = list(csv.DictReader((folder / "dropped.csv").open()))
+def test_clients_that_fail_are_left_out_and_listed(clumsy, mpirun, tmp_path):
+    """In rounds and in events, on one process and, both in one start, on three ranks."""
+    drop = [*clumsy, "--on_client_error", "drop"]
+    one, three = Alone(tmp_path / "one", KINDS, *drop), Runs(tmp_path / "three")
+    end = mpirun(3, SCRIPT, CONFIG, three.folder, json.dumps(KINDS), *drop, env=worlds.PYTHONPATH)
+    assert end.returncode == 0, end.stderr
+    for kind in KINDS:
+        assert one.summary(kind)["digest"] == three.summary(kind)["digest"]
+        assert one.table(kind, "dropped.csv") == three.table(kind, "dropped.csv")
+        dropped = one.table(kind, "dropped.csv")
         reasons = {(row["client"], row["reason"]) for row in dropped}
         assert reasons == {
             ("2", "MemoryError: no room"),
             ("5", "upload 'model' is not finite"),
         }
-        assert json.loads((folder / "summary.json").read_text())["visits_dropped"] == len(dropped)
-        if kind is ROUNDS:
+        for runs in (one, three):
+            assert runs.summary(kind)["visits_dropped"] == len(dropped)
+        if kind == "rounds":
             assert len(dropped) == 2 * 3
-    logs = "".join(path.read_text() for path in (tmp_path / "tiny-three" / "logs").glob("*-[12].log"))
-    assert "client 2, round 1, visit 0 failed again, is left out\nTraceback" in logs
-    assert "in local_update" in logs
-    one, three = ((tmp_path / f"tiny-{r}" / "dropped.csv").read_text() for r in ("one", "three"))
-    assert one == three
+        logs = "".join(path.read_text() for path in (three.of(kind) / "logs").glob("*-[12].log"))
+        assert "client 2, round 1, visit 0 failed again, is left out\nTraceback" in logs
+        assert "in local_update" in logs
 
 
-def test_by_default_the_first_failure_ends_the_run(clumsy, mpirun, tmp_path):
-    end = go(mpirun, None, tmp_path, "x", *clumsy, *ROUNDS)
-    assert end.returncode == 1
-    assert "client 2, round 1, visit 0: MemoryError: no room" in end.stderr
+def test_by_default_the_first_failure_ends_the_run(clumsy, tmp_path, capsys):
+    assert cli.main(words(tmp_path, "x", *clumsy, *ROUNDS)) == 1
+    assert "client 2, round 1, visit 0: MemoryError: no room" in capsys.readouterr().err
 
 
-def test_a_step_without_any_client_ends_the_run(clumsy, mpirun, tmp_path):
+def test_a_step_without_any_client_ends_the_run(clumsy, tmp_path, capsys):
     (tmp_path / "clumsy.py").write_text(CLUMSY.replace("client.id == 2", "client.id >= 0"))
-    end = go(mpirun, None, tmp_path, "x", *clumsy, *ROUNDS, "--on_client_error", "drop")
-    assert end.returncode == 1
-    assert "all clients of round 1 failed; client 0, visit 0: MemoryError: no room" in end.stderr
+    assert cli.main(words(tmp_path, "x", *clumsy, *ROUNDS, "--on_client_error", "drop")) == 1
+    said = capsys.readouterr().err
+    assert "all clients of round 1 failed; client 0, visit 0: MemoryError: no room" in said
 
 
 LEAVING = """
@@ -137,41 +138,49 @@ ENDS = {  # where the method goes wrong -> the exit code, and what is said once
 }
 
 
+def leaving(folder: Path, where: str, text: str = LEAVING) -> list[str]:
+    """Write the method above; return the options that take it."""
+    (folder / "leaving.py").write_text(text)
+    method = f"{folder / 'leaving.py'}:Leaving"
+    return ["--algorithm.name", method, "--algorithm.where", where, "--data.cache", str(folder / "cache")]
+
+
+def said_once(where: str, code: int, said: str, folder: Path) -> None:
+    """Raise unless a run that went wrong ended with its code and one message."""
+    expected, text = ENDS[where]
+    assert code == expected
+    assert said.count(text) == 1
+    assert said.count("Traceback") == (where == "raise")
+    assert not (folder / "tiny-x" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("where", ENDS)
+def test_code_of_a_method_that_ends_or_fails_ends_the_run_with_one_message(where, tmp_path, capsys):
+    code = cli.main(words(tmp_path, "x", *leaving(tmp_path, where), *ROUNDS))
+    said_once(where, code, capsys.readouterr().err, tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("where", "ranks", "kind"),
+    ("where", "kind"),
     [
-        *((where, 3, ROUNDS) for where in ("client", "raise")),
-        *((where, 3, EVENTS) for where in ("server", "judging")),
-        *(pytest.param(where, None, ROUNDS, marks=pytest.mark.nightly) for where in ENDS),
-        *(
-            pytest.param(where, 3, ROUNDS, marks=pytest.mark.nightly)
-            for where in ("key", "server", "judging")
-        ),
-        pytest.param("client", 3, EVENTS, marks=pytest.mark.nightly),
+        ("judging", "events"),
+        *(pytest.param(where, "rounds", marks=NIGHTLY) for where in ENDS),
+        *(pytest.param(where, "events", marks=NIGHTLY) for where in ("server", "client")),
     ],
 )
-def test_code_of_a_method_that_ends_or_fails_ends_all_ranks_with_one_message(
-    where, ranks, kind, mpirun, tmp_path
-):
-    (tmp_path / "leaving.py").write_text(LEAVING)
-    method = ["--algorithm.name", f"{tmp_path / 'leaving.py'}:Leaving", "--algorithm.where", where]
-    start = time.monotonic()
-    end = go(mpirun, ranks, tmp_path, "x", *method, *kind, "--data.cache", str(tmp_path / "cache"))
-    code, text = ENDS[where]
-    assert end.returncode == code
-    assert end.stderr.count(text) == 1
-    assert end.stderr.count("Traceback") == (where == "raise")
+def test_it_ends_all_ranks_with_one_message(where, kind, mpirun, tmp_path):
+    asked = words(tmp_path, "x", *leaving(tmp_path, where), *KINDS[kind])
+    end = mpirun(3, "-m", "mpifl", *asked, env=worlds.PYTHONPATH, timeout=300)
+    said_once(where, end.returncode, end.stderr, tmp_path)
     assert "MPI_ABORT" not in end.stderr
-    assert not (tmp_path / "tiny-x" / "summary.json").exists()
-    assert time.monotonic() - start < 120  # of which nearly all is the start of Python on a busy machine
 
 
+@pytest.mark.nightly
 def test_a_rank_that_trains_for_long_does_not_keep_the_others_from_ending(mpirun, tmp_path):
     text = LEAVING.replace("client.id == 3", "client.id == 0")
     text = text.replace("return super().local_update", "import time; time.sleep(600)")
-    (tmp_path / "leaving.py").write_text(text)
-    method = ["--algorithm.name", f"{tmp_path / 'leaving.py'}:Leaving", "--algorithm.where", "client"]
-    cohort = ["--local.epochs", "1", "--data.scenario.clients", "4", "--data.cache", str(tmp_path / "cache")]
-    end = go(mpirun, 3, tmp_path, "x", *method, *ROUNDS, *cohort)
+    cohort = ["--local.epochs", "1", "--data.scenario.clients", "4"]
+    asked = words(tmp_path, "x", *leaving(tmp_path, "client", text), *ROUNDS, *cohort)
+    end = mpirun(3, "-m", "mpifl", *asked, env=worlds.PYTHONPATH, timeout=300)
     assert end.returncode == 2
     assert "sys.exit(0)" in end.stderr

@@ -15,6 +15,8 @@ from conftest import mpi_environment
 from faults import deaths
 from support import worlds
 
+from mpifl import cli
+
 LIMIT = 240.0  # seconds in which things must have happened; they take a few
 LONG = ["--rounds", "100000", "--checkpoint.keep", "2"]
 COMMON = deaths.HERE.parents[1] / "launch" / "common.sh"
@@ -43,7 +45,7 @@ def ranks(pid: int) -> list[int]:
 
 @pytest.fixture
 def training(tmp_path):
-    """Return a function launcher -> a process in which three ranks are past their first steps."""
+    """Return a function launcher -> a process in which two ranks are past their first steps."""
     mpirun = Path(sys.executable).parent / "mpirun"
     if not (mpirun.parent / "prterun").exists():
         pytest.skip("signals of Open MPI 5's mpirun, beside the interpreter")
@@ -51,7 +53,7 @@ def training(tmp_path):
 
     def start(*launcher: str | Path) -> subprocess.Popen[str]:
         asked = deaths.arguments(tmp_path, "x", "scaffold", tmp_path / "cache")
-        command = [*launcher, mpirun, "-n", "3", sys.executable, "-m", "mpifl", *asked, *LONG]
+        command = [*launcher, mpirun, "-n", "2", sys.executable, "-m", "mpifl", *asked, *LONG]
         process = subprocess.Popen(
             [*map(str, command)],
             stdin=subprocess.DEVNULL,
@@ -80,7 +82,7 @@ def stops(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def test_a_run_whose_ranks_get_sigterm_goes_on_later_as_if_nothing_had_been(training, mpirun, tmp_path):
+def test_a_run_whose_ranks_get_sigterm_goes_on_later_as_if_nothing_had_been(training, tmp_path):
     process, checkpoints = training(), tmp_path / "tiny-x" / "checkpoints"
     process.send_signal(signal.SIGUSR1)
     eventually(lambda: [*checkpoints.glob("step-*")])
@@ -89,11 +91,9 @@ def test_a_run_whose_ranks_get_sigterm_goes_on_later_as_if_nothing_had_been(trai
         os.kill(pid, signal.SIGTERM)
     step = int(stops(process).split("after step ")[1].split(",")[0])
     rounds = ["--rounds", str(step + 2)]
-    end = deaths.launch(mpirun, None, [], "resume", str(tmp_path / "tiny-x"), *rounds)
-    assert end.returncode == 0, end.stderr
+    assert cli.main(["resume", str(tmp_path / "tiny-x"), *rounds]) == 0
     asked = deaths.arguments(tmp_path, "whole", "scaffold", tmp_path / "cache")
-    end = deaths.launch(mpirun, None, [], *asked, *rounds)
-    assert end.returncode == 0, end.stderr
+    assert cli.main([*asked, *rounds]) == 0
     assert deaths.digest(tmp_path, "x") == deaths.digest(tmp_path, "whole")
 
 

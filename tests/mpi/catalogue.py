@@ -1,8 +1,9 @@
-"""A few steps of methods on the tiny federation: `mpirun -n P python catalogue.py FOLDER CASES [MEMORY]`.
+"""A few steps of methods on the tiny federation: `mpirun -n P python catalogue.py FOLDER JOBS`.
 
-FingerprintRound {case: digest} as JSON, and how often MPI was lent a device's memory.
-CASES is a JSON list of their names. Alone, a method that raises gives its traceback instead of a digest. With
-MEMORY, `main` or `device`, all ranks train on a pretended GPU, and MPI is given that memory.
+JOBS is a JSON list of [CASES] or [CASES, MEMORY], CASES being a list of their names. Each job prints a line:
+{case: digest} as JSON, and how often MPI was lent a device's memory. Alone, a method that raises gives its
+traceback instead of a digest. With MEMORY, `main` or `device`, all ranks train on a pretended GPU, and MPI is
+given that memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import traceback
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from support import pretended, worlds
@@ -52,10 +54,9 @@ def digest_of(
     return digest(central, server.assign, {**server.algorithm_state, **(records[-1].scores or {})})
 
 
-def main(folder: Path, names: list[str], memory: str = "main") -> None:
-    """Print the digests of the named cases."""
-    transport, found = connect(), {}
-    flt.umap_plane = worlds.plane
+def digests(transport: Transport, folder: Path, names: list[str], memory: str = "main") -> dict[str, Any]:
+    """Return, on rank 0, the digests of the named cases, and under `lent` how often memory was lent."""
+    found, before = {}, pretended.There.lent
     for case in (c for c in CASES if named(c) in names):
         try:
             found[named(case)] = digest_of(case, transport, folder / named(case).replace(" ", "_"), memory)
@@ -64,13 +65,20 @@ def main(folder: Path, names: list[str], memory: str = "main") -> None:
             if transport.size > 1:
                 print(found[named(case)], file=sys.stderr, flush=True)
                 transport.abort(1)
-    lent = transport.gather(pretended.There.lent, "test")
-    if lent is not None:
-        print(json.dumps({**found, "lent": sum(lent)}))
+    lent = transport.gather(pretended.There.lent - before, "test")
+    return found if lent is None else {**found, "lent": sum(lent)}
+
+
+def main(folder: Path, jobs: list[list[Any]]) -> None:
+    """Print a line for each job."""
+    transport, flt.umap_plane = connect(), worlds.plane
+    for number, (names, *memory) in enumerate(jobs):
+        with pretended.gpu() if memory else nullcontext():
+            found = digests(transport, folder / str(number), names, *memory)
+        if transport.is_server:
+            print(json.dumps(found))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder, names, *memory = sys.argv[1:]
-    with pretended.gpu() if memory else nullcontext():
-        main(Path(folder), json.loads(names), *memory)
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

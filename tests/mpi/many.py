@@ -1,6 +1,7 @@
 """Several runs in one start of Python: `mpirun -n P python many.py CONFIG FOLDER RUNS [options for all]`.
 
-RUNS is JSON: {id: [options]}. Each is `mpifl run CONFIG --output.folder FOLDER --output.id ID options`.
+RUNS is JSON: {id: [options]}. Each is `mpifl run CONFIG --output.folder FOLDER --output.id ID options`, with
+FOLDER itself in the place of that word in an option. A run named `refused...` must be refused.
 """
 
 import json
@@ -11,6 +12,7 @@ from mpifl.cli import main
 config, folder, runs, *common = sys.argv[1:]
 for name, options in json.loads(runs).items():
     place = ["--output.folder", folder, "--output.id", name]
-    code = main(["run", config, "--quiet", *place, *options, *common])
-    if code:
+    given = [option.replace("FOLDER", folder) for option in options]
+    code = main(["run", config, "--quiet", *place, *given, *common])
+    if code != (2 if name.startswith("refused") else 0):
         sys.exit(f"{name}: exit code {code}")

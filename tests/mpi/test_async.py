@@ -4,7 +4,6 @@ happened.
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from support import worlds
-from support.runs import columns_of
+from support.runs import CONFIG, SCRIPT, Alone, Runs, columns_of
 
-HERE = Path(__file__).parent
-CONFIG = HERE.parent / "configs" / "tiny.yaml"
 FEW = ["--cohort_size", "5", "--rounds", "12", "--delay", "{name: exponential, mean_s: 2}"]
 CCFL = [
     *("--policy", "client_decides", "--rounds", "16", "--data.scenario"),
@@ -67,119 +64,105 @@ RUNS: dict[str, list[str]] = {
     ],
 }
 REAL = {  # on the wall clock, slow clients held back
-    name: [*RUNS[name], "--clock", "{name: wall, scale: 0.004}"]
+    f"real-{name}": [*RUNS[name], "--clock", "{name: wall, scale: 0.004}"]
     for name in ("fedasync", "fedbuff", "ccfl", "drift")
 }
 
 
-class Place:
-    """Runs on so many ranks (None: no mpirun), each once."""
+def replayed(name: str, trace: str | Path) -> list[str]:
+    """Return the options of a run that follows a trace."""
+    return [*RUNS[name], "--clock", f"{{name: replay, trace: {trace}}}"]
 
-    def __init__(self, mpirun: Any, folder: Path, cache: Path, ranks: int | None) -> None:
-        self.mpirun, self.folder, self.cache, self.ranks = mpirun, folder, cache, ranks
 
-    def run(self, runs: dict[str, list[str]]) -> None:
-        """Run all in one start."""
-        program = (HERE / "many.py", CONFIG, self.folder, json.dumps(runs), "--data.cache", self.cache)
-        end = self.mpirun(self.ranks, *program, timeout=600, env=worlds.PYTHONPATH)
+AGAIN = {name: replayed(name.removeprefix("real-"), f"FOLDER/tiny-{name}/events.csv") for name in REAL}
+REFUSED = {"refused": replayed("fedbuff", "FOLDER/tiny-fedasync/events.csv")}  # the trace of another run
+RANKS = {  # number of ranks -> the runs of its only start
+    3: RUNS | REAL | {f"again-{name}": options for name, options in AGAIN.items()} | REFUSED,
+    2: RUNS,
+    6: {name: RUNS[name] for name in ("fedbuff", "ccfl")},
+}
+
+
+class Place(Runs):
+    """Runs on so many ranks, made in one start.
+
+    Attributes:
+        said: what it wrote to stderr.
+    """
+
+    def __init__(self, mpirun: Any, folder: Path, cache: Path, ranks: int) -> None:
+        super().__init__(folder)
+        program = (SCRIPT, CONFIG, folder, json.dumps(RANKS[ranks]), "--data.cache", cache)
+        end = mpirun(ranks, *program, timeout=600, env=worlds.PYTHONPATH)
         assert end.returncode == 0, end.stderr
-
-    def summary(self, name: str) -> dict[str, Any]:
-        """Return what a run says of itself."""
-        return json.loads((self.folder / f"tiny-{name}" / "summary.json").read_text())
-
-    def table(self, name: str, file: str = "events.csv") -> list[dict[str, str]]:
-        """Return the rows of a file."""
-        with (self.folder / f"tiny-{name}" / file).open() as lines:
-            return list(csv.DictReader(lines))
+        self.said = end.stderr
 
 
 @pytest.fixture(scope="module")
-def at(mpirun, tmp_path_factory):
-    """Return a function ranks -> a place where all virtual runs were made, each place in one start.
+def cache(tmp_path_factory) -> Path:
+    """A folder of prepared data that all runs share."""
+    return tmp_path_factory.mktemp("cache")
 
-    Three ranks also run on the wall clock; one process also replays what they did.
-    """
-    cache, places = tmp_path_factory.mktemp("cache"), {}
 
-    def make(ranks: int | None) -> Place:
+@pytest.fixture(scope="module")
+def at(mpirun, tmp_path_factory, cache):
+    """Return a function ranks -> a place, each made once."""
+    places: dict[int, Place] = {}
+
+    def make(ranks: int) -> Place:
         if ranks not in places:
-            runs = RUNS if ranks != 6 else {name: RUNS[name] for name in ("fedbuff", "ccfl")}
-            if ranks == 3:
-                runs = runs | {f"real-{name}": options for name, options in REAL.items()}
-            if ranks is None:
-                runs = runs | replays_of(make(3))
             places[ranks] = Place(mpirun, tmp_path_factory.mktemp("runs"), cache, ranks)
-            places[ranks].run(runs)
         return places[ranks]
 
     return make
 
 
-def replays_of(place: Place) -> dict[str, list[str]]:
-    """Return the runs that repeat what happened at a place on the wall clock."""
-    traces = {name: place.folder / f"tiny-real-{name}" / "events.csv" for name in REAL}
-    return {
-        f"again-{name}": [*RUNS[name], "--clock", f"{{name: replay, trace: {trace}}}"]
-        for name, trace in traces.items()
-    }
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, cache) -> Alone:
+    """The runs of one process."""
+    return Alone(tmp_path_factory.mktemp("alone"), RUNS, "--data.cache", str(cache))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(6, marks=pytest.mark.nightly)])
-def test_virtual_time_gives_the_same_run_on_any_number_of_ranks(ranks, at):
-    alone, there = at(None), at(ranks)
-    for name in RUNS if ranks != 6 else ("fedbuff", "ccfl"):
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 6))])
+def test_virtual_time_gives_the_same_run_on_any_number_of_ranks(ranks, alone, at):
+    there = at(ranks)
+    for name in RUNS if ranks != 6 else RANKS[6]:
         assert there.summary(name)["ranks"] == ranks
         one, other = alone.summary(name), there.summary(name)
         assert one["digest"] == other["digest"], name
-        assert alone.table(name) == there.table(name), name
+        assert alone.table(name, "events.csv") == there.table(name, "events.csv"), name
         assert alone.table(name, "ledger.csv") == there.table(name, "ledger.csv"), name
         for figure in ("accuracy_mean", "accuracy_worst", "federation_bytes_up", "federation_bytes_down"):
             assert one[figure] == other[figure], name
-        files = [place.folder / f"tiny-{name}" / "metrics.csv" for place in (alone, there)]
+        files = [place.of(name) / "metrics.csv" for place in (alone, there)]
         assert columns_of(files[0]) == columns_of(files[1]), name
 
 
-@pytest.mark.parametrize("ranks", [None, 3])
-def test_the_replay_of_a_wall_clock_run_is_that_run_on_any_number_of_ranks(ranks, at):
-    """What three ranks really did, replayed by one process and by three."""
-    there, here = at(3), at(ranks)
-    if ranks == 3:
-        here.run(replays_of(there))
-    for name in REAL:
-        real, again = there.summary(f"real-{name}"), here.summary(f"again-{name}")
-        assert real["digest"] == again["digest"], name
-        assert there.table(f"real-{name}") == here.table(f"again-{name}"), name
-    assert {row["accepted"] for row in there.table("real-fedbuff")} <= {"0", "1"}
+def test_the_replay_of_a_wall_clock_run_is_that_run_on_any_number_of_ranks(at, cache, tmp_path):
+    """What three ranks really did, replayed by three and by one process."""
+    there = at(3)
+    traces = {f"again-{name}": replayed(name[5:], there.of(name) / "events.csv") for name in REAL}
+    for here in (there, Alone(tmp_path, traces, "--data.cache", str(cache))):
+        for name in REAL:
+            real, again = there.summary(name), here.summary(f"again-{name}")
+            assert real["digest"] == again["digest"], name
+            assert there.table(name, "events.csv") == here.table(f"again-{name}", "events.csv"), name
+    assert {row["accepted"] for row in there.table("real-fedbuff", "events.csv")} <= {"0", "1"}
 
 
-def test_a_trace_of_another_run_ends_all_ranks_with_one_line(at, mpirun):
+def test_a_trace_of_another_run_is_refused_on_all_ranks_with_one_line(at):
     """The error is found on rank 0 while the others serve: they must hear of it."""
-    place = at(3)
-    trace = place.folder / "tiny-fedasync" / "events.csv"
-    options = [*RUNS["fedbuff"], "--clock", f"{{name: replay, trace: {trace}}}"]
-    command = [
-        "-m",
-        "mpifl",
-        "run",
-        str(CONFIG),
-        "--output.folder",
-        str(place.folder),
-        "--output.id",
-        "wrong",
-    ]
-    end = mpirun(3, *command, *options, "--data.cache", str(place.cache), env=worlds.PYTHONPATH)
-    assert end.returncode == 2
-    assert "no trace of such a run" in end.stderr
-    assert end.stderr.count("mpifl: ") == 1
-    assert "Traceback" not in end.stderr
+    said = at(3).said
+    assert "no trace of such a run" in said
+    assert said.count("mpifl: ") == 1
+    assert "Traceback" not in said
 
 
 def test_a_run_says_how_asynchronous_it_was(at):
     """Concurrency, staleness, refusals, updates per second; the workers' idle share of their serving time."""
     place = at(3)
     for name in RUNS:
-        said, events = place.summary(name)["asynchronous"], place.table(name)
+        said, events = place.summary(name)["asynchronous"], place.table(name, "events.csv")
         assert said["arrivals"] == len(events) == sum(said["staleness_histogram"].values())
         assert said["refused"] == sum(row["accepted"] == "0" for row in events)
         lags = [int(row["staleness"]) for row in events]
@@ -223,6 +206,6 @@ def test_ccfl_runs_with_one_cluster(at):
     place = at(3)
     (row,) = place.table("ccfl_one", "metrics.csv")
     assert float(row["mixture_kl"]) == 0
-    with np.load(place.folder / "tiny-ccfl_one" / "algorithm_state.npz") as state:
+    with np.load(place.of("ccfl_one") / "algorithm_state.npz") as state:
         assert_array_equal(state["u"], np.ones((8, 1)))
         assert state["changed"][0] > 0, "it moved"

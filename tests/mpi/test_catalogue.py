@@ -6,49 +6,50 @@ import json
 from pathlib import Path
 
 import pytest
-from support import worlds
+from mpi import catalogue
+from support import pretended, worlds
 from support.cases import CASES, OPTIONS, named
 
+from mpifl.comm.transport import Single
+
 SCRIPT = Path(__file__).with_name("catalogue.py")
-ON_GPU = {"fedavg", "cfl", "ucfl", "fedbuff"}
+NAMES = [named(case) for case in CASES]
+METHODS = "fedavg", "cfl", "ucfl", "fedbuff"
+ON_GPU = [named(case) for case in CASES if case[0] in METHODS and case[1] == OPTIONS.get(case[0], {})]
 ENV = {"PYTHONPATH": f"{worlds.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}
 
 
 @pytest.fixture(scope="module")
-def digests(mpirun, tmp_path_factory):
-    """Return a function ranks, cases, memory -> digest of each case; for `memory` see the script."""
-
-    def of(ranks: int | None, cases: list[str], *memory: str) -> dict[str, str]:
-        arguments = tmp_path_factory.mktemp("runs"), json.dumps(cases), *memory
-        end = mpirun(ranks, SCRIPT, *arguments, timeout=900, env=ENV)
-        assert end.returncode == 0, end.stderr
-        return json.loads(end.stdout.splitlines()[-1])
-
-    return of
-
-
-@pytest.fixture(scope="module")
-def alone(digests) -> dict[str, str]:
+def alone(tmp_path_factory) -> dict[str, str]:
     """Digests of one process, or tracebacks."""
-    return digests(None, [named(case) for case in CASES])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("mpifl.algorithms.flt.umap_plane", worlds.plane)
+        return catalogue.digests(Single(), tmp_path_factory.mktemp("runs"), NAMES)
 
 
 @pytest.fixture(scope="module")
-def together(digests, alone) -> dict[str, str]:
-    """Digests over three ranks, of those that run alone."""
-    names = [named(case) for case in CASES]
-    return digests(3, [name for name in names if "Error" not in alone[name]])
+def together(mpirun, alone, tmp_path_factory) -> dict[str, dict[str, str]]:
+    """Digests over three ranks, of those that run alone; then some on a pretended GPU."""
+    names = [name for name in NAMES if "Error" not in alone[name]]
+    arguments = tmp_path_factory.mktemp("runs"), json.dumps([[names], [ON_GPU, "device"]])
+    end = mpirun(3, SCRIPT, *arguments, timeout=900, env=ENV)
+    assert end.returncode == 0, end.stderr
+    plain, device = map(json.loads, end.stdout.splitlines()[-2:])
+    return {"plain": plain, "device": device}
 
 
-@pytest.mark.parametrize("name", [named(case) for case in CASES])
+@pytest.mark.parametrize("name", NAMES)
 def test_three_ranks_give_the_bits_of_one_process(name, alone, together):
     assert "Error" not in alone[name], alone[name]
-    assert together[name] == alone[name]
+    assert together["plain"][name] == alone[name]
+    assert together["plain"]["lent"] == 0
 
 
-def test_uploads_on_a_pretended_gpu_lent_to_mpi_give_the_bits_of_one_process(digests):
-    names = [named(case) for case in CASES if case[0] in ON_GPU and case[1] == OPTIONS.get(case[0], {})]
-    alone, together = (digests(*where) for where in ((None, names, "main"), (3, names, "device")))
-    assert (alone.pop("lent"), together.pop("lent") > 0) == (0, True)
-    assert together == alone
-    assert len(alone) == len(ON_GPU)
+def test_uploads_on_a_pretended_gpu_lent_to_mpi_give_the_bits_of_one_process(together, tmp_path):
+    """There they are staged through main memory."""
+    with pretended.gpu():
+        alone = catalogue.digests(Single(), tmp_path, ON_GPU, "main")
+    lent = dict(together["device"])
+    assert (alone.pop("lent"), lent.pop("lent") > 0) == (0, True)
+    assert lent == alone
+    assert len(alone) == len(METHODS)

@@ -1,7 +1,8 @@
 """Whole runs: the same digest for any number of ranks, and bytes on the wire as Open MPI's monitor counts
 them.
 
-All runs of one number of ranks share one mpirun (`many.py`): starting Python costs more than the runs.
+All runs of one number of ranks share one mpirun (`many.py`): starting Python costs more than the runs. Other
+tests' claims that a key gives the same tables for any number of ranks stand here, too, as runs of `RUNS`.
 """
 
 from __future__ import annotations
@@ -16,117 +17,138 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from support import worlds
-from support.runs import CONFIG, RUNS, SCRIPT, Runs, columns_of
+from support.runs import CONFIG, RUNS, SCRIPT, Alone, Runs, columns_of
 
 from mpifl.comm.monitoring import ALLTOALLV, parse_monitoring
 
-PLACES = {  # name -> ranks (None: no mpirun), options of all runs
-    "alone": (None, []),
-    "2 ranks": (2, []),
-    "3 ranks": (3, []),
-    "4 ranks": (4, ["--system.placement_seed", "1"]),  # clients change places
-    "6 ranks": (6, []),
+FEW = (  # on one process and on three ranks; all of them, also on other numbers of ranks, are nightly
+    *(
+        "fedavg",
+        "fedavg-gathered",
+        "scaffold",
+        "ifca",
+        "cfl",
+        "emdcfl-half",
+        "ucfl",
+        "ucfl-reduced",
+        "ucfl-4",
+    ),
+    *("compressed", "private", "secure", "partial-work", "median", "norm-bound", "fedbuff", "own-metric"),
+    *("updates", "evaluated", "started"),
+)
+PLACES = {  # name -> ranks, options of all runs, their names
+    "3 ranks": (3, ["--system.placement_seed", "1"], FEW),  # clients change places
+    "2 ranks": (2, [], tuple(RUNS)),
+    "4 ranks": (4, ["--system.placement_seed", "1"], tuple(RUNS)),
+    "6 ranks": (6, [], tuple(RUNS)),
 }
 MONITOR = {
     "OMPI_MCA_pml_monitoring_enable": "2",
     "OMPI_MCA_pml_monitoring_enable_output": "3",
     **ALLTOALLV,
 }
+FILES = ("metrics.csv", "clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "client_traffic.csv")
+CALLS = ("bcast", "reduce", "gatherv", "reduce_scatter", "alltoallv", "send")
+USUAL, *NIGHTLY = PLACES
+
+
+class There(Runs):
+    """The runs of a place, in one start, watched by Open MPI's monitor."""
+
+    def __init__(self, folder: Path, place: str) -> None:
+        super().__init__(folder)
+        self.ranks, self.options, self.names = PLACES[place]
+        self.prefix = folder / "monitor" / "m"
+
+    def monitored(self) -> dict[str, Any]:
+        """Return what the monitor saw; without one, skip the test."""
+        if not list(self.prefix.parent.iterdir()):
+            pytest.skip("this MPI has no monitoring (Open MPI has)")
+        return parse_monitoring(str(self.prefix))
 
 
 @pytest.fixture(scope="module")
-def runs_at(mpirun, tmp_path_factory):
-    """Return a function place -> its runs; each place runs once."""
-    done: dict[str, Runs] = {}
-    cache = tmp_path_factory.mktemp("cache")
-
-    def at(place: str, **how: Any) -> Runs:
-        if place not in done:
-            ranks, options = PLACES[place]
-            folder = tmp_path_factory.mktemp("runs")
-            options = ["--data.cache", str(cache), *options]
-            env = worlds.PYTHONPATH | how.pop("env", {})
-            program = (SCRIPT, CONFIG, folder, json.dumps(RUNS), *options)
-            end = mpirun(ranks, *program, timeout=600, env=env, **how)
-            assert end.returncode == 0, end.stderr
-            done[place] = Runs(folder)
-        return done[place]
-
-    return at
+def cache(tmp_path_factory) -> Path:
+    """A folder of prepared data that all runs share."""
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
-def monitored(runs_at, tmp_path_factory) -> tuple[Runs, Path]:
-    """The runs over 4 ranks, and the prefix of what the monitor wrote."""
-    prefix = tmp_path_factory.mktemp("monitor") / "m"
-    env = {**MONITOR, "OMPI_MCA_pml_monitoring_filename": str(prefix)}
-    return runs_at("4 ranks", env=env), prefix
+def alone(cache, tmp_path_factory) -> Alone:
+    """The runs of one process."""
+    return Alone(tmp_path_factory.mktemp("alone"), RUNS, "--data.cache", str(cache))
 
 
-@pytest.mark.parametrize(
-    "place",
-    ["2 ranks", "4 ranks", *(pytest.param(p, marks=pytest.mark.nightly) for p in ("3 ranks", "6 ranks"))],
+@pytest.fixture(
+    scope="module", params=[USUAL, *(pytest.param(p, marks=pytest.mark.nightly) for p in NIGHTLY)]
 )
-def test_digests_do_not_depend_on_the_ranks(place, runs_at, monitored):
-    alone, there = runs_at("alone"), runs_at(place)
-    for name in RUNS:
+def there(request, mpirun, cache, tmp_path_factory) -> There:
+    """The runs over ranks."""
+    runs = There(tmp_path_factory.mktemp("runs"), request.param)
+    runs.prefix.parent.mkdir()
+    env = {**worlds.PYTHONPATH, **MONITOR, "OMPI_MCA_pml_monitoring_filename": str(runs.prefix)}
+    program = SCRIPT, CONFIG, runs.folder, json.dumps({name: RUNS[name] for name in runs.names})
+    end = mpirun(runs.ranks, *program, "--data.cache", cache, *runs.options, timeout=600, env=env)
+    assert end.returncode == 0, end.stderr
+    return runs
+
+
+def test_digests_and_tables_do_not_depend_on_the_ranks(alone, there):
+    for name in there.names:
         one, other = alone.summary(name), there.summary(name)
         assert one["ranks"] == 1
-        assert other["ranks"] == PLACES[place][0]
+        assert other["ranks"] == there.ranks
         for figure in one:
             if figure not in ("ranks", "mpi_bytes", "wall_seconds", "peak_bytes", "asynchronous"):
                 assert one[figure] == other[figure], f"{name}: {figure}"
-    kept = [runs.folder / "tiny-emdcfl-half" for runs in (alone, there)]
-    mine, theirs = (columns_of(folder / "metrics.csv") for folder in kept)
-    assert "client_distance" in mine
-    assert mine == theirs
-    mine, theirs = (dict(np.load(folder / "matrices.npz")) for folder in kept)
+        for file in FILES:
+            mine, theirs = (columns_of(runs.of(name) / file) for runs in (alone, there))
+            assert mine == theirs, f"{name}: {file}"
+
+
+def test_matrices_distances_and_updates_do_not_either(alone, there):
+    assert "client_distance" in columns_of(alone.of("emdcfl-half") / "metrics.csv")
+    mine, theirs = (dict(np.load(runs.of("emdcfl-half") / "matrices.npz")) for runs in (alone, there))
     assert [*mine] == ["parameters", "gradients", "angles", "smallest_angles"]
     for name, values in mine.items():
         np.testing.assert_array_equal(theirs[name], values, name)
+    one, other = ((runs.of("updates") / "updates.csv").read_bytes() for runs in (alone, there))
+    assert one == other
+    assert one.count(b"\n") == 1 + 3 * 4 * 2, "a head; rounds, clients, blocks of the network"
+    (row,) = alone.table("evaluated", "metrics.csv")
+    assert "accuracy_train_standard_error" in row
+    assert row["accuracy_finetuned_mean"] != row["accuracy_mean"]
 
 
-def test_only_the_collective_may_change_without_changing_the_digest(runs_at):
-    digests = {name: runs_at("alone").summary(name)["digest"] for name in RUNS}
+def test_only_the_collective_may_change_without_changing_the_digest(alone, there):
+    digests = {name: alone.summary(name)["digest"] for name in there.names}
     assert digests.pop("fedavg-gathered") == digests["fedavg"]
     assert digests.pop("ucfl-reduced") == digests["ucfl"]
-    assert digests.pop("secure") == digests["fedavg"]
-    assert digests.pop("own-metric", digests["fedavg"]) == digests["fedavg"], "a metric changes nothing"
+    for name in ("secure", "own-metric", "updates", "evaluated"):
+        assert digests.pop(name) == digests["fedavg"], f"{name} changes nothing"
     assert len(set(digests.values())) == len(digests), "every other run is one of its own"
 
 
-@pytest.mark.parametrize(
-    "file", ["clients.csv", "clusters.csv", "ledger.csv", "visits.csv", "client_traffic.csv"]
-)
-def test_tables_do_not_depend_on_the_ranks_either(file, runs_at, monitored):
-    for name in RUNS:
-        assert runs_at("alone").table(name, file) == runs_at("4 ranks").table(name, file)
-
-
-def test_the_runs_do_what_they_are_there_for(runs_at, monitored):
+def test_the_runs_do_what_they_are_there_for(alone, there):
     """Clusters split, groups are found, and each of the three ways to mix is walked."""
-    runs = runs_at("4 ranks")
-    assert runs.summary("cfl")["num_clusters"] >= 3
-    assert runs.summary("ifca")["num_clusters"] >= 2
-    assert runs.summary("emdcfl")["num_clusters"] >= 2
-    assert runs.mpi_bytes("ucfl")["reduce_scatter"] > 0, "rows live with their readers"
-    assert runs.mpi_bytes("ucfl-4")["reduce_scatter"] == 0
-    assert runs.mpi_bytes("fedavg")["reduce"] > 0 == runs.mpi_bytes("fedavg")["gatherv"]
-    assert runs.mpi_bytes("cfl")["gatherv"] > 0, "products of all pairs"
-    gathered, reduced = runs.mpi_bytes("fedavg-gathered"), runs.mpi_bytes("ucfl-reduced")
+    assert there.summary("cfl")["num_clusters"] >= 3
+    assert there.summary("ifca")["num_clusters"] >= 2
+    assert there.summary("emdcfl-half")["num_clusters"] >= 2
+    assert there.mpi_bytes("ucfl")["reduce_scatter"] > 0, "rows live with their readers"
+    assert there.mpi_bytes("ucfl-4")["reduce_scatter"] == 0
+    assert there.mpi_bytes("fedavg")["reduce"] > 0 == there.mpi_bytes("fedavg")["gatherv"]
+    assert there.mpi_bytes("cfl")["gatherv"] > 0, "products of all pairs"
+    gathered, reduced = there.mpi_bytes("fedavg-gathered"), there.mpi_bytes("ucfl-reduced")
     assert gathered["gatherv"] > 0 == gathered["reduce"]
     assert reduced["reduce"] > 0 == reduced["reduce_scatter"]
-    assert runs_at("alone").summary("fedavg")["mpi_bytes"] == 0
-    assert runs.mpi_bytes("median")["alltoallv"] > 0 == runs.mpi_bytes("median")["reduce"]
-    assert runs.mpi_bytes("norm-bound")["alltoallv"] > 0 < runs.mpi_bytes("norm-bound")["reduce"]
+    assert alone.summary("fedavg")["mpi_bytes"] == 0
+    assert there.mpi_bytes("median")["alltoallv"] > 0 == there.mpi_bytes("median")["reduce"]
+    assert there.mpi_bytes("norm-bound")["alltoallv"] > 0 < there.mpi_bytes("norm-bound")["reduce"]
 
 
-def test_bytes_are_those_that_open_mpi_monitored(monitored):
-    """Every run of 4 ranks, rounds and an asynchronous one, to the byte; `mpi_bytes` is their sum."""
-    runs, prefix = monitored
-    if not list(prefix.parent.iterdir()):
-        pytest.skip("this MPI has no monitoring (Open MPI has)")
-    seen, sent = parse_monitoring(str(prefix)), runs.mpi_bytes(*RUNS)
+def test_bytes_are_those_that_open_mpi_monitored(there):
+    """Every run, rounds and an asynchronous one, to the byte; `mpi_bytes` is their sum."""
+    seen, sent = there.monitored(), there.mpi_bytes(*there.names)
     calls = seen["communicators"]["mpifl"]
     kind = {
         k: sum(count.size for (_, which), count in calls.items() if which == k) for k in ("O2A", "A2O", "A2A")
@@ -135,35 +157,29 @@ def test_bytes_are_those_that_open_mpi_monitored(monitored):
     assert sent["reduce"] + sent["gatherv"] == kind["A2O"]
     assert sent["reduce_scatter"] + sent["alltoallv"] == kind["A2A"]
     assert sent["send"] == sum(count.size for count in seen["point"].values())
-    assert sum(runs.summary(name)["mpi_bytes"] for name in RUNS) == sum(sent.values())
-    assert (
-        min(sent[call] for call in ("bcast", "reduce", "gatherv", "reduce_scatter", "alltoallv", "send")) > 0
-    )
+    assert sum(there.summary(name)["mpi_bytes"] for name in there.names) == sum(sent.values())
+    assert min(sent[call] for call in CALLS) > 0
 
 
-def test_each_rank_counted_what_it_sent_itself(monitored):
+def test_each_rank_counted_what_it_sent_itself(there):
     """Sends by rank, as the monitor has them by sender."""
-    runs, prefix = monitored
-    if not list(prefix.parent.iterdir()):
-        pytest.skip("this MPI has no monitoring (Open MPI has)")
-    own: Counter[int] = Counter()
-    for name in RUNS:
-        for row in runs.table(name, "mpi_traffic.csv"):
-            own[int(row["rank"])] += int(row["bytes"]) * (row["call"] == "send")
     seen: Counter[int] = Counter()
-    for (rank, _), count in parse_monitoring(str(prefix))["point"].items():
+    for (rank, _), count in there.monitored()["point"].items():
         seen[rank] += count.size
+    own: Counter[int] = Counter()
+    for name in there.names:
+        for row in there.table(name, "mpi_traffic.csv"):
+            own[int(row["rank"])] += int(row["bytes"]) * (row["call"] == "send")
     assert own == seen
 
 
-def test_federation_bytes_are_the_closed_forms(runs_at):
+def test_federation_bytes_are_the_closed_forms(alone):
     """d = 64 * 12 + 12 + 12 * 10 + 10 = 910 numbers; 4 of 8 clients in 3 rounds, or 8 in 2.
 
     EMD-CFL: body 780, floor(0.9 * 12) = 10 columns of 32 images, 8 * 7 pairs, one tau each. UCFL: the initial
     model down, a gradient and a variance up before the first round.
     """
-    runs, d = runs_at("alone"), 910
-    pairs = 8 * 7
+    d, pairs = 910, 8 * 7
     expected = {
         "fedavg": (4 * 3 * d, 4 * 3 * d),
         "ifca": (4 * 3 * (d + 1), 4 * 3 * 3 * d),
@@ -175,16 +191,15 @@ def test_federation_bytes_are_the_closed_forms(runs_at):
         "fedper": (4 * 3 * 780, 4 * 3 * 780),
     }
     for name, (up, down) in expected.items():
-        summary = runs.summary(name)
+        summary = alone.summary(name)
         assert summary["federation_bytes_up"] == 4 * up, name
         assert summary["federation_bytes_down"] == 4 * down, name
 
 
-def test_a_run_folder_is_complete_and_its_figures_agree(runs_at, monitored):
-    runs = runs_at("4 ranks")
-    for name in RUNS:
-        summary, clients = runs.summary(name), runs.table(name, "clients.csv")
-        files = {path.name for path in (runs.folder / f"tiny-{name}").iterdir()}
+def test_a_run_folder_is_complete_and_its_figures_agree(there):
+    for name in there.names:
+        summary, clients = there.summary(name), there.table(name, "clients.csv")
+        files = {path.name for path in there.of(name).iterdir()}
         assert files >= {
             "config.yaml",
             "environment.json",
@@ -200,28 +215,27 @@ def test_a_run_folder_is_complete_and_its_figures_agree(runs_at, monitored):
         accuracy = [float(row["accuracy"]) for row in clients]
         assert_allclose(summary["accuracy_mean"], sum(accuracy) / 8)
         assert_allclose(summary["accuracy_worst"], min(accuracy))
-        ledger = runs.table(name, "ledger.csv")
+        ledger = there.table(name, "ledger.csv")
         for way in ("up", "down"):
             total = sum(int(row["bytes"]) for row in ledger if row["direction"] == way)
             assert summary[f"federation_bytes_{way}"] == total
-        assert summary["mpi_bytes"] == sum(runs.mpi_bytes(name).values())
-        (last,) = runs.table(name, "metrics.csv")
+        assert summary["mpi_bytes"] == sum(there.mpi_bytes(name).values())
+        (last,) = there.table(name, "metrics.csv")
         assert float(last["accuracy_mean"]) == summary["accuracy_mean"]
-        assert {row["rank"] for row in runs.table(name, "timing.csv")} == {"0", "1", "2", "3"}
-        environment = json.loads((runs.folder / f"tiny-{name}" / "environment.json").read_text())
-        assert environment["ranks"] == 4
+        assert {row["rank"] for row in there.table(name, "timing.csv")} == {*map(str, range(there.ranks))}
+        environment = json.loads((there.of(name) / "environment.json").read_text())
+        assert environment["ranks"] == there.ranks
 
 
 @pytest.mark.skipif(
     "MPIFL_OTHER_PYTHON" not in os.environ, reason="MPIFL_OTHER_PYTHON names no second environment"
 )
-def test_another_mpi_gives_the_same_digests(runs_at, mpirun, tmp_path):
+def test_another_mpi_gives_the_same_digests(alone, mpirun, tmp_path):
     """MPIFL_OTHER_PYTHON is the interpreter of an environment with the other of Open MPI and MPICH."""
     program = (SCRIPT, CONFIG, tmp_path, json.dumps(RUNS))
     end = mpirun(3, *program, timeout=600, env=worlds.PYTHONPATH, python=os.environ["MPIFL_OTHER_PYTHON"])
     assert end.returncode == 0, end.stderr
-    there, alone = Runs(tmp_path), runs_at("alone")
-    libraries = set()
+    there, libraries = Runs(tmp_path), set()
     for name in RUNS:
         assert there.summary(name)["digest"] == alone.summary(name)["digest"], name
         environment = json.loads((tmp_path / f"tiny-{name}" / "environment.json").read_text())

@@ -95,6 +95,7 @@ def test_a_sheet_that_cannot_be_written_is_one_message(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("mpifl: --sheet = ")
 
 
+@pytest.mark.nightly
 def test_only_rank_0_looks(tmp_path, mpirun):
     sheet = tmp_path / "a.png"
     done = mpirun(

@@ -192,14 +192,11 @@ def test_updates_go_on_where_they_were_and_end_as_means(tmp_path):
     assert found == figures
 
 
-def test_updates_are_the_same_for_any_number_of_ranks(tmp_path, mpirun):
+def test_updates_have_a_row_for_each_visit_and_block(tmp_path):
+    """Two rounds of four clients, two blocks. Over ranks: `tests/mpi/test_digests.py`."""
     options = ["--output.updates", "true", "--participation", "0.5", "--rounds", "2", "-q"]
-    for place, number in (("alone", None), ("2", 2), ("3", 3)):
-        done = mpirun(number, "-m", "mpifl", "run", TINY, *options, "--output.folder", tmp_path / place)
-        assert done.returncode == 0, done.stderr
-    alone, *others = (next((tmp_path / p).glob("*/updates.csv")).read_bytes() for p in ("alone", "2", "3"))
-    assert others == [alone, alone]
-    assert alone.count(b"\n") == 1 + 2 * 4 * 2
+    assert cli.main(["run", str(TINY), *options, "--output.folder", str(tmp_path)]) == 0
+    assert next(tmp_path.glob("*/updates.csv")).read_bytes().count(b"\n") == 1 + 2 * 4 * 2
 
 
 @pytest.mark.parametrize("part", ["number", "row", "name", "assign", "memo", "memo name", "memo kind"])
@@ -230,17 +227,6 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
     (path,) = folder.glob("*/metrics.csv")
     with path.open() as file:
         return list(csv.DictReader(file))
-
-
-def test_fine_tuned_accuracy_is_a_column_that_does_not_depend_on_ranks(tmp_path, mpirun):
-    options = ["--evaluation.finetune_epochs", "2", "--rounds", "2", "-q"]
-    for place, number in (("alone", None), ("ranks", 3)):
-        done = mpirun(number, "-m", "mpifl", "run", TINY, *options, "--output.folder", tmp_path / place)
-        assert done.returncode == 0, done.stderr
-    alone, together = rows_of(tmp_path / "alone"), rows_of(tmp_path / "ranks")
-    for name in ("accuracy_finetuned_mean", "accuracy_finetuned_worst", "accuracy_mean", "loss"):
-        assert [row[name] for row in alone] == [row[name] for row in together]
-    assert alone[0]["accuracy_finetuned_mean"] != alone[0]["accuracy_mean"]
 
 
 def test_training_accuracy_by_hand():
@@ -282,31 +268,25 @@ def test_training_accuracy_is_that_of_the_same_model_on_the_training_data(tmp_pa
     assert not np.allclose(done.scores["accuracy"], done.scores["accuracy_train"])
 
 
-def test_training_accuracy_does_not_depend_on_ranks_and_changes_nothing_else(tmp_path, mpirun):
-    options = ["--rounds", "2", "-q"]
-    for number in (None, 2, 3):
-        place = ["--evaluation.train", "true", "--output.folder", tmp_path / f"{number}"]
-        done = mpirun(number, "-m", "mpifl", "run", TINY, *options, *place)
-        assert done.returncode == 0, done.stderr
-    assert cli.main(["run", str(TINY), *options, "--output.folder", str(tmp_path / "plain")]) == 0
-    alone, plain = rows_of(tmp_path / "None"), rows_of(tmp_path / "plain")
-    trained = [name for name in alone[0] if name not in plain[0]]
-    assert trained == [f"accuracy_train_{n}" for n in ("pooled", *TRAINED)]
-    for number in (2, 3):
-        for name in (*trained, "accuracy_mean", "loss"):
-            assert [row[name] for row in alone] == [row[name] for row in rows_of(tmp_path / f"{number}")]
-    for name in ("accuracy_mean", "accuracy_variance", "loss", "ari", "federation_bytes_down"):
-        assert [row[name] for row in plain] == [row[name] for row in alone]
-
-
-def test_fine_tuning_changes_nothing_else(tmp_path):
-    for epochs in ("0", "1"):
-        options = ["--evaluation.finetune_epochs", epochs, "--rounds", "2", "-q"]
-        assert cli.main(["run", str(TINY), *options, "--output.folder", str(tmp_path / epochs)]) == 0
-    plain, tuned = rows_of(tmp_path / "0"), rows_of(tmp_path / "1")
-    for name in ("accuracy_mean", "loss", "ari"):
-        assert [row[name] for row in plain] == [row[name] for row in tuned]
+def test_fine_tuning_and_training_accuracy_are_columns_and_change_nothing_else(tmp_path):
+    """Over ranks: `tests/mpi/test_digests.py`."""
+    more = {
+        "plain": [],
+        "tuned": ["--evaluation.finetune_epochs", "1"],
+        "trained": ["--evaluation.train", "true"],
+    }
+    for name, keys in more.items():
+        options = [*keys, "--rounds", "2", "-q", "--output.folder", str(tmp_path / name)]
+        assert cli.main(["run", str(TINY), *options]) == 0
+    plain, tuned, trained = (rows_of(tmp_path / name) for name in more)
     assert "accuracy_finetuned_mean" not in plain[0]
+    assert tuned[0]["accuracy_finetuned_mean"] != tuned[0]["accuracy_mean"]
+    assert [name for name in trained[0] if name not in plain[0]] == [
+        f"accuracy_train_{name}" for name in ("pooled", *TRAINED)
+    ]
+    for name in ("accuracy_mean", "accuracy_variance", "loss", "ari", "federation_bytes_down"):
+        for other in (tuned, trained):
+            assert [row[name] for row in plain] == [row[name] for row in other]
 
 
 def test_clients_nobody_has_seen_are_in_no_cluster(tmp_path):

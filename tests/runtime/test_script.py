@@ -48,7 +48,7 @@ if run is not None:
 
 
 def test_ten_lines_that_raise_end_with_one_message(mpirun, tmp_path):
-    done = mpirun(3, "-c", TEN_LINES, CONFIG, tmp_path, env=worlds.PYTHONPATH, timeout=120)
+    done = mpirun(2, "-c", TEN_LINES, CONFIG, tmp_path, env=worlds.PYTHONPATH, timeout=120)
     assert done.returncode == 2
     assert done.stdout.strip() == "[1]"
     assert done.stderr.count("mpifl: ") == 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
+
+from mpifl import cli
 
 HERE = Path(__file__).parents[1]
 CONFIG = HERE / "configs" / "tiny.yaml"
@@ -101,6 +104,9 @@ RUNS: dict[str, list[str]] = {
         *(*HALF, "--model", "{name: resnet20, lora: {rank: 1, layers: [layer3*], train: ['*bn?']}}"),
     ],
     "ucfl-parallel": ["--algorithm", "{name: ucfl, streams: 4, parallel: true}", *HALF],
+    "updates": [*HALF, "--output.updates", "true"],
+    "evaluated": [*HALF, "--evaluation.finetune_epochs", "2", "--evaluation.train", "true"],
+    "started": [*HALF, "--start.run", "FOLDER/tiny-fedavg"],
 }
 
 
@@ -110,13 +116,17 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def of(self, name: str) -> Path:
+        """Return the folder of a run."""
+        return self.folder / f"tiny-{name}"
+
     def summary(self, name: str) -> dict[str, Any]:
         """Return what a run says of itself."""
-        return json.loads((self.folder / f"tiny-{name}" / "summary.json").read_text())
+        return json.loads((self.of(name) / "summary.json").read_text())
 
     def table(self, name: str, file: str) -> list[dict[str, str]]:
         """Return the rows of a CSV file."""
-        with (self.folder / f"tiny-{name}" / file).open() as lines:
+        with (self.of(name) / file).open() as lines:
             return list(csv.DictReader(lines))
 
     def mpi_bytes(self, *names: str) -> Counter[str]:
@@ -126,6 +136,27 @@ class Runs:
         for row in rows:
             total[row["call"]] += int(row["bytes"])
         return total
+
+
+class Alone(Runs):
+    """Runs of this very process, each when it is first asked for.
+
+    Args:
+        folder: an empty one. runs: id -> options; FOLDER in them is the folder. common: options of all.
+    """
+
+    def __init__(self, folder: Path, runs: Mapping[str, Sequence[str]], *common: str) -> None:
+        super().__init__(folder)
+        self.runs, self.common = runs, common
+
+    def of(self, name: str) -> Path:
+        """Return the folder of a run."""
+        folder = super().of(name)
+        if not folder.exists():
+            options = [option.replace("FOLDER", str(self.folder)) for option in self.runs[name]]
+            place = ["--output.folder", str(self.folder), "--output.id", name]
+            assert cli.main(["run", str(CONFIG), "--quiet", *place, *options, *self.common]) == 0, name
+        return folder
 
 
 TABLES = ("metrics.csv", "ledger.csv", "clients.csv", "clusters.csv", "visits.csv", "client_traffic.csv")
