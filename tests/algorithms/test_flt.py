@@ -214,6 +214,7 @@ def test_newcomers_of_flt_are_placed_on_the_plane_of_the_founders(planes):
     assert_array_equal(method.new_clients(server, np.arange(5)), [0, 2])
 
 
+@pytest.mark.nightly
 def test_flt_on_the_real_plane():
     """Two groups of four initial_clients around points 20 apart in eight dimensions, five centroids
     each; then a

@@ -24,7 +24,7 @@ ROWS = {  # name -> paper, what the server keeps, down / up, also needs
     name: cells
     for name, *cells in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
 }
-ROUNDS, ONCE = 6, 2  # of a run; the first of them, which send what is sent once
+ROUNDS, ONCE = 4, 2  # of a run; the first of them, which send what is sent once
 SHORT = ["--rounds", ROUNDS, "--evaluation.every", 0, "--output.model", False, "--local.epochs", 1]
 SHORT += ["--data.scenario.clients", 8]
 UPLOADS = ["--rounds", 24, "--evaluation.every", 0, "--output.model", False, "--data.scenario.clients", 8]

@@ -46,20 +46,33 @@ def test_a_text_that_occurs_twice_is_no_bug():
             bug.planted(text)
 
 
-def test_a_place_within_another_is_tried_once():
-    one, two = (
-        run.Bug("x", name, "hole", "mpifl/core/rng.py", "o", "n", "w", tests)
-        for name, tests in (
-            ("a", ("tests/core", "tests/aggregation/test_exact_sum.py")),
-            ("b", ("tests/core/test_rng.py",)),
-        )
-    )
-    assert run.places([one, two]) == ["tests/aggregation/test_exact_sum.py", "tests/core"]
-    assert one.stages == [
-        ("tests/core/test_rng.py",),
-        ("tests/core",),
-        ("tests/aggregation/test_exact_sum.py",),
-    ]
+def test_files_named_after_a_bugs_own_come_first():
+    bug = run.Bug("x", "b", "hole", "mpifl/core/rng.py", "o", "n", "w", ("tests/core", "tests/aggregation"))
+    assert bug.stages == [("tests/core/test_rng.py",), ("tests/core",), ("tests/aggregation",)]
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"), [([1, run.PASSED], "killed"), ([run.PASSED], "survived"), ([1, 1], None)]
+)
+def test_a_test_that_fails_without_the_bug_sees_nothing(codes, expected, tmp_path, monkeypatch):
+    """It fails with the bug, and then without; which tests were asked for the second time."""
+    (tmp_path / "a.py").write_text("n = 1\n")
+    bug, asked = run.Bug("x", "b", "hole", "a.py", "n = 1", "n = 2", "w", ("tests/core",)), []
+    copy = run.Copy.__new__(run.Copy)
+    copy.folder = tmp_path
+
+    def pretended(self, tests, limit):
+        asked.append((list(tests), (tmp_path / "a.py").read_text()))
+        return codes[len(asked) - 1], "FAILED tests/core/test_a.py::test_b[one two] - AssertionError\n"
+
+    monkeypatch.setattr(run.Copy, "run", pretended)
+    if expected is None:
+        with pytest.raises(ValueError, match="fail without the bug, too"):
+            copy.evaluate(bug, 1.0, True)
+    else:
+        assert copy.evaluate(bug, 1.0, True).verdict == expected
+    again = [(["tests/core/test_a.py::test_b"], "n = 1\n")] * (len(codes) - 1)
+    assert asked == [(["tests/core"], "n = 2\n"), *again]
 
 
 def test_the_table_counts_by_area_and_kind():
