@@ -1,0 +1,195 @@
+"""Tasks: metrics by hand and against scikit-learn, from sums that add up; losses; mixtures; checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.testing import assert_allclose
+from sklearn import metrics as sk
+
+from mpifl.core.errors import UserError
+from mpifl.core.federation import DataInfo
+from mpifl.core.metric import METRICS, metric_of_column
+from mpifl.core.task import SUMS
+from mpifl.results.metrics import pooled, spread
+from mpifl.training.tasks import TASKS, Classification, MultiLabel, NextToken, Regression
+
+N, L, T = 40, 6, 5
+ALL = Classification(("accuracy", "top5", "balanced_accuracy", "macro_f1"))
+
+
+def drawn(task, n=N, seed=0):
+    """Return outputs and labels for a task."""
+    rng = torch.Generator().manual_seed(seed)
+    if isinstance(task, Classification):
+        return torch.randn(n, L, generator=rng), torch.randint(L - 1, (n,), generator=rng)
+    if isinstance(task, MultiLabel):
+        return torch.randn(n, L, generator=rng), (torch.rand(n, L, generator=rng) > 0.7).float()
+    if isinstance(task, Regression):
+        return torch.randn(n, 2, generator=rng), torch.randn(n, 2, generator=rng) + 3
+    labels = torch.randint(L, (n, T), generator=rng)
+    return torch.randn(n, T, L, generator=rng), labels.masked_fill(torch.arange(T) > 3, -100)
+
+
+TESTED = {
+    "classification": ALL,
+    "multi_label": MultiLabel(),
+    "regression": Regression(("mse", "mae", "rmse", "r2")),
+}
+TESTED["next_token"] = NextToken()
+
+
+def test_every_task_is_tested():
+    assert set(TESTED) == set(TASKS)
+    assert all(set(task.known) == {m.name for m in task.scored} for task in TESTED.values())
+
+
+@pytest.mark.parametrize("task", TESTED.values(), ids=TESTED)
+def test_sums_of_parts_are_those_of_the_whole(task):
+    """Ten clients of four samples, or one of forty: the same sums, hence the same metrics."""
+    output, labels = drawn(task)
+    whole = task.evaluate(output, labels)
+    parts = [task.evaluate(o, y) for o, y in zip(output.split(4), labels.split(4), strict=True)]
+    scores = {name: np.array([part[name] for part in parts]) for name in parts[0]}
+    for name, value in pooled(scores, task).items():
+        assert_allclose(value, whole[name.removesuffix("_pooled")], rtol=1e-6)
+    single = {name for name in whole if not name.startswith(SUMS)}
+    assert single == {"loss", *(m.name for m in task.scored)}
+
+
+@pytest.mark.parametrize("task", TESTED.values(), ids=TESTED)
+def test_a_loss_is_the_mean_of_its_samples_and_has_a_gradient(task):
+    output, labels = drawn(task)
+    output.requires_grad_()
+    losses = task.losses(output, labels)
+    assert losses.shape == (N,)
+    assert_allclose(task.loss(output, labels).item(), losses.mean().item(), rtol=1e-5)
+    assert_allclose(task.total_loss(output, labels).item(), losses.sum().item(), rtol=1e-5)
+    assert_allclose(task.evaluate(output.detach(), labels)["loss"], losses.mean().item(), rtol=1e-5)
+    (gradient,) = torch.autograd.grad(task.loss(output, labels), output)
+    assert torch.isfinite(gradient).all()
+    assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("task", TESTED.values(), ids=TESTED)
+def test_a_mixture_of_one_model_is_that_model(task):
+    output, labels = drawn(task)
+    other = drawn(task, seed=1)[0]
+    mixed = task.mix([output, other], torch.tensor([1.0, 0.0]))
+    alone, mixture = task.evaluate(output, labels), task.evaluate_mixed(mixed, labels)
+    for metric in task.scored:
+        assert_allclose(mixture[metric.name], alone[metric.name], rtol=1e-5)
+    assert_allclose(mixture["loss"], alone["loss"], rtol=1e-5)
+
+
+def test_classification_against_scikit_learn():
+    output, labels = drawn(ALL)
+    found, guess = ALL.evaluate(output, labels), output.argmax(1)
+    assert found["accuracy"] == sk.accuracy_score(labels, guess)
+    assert found["balanced_accuracy"] == pytest.approx(
+        sk.recall_score(labels, guess, average="macro", labels=range(5))
+    )
+    assert found["macro_f1"] == pytest.approx(sk.f1_score(labels, guess, average="macro"))
+    assert found["top5"] == pytest.approx(sk.top_k_accuracy_score(labels, output, k=5, labels=range(L)))
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(output, labels)))
+
+
+def test_accuracy_alone_has_no_sums_and_is_always_scored():
+    output, labels = drawn(ALL)
+    assert [*Classification().evaluate(output, labels)] == ["accuracy", "loss"]
+    task = Classification(("macro_f1",))
+    assert task.metric.name == "macro_f1"
+    assert [m.name for m in task.scored] == ["macro_f1", "accuracy"]
+    assert task.evaluate(output, labels)["accuracy"] == ALL.evaluate(output, labels)["accuracy"]
+
+
+def test_multi_label_against_scikit_learn():
+    output, labels = drawn(MultiLabel())
+    found, guess = MultiLabel().evaluate(output, labels), (output > 0).int()
+    assert found["macro_f1"] == pytest.approx(sk.f1_score(labels, guess, average="macro", zero_division=0))
+    assert found["micro_f1"] == pytest.approx(sk.f1_score(labels, guess, average="micro"))
+    assert found["subset_accuracy"] == pytest.approx(sk.accuracy_score(labels, guess))
+    assert found["hamming"] == pytest.approx(1 - sk.hamming_loss(labels, guess))
+
+
+def test_regression_against_scikit_learn():
+    task = TESTED["regression"]
+    output, labels = drawn(task)
+    found = task.evaluate(output, labels)
+    assert found["mse"] == pytest.approx(sk.mean_squared_error(labels, output), rel=1e-6)
+    assert found["mae"] == pytest.approx(sk.mean_absolute_error(labels, output), rel=1e-6)
+    assert found["rmse"] == pytest.approx(sk.mean_squared_error(labels, output) ** 0.5, rel=1e-6)
+    assert found["r2"] == pytest.approx(sk.r2_score(labels, output), rel=1e-6)
+    constant = task.evaluate(output, torch.full_like(labels, 3.0))
+    assert np.isnan(constant["r2"])
+
+
+def test_next_token_by_hand():
+    """Two positions count: the right token has probability 1/2 and 1/4. Perplexity = sqrt(8), one hit."""
+    chances = torch.tensor([[[0.5, 0.25, 0.25], [0.5, 0.25, 0.25], [0.9, 0.05, 0.05]]])
+    found = NextToken().evaluate(chances.log(), torch.tensor([[0, 1, -100]]))
+    assert found["perplexity"] == pytest.approx(8**0.5)
+    assert found["token_accuracy"] == 0.5
+    nothing = NextToken().losses(chances.log(), torch.full((1, 3), -100))
+    assert nothing.tolist() == [0.0]
+
+
+def test_the_worst_client_is_the_one_with_the_largest_error():
+    values = np.array([1.0, 3.0, 2.0, np.nan])
+    found = spread(values, METRICS["mse"])
+    assert found["mse_worst"] == found["mse_worst_tenth"] == 3.0
+    assert found["mse_mean"] == 2.0
+    assert spread(values, METRICS["r2"])["r2_worst"] == 1.0
+    assert metric_of_column("mse_train_mean") is METRICS["mse"]
+    assert metric_of_column("num_clusters") is None
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "message"),
+    [
+        (
+            "classification",
+            "numbers",
+            "task.name = 'Classification': labels of this source are numbers; take regression",
+        ),
+        ("regression", "classes", "take classification"),
+        ("next_token", "multi_hot", "take multi_label"),
+        ("multi_label", "tokens", "take next_token"),
+    ],
+)
+def test_labels_of_another_task_are_refused(task, labels, message):
+    with pytest.raises(UserError, match=message):
+        TASKS[task]().check(DataInfo((3,), 2, "features", labels))
+
+
+def test_options_of_tasks():
+    with pytest.raises(UserError, match=r"metrics = \['mse'\]: take some of accuracy"):
+        Classification(("mse",))
+    with pytest.raises(UserError, match="name each of them once"):
+        Regression(("mse", "mse"))
+    with pytest.raises(UserError, match="criterion = 'x': take one of mse"):
+        Regression(criterion="x")
+
+
+@dataclass(frozen=True)
+class Pinball(Regression):
+    """A task of a user: the quantile loss; its metrics are those of regression."""
+
+    known: ClassVar = Regression.known
+    quantile: float = 0.9
+
+    def losses(self, output, labels):
+        gap = labels - output
+        return torch.maximum(self.quantile * gap, (self.quantile - 1) * gap).mean(1)
+
+
+def test_a_task_of_ones_own():
+    output, labels = drawn(Regression())
+    found = Pinball().evaluate(output, labels)
+    assert found["mse"] == Regression().evaluate(output, labels)["mse"]
+    assert found["loss"] == pytest.approx(float(Pinball().losses(output, labels).mean()))
