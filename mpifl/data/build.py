@@ -30,14 +30,8 @@ from .sources import Digits, Photos, Source, in_one_line, normalisation
 from .transforms import ToFeatures, ToInputs, ToTensor, ToTokens
 
 FACTS = (
-    "num_train",
-    "num_classes",
-    "origin_names",
-    "class_names",
-    "vocabulary",
-    "categories",
-    "parts",
-    "remarks",
+    *("num_train", "num_classes", "origin_names", "class_names", "vocabulary", "categories", "parts"),
+    *("remarks", "origin_groups"),
 )
 """Attributes of a pool that are no arrays."""
 
@@ -238,7 +232,7 @@ def _states(config: DataConfig) -> list[FileState]:
         except (OSError, ValueError) as error:  # a name may be none
             if source.needs_root:
                 raise UserError("data.root", str(root), f"{path} is not there: {how}") from error
-            remedy = "no such file; give its path, absolute or below data.root"
+            remedy = "no such file; give its path, absolute, below data.root or in the working folder"
             raise UserError("data.source.path", str(path), remedy) from error
     return states
 

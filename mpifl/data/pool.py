@@ -50,6 +50,7 @@ class Pool:
             whose source publishes no statistics, of each channel of pixels in [0, 1], float64 [C]; None for
             other samples, and until the pool is stored (`standardised`).
         std: likewise, 1 in columns of categories and in those that never change.
+        origin_groups: hidden group of each origin, or empty.
         remarks: lines for the user, such as what was left out; said at every start.
     """
 
@@ -66,6 +67,7 @@ class Pool:
     mean: np.ndarray | None = None
     std: np.ndarray | None = None
     remarks: tuple[str, ...] = ()
+    origin_groups: tuple[int, ...] = ()
 
     @property
     def images(self) -> np.ndarray:

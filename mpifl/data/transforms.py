@@ -7,6 +7,7 @@ built or at every visit makes no difference to the result.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -106,6 +107,38 @@ class Patch(Op):
         has = np.array([[c is not None for c in row] for row in self.tables], bool)[group, y]
         out = x.copy()
         out[has, :, : self.size, : self.size] = colours[has][:, :, None, None]
+        return out, y
+
+
+@dataclass(frozen=True)
+class Noise(Op):
+    """Add Gaussian noise that depends on the sample and its group alone: it is the same at every visit.
+
+    Images are rounded to bytes and cut to [0, 255].
+
+    Attributes:
+        levels: standard deviation of each group, of pixels in [0, 1] or of features in units of `scale`.
+        seed: of the draws.
+        scale: the unit of each feature, [F]; empty: 1.
+    """
+
+    levels: tuple[float, ...]
+    seed: int
+    scale: tuple[float, ...] = ()
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return `x` of the same type with noise."""
+        level = np.asarray(self.levels)[group]
+        scale = np.array(self.scale).reshape(x.shape[1:]) if self.scale else np.array(1.0)
+        out = np.array(x)
+        for i in np.flatnonzero(level > 0):
+            content = int.from_bytes(hashlib.blake2b(x[i].tobytes(), digest_size=8).digest(), "little")
+            rng = np.random.Generator(np.random.Philox(key=[content, self.seed ^ int(group[i])]))
+            noise = rng.standard_normal(x.shape[1:], np.float32) * (level[i] * scale)
+            if x.dtype == np.uint8:
+                out[i] = np.clip(np.rint(x[i] + 255.0 * noise), 0, 255)
+            else:
+                out[i] = x[i] + noise
         return out, y
 
 

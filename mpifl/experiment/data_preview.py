@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifl.core.federation import Split
+from mpifl.core.federation import CLASSES, IMAGES, MULTI_HOT, NUMBERS, Split
 from mpifl.data import PoolFederation, histogram, label_distance, open_federation
 from mpifl.data.transforms import ToTensor
 from mpifl.results.data_sheet import Sheet, Strip, draw
@@ -37,9 +37,16 @@ def look(config: Config, sheet: Path, say: Callable[[str], None]) -> str:
     """
     federation = open_federation(config.data, config.seed.data, say)
     clients = _evenly(federation.num_clients, MAX_COUNTED)
-    counts = histogram(federation, clients=clients)
+    counts = _counts(federation, clients)
     draw(_sheet(config, federation, clients, counts), sheet)
     return "\n".join(_table(config, federation, clients, counts))
+
+
+def _counts(federation: PoolFederation, clients: np.ndarray) -> np.ndarray:
+    """Return training samples of each class at each client, [n, L]; of all together where there are none."""
+    if federation.info.labels == CLASSES:
+        return histogram(federation, clients=clients)
+    return np.asarray(federation.sizes[clients, :1])
 
 
 def _title(config: Config, federation: PoolFederation) -> str:
@@ -72,7 +79,9 @@ def _table(config: Config, federation: PoolFederation, clients: np.ndarray, coun
         for row in rows
     ]
     shape = " x ".join(map(str, federation.shape))
-    more = f"{federation.num_classes} classes, images {shape}, data seed {config.seed.data}"
+    info = federation.info
+    labels = {CLASSES: "classes", MULTI_HOT: "labels", NUMBERS: "targets"}.get(info.labels, info.labels)
+    more = f"{federation.num_classes} {labels}, {info.inputs} {shape}, data seed {config.seed.data}"
     return [f"{_title(config, federation)}, {more}", "", *lines, "", *_remarks(federation, clients)]
 
 
@@ -125,8 +134,11 @@ def _sheet(config: Config, federation: PoolFederation, clients: np.ndarray, coun
     shown = _evenly(len(clients), MAX_SHOWN)
     by_label = federation.num_classes <= MAX_LABEL_COLUMNS
     dynamic = federation.changes
-    strips = [*(_public_strips(federation) if dynamic else _group_strips(federation))]
-    if dynamic:
+    pictures = federation.info.inputs == IMAGES and federation.info.labels == CLASSES
+    strips = []
+    if pictures:
+        strips = [*(_public_strips(federation) if dynamic else _group_strips(federation))]
+    if dynamic and pictures:
         strips += [
             _strip(federation, [0], f"client 0 (group {_main(federation)})\nvisit {v}", visit=v)
             for v in (0, 1)

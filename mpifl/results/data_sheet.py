@@ -44,7 +44,7 @@ class Sheet:
     Attributes:
         title: The title.
         when: The visit that the counts are of; empty where all visits have the same data.
-        strips: Rows of sample images.
+        strips: Rows of sample images; none for samples that are no images.
         columns: Headings above the images; empty where every image has its own caption.
         clients: The clients shown below the images, in ascending order, int64 [n].
         groups: Their groups, int64 [n]; None where there are none.
@@ -80,11 +80,11 @@ def draw(sheet: Sheet, path: Path) -> None:
     from matplotlib.figure import Figure  # heavy: only when something is drawn
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    wide = max(len(strip.images) for strip in sheet.strips)
+    wide = max((len(strip.images) for strip in sheet.strips), default=0)
     cell = INCH_CELL * (1.25 if sheet.columns else 1.5)  # captions take room
-    panels = [(cell * len(sheet.strips) + 0.4, _images), (2.6, _counts), (1.7, _sizes)]
-    if sheet.shares is not None:
-        panels.insert(1, (1.6, _shares))
+    panels = [(cell * len(sheet.strips) + 0.4, _images)] if sheet.strips else []
+    panels += [(1.6, _shares)] if sheet.shares is not None else []
+    panels += [(2.6, _counts), (1.7, _sizes)]
     heights = [height for height, _ in panels]
     size = (max(INCH_WIDE, INCH_MARGIN + wide * INCH_CELL * 1.2), sum(heights) + 0.8)
     figure = Figure(size, dpi=120, layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))

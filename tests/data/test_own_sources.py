@@ -107,7 +107,7 @@ def test_classes_keep_their_names(pets, tmp_path):
     np.savez(tmp_path / "named.npz", x_train=x, y_train=y, class_names=np.array(["owl", "fox"]))
     assert opened(tmp_path, "npz", path="named.npz").class_names == ("owl", "fox")
     np.savez(tmp_path / "named.npz", x_train=x, y_train=y, class_names=np.array(["owl"]))
-    with pytest.raises(UserError, match="give a name to each of the 2 classes"):
+    with pytest.raises(UserError, match="names for classes 0 to 1: give one to each"):
         opened(tmp_path, "npz", path="named.npz")
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n\n\nclass Named:\n    classes = ['a', 'b', 'c']\n\n"

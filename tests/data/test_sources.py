@@ -390,7 +390,7 @@ def test_labels_that_do_not_fit_are_refused(tmp_path):
     x = np.zeros((4, 6, 6), np.uint8)
     for arrays, what in (
         ({"x_train": x}, "y_train"),
-        ({"x_train": x, "y_train": np.array([0.5] * 4)}, "integers"),
+        ({"x_train": x, "y_train": np.array(["a"] * 4)}, "integers"),
         ({"x_train": x, "y_train": np.array([0, 1, -1, 2])}, "integers from zero"),
         ({"x_train": x, "y_train": np.arange(3), "x_test": x, "y_test": np.arange(4)}, "differ in number"),
     ):

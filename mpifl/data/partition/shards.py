@@ -35,6 +35,37 @@ def owners_by_shards(
     return owner
 
 
+def owners_by_label_count(
+    labels: np.ndarray, num_clients: int, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Give each client `count` different labels, and each label in equal parts to the clients that have it.
+
+    Li et al., ICDE 2022: client i has label i mod L, its others are drawn.
+
+    Args:
+        labels: [n].
+        num_clients: N.
+        count: labels of each client, at most L.
+        rng: draws labels, and orders the samples of each.
+
+    Returns:
+        The owner of each sample, int64 [n]; -1 for labels that no client has.
+    """
+    present = np.unique(labels)
+    holders: list[list[int]] = [[] for _ in present]
+    for k in range(num_clients):
+        first = k % len(present)
+        others = np.delete(np.arange(len(present)), first)
+        for c in (first, *rng.choice(others, min(count, len(present)) - 1, replace=False)):
+            holders[int(c)].append(k)
+    owner = np.full(len(labels), -1, np.int64)
+    for c, clients in zip(present, holders, strict=True):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        if clients:
+            owner[members] = np.array(clients)[np.arange(len(members)) % len(clients)]
+    return owner
+
+
 def owners_by_weight(n: int, weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Give `n` samples out at random, client k getting a share in proportion to weights[k]; int64 [n]."""
     ends = np.rint(np.cumsum(weights) / weights.sum() * n).astype(np.int64)

@@ -64,7 +64,8 @@ class Natural(Scenario):
         if self.test == "origin" and not (own[pool.num_train :] >= 0).any():
             raise UserError("test", self.test, "no client wrote anything in the test part; take own or all")
         names = [pool.origin_names[i] for i in chosen] if pool.origin_names else chosen.tolist()
-        return ScenarioSpec(splits=lambda: self._splits(pool, own, wanted, key), facts={"origins": names})
+        groups = np.array(pool.origin_groups, np.int64)[chosen] if pool.origin_groups else None
+        return ScenarioSpec(lambda: self._splits(pool, own, wanted, key), groups, facts={"origins": names})
 
     def _splits(self, pool: Pool, own: np.ndarray, clients: int, key: Key) -> dict[str, Csr]:
         whole = from_owner(own[: pool.num_train], pool.train, clients, key.of("train").numpy())
@@ -158,6 +159,8 @@ def origin_of(pool: Pool) -> np.ndarray:
     """Return the origin of each sample; raise `UserError` for a source without origins."""
     if pool.origin is None:
         raise UserError(
-            "name", "natural", "the source does not say who made its samples; femnist and qmnist do"
+            "name",
+            "natural",
+            "the source does not say whose its samples are; femnist, qmnist, leaf and tables with client do",
         )
     return np.asarray(pool.origin)

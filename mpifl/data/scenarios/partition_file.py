@@ -6,21 +6,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.federation import CLASSES
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, hold_out
 from mpifl.data.partition.table import PartitionTable, facts_of, read
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import SPLITS, Scenario, ScenarioSpec, check_fraction
-from mpifl.data.scenarios.usual import TESTS, test_like
-from mpifl.data.transforms import Border, Colour, Op, Patch, PermuteLabels, Rotate
+from mpifl.data.scenarios.usual import TESTS, strata, test_like
+from mpifl.data.transforms import Border, Colour, Noise, Op, Patch, PermuteLabels, Rotate
 
 VERSION = 1
-OPS: dict[str, type[Op]] = {op.__name__: op for op in (Border, Colour, Patch, PermuteLabels, Rotate)}
+OPS: dict[str, type[Op]] = {op.__name__: op for op in (Border, Colour, Noise, Patch, PermuteLabels, Rotate)}
 ALTERED = "its first line was altered: export it again, or remove that line"
 
 
@@ -39,6 +40,9 @@ class PartitionFile(Scenario):
             aside; null: none.
         labels: `check` compares the labels in the file, if it has any, with those of the source; `ignore`.
     """
+
+    by_class: ClassVar[bool] = False
+    of_images: ClassVar[bool] = False
 
     path: str = "split.csv"
     test: str | None = None
@@ -137,7 +141,7 @@ class PartitionFile(Scenario):
             require(
                 part in known, "path", self.path, f"names part {str(part)!r}: known are {', '.join(known)}"
             )
-        if table.label is not None and self.labels == "check":
+        if table.label is not None and self.labels == "check" and pool.label_kind == CLASSES:
             wrong = np.flatnonzero(np.asarray(pool.labels)[table.sample] != table.label)
             if len(wrong):
                 i = int(wrong[0])
@@ -166,7 +170,7 @@ class PartitionFile(Scenario):
         if self.test == "all":
             return train, everyone(pool.test, clients)
         assert train.index is not None
-        labels = np.asarray(pool.labels)
+        labels = strata(pool)
         owner = np.repeat(np.arange(clients), train.sizes)
         return train, test_like(pool, labels[train.index], owner, clients, key.of("test").numpy())
 

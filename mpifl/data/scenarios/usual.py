@@ -57,19 +57,35 @@ class PartitionedScenario(Scenario):
 
     @abstractmethod
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the owner of each training sample, int64 [n]."""
+        """Return the owner of each training sample, int64 [n]; -1: nobody.
+
+        Args:
+            labels: classes of the training samples [n]; zeros where samples have none.
+            rng: for all draws.
+        """
+
+    def train_owners(self, pool: Pool, key: Key, rng: np.random.Generator) -> np.ndarray:
+        """Return the owner of each training sample, for partitions that read more than labels."""
+        return self.owners(strata(pool)[: pool.num_train], rng)
+
+    def test_rows(self, pool: Pool, owner: np.ndarray, key: Key) -> Csr:
+        """Return the test part as it is cut by `test: like`; `owner` [n] has the training part."""
+        labels = strata(pool)[: pool.num_train]
+        return test_like(pool, labels, owner, self.clients, key.of("test").numpy())
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         rng = key.of("train").numpy()
-        labels = strata(pool)[: pool.num_train]
-        owner = at_least(self.owners(labels, rng), self.clients, self.min_samples, rng)
+        owner = self.train_owners(pool, key, rng)
+        given = owner >= 0
+        check_clients(self.clients * max(self.min_samples, 1), int(given.sum()))
+        owner[given] = at_least(owner[given], self.clients, self.min_samples, rng)
         whole = from_owner(owner, pool.train, self.clients, rng)
         if self.test == "own":
             whole, test = hold_out(whole, self.test_share)
         elif self.test == "all":
             test = everyone(pool.test, self.clients)
         else:
-            test = test_like(pool, labels, owner, self.clients, key.of("test").numpy())
+            test = self.test_rows(pool, owner, key)
         kept, held = hold_out(whole, self.validation)
         return {"train": kept, "val": held, "test": test}
 

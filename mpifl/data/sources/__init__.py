@@ -7,12 +7,15 @@ from mpifl.data.sources.digits import Digits
 from mpifl.data.sources.femnist import Femnist
 from mpifl.data.sources.folder import Folder
 from mpifl.data.sources.generated import Generated
+from mpifl.data.sources.huggingface import HuggingFace
 from mpifl.data.sources.idx import Emnist, FashionMnist, KMnist, Mnist, QMnist
-from mpifl.data.sources.npz import Npz
+from mpifl.data.sources.leaf import Leaf
+from mpifl.data.sources.npz import MedMnist, Npz
 from mpifl.data.sources.photos import Photos
 from mpifl.data.sources.scikit import ScikitLearn
 from mpifl.data.sources.street import Svhn, Usps
 from mpifl.data.sources.synthetic import Synthetic
+from mpifl.data.sources.table import Table
 
 SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
@@ -29,6 +32,10 @@ SOURCES: dict[str, type[Source]] = {
     "femnist": Femnist,
     "folder": Folder,
     "npz": Npz,
+    "table": Table,
+    "huggingface": HuggingFace,
+    "leaf": Leaf,
+    "medmnist": MedMnist,
     "dataset": Dataset,
     "photos": Photos,
     "sklearn": ScikitLearn,

@@ -99,6 +99,12 @@ class Source(ABC):
         )
 
 
+def place_of(path: str, root: Path) -> Path:
+    """Return the file or folder that a user names: absolute, below data.root, or in the working folder."""
+    below, here = root / os.path.expanduser(path), Path(path)
+    return here if not os.path.exists(below) and os.path.exists(here) else below
+
+
 def fetch(source: Source, dataset: str, root: Path, **options: Any) -> None:
     """Download a data set with torchvision.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -146,6 +146,15 @@ def read_picture(path: Path, side: int) -> np.ndarray:
             most = max(opened.size[0] * opened.size[1], width * height)
             require(most <= PIXELS, str(path), opened.size, remedy)
             picture = opened.convert("RGB")
+    return np.asarray(middle_square(picture, side), np.uint8).transpose(2, 0, 1)
+
+
+def middle_square(picture: Any, side: int) -> Any:
+    """Return the middle square of a picture whose shorter side was scaled to `side`, bilinear."""
+    from PIL import Image
+
+    scale = side / min(picture.size)
+    width, height = (max(side, round(length * scale)) for length in picture.size)
     picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (width - side) // 2, (height - side) // 2
-    return np.asarray(picture.crop((left, top, left + side, top + side)), np.uint8).transpose(2, 0, 1)
+    return picture.crop((left, top, left + side, top + side))

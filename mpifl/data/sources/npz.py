@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,25 +13,45 @@ import numpy as np
 from numpy.lib import format as npy
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.federation import FEATURES
 from mpifl.core.rng import key
-from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratified
+from mpifl.data.pool import Pool, stratified
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.base import Source, broken, check_unpacked, joined, reading
+from mpifl.data.sources.arrays import KINDS as INPUT_KINDS
+from mpifl.data.sources.arrays import any_labels_of, inputs_of, pool_of
+from mpifl.data.sources.base import Source, broken, check_unpacked, place_of, reading
 
 KINDS = ("x", "y", "origin")
 NAMES = "class_names"
+MEDMNIST = {
+    "pathmnist": (
+        *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
+        *("normal colon mucosa", "cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
+    ),
+    "breastmnist": ("malignant", "normal, benign"),
+    "pneumoniamnist": ("normal", "pneumonia"),
+    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    "bloodmnist": (
+        *("basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte", "monocyte"),
+        *("neutrophil", "platelet"),
+    ),
+}  # archive -> names of its classes, where they are short
 
 
 @dataclass(frozen=True)
 class Npz(Source):
     """An .npz with x_train, y_train and, if there is a test part, x_test, y_test, as Keras' mnist.npz.
 
-    Images are uint8, or floats in [0, 1], as [n, H, W], [n, H, W, C] or [n, C, H, W]; labels count from
-    zero. Arrays origin_train and origin_test, where present, give the origin of each sample, and an array
-    class_names the names of the classes.
+    Images are uint8, or floats in [0, 1], as [n, H, W], [n, H, W, C] or [n, C, H, W]; floats [n, F] are
+    features, integers [n, T] tokens. Labels are classes from zero, [n]; bytes [n, L] are multi-hot labels,
+    floats numbers, integers [n, T] tokens. Arrays origin_train and origin_test, where present, give the
+    origin of each sample, and an array class_names the names of the classes.
 
     Attributes:
-        path: absolute, or below data.root.
+        path: absolute, below data.root, or in the working folder.
+        inputs: images, features or tokens, where the shape does not say it: spectrograms or series of
+            features of any shape are `features`.
+        vocabulary: number of different tokens; 0 for one more than the largest.
         test_share: share of every class set aside where the archive has no test part.
     """
 
@@ -40,15 +59,20 @@ class Npz(Source):
     needs_root: ClassVar[bool] = False
 
     path: str = "data.npz"
+    inputs: str | None = None
+    vocabulary: int = 0
     test_share: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        known = self.inputs is None or self.inputs in INPUT_KINDS
+        require(known, "inputs", self.inputs, f"known: {', '.join(INPUT_KINDS)}")
+        require(self.vocabulary >= 0, "vocabulary", self.vocabulary, "counts tokens; 0: as many as there are")
         check_fraction("test_share", self.test_share)
 
     def files(self, root: Path) -> list[Path]:
         """Return the archive."""
-        return [root / os.path.expanduser(self.path)]
+        return [place_of(self.path, root)]
 
     def load(self, root: Path, scratch: Path) -> Pool:
         """Read the archive."""
@@ -64,23 +88,75 @@ class Npz(Source):
             raise UserError(str(path), name, "stands alone: images, labels and origins belong together")
         read = [
             (
-                path,
-                images_of(arrays[f"x_{part}"], f"{path}: x_{part}"),
-                labels_of(arrays[f"y_{part}"], f"{path}: y_{part}"),
+                inputs_of(arrays[f"x_{part}"], f"{path}: x_{part}", self.inputs),
+                any_labels_of(arrays[f"y_{part}"], f"{path}: y_{part}"),
             )
             for part in parts
         ]
-        for part, (_, images, labels) in zip(parts, read, strict=True):
-            sizes = (len(images), len(labels), len(arrays.get(f"origin_{part}", labels)))
-            remedy = f"images, labels and origins of {part} differ in number"
+        for part, (x, y) in zip(parts, read, strict=True):
+            sizes = (len(x), len(y), len(arrays.get(f"origin_{part}", y)))
+            remedy = f"samples, labels and origins of {part} differ in number"
             require(len(set(sizes)) == 1, str(path), sizes, remedy)
-        classes = count_classes(np.concatenate([labels for *_, labels in read]), f"{path}: y_train")
-        remedy = f"{NAMES}: give a name to each of the {classes} classes"
-        require(len(names) in (0, classes), str(path), len(names), remedy)
-        pool = replace(joined(read[:1], read[1:], classes), class_names=names)
-        if "origin" in kinds:
-            pool = replace(pool, origin=np.concatenate([arrays[f"origin_{part}"] for part in parts]))
-        return pool if len(parts) == 2 else with_test_part(pool, self.test_share)
+        held = [arrays[f"origin_{part}"] for part in parts] if "origin" in kinds else []
+        origin = np.concatenate(held) if held else None
+        test = read[1] if len(parts) == 2 else None
+        name = f"{path}: y_train"
+        return pool_of(read[0], test, name, names, self.vocabulary, self.test_share, origin)
+
+
+@dataclass(frozen=True)
+class MedMnist(Source):
+    """An archive of MedMNIST (Yang et al., 2023): pathmnist.npz, chestmnist.npz, organmnist3d.npz, ...
+
+    Pictures of 2D sets are images, volumes of 3D sets are features [1, D, H, W] (divided by 255). Labels are
+    classes, of chestmnist multi-hot.
+
+    Attributes:
+        path: absolute, below data.root, or in the working folder.
+        validation: what is done with the official validation part: `train` adds it to the training part
+            (scenarios set a share of each client's samples aside), `drop` leaves it out.
+    """
+
+    name: ClassVar[str] = "medmnist"
+    needs_root: ClassVar[bool] = False
+
+    path: str = "pathmnist.npz"
+    validation: str = "train"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = self.validation in ("train", "drop")
+        require(known, "validation", self.validation, "train or drop")
+
+    def files(self, root: Path) -> list[Path]:
+        """Return the archive."""
+        return [place_of(self.path, root)]
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Read the archive."""
+        path = self.files(root)[0]
+        parts = ("train", "val", "test")
+        arrays = read_npz(path, [f"{part}_{kind}" for part in parts for kind in ("images", "labels")])
+        for name in (f"{part}_{kind}" for part in parts[::2] for kind in ("images", "labels")):
+            remedy = f"lacks the array {name}: no archive of MedMNIST has"
+            require(name in arrays, str(path), sorted(arrays), remedy)
+        if self.validation == "train" and "val_images" in arrays and "val_labels" in arrays:
+            for kind in ("images", "labels"):
+                arrays[f"train_{kind}"] = np.concatenate([arrays[f"{p}_{kind}"] for p in parts[:2]])
+        (train, test) = (
+            (self._inputs(arrays[f"{part}_images"], path), any_labels_of(arrays[f"{part}_labels"], str(path)))
+            for part in parts[::2]
+        )
+        names = MEDMNIST.get(path.stem.split("_")[0], ())
+        wide = train[1].ndim == 2 or len(names) > int(max(train[1].max(), test[1].max()))
+        return pool_of(train, test, str(path), names if wide else ())
+
+    @staticmethod
+    def _inputs(array: np.ndarray, path: Path) -> np.ndarray:
+        volume = array.ndim == 4 and array.shape[-1] not in (1, 3)
+        if not volume:
+            return inputs_of(array, str(path))
+        return inputs_of((array / 255.0).astype(np.float32)[:, None], str(path), FEATURES)
 
 
 def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:

@@ -1,0 +1,210 @@
+"""Skews that other simulators have, too: numbers of labels, quantiles of a number, noise on the features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.federation import CLASSES, IMAGES, NUMBERS, TOKENS
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, from_owner
+from mpifl.data.partition.shards import bounds, owners_by_label_count
+from mpifl.data.pool import Pool, standardised
+from mpifl.data.scenario import ScenarioSpec, grouped
+from mpifl.data.scenarios.usual import Iid, PartitionedScenario
+from mpifl.data.transforms import Noise
+
+BLOCK = 4096  # samples of which a mean is taken at a time
+
+
+@dataclass(frozen=True)
+class LabelQuantity(PartitionedScenario):
+    """Every client has so many labels, and shares each of them equally with the other clients that have it.
+
+    Li et al., ICDE 2022 (NIID-Bench's "#C = k"): client i has label i mod L, the others are drawn. Samples of
+    a label that no client has belong to nobody.
+
+    Attributes:
+        labels: different labels of each client.
+    """
+
+    by_class: ClassVar[bool] = True
+
+    labels: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.labels > 0, "labels", self.labels, "every client needs at least one label")
+
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Compose the partition, if there are so many labels."""
+        few = f"more than the {pool.num_classes} labels of the source; take fewer"
+        require(self.labels <= pool.num_classes, "labels", self.labels, few)
+        return super().compose(pool, key)
+
+    def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the owner of each sample, -1 for nobody."""
+        return owners_by_label_count(labels, self.clients, self.labels, rng)
+
+
+@dataclass(frozen=True)
+class Quantile(PartitionedScenario):
+    """Samples are sorted by a number and cut into equal ranges, one for each client or group of clients.
+
+    With `strictness` below 1 the standardised number is blended with standard normal noise before sorting, as
+    in Flower's ContinuousPartitioner: 1 cuts sharply, 0 is IID. Test samples are cut at the same numbers.
+
+    Attributes:
+        by: target (the first number to predict, or the label), brightness (the mean of a sample), or the
+            number of a feature, from 0.
+        groups: contiguous blocks of clients, each of which has one range and divides it at random: the ground
+            truth; null: every client has a range of its own.
+        strictness: in [0, 1].
+    """
+
+    by: str = "target"
+    groups: int | None = None
+    strictness: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = self.by in ("target", "brightness") or self.by.isdecimal()
+        require(known, "by", self.by, "target, brightness or the number of a feature")
+        inside = 0.0 <= self.strictness <= 1.0
+        require(inside, "strictness", self.strictness, "lies in [0, 1]: 1 cuts sharply, 0 is IID")
+        if self.groups is not None:
+            require(self.groups > 0, "groups", self.groups, "needs at least one group")
+            grouped(self.clients, self.groups)
+
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Compose the partition, and its groups if there are any."""
+        values = self._values(pool)
+        spec = super().compose(pool, key)
+        if self.groups is None:
+            return spec
+        ends = np.quantile(values[: pool.num_train], np.linspace(0, 1, self.groups + 1))
+        names = tuple(f"{self._what} {a:.4g} to {b:.4g}" for a, b in pairwise(ends))
+        return ScenarioSpec(spec.splits, grouped(self.clients, self.groups), names=names)
+
+    @property
+    def _what(self) -> str:
+        return f"feature {self.by}" if self.by.isdecimal() else self.by
+
+    def _values(self, pool: Pool) -> np.ndarray:
+        """Return the number of each sample that they are sorted by, float64 [n]."""
+        if self.by == "target":
+            kinds = f"labels of this source are {pool.label_kind}: take brightness or a feature"
+            require(pool.label_kind in (NUMBERS, CLASSES), "by", self.by, kinds)
+            return np.asarray(pool.labels.reshape(len(pool.labels), -1)[:, 0], np.float64)
+        require(pool.kind != TOKENS, "by", self.by, "samples are tokens, which have no order: take target")
+        if self.by == "brightness":
+            starts = range(0, len(pool.inputs), BLOCK)
+            blocks = (pool.inputs[a : a + BLOCK] for a in starts)
+            return np.concatenate([b.reshape(len(b), -1).mean(1, dtype=np.float64) for b in blocks])
+        count = int(np.prod(pool.shape))
+        require(int(self.by) < count, "by", self.by, f"a sample has {count} features, numbered from 0")
+        return np.asarray(pool.inputs.reshape(len(pool.inputs), count)[:, int(self.by)], np.float64)
+
+    def _blended(self, pool: Pool, key: Key) -> np.ndarray:
+        """Return the numbers as they are sorted: standardised by the training part, with noise."""
+        values = self._values(pool)
+        train = values[: pool.num_train]
+        z = (values - train.mean()) / (train.std() or 1.0)
+        noise = key.of("noise").numpy().standard_normal(len(z))
+        ties = key.of("ties").numpy().random(len(z)) * 1e-9  # equal numbers are in random order
+        return np.asarray(self.strictness * z + (1.0 - self.strictness) * noise + ties)
+
+    def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
+        self._check_ties(pool)
+        return super()._splits(pool, key)
+
+    def _check_ties(self, pool: Pool) -> None:
+        distinct = len(np.unique(self._values(pool)[: pool.num_train]))
+        remedy = "has one value in all training samples: nothing to sort by"
+        require(distinct > 1 or self.strictness < 1, "by", self.by, remedy)
+
+    def train_owners(self, pool: Pool, key: Key, rng: np.random.Generator) -> np.ndarray:
+        """Return the owner of each training sample: ranges of equal size."""
+        parts = self.groups or self.clients
+        order = np.argsort(self._blended(pool, key)[: pool.num_train], kind="stable")
+        members, owner = self.clients // parts, np.empty(len(order), np.int64)
+        ends = bounds(len(order), parts, spread=True)
+        for part in range(parts):
+            inside = order[ends[part] : ends[part + 1]]
+            owner[inside] = part * members + rng.permutation(np.arange(len(inside)) % members)
+        return owner
+
+    def test_rows(self, pool: Pool, owner: np.ndarray, key: Key) -> Csr:
+        """Return the test part, cut at the numbers at which the training part was cut."""
+        rng = key.of("test").numpy()
+        values = self._blended(pool, key)
+        parts = self.groups or self.clients
+        ends = np.quantile(values[: pool.num_train], np.linspace(0, 1, parts + 1)[1:-1])
+        part = np.searchsorted(ends, values[pool.num_train :], side="right")
+        members = self.clients // parts
+        return from_owner(part * members + rng.integers(0, members, len(part)), pool.test, self.clients, rng)
+
+    def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Not used: owners depend on more than labels."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FeatureNoise(Iid):
+    """IID samples under Gaussian noise whose level differs by client.
+
+    Li et al., ICDE 2022 (NIID-Bench): client k of N has noise of standard deviation sigma (k + 1) / N. With
+    groups, all clients of group g of G have sigma g / (G - 1). A sample has the same noise at every visit.
+
+    Attributes:
+        sigma: the largest standard deviation, of pixels in [0, 1], or of features in units of their own.
+        groups: contiguous blocks of clients with one level each: the ground truth; null: a level for each.
+    """
+
+    of_images: ClassVar[bool] = False
+
+    sigma: float = 0.1
+    groups: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.sigma >= 0, "sigma", self.sigma, "a standard deviation, not negative")
+        if self.groups is not None:
+            few = "needs two levels or more; null: one for each client"
+            require(self.groups > 1, "groups", self.groups, few)
+            grouped(self.clients, self.groups)
+
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Compose the partition and the noise."""
+        spec = super().compose(pool, key)
+        if self.groups is None:
+            levels = tuple(self.sigma * (k + 1) / self.clients for k in range(self.clients))
+            groups, blocks = None, np.arange(self.clients)
+        else:
+            levels = tuple(self.sigma * g / (self.groups - 1) for g in range(self.groups))
+            groups, blocks = grouped(self.clients, self.groups), None
+        names = tuple(f"noise {level:.3g}" for level in levels) if self.groups else ()
+        return ScenarioSpec(
+            spec.splits, groups, blocks, (noise_of(pool, levels, key),), materialize=True, names=names
+        )
+
+
+def noise_of(pool: Pool, levels: tuple[float, ...], key: Key) -> Noise:
+    """Return noise of a level for each group, in units of the pool's pixels or of each of its features.
+
+    Raises:
+        UserError: samples are tokens, or a table with categories.
+    """
+    if pool.kind == TOKENS:
+        raise UserError("sigma", max(levels), "samples are tokens: noise is for images and features")
+    seed = key.of("noise").entropy % 2**63
+    if pool.kind == IMAGES:
+        return Noise(levels, seed)
+    scale = standardised(pool).std
+    assert scale is not None
+    scale = np.where(np.array(pool.categories) > 0, 0.0, scale) if pool.categories else scale
+    return Noise(levels, seed, tuple(np.asarray(scale, np.float64).ravel().tolist()))

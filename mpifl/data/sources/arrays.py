@@ -1,0 +1,182 @@
+"""From arrays, texts and columns of users to the samples and labels of a pool."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.federation import FEATURES, IMAGES, TOKENS
+from mpifl.core.rng import key
+from mpifl.data.pool import Pool, count_classes, images_of, labels_of, stratified
+
+KINDS = (IMAGES, FEATURES, TOKENS)
+PADDING, UNKNOWN = 0, 1  # tokens of sequences of words
+WORD = re.compile(r"\w+|[^\w\s]")
+BINS = 8  # of a number to predict, each of which gives its share to the test part
+
+
+def inputs_of(array: np.ndarray, name: str, kind: str | None = None) -> np.ndarray:
+    """Return samples as a pool stores them.
+
+    Args:
+        array: [n, ...]; of images see `images_of`.
+        name: where they come from, for error messages.
+        kind: `images`, `features` or `tokens`. None: floats [n, F] are features, integers [n, T] of more than
+            a byte are tokens, all others images.
+
+    Raises:
+        UserError: another shape or type than this kind has.
+    """
+    array = np.asarray(array)
+    real, whole = np.issubdtype(array.dtype, np.floating), np.issubdtype(array.dtype, np.integer)
+    if kind is None and array.ndim == 2 and (real or (whole and array.dtype.itemsize > 1)):
+        kind = FEATURES if real else TOKENS
+    if kind == FEATURES:
+        remedy = "features must be numbers, [n, ...]"
+        require((real or whole) and array.ndim >= 2, name, f"{array.dtype} {list(array.shape)}", remedy)
+        return array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
+    if kind == TOKENS:
+        remedy = "tokens must be whole numbers, [n, T]"
+        require(whole and array.ndim == 2, name, f"{array.dtype} {list(array.shape)}", remedy)
+        return array.astype(np.int32) if array.dtype.itemsize < 2 or array.dtype.kind == "u" else array
+    return images_of(array, name)
+
+
+def any_labels_of(array: np.ndarray, name: str) -> np.ndarray:
+    """Return labels as a pool stores them; their type says what they are, see `Pool`.
+
+    Args:
+        array: integers [n] or [n, 1] (classes), bytes or booleans [n, L] (multi-hot), floats [n] or [n, L]
+            (numbers), integers [n, T] (tokens).
+        name: where they come from, for error messages.
+    """
+    array = np.asarray(array)
+    if np.issubdtype(array.dtype, np.floating) and array.ndim in (1, 2):
+        return array.reshape(len(array), -1).astype(np.float32)
+    if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind in "iub":
+        one_hot = len(array) > 1 and bool(((array == 1).sum(1) == 1).all() and (array == 0).sum(1).min() > 0)
+        one_hot = one_hot and bool(((array == 0) | (array == 1)).all())
+        remedy = "labels of unexpected shape, one-hot: give the number of the class, y.argmax(1)"
+        require(not one_hot, name, array.shape, remedy)
+        return array
+    return labels_of(array.astype(np.uint8) if array.dtype == np.bool_ else array, name)
+
+
+def pool_of(
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray] | None,
+    name: str,
+    class_names: tuple[str, ...] = (),
+    vocabulary: int = 0,
+    test_share: float = 0.2,
+    origin: np.ndarray | None = None,
+    origin_names: tuple[str, ...] = (),
+) -> Pool:
+    """Return the pool of samples and labels as `inputs_of` and `any_labels_of` return them.
+
+    Args:
+        train: samples and labels.
+        test: likewise; None sets a share aside, the same for every seed.
+        name: where they come from, for error messages.
+        class_names: of classes, labels or targets.
+        vocabulary: of tokens; 0 for one more than the largest.
+        test_share: of each class, or of each range of the first number, where there is no test part.
+        origin: int64 [n] of training samples, then test samples.
+        origin_names: of the origins.
+    """
+    parts = [train] if test is None else [train, test]
+    for x, y in parts:
+        require(len(x) == len(y), name, len(y), f"labels for {len(x)} samples: give one for each")
+        remedy = f"samples of another size than {list(train[0].shape[1:])}: all must be of one"
+        require(x.shape[1:] == train[0].shape[1:], name, list(x.shape[1:]), remedy)
+    x = train[0] if test is None else np.concatenate([train[0], test[0]])
+    y = train[1] if test is None else np.concatenate([train[1], test[1]])
+    require(len(train[0]) > 0, name, 0, "no samples: give some")
+    is_class = y.ndim == 1
+    if is_class:
+        width = len(class_names) if class_names else count_classes(y, name)
+        remedy = f"names for classes 0 to {int(y.max())}: give one to each"
+        require(int(y.max()) < width, name, len(class_names), remedy)
+    else:
+        width = y.shape[1]
+    if not is_class and y.dtype.kind == "i" and y.dtype.itemsize > 1:
+        width = max(int(y.max()) + 1, vocabulary)
+    tokens = x.dtype.kind in "iu" and x.ndim == 2
+    vocabulary = (vocabulary or int(x.max()) + 1) if tokens else 0
+    width = max(width, len(class_names))
+    remedy = f"names for {width} classes, labels or targets: give one to each"
+    require(len(class_names) in (0, width), name, len(class_names), remedy)
+    n = len(train[0])
+    if test is None:
+        order, n = with_test(y, test_share)
+        x, y, origin = x[order], y[order], None if origin is None else origin[order]
+    return Pool(x, y, n, width, origin, origin_names, class_names, vocabulary)
+
+
+def with_test(labels: np.ndarray, share: float) -> tuple[np.ndarray, int]:
+    """Return (order, size of the training part) that sets a fixed share aside behind the rest."""
+    if not share:
+        return np.arange(len(labels)), len(labels)
+    if labels.ndim == 1:
+        strata = labels
+    elif labels.dtype.kind == "f":
+        first = labels[:, 0]
+        strata = np.digitize(first, np.quantile(first, np.linspace(0, 1, BINS + 1)[1:-1]))
+    else:
+        strata = np.zeros(len(labels), np.int64)
+    train, test = stratified(strata.astype(np.int64), share, key(0, "test part"))
+    return np.concatenate([train, test]), len(train)
+
+
+# -- texts ---------------------------------------------------------------------------------------------------
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words and marks of a text, in lower case."""
+    return WORD.findall(text.lower())
+
+
+def vocabulary_of(texts: Iterable[str], size: int) -> dict[str, int]:
+    """Return the most frequent words, numbered from 2; 0 pads, 1 stands for all others.
+
+    Args:
+        texts: of the training part.
+        size: most tokens in all.
+    """
+    counts = Counter(word for text in texts for word in words_of(text))
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
+    return {word: number for number, word in enumerate(frequent, start=2)}
+
+
+def tokens_of(texts: Sequence[str], known: dict[str, int], length: int) -> np.ndarray:
+    """Return the first `length` words of each text, int32 [n, length], padded with 0 at the end."""
+    out = np.full((len(texts), length), PADDING, np.int32)
+    for row, text in zip(out, texts, strict=True):
+        numbers = [known.get(word, UNKNOWN) for word in words_of(text)[:length]]
+        row[: len(numbers)] = numbers
+    return out
+
+
+def characters_of(texts: Sequence[str], alphabet: str, name: str) -> np.ndarray:
+    """Return texts of one length as numbers of their characters, int32 [n, T]; refuse unknown characters."""
+    number = {character: i for i, character in enumerate(alphabet)}
+    lengths = {len(text) for text in texts}
+    require(len(lengths) <= 1, name, sorted(lengths)[:4], "texts of different lengths: all must be of one")
+    try:
+        return np.array([[number[character] for character in text] for text in texts], np.int32)
+    except KeyError as error:
+        raise UserError(name, str(error.args[0]), "a character that the alphabet does not have") from error
+
+
+def numbered(values: Sequence[object]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the number of each value, int64 [n], and all values in order, as texts; numbers by size."""
+    try:
+        known = sorted(set(values))  # type: ignore[type-var]
+    except TypeError:
+        known = sorted(set(values), key=str)
+    number = {value: i for i, value in enumerate(known)}
+    return np.array([number[value] for value in values], np.int64), tuple(map(str, known))

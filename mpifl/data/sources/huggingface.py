@@ -1,0 +1,277 @@
+"""Data sets in the formats of Hugging Face: folders of `datasets.save_to_disk`, Parquet files of the Hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.progress import each
+from mpifl.core.textfiles import text_of
+from mpifl.data import prepared_cache as cache
+from mpifl.data.pool import Pool
+from mpifl.data.scenario import check_fraction
+from mpifl.data.sources.arrays import (
+    any_labels_of,
+    inputs_of,
+    numbered,
+    pool_of,
+    tokens_of,
+    vocabulary_of,
+    with_test,
+)
+from mpifl.data.sources.base import Source, place_of, reading
+from mpifl.data.sources.folder import FORMATS, PIXELS, middle_square
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IMAGE_NAMES, LABEL_NAMES = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
+TEXT_NAMES = ("text", "sentence", "content")
+TRAIN, TEST = "train", ("test", "validation")
+
+
+@dataclass(frozen=True)
+class HuggingFace(Source):
+    """A data set that `datasets` wrote with `save_to_disk`, or a folder of its Parquet files; by pyarrow.
+
+    Pictures are decoded once. Lists of floats are features, lists of whole numbers are tokens (padded with
+    0), texts are sequences of words. Arrow files are mapped, not copied to memory.
+
+    Attributes:
+        path: folder, absolute, below data.root or in the working folder: dataset_dict.json and a folder for
+            each split, or a folder of one split, or train-*.parquet and test-*.parquet, also below data/.
+        inputs: column of the samples; None: image, img, text, sentence or content.
+        label: column of the labels; None: label, labels, fine_label, target or class.
+        client: column that says whose a sample is: scenario natural makes each a client.
+        side: side of pictures in pixels; the shorter side is scaled to it, the middle is kept; None: as they
+            are.
+        length: tokens of a text or of a list; longer ones are cut.
+        vocabulary: most different words of texts.
+        test_share: share of every class set aside where there is no test split.
+    """
+
+    name: ClassVar[str] = "huggingface"
+    needs_root: ClassVar[bool] = False
+
+    path: str = "dataset"
+    inputs: str | None = None
+    label: str | None = None
+    client: str | None = None
+    side: int | None = None
+    length: int = 128
+    vocabulary: int = 10_000
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction("test_share", self.test_share)
+        require(self.side is None or self.side > 0, "side", self.side, "a side in pixels")
+        require(self.length > 0, "length", self.length, "counts tokens")
+        require(
+            self.vocabulary > 2, "vocabulary", self.vocabulary, "needs room for padding, unknown, and words"
+        )
+
+    def files(self, root: Path) -> list[Path]:
+        """Return the files of the training part, then those of the test part."""
+        top = place_of(self.path, root)
+        return [file for split in splits_of(top).values() for file in split] or [top / "dataset_dict.json"]
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Read the columns."""
+        top = place_of(self.path, root)
+        tables = {name: _table(files) for name, files in splits_of(top).items()}
+        require(TRAIN in tables, "data.source.path", str(top), "has no split called train: name its folder")
+        schema = tables[TRAIN].schema
+        features = _features(top, schema)
+        held = _column(self.inputs, (*IMAGE_NAMES, *TEXT_NAMES), "inputs", schema.names)
+        label = _column(self.label, LABEL_NAMES, "label", schema.names)
+        columns = {name: [table.column(held), table.column(label)] for name, table in tables.items()}
+        y, names = self._labels([column[1] for column in columns.values()], features.get(label), label)
+        origin: np.ndarray | None = None
+        origin_names: tuple[str, ...] = ()
+        if self.client is not None:
+            _column(self.client, (), "client", schema.names)
+            values = [v for table in tables.values() for v in table.column(self.client).to_pylist()]
+            origin, origin_names = numbered(values)
+        sizes = [len(column[0]) for column in columns.values()]
+        if _is_image(schema.field(held).type):
+            order, count = (
+                (np.arange(sum(sizes)), sizes[0]) if len(sizes) > 1 else with_test(y, self.test_share)
+            )
+            images = self._pictures([column[0] for column in columns.values()], order, scratch, top)
+            origin = None if origin is None else origin[order]
+            classes = len(names) or int(y.max()) + 1
+            return Pool(images, y[order], count, classes, origin, origin_names, names)
+        x, vocabulary = self._samples([column[0] for column in columns.values()], held)
+        n = sizes[0]
+        parts = ((x[:n], y[:n]), (x[n:], y[n:]) if len(sizes) > 1 else None)
+        share = self.test_share
+        return pool_of(*parts, "data.source.path", names, vocabulary, share, origin, origin_names)
+
+    def _labels(self, columns: Sequence[Any], feature: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return labels, and the names of classes."""
+        values = [v for column in columns for v in column.to_pylist()]
+        missing = next((i for i, v in enumerate(values) if v is None), None)
+        require(missing is None, "data.source.label", name, f"lacks a value in row {missing}: leave it out")
+        if values and isinstance(values[0], str):
+            return numbered(values)
+        known = feature.get("names") if isinstance(feature, Mapping) else None
+        return any_labels_of(np.asarray(values), f"data.source.label: {name}"), tuple(known or ())
+
+    def _samples(self, columns: Sequence[Any], name: str) -> tuple[np.ndarray, int]:
+        """Return samples that are no pictures, and the number of different tokens, 0 for features."""
+        first = next((v for v in columns[0].to_pylist() if v is not None), None)
+        if isinstance(first, str):
+            texts = [str(v) for column in columns for v in column.to_pylist()]
+            known = vocabulary_of(texts[: len(columns[0])], self.vocabulary)
+            return tokens_of(texts, known, self.length), len(known) + 2
+        rows = [v for column in columns for v in column.to_pylist()]
+        if isinstance(first, list) and first and isinstance(first[0], int):
+            out = np.zeros((len(rows), min(self.length, max(map(len, rows)))), np.int32)
+            for target, row in zip(out, rows, strict=True):
+                target[: len(row)] = row[: out.shape[1]]
+            return out, int(out.max()) + 1
+        try:
+            x = np.asarray(rows, np.float32)
+        except (ValueError, TypeError) as error:
+            remedy = (
+                f"samples must be pictures, texts, or lists of numbers of one shape ({type(error).__name__})"
+            )
+            raise UserError("data.source.inputs", name, remedy) from error
+        return inputs_of(
+            x.reshape(len(x), -1) if x.ndim == 1 else x, f"data.source.inputs: {name}", "features"
+        ), 0
+
+    def _pictures(self, columns: Sequence[Any], order: np.ndarray, scratch: Path, top: Path) -> np.ndarray:
+        """Decode the pictures into `scratch`, one at a time; uint8 [n, C, H, W]."""
+        ends = np.cumsum([len(column) for column in columns])
+        images: np.ndarray | None = None
+        for target, i in enumerate(each(order.tolist(), "decoding pictures", "pictures")):
+            part = int(np.searchsorted(ends, i, side="right"))
+            row = columns[part][int(i - (ends[part - 1] if part else 0))].as_py()
+            pixels = self._picture(row, top, int(i))
+            if images is None:
+                images = cache.allocate(scratch, "images", (len(order), *pixels.shape))
+            remedy = f"a picture of {list(pixels.shape)} among those of {list(images.shape[1:])}: set side"
+            require(pixels.shape == images.shape[1:], f"{top}: row {i}", list(pixels.shape), remedy)
+            images[target] = pixels
+        assert images is not None
+        return images
+
+    def _picture(self, row: Any, top: Path, i: int) -> np.ndarray:
+        """Return one picture, uint8 [C, H, W]."""
+        content = row.get("bytes") if isinstance(row, Mapping) else None
+        remedy = "holds no bytes of a picture: save the data set with its files embedded"
+        require(content is not None, f"{top}: row {i}", None, remedy)
+        assert content is not None
+        return decoded(content, f"{top}: row {i}", self.side)
+
+
+def decoded(content: bytes, name: str, side: int | None) -> np.ndarray:
+    """Return an encoded picture, uint8 [1 or 3, H, W]: grey stays grey; `side`: the middle square, scaled."""
+    from PIL import Image
+
+    with reading(Path(name), "a picture"), Image.open(BytesIO(content), formats=FORMATS) as opened:
+        size = opened.size
+        remedy = f"larger than {PIXELS} pixels; make it smaller"
+        require(size[0] * size[1] <= PIXELS, name, size, remedy)
+        picture = opened.convert("L" if opened.mode in ("1", "L") else "RGB")
+    pixels = np.asarray(picture if side is None else middle_square(picture, side), np.uint8)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def splits_of(top: Path) -> dict[str, list[Path]]:
+    """Return the files of the splits train and test of a folder; empty where it holds no data set."""
+    if (top / "dataset_dict.json").is_file():
+        found = {p.name: _arrow_files(p) for p in sorted(top.iterdir()) if (p / "state.json").is_file()}
+    elif (top / "state.json").is_file():
+        found = {TRAIN: _arrow_files(top)}
+    else:
+        parquet = [*sorted(top.glob("*.parquet")), *sorted((top / "data").glob("*.parquet"))]
+        found = {}
+        for file in parquet:
+            found.setdefault(file.name.split("-")[0].removesuffix(".parquet"), []).append(file)
+    test = next((name for name in TEST if name in found), None)
+    return {
+        **({TRAIN: found[TRAIN]} if TRAIN in found else {}),
+        **({"test": found[test]} if test else {}),
+    }
+
+
+def _arrow_files(folder: Path) -> list[Path]:
+    """Return the Arrow files that a split's state.json names."""
+    state = folder / "state.json"
+    with reading(state, "the state of a data set"):
+        files = json.loads(text_of(state, "data.source.path"))["_data_files"]
+        names = [str(file["filename"]) for file in files]
+    inside = all(Path(name).name == name for name in names)
+    require(inside, str(state), names[:2], "names files of other folders: save the data set again")
+    return [folder / name for name in names]
+
+
+def _table(files: Sequence[Path]) -> pa.Table:
+    """Return the rows of Arrow files (mapped) or of Parquet files."""
+    try:
+        import pyarrow as pa
+        from pyarrow import ipc, parquet
+    except ImportError as error:
+        remedy = 'needs pyarrow: pip install "mpifl[parquet]"'
+        raise UserError("data.source.name", "huggingface", remedy) from error
+    tables = []
+    for file in files:
+        with reading(file, "an Arrow file"):
+            if file.suffix == ".parquet":
+                tables.append(parquet.read_table(file, memory_map=True))
+            else:
+                tables.append(_mapped(pa, ipc, file))
+    return pa.concat_tables(tables)
+
+
+def _mapped(pa: Any, ipc: Any, file: Path) -> Any:
+    """Return the table in an Arrow file: a stream, as `save_to_disk` writes, or a file with an index."""
+    try:
+        return ipc.open_stream(pa.memory_map(str(file))).read_all()
+    except pa.ArrowInvalid:
+        return ipc.open_file(pa.memory_map(str(file))).read_all()
+
+
+def _features(top: Path, schema: pa.Schema) -> Mapping[str, Any]:
+    """Return what `datasets` says of the columns: in the schema, or in dataset_info.json."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    places = [top / "dataset_info.json", top / TRAIN / "dataset_info.json"]
+    try:
+        tree = json.loads(text)["info"] if text else {}
+        for place in places:
+            if not tree.get("features") and place.is_file():
+                tree = json.loads(text_of(place, "data.source.path"))
+        features = tree.get("features") or {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _column(given: str | None, usual: Sequence[str], role: str, names: Sequence[str]) -> str:
+    """Return the column of a role; refuse one that is not there."""
+    if given is not None:
+        there = f"there is no such column; there are {', '.join(names)}"
+        require(given in names, f"data.source.{role}", given, there)
+        return given
+    found = next((name for name in usual if name in names), None)
+    remedy = f"name the column; there are {', '.join(names)}"
+    require(found is not None, f"data.source.{role}", None, remedy)
+    assert found is not None
+    return found
+
+
+def _is_image(kind: Any) -> bool:
+    """Return whether a column holds pictures: bytes and path of each."""
+    from pyarrow import types
+
+    return bool(types.is_struct(kind)) and {field.name for field in kind} >= {"bytes"}

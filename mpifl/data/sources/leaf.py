@@ -1,0 +1,141 @@
+"""LEAF's JSON of any of its tasks: users, and for each of them samples x and labels y."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.core.progress import each
+from mpifl.data.pool import Pool
+from mpifl.data.sources.arrays import (
+    characters_of,
+    inputs_of,
+    numbered,
+    pool_of,
+    tokens_of,
+    vocabulary_of,
+)
+from mpifl.data.sources.base import Source, reading
+
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's alphabet of Shakespeare, in its order."""
+TWEET = 4  # the field of a tweet's text, of the six that Sent140 has
+Held = dict[str, tuple[list[Any], list[Any]]]  # user -> samples, labels
+
+
+@dataclass(frozen=True)
+class Leaf(Source):
+    """A data set of LEAF (Caldas et al., 2018), as its scripts write it: train/*.json and test/*.json.
+
+    What x and y are says what is read: lists of numbers are features (FEMNIST's pixels: source femnist),
+    texts of one length with a character each are next characters (Shakespeare; LEAF's alphabet where it
+    suffices), other texts and the fields of tweets are sequences of words (Sent140). Users are origins:
+    scenario natural makes each a client.
+
+    Attributes:
+        path: folder below data.root.
+        shape: of a sample of numbers, such as [1, 28, 28]; empty: as it is written, [F].
+        length: words of a text; longer ones are cut, shorter ones padded with 0.
+        vocabulary: most different words; the most frequent of the training part count, 1 stands for others.
+    """
+
+    name: ClassVar[str] = "leaf"
+
+    path: str = "shakespeare"
+    shape: tuple[int, ...] = ()
+    length: int = 25
+    vocabulary: int = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.length > 0, "length", self.length, "counts words")
+        require(
+            self.vocabulary > 2, "vocabulary", self.vocabulary, "needs room for padding, unknown, and words"
+        )
+        require(all(s > 0 for s in self.shape), "shape", list(self.shape), "give positive sizes")
+
+    def files(self, root: Path) -> list[Path]:
+        """Return the shards, training part first."""
+        shards = [sorted((root / self.path / part).glob("*.json")) for part in ("train", "test")]
+        if all(shards):
+            return [*shards[0], *shards[1]]
+        return [root / self.path / "train" / "*.json", root / self.path / "test" / "*.json"]
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Read the shards; users are numbered by name."""
+        paths = self.files(root)
+        train, test = (read_users([p for p in paths if p.parent.name == part]) for part in ("train", "test"))
+        name = str(root / self.path)
+        users = sorted(train.keys() | test.keys())
+        rows = [(i, held[user]) for held in (train, test) for i, user in enumerate(users) if user in held]
+        xs, ys = ([value for _, held in rows for value in held[column]] for column in (0, 1))
+        require(len(xs) > 0, name, 0, "no samples in any user; fetch it again")
+        count = sum(len(x) for x, _ in train.values())
+        x, vocabulary, alphabet = self._inputs(xs, ys, count, name)
+        y, names = _labels(ys, alphabet, name)
+        origin = np.repeat([i for i, _ in rows], [len(held[1]) for _, held in rows])
+        parts = (x[:count], y[:count]), (x[count:], y[count:])
+        return pool_of(*parts, name, names, vocabulary, 0.0, origin.astype(np.int64), tuple(users))
+
+    def _inputs(self, xs: list[Any], ys: list[Any], count: int, name: str) -> tuple[np.ndarray, int, str]:
+        """Return samples [n, ...], the number of tokens (0: none), and the alphabet of characters."""
+        first = xs[0]
+        if isinstance(first, str):
+            if len(set(map(len, xs))) == 1 and all(isinstance(y, str) and len(y) == 1 for y in ys):
+                present = set("".join([*xs, *ys]))
+                alphabet = LETTERS if present <= set(LETTERS) else "".join(sorted(present))
+                return characters_of(xs, alphabet, f"{name}: x"), len(alphabet), alphabet
+            return self._words(xs, count)
+        if isinstance(first, list) and first and isinstance(first[0], str):
+            field = min(TWEET, len(first) - 1)
+            return self._words([str(x[field]) for x in xs], count)
+        try:
+            numbers = np.asarray(xs, np.float32)
+        except (ValueError, TypeError) as error:
+            remedy = "samples must be texts, or lists of numbers of one length"
+            raise UserError(f"{name}: x", type(first).__name__, remedy) from error
+        numbers = numbers.reshape(len(numbers), *(self.shape or (-1,)))
+        return inputs_of(numbers, f"{name}: x", "features"), 0, ""
+
+    def _words(self, texts: list[str], count: int) -> tuple[np.ndarray, int, str]:
+        known = vocabulary_of(texts[:count], self.vocabulary)
+        return tokens_of(texts, known, self.length), len(known) + 2, ""
+
+
+def read_users(paths: Sequence[Path]) -> Held:
+    """Return the users in LEAF shards: users, num_samples, user_data: user -> x, y."""
+    found: Held = {}
+    for path in each(list(paths), "reading shards", "files"):
+        with reading(path, "a LEAF shard"):
+            shard = json.loads(path.read_bytes())
+            for user, count in zip(shard["users"], shard["num_samples"], strict=True):
+                data: Mapping[str, Any] = shard["user_data"][user]
+                where = f"{path}: user {user}"
+                require(user not in found, where, "twice", "a user stands in one shard only; remove one")
+                sizes = (len(data["x"]), len(data["y"]), count)
+                require(len(set(sizes)) == 1, where, sizes, "x, y and num_samples differ; fetch it again")
+                found[user] = list(data["x"]), list(data["y"])
+    return found
+
+
+def _labels(ys: list[Any], alphabet: str, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return labels and the names of classes: characters of the alphabet, numbers, or what there is."""
+    if alphabet:
+        missing = sorted({str(y) for y in ys} - set(alphabet))
+        remedy = "is no single character of the alphabet of x"
+        require(not missing, f"{name}: y", missing[:1], remedy)
+        number = {character: i for i, character in enumerate(alphabet)}
+        return np.array([number[y] for y in ys], np.int64), tuple(map(repr, alphabet))
+    if all(isinstance(y, int) and not isinstance(y, bool) for y in ys):
+        return np.array(ys, np.int64), ()
+    if all(isinstance(y, (int, float)) for y in ys):
+        return np.array(ys, np.float32)[:, None], ()
+    if any(isinstance(y, (list, dict)) for y in ys):
+        raise UserError(f"{name}: y", type(ys[0]).__name__, "labels must be numbers or texts")
+    return numbered([str(y) for y in ys])

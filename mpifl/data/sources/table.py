@@ -1,0 +1,196 @@
+"""Tables in CSV and Parquet: columns of numbers and of categories, a target, and whose each row is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.data.pool import Pool
+from mpifl.data.scenario import check_fraction
+from mpifl.data.sources.arrays import numbered, pool_of
+from mpifl.data.sources.base import Source, place_of, reading
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LABELS = ("classes", "numbers", "multi_hot")
+
+
+@dataclass(frozen=True)
+class Table(Source):
+    """A table of a row for each sample, .csv or .parquet, or a folder of such files that are read in order.
+
+    Columns of numbers are features; columns of texts and of true and false are categories, numbered in
+    alphabetical order. Missing values are refused.
+
+    Attributes:
+        path: absolute, below data.root, or in the working folder.
+        test_path: the test part, with the same columns; None sets `test_share` aside, or takes `part`.
+        target: the column to predict; several are several targets, or with `labels: multi_hot` labels.
+        labels: classes, numbers or multi_hot; None: numbers for columns of floats, otherwise classes.
+        features: the columns of a sample; empty: all that have no other role.
+        categories: of these, columns of whole numbers that are categories, too.
+        client: the column that says whose a row is: scenario natural makes each a client.
+        group: the column with the hidden group of the client: the ground truth of scenario natural.
+        part: the column that says train or test.
+        standardise_target: numbers to predict are standardised by the training part.
+        test_share: share of each class, or of each range of the target, set aside where there is no test
+            part.
+    """
+
+    name: ClassVar[str] = "table"
+    needs_root: ClassVar[bool] = False
+
+    path: str = "data.csv"
+    test_path: str | None = None
+    target: tuple[str, ...] = ("target",)
+    labels: str | None = None
+    features: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    client: str | None = None
+    group: str | None = None
+    part: str | None = None
+    standardise_target: bool = True
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction("test_share", self.test_share)
+        require(len(self.target) > 0, "target", [], "name the column to predict")
+        known = self.labels is None or self.labels in LABELS
+        require(known, "labels", self.labels, f"known: {', '.join(LABELS)}")
+        remedy = "multi_hot or numbers: several targets are no class"
+        require(len(self.target) == 1 or self.labels != "classes", "labels", self.labels, remedy)
+        both = self.part is None or self.test_path is None
+        require(both, "part", self.part, "test_path names the test part: leave one of them out")
+        require(self.group is None or self.client is not None, "group", self.group, "needs client, too")
+
+    def files(self, root: Path) -> list[Path]:
+        """Return the files: training part, then test part."""
+        paths = [self.path, *([] if self.test_path is None else [self.test_path])]
+        return [file for path in paths for file in _inside(place_of(path, root))]
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Read the columns and number categories and classes over both parts."""
+        import pandas as pd  # heavy: only when a table is read
+
+        train = self._read(_inside(place_of(self.path, root)))
+        if self.test_path is not None:
+            test = self._read(_inside(place_of(self.test_path, root)))
+            count, frame = len(train), pd.concat([train, test[list(train.columns)]], ignore_index=True)
+        elif self.part is not None:
+            first = self._column(train, self.part, "part").astype(str).str.strip() != "test"
+            known = set(train[self.part].astype(str).str.strip()) <= {"train", "test"}
+            require(known, "data.source.part", self.part, "its values must be train and test")
+            frame = pd.concat([train[first], train[~first]], ignore_index=True)
+            count = int(first.sum())
+        else:
+            frame, count = train, 0
+        return self._pool(frame, count)
+
+    def _pool(self, frame: pd.DataFrame, count: int) -> Pool:
+        """Return the pool; the first `count` rows are the training part, 0 where a share is set aside."""
+        roles = {*self.target, self.client, self.group, self.part}
+        names = list(self.features) or [c for c in frame.columns if c not in roles]
+        require(len(names) > 0, "data.source.features", [], "no column is left for the samples: name some")
+        columns, kinds = zip(*(self._feature(frame, name) for name in names), strict=True)
+        x = np.stack(columns, axis=1).astype(np.float32)
+        y, classes = self._labels(frame)
+        origin: np.ndarray | None = None
+        origin_names: tuple[str, ...] = ()
+        if self.client is not None:
+            origin, origin_names = self._numbered(frame, self.client, "client")
+        train, test = ((x[:count], y[:count]), (x[count:], y[count:])) if count else ((x, y), None)
+        share, key = self.test_share, "data.source.path"
+        pool = pool_of(train, test, key, classes, 0, share, origin, origin_names)
+        if self.group is not None and origin is not None:
+            pool = replace(pool, origin_groups=self._groups(frame, origin, len(origin_names)))
+        if y.dtype.kind == "f" and self.standardise_target:
+            part = pool.labels[: pool.num_train]
+            std = part.std(0)
+            scaled = (pool.labels - part.mean(0)) / np.where(std > 0, std, 1.0)
+            pool = replace(pool, labels=scaled.astype(np.float32))
+        return replace(pool, categories=tuple(kinds) if any(kinds) else ())
+
+    def _feature(self, frame: pd.DataFrame, name: str) -> tuple[np.ndarray, int]:
+        """Return a column as numbers [n], and the number of its categories, 0 for none."""
+        column = self._column(frame, name, "features")
+        if column.dtype.kind in "iuf" and name not in self.categories:
+            return column.to_numpy(np.float64), 0
+        number, values = numbered(column.tolist())
+        return number, len(values)
+
+    def _labels(self, frame: pd.DataFrame) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return labels, and the names of classes or of targets."""
+        columns = [self._column(frame, name, "target") for name in self.target]
+        real = all(column.dtype.kind in "iufb" for column in columns)
+        kind = self.labels or ("classes" if columns[0].dtype.kind != "f" and len(columns) == 1 else "numbers")
+        if kind == "classes":
+            return numbered(columns[0].tolist())
+        texts = f"holds texts: take labels: classes, or leave {', '.join(self.target)} out"
+        require(real, "data.source.target", ", ".join(self.target), texts)
+        y = np.stack([column.to_numpy(np.float64) for column in columns], axis=1)
+        if kind == "numbers":
+            return y.astype(np.float32), self.target
+        good = bool(np.isin(y, (0, 1)).all()) and len(self.target) > 1
+        require(good, "data.source.labels", kind, "needs two columns or more that hold 0 and 1 alone")
+        return y.astype(np.uint8), self.target
+
+    def _numbered(self, frame: pd.DataFrame, name: str, role: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        return numbered(self._column(frame, name, role).tolist())
+
+    def _groups(self, frame: pd.DataFrame, origin: np.ndarray, count: int) -> tuple[int, ...]:
+        """Return the group of each client."""
+        assert self.group is not None
+        group, _ = self._numbered(frame, self.group, "group")
+        of = np.full(count, -1)
+        of[origin] = group
+        wrong = np.flatnonzero(of[origin] != group)
+        if len(wrong):
+            who = self._column(frame, str(self.client), "client").iloc[int(wrong[0])]
+            raise UserError(
+                "data.source.group", self.group, f"client {who} is in several groups: give it one"
+            )
+        return tuple(of.tolist())
+
+    def _column(self, frame: pd.DataFrame, name: str, role: str) -> pd.Series:
+        there = f"the table has no such column; it has {', '.join(map(str, list(frame.columns)[:20]))}"
+        require(name in frame.columns, f"data.source.{role}", name, there)
+        column = frame[name]
+        if bool(column.isna().any()):
+            row = int(np.flatnonzero(column.isna().to_numpy())[0])
+            remedy = f"lacks a value in row {row + 1}: fill it in, or leave the row or the column out"
+            raise UserError(f"data.source.{role}", name, remedy)
+        return column
+
+    @staticmethod
+    def _read(paths: list[Path]) -> pd.DataFrame:
+        import pandas as pd
+
+        frames = []
+        for path in paths:
+            with reading(path, "a table"):
+                if path.suffix == ".parquet":
+                    try:
+                        import pyarrow  # noqa: F401
+                    except ImportError as error:
+                        remedy = 'needs pyarrow: pip install "mpifl[parquet]"'
+                        raise UserError("data.source.path", str(path), remedy) from error
+                    frames.append(pd.read_parquet(path, engine="pyarrow"))
+                else:
+                    frames.append(pd.read_csv(path, skipinitialspace=True))
+            same = list(frames[-1].columns) == list(frames[0].columns)
+            require(same, str(path), list(frames[-1].columns)[:4], f"other columns than {paths[0]} has")
+        return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+
+
+def _inside(path: Path) -> list[Path]:
+    """Return a file, or the tables in a folder."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(p for p in path.iterdir() if p.suffix in (".csv", ".parquet"))
+    return found or [path / "*.csv"]

@@ -1,0 +1,340 @@
+"""Loaders of tables, arrays, LEAF's JSON and Hugging Face's folders: each reads small files in its format."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from mpifl.core.errors import UserError
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation
+from mpifl.data.sources.leaf import LETTERS
+
+RNG = np.random.default_rng(0)
+
+
+def load(source: str, root: Path, **options):
+    """Return the pool of a source without any cache."""
+    return SOURCES[source](**options).load(root, root)
+
+
+def opened(root: Path, source: str, scenario, **options):
+    """Return a federation."""
+    return open_federation(
+        DataConfig(str(root), str(root / "cache"), SOURCES[source](**options), scenario), 0
+    )
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+def a_table(n: int = 40) -> pd.DataFrame:
+    """Return rows of two numbers, a category, a client with its group, and two targets."""
+    client = np.arange(n) % 4
+    a, colour = RNG.normal(size=n), np.array(["red", "blue", "green"])[RNG.integers(0, 3, n)]
+    return pd.DataFrame(
+        {
+            "a": a,
+            "b": RNG.integers(0, 5, n),
+            "colour": colour,
+            "who": [f"client {c}" for c in client],
+            "site": client // 2,
+            "price": 3.0 * a + client // 2,
+            "sold": np.where(a > 0, "yes", "no"),
+        }
+    )
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_columns_of_a_table_have_roles(tmp_path, ending):
+    frame = a_table()
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    if ending == ".parquet":
+        pytest.importorskip("pyarrow")
+        frame.to_parquet(tmp_path / "t.parquet", index=False)
+    roles = {"features": ("a", "b", "colour"), "client": "who", "group": "site", "test_share": 0.25}
+    pool = load("table", tmp_path, path=f"t{ending}", target=("sold",), **roles)
+    assert (pool.kind, pool.label_kind, pool.class_names) == ("features", "classes", ("no", "yes"))
+    assert pool.categories == (0, 0, 3)
+    assert pool.num_train == 30
+    assert pool.origin_names == tuple(f"client {c}" for c in range(4))
+    assert pool.origin_groups == (0, 0, 1, 1)
+    codes = {"blue": 0, "green": 1, "red": 2}
+    columns = frame.a.astype(np.float32), frame.colour.map(codes), frame.sold == "yes"
+    found = zip(pool.inputs[:, 0], pool.inputs[:, 2].astype(int), pool.labels == 1, strict=True)
+    assert set(found) == set(zip(*columns, strict=True))
+    scenario = SCENARIOS["natural"](test="own")
+    federation = opened(tmp_path, "table", scenario, path=f"t{ending}", target=("sold",), **roles)
+    assert federation.groups.tolist() == [0, 0, 1, 1]
+
+
+def test_targets_of_a_table_are_numbers_or_several_labels(tmp_path):
+    frame = a_table()
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    pool = load("table", tmp_path, path="t.csv", target=("price",), features=("a", "b"))
+    assert (pool.label_kind, pool.num_classes, pool.class_names) == ("numbers", 1, ("price",))
+    np.testing.assert_allclose(pool.labels[: pool.num_train].mean(), 0, atol=1e-6)
+    np.testing.assert_allclose(pool.labels[: pool.num_train].std(), 1, atol=1e-6)
+    frame = frame[["a", "b"]].assign(big=(frame.a > 1).astype(int), red=(frame.colour == "red").astype(int))
+    frame.to_csv(tmp_path / "m.csv", index=False)
+    pool = load("table", tmp_path, path="m.csv", target=("big", "red"), labels="multi_hot", categories=("b",))
+    assert (pool.label_kind, pool.num_classes, pool.categories) == ("multi_hot", 2, (0, 5))
+
+
+def test_the_test_part_of_a_table_is_a_file_or_a_column(tmp_path):
+    frame = a_table().assign(part=["train"] * 30 + ["test"] * 10)
+    frame.iloc[:30].to_csv(tmp_path / "a.csv", index=False)
+    frame.iloc[30:].to_csv(tmp_path / "b.csv", index=False)
+    frame.iloc[::-1].to_csv(tmp_path / "t.csv", index=False)
+    features = {"features": ("a",), "target": ("price",), "standardise_target": False}
+    two = load("table", tmp_path, path="a.csv", test_path="b.csv", **features)
+    one = load("table", tmp_path, path="t.csv", part="part", **features)
+    assert two.num_train == one.num_train == 30
+    np.testing.assert_allclose(two.inputs[30:, 0], frame.a[30:], rtol=1e-6)
+    np.testing.assert_array_equal(one.labels[:30], two.labels[:30][::-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"target": ("prise",)}, r"data.source.target = 'prise': the table has no such column; it has a, b"),
+        ({"features": ("x",)}, r"data.source.features = 'x': the table has no such column"),
+        ({"target": ("sold", "price"), "labels": "classes"}, r"labels = 'classes': multi_hot or numbers"),
+        ({"target": ("sold",), "labels": "numbers"}, r"data.source.target = 'sold': holds texts"),
+        ({"group": "site"}, r"group = 'site': needs client"),
+        ({"client": "who", "group": "b"}, r"data.source.group = 'b': client .* is in several groups"),
+        ({"part": "sold"}, r"data.source.part = 'sold': its values must be train and test"),
+        ({"target": ("a", "b"), "labels": "multi_hot"}, r"labels = 'multi_hot': needs two columns"),
+        ({"features": ("gap",)}, r"data.source.features = 'gap': lacks a value in row 3"),
+    ],
+)
+def test_roles_that_columns_do_not_have_are_refused(tmp_path, options, says):
+    frame = a_table().assign(gap=1.0)
+    frame.loc[2, "gap"] = np.nan
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(UserError, match=says):
+        load("table", tmp_path, path="t.csv", **{"target": ("price",), "features": ("a",), **options})
+
+
+def test_features_of_a_table_are_standardised(tmp_path):
+    a_table(80).to_csv(tmp_path / "t.csv", index=False)
+    options = {"path": "t.csv", "target": ("price",), "client": "who", "group": "site"}
+    scenario = SCENARIOS["natural"](test="own", test_share=0.0)
+    federation = opened(tmp_path, "table", scenario, features=("a", "b", "colour"), test_share=0.0, **options)
+    x = np.concatenate([federation.client(k).train.x.numpy() for k in range(4)])
+    np.testing.assert_allclose(x[:, :2].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(x[:, :2].std(0), 1, atol=1e-6)
+    assert set(x[:, 2]) == {0, 1, 2}
+    assert federation.info.categories == (0, 0, 3)
+
+
+# -- arrays --------------------------------------------------------------------------------------------------
+
+
+def test_an_archive_holds_features_tokens_numbers_or_labels(tmp_path):
+    y = np.arange(12) % 3
+    spectra = RNG.random((12, 4, 9)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x_train=spectra, y_train=y)
+    pool = load("npz", tmp_path, path="a.npz", inputs="features")
+    assert (pool.kind, pool.shape, pool.label_kind) == ("features", (4, 9), "classes")
+    assert load("npz", tmp_path, path="a.npz").kind == "images"
+    np.savez(tmp_path / "a.npz", x_train=RNG.integers(0, 7, (12, 5)), y_train=RNG.normal(size=12))
+    pool = load("npz", tmp_path, path="a.npz", vocabulary=9)
+    assert (pool.kind, pool.vocabulary, pool.label_kind, pool.num_classes) == ("tokens", 9, "numbers", 1)
+    many = RNG.integers(0, 2, (12, 5)).astype(np.uint8)
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=RNG.normal(size=(12, 3)),
+        y_train=many,
+        x_test=np.ones((4, 3)),
+        y_test=many[:4],
+    )
+    pool = load("npz", tmp_path, path="a.npz")
+    assert (pool.kind, pool.label_kind, pool.num_train, pool.num_classes) == ("features", "multi_hot", 12, 5)
+
+
+def write_medmnist(path: Path, shape: tuple[int, ...], labels: np.ndarray) -> None:
+    """Write an archive as MedMNIST's are: images and labels [n, 1] or [n, L] of train, val and test."""
+    ends = {"train": (0, 12), "val": (12, 16), "test": (16, 20)}
+    images = RNG.integers(0, 256, (20, *shape), dtype=np.uint8)
+    parts = {f"{p}_images": images[a:b] for p, (a, b) in ends.items()}
+    np.savez(path, **parts, **{f"{p}_labels": labels[a:b] for p, (a, b) in ends.items()})
+
+
+def test_medmnist_archives_are_read(tmp_path):
+    write_medmnist(tmp_path / "pathmnist.npz", (28, 28, 3), (np.arange(20) % 9)[:, None].astype(np.uint8))
+    pool = load("medmnist", tmp_path, path="pathmnist.npz")
+    assert (pool.shape, pool.num_train, len(pool.labels), pool.num_classes) == ((3, 28, 28), 16, 20, 9)
+    assert pool.class_names[0] == "adipose"
+    assert load("medmnist", tmp_path, path="pathmnist.npz", validation="drop").num_train == 12
+    write_medmnist(tmp_path / "chestmnist.npz", (28, 28), RNG.integers(0, 2, (20, 14)).astype(np.uint8))
+    pool = load("medmnist", tmp_path, path="chestmnist.npz")
+    assert (pool.shape, pool.label_kind, pool.num_classes) == ((1, 28, 28), "multi_hot", 14)
+    write_medmnist(tmp_path / "nodulemnist3d.npz", (6, 6, 6), (np.arange(20) % 2)[:, None].astype(np.uint8))
+    pool = load("medmnist", tmp_path, path="nodulemnist3d.npz")
+    assert (pool.kind, pool.shape) == ("features", (1, 6, 6, 6))
+    np.savez(tmp_path / "bad.npz", train_images=np.zeros((3, 4, 4), np.uint8))
+    with pytest.raises(UserError, match="lacks the array train_labels"):
+        load("medmnist", tmp_path, path="bad.npz")
+
+
+# -- LEAF ----------------------------------------------------------------------------------------------------
+
+
+def write_leaf(root: Path, users: dict[str, tuple[list, list]], held: int = 1) -> None:
+    """Write shards as LEAF does; the last `held` samples of each user test."""
+    for part, cut in (("train", slice(0, -held)), ("test", slice(-held, None))):
+        (root / part).mkdir(parents=True)
+        data = {user: {"x": x[cut], "y": y[cut]} for user, (x, y) in users.items()}
+        counts = [len(held["y"]) for held in data.values()]
+        document = {"users": list(data), "num_samples": counts, "user_data": data, "hierarchies": []}
+        (root / part / f"all_data_niid_0_keep_0_{part}_9.json").write_text(json.dumps(document))
+
+
+def test_shakespeare_is_next_characters_of_leafs_alphabet(tmp_path):
+    text = "To be, or not to be: that is the question.\n"
+    play = {
+        f"HAMLET_{i}": ([text[j : j + 8] for j in range(4)], [text[j + 8] for j in range(4)])
+        for i in range(3)
+    }
+    write_leaf(tmp_path / "shakespeare", play)
+    pool = load("leaf", tmp_path)
+    assert (pool.kind, pool.shape, pool.vocabulary, pool.num_classes) == ("tokens", (8,), 80, 80)
+    assert pool.inputs[0].tolist() == [LETTERS.index(c) for c in text[:8]]
+    assert pool.labels[0] == LETTERS.index(text[8])
+    assert (pool.num_train, len(pool.labels)) == (9, 12)
+    assert pool.origin_names == ("HAMLET_0", "HAMLET_1", "HAMLET_2")
+    assert pool.origin.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 1, 2]
+    federation = opened(tmp_path, "leaf", SCENARIOS["natural"]())
+    assert federation.client(2).train.x.shape == (3, 8)
+
+
+def test_sent140_is_words(tmp_path):
+    def tweet(text):
+        return ["1467810369", "Mon Apr 06 2009", "NO_QUERY", "user", text, "training"]
+
+    texts = ["I am so happy!", "so sad today", "happy happy day", "sad, sad rain"]
+    users = {
+        "ann": ([tweet(t) for t in texts], [1, 0, 1, 0]),
+        "bob": ([tweet(t) for t in texts], ["4", "0", "4", "0"]),
+    }
+    write_leaf(tmp_path / "one", {"ann": users["ann"]})
+    pool = load("leaf", tmp_path, path="one", length=6, vocabulary=8)
+    assert (pool.kind, pool.shape, pool.num_classes) == ("tokens", (6,), 2)
+    assert pool.vocabulary == 8
+    assert pool.inputs[2].tolist() == [2, 2, 6, 0, 0, 0]  # happy, so, !, am, day, i: by frequency, alphabet
+    assert pool.inputs[3].tolist() == [1, 1, 1, 1, 0, 0]
+    write_leaf(tmp_path / "two", {"bob": users["bob"]})
+    assert load("leaf", tmp_path, path="two").class_names == ("0", "4")
+
+
+def test_leafs_numbers_are_features(tmp_path):
+    users = {f"u{i}": (RNG.random((5, 6)).tolist(), [0, 1, 1, 0, 1]) for i in range(2)}
+    write_leaf(tmp_path / "synthetic", users)
+    assert load("leaf", tmp_path, path="synthetic").shape == (6,)
+    assert load("leaf", tmp_path, path="synthetic", shape=(2, 3)).shape == (2, 3)
+    shard = next((tmp_path / "synthetic" / "test").glob("*.json"))
+    tree = json.loads(shard.read_text())
+    tree["num_samples"][0] = 9
+    shard.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=r"user u0 = .*x, y and num_samples differ"):
+        load("leaf", tmp_path, path="synthetic")
+
+
+# -- Hugging Face --------------------------------------------------------------------------------------------
+
+
+def png(value: int) -> bytes:
+    """Return a grey picture of 6 x 6 as PNG."""
+    out = BytesIO()
+    Image.fromarray(np.full((6, 6), value, np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def save_split(folder: Path, columns: dict, features: dict) -> None:
+    """Write a split as `Dataset.save_to_disk` does: two Arrow streams, state.json and dataset_info.json."""
+    pa = pytest.importorskip("pyarrow")
+    folder.mkdir(parents=True)
+    table, names = pa.table(columns), []
+    for i, part in enumerate((table.slice(0, 3), table.slice(3))):
+        names.append(f"data-{i:05}-of-00002.arrow")
+        with pa.OSFile(str(folder / names[-1]), "wb") as sink, pa.ipc.new_stream(sink, part.schema) as writer:
+            writer.write_table(part)
+    state = {
+        "_data_files": [{"filename": name} for name in names],
+        "_fingerprint": "f",
+        "_split": folder.name,
+    }
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+
+
+CLASSES = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+
+
+def test_a_folder_of_save_to_disk_with_pictures_is_read(tmp_path):
+    top = tmp_path / "pets"
+    for split, n in (("train", 8), ("test", 4)):
+        pictures = [{"bytes": png(10 * i), "path": None} for i in range(n)]
+        columns = {
+            "image": pictures,
+            "label": [i % 2 for i in range(n)],
+            "who": [f"w{i % 3}" for i in range(n)],
+        }
+        save_split(top / split, columns, {"image": {"_type": "Image"}, **CLASSES})
+    (top / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    pool = load("huggingface", tmp_path, path="pets", client="who")
+    assert (pool.shape, pool.num_train, len(pool.labels)) == ((1, 6, 6), 8, 12)
+    assert pool.inputs[:, 0, 0, 0].tolist() == [*range(0, 80, 10), 0, 10, 20, 30]
+    assert (pool.class_names, pool.origin_names) == (("cat", "dog"), ("w0", "w1", "w2"))
+    federation = opened(tmp_path, "huggingface", SCENARIOS["iid"](clients=2), path="pets", side=4)
+    assert federation.shape == (1, 4, 4)
+    with pytest.raises(
+        UserError, match=r"data.source.label = 'kind': there is no such column; there are image"
+    ):
+        load("huggingface", tmp_path, path="pets", label="kind")
+
+
+def test_one_split_of_texts_and_one_of_numbers_are_read(tmp_path):
+    texts = ["good film", "bad film", "good good", "very bad", "good!", "bad bad"]
+    save_split(tmp_path / "films", {"text": texts, "label": [1, 0, 1, 0, 1, 0]}, CLASSES)
+    pool = load("huggingface", tmp_path, path="films", length=3, test_share=0.34)
+    assert (pool.kind, pool.shape, pool.num_train, pool.num_classes) == ("tokens", (3,), 4, 2)
+    rows = {"x": [[0.1 * i, 2.0, 3.0] for i in range(6)], "label": [0.5 * i for i in range(6)]}
+    save_split(tmp_path / "numbers", rows, {})
+    pool = load("huggingface", tmp_path, path="numbers", inputs="x", test_share=0.0)
+    assert (pool.kind, pool.shape, pool.label_kind) == ("features", (3,), "numbers")
+
+
+def test_parquet_files_of_the_hub_are_read(tmp_path):
+    pytest.importorskip("pyarrow")
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    info = {"info": {"features": {"img": {"_type": "Image"}, **CLASSES}}}
+    for split, n in (("train", 6), ("test", 2)):
+        table = pa.table(
+            {"img": [{"bytes": png(i), "path": ""} for i in range(n)], "label": [i % 2 for i in range(n)]}
+        )
+        table = table.replace_schema_metadata({b"huggingface": json.dumps(info).encode()})
+        parquet.write_table(table, tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet")
+    pool = load("huggingface", tmp_path, path="hub")
+    assert (pool.num_train, len(pool.labels), pool.class_names) == (6, 8, ("cat", "dog"))
+
+
+def test_folders_that_are_no_data_set_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"data.source.path = .*no such file"):
+        opened(tmp_path, "huggingface", SCENARIOS["iid"](clients=2), path="empty")
+    save_split(tmp_path / "x", {"text": ["a"] * 5, "label": [0] * 5}, {})
+    (tmp_path / "x" / "data-00001-of-00002.arrow").write_bytes(b"no arrow")
+    with pytest.raises(
+        UserError, match=r"data-00001-of-00002.arrow = 'unreadable': truncated or not an Arrow"
+    ):
+        load("huggingface", tmp_path, path="x")
