@@ -77,8 +77,9 @@ def a_table_a_sheet_and_a_run(folder: Path, said: str) -> None:
     for run in (folder / "runs").iterdir():
         tree = yaml.safe_load((run / "config.yaml").read_text())["data"]
         data[tree["source"]["name"], tree["scenario"]["name"]] = tree
-        assert (summary_of(run)["clients"], summary_of(run)["rounds"]) == (20, 1)
-    assert [*sorted(data)] == [("dataset", "rotated"), ("digits", "partition")]
+        clients = 8 if tree["source"]["name"] == "table" else 20
+        assert (summary_of(run)["clients"], summary_of(run)["rounds"]) == (clients, 1)
+    assert [*sorted(data)] == [("dataset", "rotated"), ("digits", "partition"), ("table", "natural")]
     assert data["dataset", "rotated"]["source"]["path"] == "stripes.py:Stripes"
 
 
