@@ -31,6 +31,8 @@ class Composed(Scenario):
         alpha: concentration of a Dirichlet split over users inside each group, None for IID.
         copies: whether every group draws from the whole source, or all groups partition it.
         validation: share of each client's training samples set aside.
+        test_share: share of each client's own samples set aside for testing, in the place of the source's
+            test part; null: none.
     """
 
     clients: int = 20
@@ -40,6 +42,7 @@ class Composed(Scenario):
     alpha: float | None = None
     copies: bool = False
     validation: float = 0.0
+    test_share: float | None = None
 
     def __post_init__(self) -> None:
         require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
@@ -48,6 +51,7 @@ class Composed(Scenario):
         positive = self.alpha is None or self.alpha > 0
         require(positive, "alpha", self.alpha, "must be positive; 0.1 is severe skew, 100 nearly none")
         check_fraction("validation", self.validation)
+        check_fraction("test_share", self.test_share)
         grouped(self.clients, self._num_groups)
 
     @property
@@ -102,6 +106,8 @@ class Composed(Scenario):
     def _splits(self, pool: Pool, classes: np.ndarray, key: Key) -> dict[str, Csr]:
         pairs = [self._group(pool, g, classes[g % self.subsets], key) for g in range(self._num_groups)]
         whole, test = stack([train for train, _ in pairs]), stack([test for _, test in pairs])
+        if self.test_share is not None:
+            whole, test = hold_out(whole, self.test_share)
         kept, held = hold_out(whole, self.validation)
         return {"train": kept, "val": held, "test": test}
 

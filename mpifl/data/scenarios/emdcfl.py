@@ -41,13 +41,16 @@ class EmdCflMnist(Scenario):
         version: max (0, 90, 180, 270 degrees, 4 groups), min (-3, -1, 1, 3; 1), two (-3, 3, 177, 183; 2) or
             base (1).
         clients: N.
+        validation: share of each client's training samples set aside.
     """
 
     version: str = "max"
     clients: int = 40
+    validation: float = 0.1
 
     def __post_init__(self) -> None:
         require(self.version in VERSIONS, "version", self.version, f"known: {', '.join(VERSIONS)}")
+        check_fraction("validation", self.validation)
         grouped(self.clients, 4)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -56,7 +59,7 @@ class EmdCflMnist(Scenario):
             clients=self.clients,
             angles=VERSIONS[self.version],
             tolerance=SAME_GROUP_DEGREES,
-            validation=0.1,
+            validation=self.validation,
             test_parts="population",
             spread=False,
         ).compose(pool, key)
@@ -70,15 +73,18 @@ class EmdCflCifar(Scenario):
         version: as for rotated MNIST; min adds a border of two black pixels before rotating.
         clients: N.
         resize: side of what a client sees; 224 for ImageNet's ResNet18, 32 or 40 for a model of your own.
+        validation: share of each client's training samples set aside.
     """
 
     version: str = "max"
     clients: int = 40
     resize: int = 224
+    validation: float = 0.1
 
     def __post_init__(self) -> None:
         require(self.version in VERSIONS, "version", self.version, f"known: {', '.join(VERSIONS)}")
         require(self.resize > 0, "resize", self.resize, "a side in pixels")
+        check_fraction("validation", self.validation)
         grouped(self.clients, 4)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -88,7 +94,7 @@ class EmdCflCifar(Scenario):
             angles=VERSIONS[self.version],
             tolerance=SAME_GROUP_DEGREES,
             balance=False,
-            validation=0.1,
+            validation=self.validation,
             expand=True,
             border=2 if self.version == "min" else 0,
             resize=self.resize,

@@ -32,6 +32,8 @@ class Rotated(Scenario):
         test_parts: group cuts the test images among the clients of a block; population cuts them in N parts,
             of which each block uses the first (EMD-CFL's notebooks: only a quarter of MNIST's test part is
             used).
+        test_share: share of each client's own samples set aside for testing, in the place of the source's
+            test part; null: none.
         spread: give remainders one each to the last clients, or all to the very last (EMD-CFL's notebooks).
         expand: grow the canvas so that no corner is cut (EMD-CFL's CIFAR-10).
         border: black pixels added on every side before rotating.
@@ -45,6 +47,7 @@ class Rotated(Scenario):
     balance: bool = True
     validation: float = 0.2
     test_parts: str = "group"
+    test_share: float | None = None
     spread: bool = True
     expand: bool = False
     border: int = 0
@@ -59,6 +62,7 @@ class Rotated(Scenario):
             self.test_parts in ("group", "population"), "test_parts", self.test_parts, "group or population"
         )
         check_fraction("validation", self.validation)
+        check_fraction("test_share", self.test_share)
         grouped(self.clients, len(self.angles))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -79,7 +83,9 @@ class Rotated(Scenario):
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         per_block = self.clients // len(self.angles)
         train = self._cut(pool, pool.train, per_block, key.of("train"), self.copies)
-        if self.test_parts == "population":
+        if self.test_share is not None:
+            train, test = hold_out(train, self.test_share)
+        elif self.test_parts == "population":
             test = self._cut(pool, pool.test, self.clients, key.of("test"), copies=True)
         else:
             test = self._cut(pool, pool.test, per_block, key.of("test"), self.copies)

@@ -35,6 +35,7 @@ class UcflA(Scenario):
         drawn: the other reading of the paper: `points` counts drawn images, of which 80 % train.
         alpha: concentration.
         validation: share of each client's training samples set aside.
+        test_share: share of each user's images that tests.
     """
 
     clients: int = 20
@@ -42,16 +43,19 @@ class UcflA(Scenario):
     drawn: bool = False
     alpha: float = 0.4
     validation: float = 0.0
+    test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         _check(self.clients, self.points, self.alpha, self.validation)
+        check_fraction("test_share", self.test_share)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose the partition."""
-        count = _count(pool, self.points, self.drawn, self.clients)
+        count = _count(pool, self.points, self.drawn, self.clients, self.test_share)
         owners = _dirichlet(self.clients, self.alpha)
         return ScenarioSpec(
-            lambda: _splits(pool, key, count, owners, self.clients, self.validation), normalise="unit"
+            lambda: _splits(pool, key, count, owners, self.clients, self.validation, self.test_share),
+            normalise="unit",
         )
 
 
@@ -66,6 +70,7 @@ class UcflB(Scenario):
         alpha: concentration.
         angles: degrees, one for each block.
         validation: share of each client's training samples set aside.
+        test_share: share of each user's images that tests.
     """
 
     clients: int = 100
@@ -74,18 +79,20 @@ class UcflB(Scenario):
     alpha: float = 8.0
     angles: tuple[float, ...] = (90.0, 180.0, 270.0, 0.0)
     validation: float = 0.0
+    test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         _check(self.clients, self.points, self.alpha, self.validation)
+        check_fraction("test_share", self.test_share)
         require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
         grouped(self.clients, len(self.angles))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and rotation."""
-        count = _count(pool, self.points, self.drawn, self.clients)
+        count = _count(pool, self.points, self.drawn, self.clients, self.test_share)
         owners = _dirichlet(self.clients, self.alpha)
         return ScenarioSpec(
-            lambda: _splits(pool, key, count, owners, self.clients, self.validation),
+            lambda: _splits(pool, key, count, owners, self.clients, self.validation, self.test_share),
             grouped(self.clients, len(self.angles)),
             ops=(Rotate(self.angles),),
             materialize=True,
@@ -151,6 +158,7 @@ class UcflBatch(Scenario):
         alpha: concentration of the label shift; null: none.
         angles: degrees, one for each block of users; []: no covariate shift.
         validation: share of each client's training samples set aside.
+        test_share: share of each user's images that tests.
     """
 
     clients: int = 100
@@ -158,16 +166,18 @@ class UcflBatch(Scenario):
     alpha: float | None = 8.0
     angles: tuple[float, ...] = (90.0, 180.0, 270.0, 0.0)
     validation: float = 0.0
+    test_share: float = TEST_SHARE
 
     def __post_init__(self) -> None:
         _check(self.clients, self.points, 1.0 if self.alpha is None else self.alpha, self.validation)
+        check_fraction("test_share", self.test_share)
         grouped(self.clients, max(len(self.angles), 1))
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
         """Compose partition and rotation."""
-        count = _count(pool, self.points, False, self.clients)
+        count = _count(pool, self.points, False, self.clients, self.test_share)
         return ScenarioSpec(
-            lambda: _splits(pool, key, count, self._owners, self.clients, self.validation),
+            lambda: _splits(pool, key, count, self._owners, self.clients, self.validation, self.test_share),
             grouped(self.clients, len(self.angles)) if self.angles else None,
             ops=(Rotate(self.angles),) if self.angles else (),
             materialize=bool(self.angles),
@@ -205,9 +215,9 @@ def _check(clients: int, points: int, alpha: float, validation: float) -> None:
     check_fraction("validation", validation)
 
 
-def _count(pool: Pool, points: int, drawn: bool, clients: int) -> int:
+def _count(pool: Pool, points: int, drawn: bool, clients: int, test_share: float) -> int:
     """Return how many images are drawn so that `points` of them train."""
-    count = points if drawn else math.ceil(points / (1.0 - TEST_SHARE) - 1e-6)
+    count = points if drawn else math.ceil(points / (1.0 - test_share) - 1e-6)
     remedy = f"needs {count} training images but the source has {pool.num_train}; take fewer points"
     require(count <= pool.num_train, "points", points, remedy)
     check_clients(clients, count)
@@ -215,11 +225,11 @@ def _count(pool: Pool, points: int, drawn: bool, clients: int) -> int:
 
 
 def _splits(
-    pool: Pool, key: Key, count: int, owners: Owners, clients: int, validation: float
+    pool: Pool, key: Key, count: int, owners: Owners, clients: int, validation: float, test_share: float
 ) -> dict[str, Csr]:
     samples = key.of("drawn").numpy().permutation(pool.num_train)[:count]
     rng = key.of("users").numpy()
     owner = owners(np.asarray(pool.labels)[samples], rng)
-    whole, test = hold_out(from_owner(owner, samples, clients, rng), TEST_SHARE)
+    whole, test = hold_out(from_owner(owner, samples, clients, rng), test_share)
     kept, held = hold_out(whole, validation)
     return {"train": kept, "val": held, "test": test}
