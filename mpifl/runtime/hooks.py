@@ -362,7 +362,7 @@ def _checked_report(
         if upload is not None and upload not in vectors:
             what = f"no upload {upload!r}, which {need} = {upload!r} names"
             raise call.error(what, f"uploads are {', '.join(vectors) or 'none'}: name one of them")
-    return replace(report, vectors=vectors)
+    return Report(report.client, report.num_samples, vectors, report.notes, report.metrics, report.unsent)
 
 
 def _problem(x: Any, device: torch.device) -> tuple[str, str] | None:

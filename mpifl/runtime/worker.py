@@ -244,11 +244,8 @@ class Worker:
         exchanges: Exchanges,
     ) -> ReportHeader:
         """Return the header of a hook's report, whose vectors are found finite on the way."""
-
-        def of_rows(v: Vector) -> list[float]:
-            return [max_abs(row) for row in v.reshape(-1, v.shape[-1])]  # faster than all rows at once
-
-        largest = {name: of_rows(v) for name, v in report.vectors.items()}
+        # row by row: faster than all rows at once
+        largest = {name: [max_abs(row) for row in _rows(v)] for name, v in report.vectors.items()}
         report = self.hooks.checked_report(hook, task, report, largest)
         return ReportHeader(
             number=task.number,
@@ -416,6 +413,11 @@ class _Blocks:
         return self._trained.pop(task.number, None) or self.worker.visit(task, self.batch)
 
 
+def _rows(upload: torch.Tensor) -> list[torch.Tensor]:
+    """Return the components [d] of an upload, [d] or [C, d]."""
+    return [upload] if upload.ndim == 1 else list(upload)
+
+
 LEAST = 1 << 20  # bytes of a step's uploads from which on a copy pays
 CHUNK = 1 << 22  # numbers that are allocated at a time
 
@@ -449,15 +451,14 @@ class UploadBuffer:
             vector: the upload, [d] or [C, d].
             visits: number of this rank's visits in the step; the others bring as much.
         """
-        rows = vector.reshape(-1, vector.shape[-1])
-        size = rows.numel() * rows.element_size()
-        if rows.device != CPU and size <= self._room:
+        size = vector.nbytes
+        if vector.device != CPU and size <= self._room:
             self._room -= size
-            return list(rows)
-        rows = to_main_memory(rows)
+            return _rows(vector)
+        rows = _rows(to_main_memory(vector))
         if visits * size < LEAST:
-            return list(rows)
-        return [self._next(rows.shape[1]).copy_(row) for row in rows]
+            return rows
+        return [self._next(len(row)).copy_(row) for row in rows]
 
     def _next(self, width: int) -> torch.Tensor:
         rows, number = self._rows.setdefault(width, []), self._used[width]
