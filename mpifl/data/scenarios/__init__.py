@@ -1,6 +1,7 @@
 """Scenarios: how samples are spread over clients. `SCENARIOS` maps the values of `scenario.name`."""
 
 from mpifl.data.scenario import Scenario
+from mpifl.data.scenarios.alphabets import Alphabets
 from mpifl.data.scenarios.composed import Composed
 from mpifl.data.scenarios.drift import Ccfl, Population
 from mpifl.data.scenarios.emdcfl import BackdoorCifar, BackdoorMnist, EmdCflCifar, EmdCflMnist
@@ -31,6 +32,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "rotated": Rotated,
     "relations": Relations,
     "composed": Composed,
+    "alphabets": Alphabets,
     "emdcfl_mnist": EmdCflMnist,
     "emdcfl_cifar": EmdCflCifar,
     "emdcfl_backdoor_mnist": BackdoorMnist,

@@ -16,6 +16,7 @@ from mpifl.data.sources.scikit import ScikitLearn
 from mpifl.data.sources.street import Svhn, Usps
 from mpifl.data.sources.synthetic import Synthetic
 from mpifl.data.sources.table import Table
+from mpifl.data.sources.text import Text
 
 SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
@@ -41,6 +42,7 @@ SOURCES: dict[str, type[Source]] = {
     "sklearn": ScikitLearn,
     "generated": Generated,
     "synthetic": Synthetic,
+    "text": Text,
 }
 
 __all__ = ["SOURCES", "Digits", "Photos", "Source", "in_one_line", "normalisation"]

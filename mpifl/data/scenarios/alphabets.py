@@ -1,0 +1,104 @@
+"""Groups that write the same language with different alphabets: a known ground truth for sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import require
+from mpifl.core.federation import TOKENS
+from mpifl.core.rng import Key
+from mpifl.data.partition.csr import Csr, from_lists, hold_out
+from mpifl.data.partition.shards import cut
+from mpifl.data.pool import IGNORED, Pool
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.transforms import Op
+
+
+@dataclass(frozen=True)
+class PermuteTokens(Op):
+    """Rename each group's tokens, and labels that are tokens; `tables[g][t]` is the new name of t in group g.
+
+    Attributes:
+        tables: a permutation for each group.
+        labels: whether labels are tokens of the same alphabet.
+    """
+
+    tables: tuple[tuple[int, ...], ...]
+    labels: bool = True
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rename tokens [n, T] and labels [n] or [n, T]; labels that do not count stay."""
+        tables = np.asarray(self.tables)
+        renamed = tables[group[:, None], x].astype(x.dtype)
+        if not self.labels:
+            return renamed, y
+        of = group if y.ndim == 1 else group[:, None]
+        return renamed, np.where(y == IGNORED, y, tables[of, np.maximum(y, 0)]).astype(y.dtype)
+
+
+@dataclass(frozen=True)
+class Alphabets(Scenario):
+    """Sequences of tokens; every group of clients renames some of the tokens by a permutation of its own.
+
+    Group 0 keeps the alphabet; in another one, each renamed token has the name of the next in a random
+    cycle. Labels that are tokens are renamed alike.
+
+    Attributes:
+        clients: N, a multiple of the number of groups.
+        groups: number of alphabets.
+        moved: share in (0, 1] of the tokens that a group renames, drawn for each.
+        copies: whether every group holds the whole data set, or all groups partition it.
+        validation: share of each client's training samples set aside.
+    """
+
+    by_class: ClassVar[bool] = False
+    of_images: ClassVar[bool] = False
+
+    clients: int = 20
+    groups: int = 4
+    moved: float = 1.0
+    copies: bool = True
+    validation: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(self.groups > 0, "groups", self.groups, "needs at least one alphabet")
+        require(0 < self.moved <= 1, "moved", self.moved, "a share of the tokens lies in (0, 1]")
+        check_fraction("validation", self.validation)
+        grouped(self.clients, self.groups)
+
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Compose partition and alphabets."""
+        remedy = f"needs sequences of tokens, but the samples of this source are {pool.kind}; take text"
+        require(pool.kind == TOKENS, "data.source.name", pool.kind, remedy)
+        same = pool.num_classes == pool.vocabulary
+        tables = tuple(self._alphabet(pool.vocabulary, g, key.of("alphabet", g)) for g in range(self.groups))
+        return ScenarioSpec(
+            splits=lambda: self._splits(pool, key),
+            groups=grouped(self.clients, self.groups),
+            ops=(PermuteTokens(tables, same),),
+            names=tuple(f"alphabet {g}" for g in range(self.groups)),
+        )
+
+    def _alphabet(self, size: int, group: int, key: Key) -> tuple[int, ...]:
+        """Return the new name of each token."""
+        table, rng = np.arange(size), key.numpy()
+        if group:
+            chosen = rng.choice(size, max(2, round(self.moved * size)), replace=False)
+            table[chosen] = np.roll(chosen, 1)  # one cycle: none keeps its name
+        return tuple(table.tolist())
+
+    def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
+        kept, held = hold_out(self._cut(pool.train, key.of("train")), self.validation)
+        test = self._cut(pool.test, key.of("test"))
+        return {"train": kept, "val": held, "test": test}
+
+    def _cut(self, samples: np.ndarray, key: Key) -> Csr:
+        """Return the parts of all clients: each group cuts its own copy, or all share one."""
+        copies = self.groups if self.copies else 1
+        parts = self.clients // copies
+        check_clients(parts, len(samples))
+        shuffled = (key.of(copy).numpy().permutation(samples) for copy in range(copies))
+        return from_lists([row for mixed in shuffled for row in cut(mixed, parts)])

@@ -1,0 +1,97 @@
+"""Characters of a text, cut into sequences: prediction of the next character without a download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from mpifl.core.errors import UserError, require
+from mpifl.data.pool import Pool
+from mpifl.data.sources.base import Source
+
+ALPHABET = " abcdefghijklmnopqrstuvwxyz0123456789.,:;!?'\"()-_"
+TEST_EVERY = 5  # of so many sequences of a document, the last is tested
+
+
+@dataclass(frozen=True)
+class Text(Source):
+    """Characters of a text: the help texts that ship with Python (`pydoc_data.topics`), or a file.
+
+    Letters are lower case, white space is one blank, characters outside of the alphabet (49: blank, letters,
+    digits, punctuation) are left out. Documents are cut into sequences that do not overlap; every fifth is
+    tested. A help topic is a document, as is what empty lines part in a file; documents are origins, so that
+    scenario natural makes clients of them. Another version of Python has other help texts.
+
+    Attributes:
+        path: a text file in UTF-8 below data.root; empty takes Python's help texts, which need no root.
+        length: T, characters of a sequence.
+        predict: every (the next character after each position, for task next_token) or last (the one after
+            the sequence, a class, as LEAF's Shakespeare has it).
+        samples: most sequences, from the beginning; 0 takes all.
+    """
+
+    name: ClassVar[str] = "text"
+    needs_root: ClassVar[bool] = False
+
+    path: str = ""
+    length: int = 32
+    predict: str = "every"
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.length > 0, "length", self.length, "counts characters")
+        require(self.predict in ("every", "last"), "predict", self.predict, "take every or last")
+        require(self.samples >= 0, "samples", self.samples, "take 0 for all, or a number of sequences")
+
+    def files(self, root: Path) -> list[Path]:
+        """Return the text file, if one is named."""
+        return [root / self.path] if self.path else []
+
+    def load(self, root: Path, scratch: Path) -> Pool:
+        """Cut the documents; the sequences for testing stand behind the others."""
+        rows, origin = self._sequences(self._documents(root))
+        remedy = f"{len(rows)} sequences of {self.length} characters: take a longer text or shorter sequences"
+        require(len(rows) >= 2 * TEST_EVERY, "data.source.length", self.length, remedy)
+        test = np.arange(len(rows)) % TEST_EVERY == TEST_EVERY - 1
+        order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
+        rows, origin = rows[order], origin[order]
+        after = rows[:, 1:] if self.predict == "every" else rows[:, -1].astype(np.int64)
+        return Pool(
+            np.ascontiguousarray(rows[:, :-1]),
+            np.ascontiguousarray(after),
+            int((~test).sum()),
+            len(ALPHABET),
+            origin,
+            vocabulary=len(ALPHABET),
+        )
+
+    def _documents(self, root: Path) -> list[str]:
+        if not self.path:
+            from pydoc_data.topics import topics
+
+            return [topics[name] for name in sorted(topics)]
+        file = root / self.path
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            remedy = f"cannot be read ({type(error).__name__}): give a file in UTF-8 below data.root"
+            raise UserError("data.source.path", self.path, remedy) from error
+        return [part for part in text.split("\n\n") if part.strip()]
+
+    def _sequences(self, documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sequences int16 [n, T + 1], and the document of each, int64 [n]."""
+        code = {character: i for i, character in enumerate(ALPHABET)}
+        rows: list[np.ndarray] = []
+        origin: list[int] = []
+        for number, document in enumerate(documents):
+            plain = " ".join(document.lower().split())
+            coded = np.array([code[c] for c in plain if c in code], np.int16)
+            count = len(coded) // (self.length + 1)
+            rows.append(coded[: count * (self.length + 1)].reshape(count, self.length + 1))
+            origin += [number] * count
+        found, of = np.concatenate(rows), np.array(origin, np.int64)
+        return (found[: self.samples], of[: self.samples]) if self.samples else (found, of)
