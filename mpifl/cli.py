@@ -129,7 +129,6 @@ def watch(transport: Transport, args: argparse.Namespace) -> int:
     from mpifl.results.watch import watch as follow
     from mpifl.results.watch_page import serve
 
-    refuse_options(args)
     require(transport.size == 1, "watch", transport.size, "looks from outside: start it without mpirun")
     require(args.web or args.port is None, "--port", args.port, "has no effect without --web")
     require(not (args.web and args.once), "--once", True, "has no effect with --web; leave one of them out")
@@ -289,13 +288,24 @@ def choices_of(args: argparse.Namespace) -> Choices:
     return Choices.of(**given)
 
 
-@command(RUNS=RUNS, out=OUT, **STATISTICS)
+WIDTH = {"type": float, "metavar": "INCHES", "help": "of the figures for papers; 3.3 fits a column"}
+LABEL = {"metavar": "NAME=TEXT", "action": "append", "help": "what legends and tables call a configuration"}
+
+
+@command(RUNS=RUNS, out=OUT, width=WIDTH, label=LABEL, **STATISTICS)
 def report(transport: Transport, args: argparse.Namespace) -> None:
     """Write one HTML file over several runs, and its figures as SVG, PNG and PDF."""
     from mpifl.comm.transport import on_server
     from mpifl.results.report import report as write_report
 
-    page = on_server(transport, lambda: write_report(args.RUNS, args.out, choices_of(args)))
+    good = args.width is None or 1 <= args.width <= 40
+    require(good, "--width", args.width, "take inches from 1 to 40: 3.3 is a column, 7 a page")
+    for text in args.label or ():
+        require("=" in text.strip("="), "--label", text, "take NAME=TEXT, NAME as legends have it")
+    labels = dict(text.rsplit("=", 1) for text in args.label or ())
+    page = on_server(
+        transport, lambda: write_report(args.RUNS, args.out, choices_of(args), args.width, labels)
+    )
     if transport.is_server and not args.quiet:
         print(f"report: {page}")
 

@@ -98,7 +98,7 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
         yield f"one seed, no interval and no test: {_some(single)}"
     if any(c.target for c in columns.values()):
         found = [(group, group.reached(comparison.target, "round")) for group in groups]
-        never = [f"{group.name} {r.unmet} of {len(r.met)}" for group, r in found if r.unmet]
+        never = [f"{group.name} ({r.unmet} of {len(r.met)})" for group, r in found if r.unmet]
         if never:
             yield (
                 "to target: Kaplan-Meier medians, runs that end before it are censored; "

@@ -64,16 +64,19 @@ def plain(axis: Any) -> None:
 
 
 def legend_below(figure: Figure, axis: Any) -> None:
-    """Draw one legend below all panels."""
+    """Draw one legend below all panels, in as many columns as fit."""
     handles, labels = axis.get_legend_handles_labels()
     if len(handles) > MAX_LEGEND * 3:
         handles, labels = handles[: MAX_LEGEND * 3], [*labels[: MAX_LEGEND * 3 - 1], "and more"]
     wide = max(map(len, labels), default=0)
     columns = 1 if wide > 60 else 2 if wide > 30 else 4
+    columns = max(1, min(columns, int(figure.get_size_inches()[0] / (0.5 + 0.06 * wide))))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
 
 
-def curves(groups: Sequence[Group], name: str, title: str, dashed: str = "") -> Figure | None:
+def curves(
+    groups: Sequence[Group], name: str, title: str, dashed: str = "", width: float | None = None
+) -> Figure | None:
     """Draw a column of `metrics.csv` against rounds, bytes and virtual time.
 
     Lines are means over seeds, bands their range.
@@ -83,6 +86,7 @@ def curves(groups: Sequence[Group], name: str, title: str, dashed: str = "") -> 
         name: The column.
         title: Label of its axis.
         dashed: A second column, in dashes of the same colours; the lines of the first are then solid.
+        width: In inches; panels are then below one another. None puts them side by side.
 
     Returns:
         None where no group has the column.
@@ -93,8 +97,12 @@ def curves(groups: Sequence[Group], name: str, title: str, dashed: str = "") -> 
         return None
     seconds = [bool(dashed) and group.has(dashed) for group in shown]
     below = 0.2 * min(len(shown), MAX_LEGEND)
-    figure = new_figure(3.7 * len(axes_of) + 0.4, 3.0 + below)
-    axes = figure.subplots(1, len(axes_of), squeeze=False, sharey=True)[0]
+    if width is None:
+        figure = new_figure(3.7 * len(axes_of) + 0.4, 3.0 + below)
+        axes = figure.subplots(1, len(axes_of), squeeze=False, sharey=True)[0]
+    else:
+        figure = new_figure(width, 2.1 * len(axes_of) + below)
+        axes = figure.subplots(len(axes_of), 1, squeeze=False)[:, 0]
     for axis, kind in zip(axes, axes_of, strict=True):
         for i, group in enumerate(shown):
             curve, look = group.curve(kind, name), line_style(i)
@@ -108,19 +116,21 @@ def curves(groups: Sequence[Group], name: str, title: str, dashed: str = "") -> 
                 axis.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.2, lw=0)
         axis.set_xlabel(AXES[kind], fontsize=9)
         plain(axis)
-    axes[0].set_ylabel(title, fontsize=9)
+    for axis in axes[: 1 if width is None else None]:
+        axis.set_ylabel(title, fontsize=9)
     legend_below(figure, axes[0])
     return figure
 
 
-def traffic(groups: Sequence[Group]) -> Figure | None:
+def traffic(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the bytes of the first run of each group, stacked by kind and direction."""
     found = [group.runs[0].bytes_by_kind for group in groups]
     if not any(sum(t.values()) for t in found):
         return None
     unit, name = _unit(max(sum(t.values()) for t in found))
     parts = sorted({part for total in found for part in total})
-    figure = new_figure(8.5, 1.3 + 0.3 * len(groups) + 0.12 * len(parts))
+    below = 0.12 if width is None else 0.2
+    figure = new_figure(width or 8.5, 1.3 + 0.3 * len(groups) + below * len(parts))
     axis, places = figure.subplots(), np.arange(len(groups))
     start = np.zeros(len(groups))
     for i, (direction, kind) in enumerate(parts):
@@ -142,7 +152,7 @@ def _unit(most: float) -> tuple[float, str]:
     return next((unit for unit in units if most >= unit[0]), (1.0, "bytes"))
 
 
-def matrices(groups: Sequence[Group]) -> Figure | None:
+def matrices(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the matrices over pairs of clients, ordered by cluster and true group.
 
     Of each group the one that its algorithm keeps, and those of `evaluation.matrices`.
@@ -164,9 +174,9 @@ def matrices(groups: Sequence[Group]) -> Figure | None:
     if not found:
         return None
     found = found[:MAX_MATRICES]
-    wide = min(len(found), 3)
+    wide = min(len(found), 3 if width is None else 1)
     high = -(-len(found) // wide)
-    figure = new_figure(4.0 * wide, 3.8 * high)
+    figure = new_figure(width or 4.0 * wide, (3.8 if width is None else 0.95 * width) * high)
     axes = list(figure.subplots(high, wide, squeeze=False).flat)
     for axis, shown in zip(axes, found, strict=False):
         _matrix(figure, axis, *shown)
@@ -195,13 +205,13 @@ def _matrix(figure: Figure, axis: Any, group: Group, title: str, colours: str, v
     axis.set_title(f"{group.name}\n{title}", fontsize=8)
 
 
-def silhouettes(groups: Sequence[Group]) -> Figure | None:
+def silhouettes(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the mean silhouette against the number of clusters, for algorithms that choose by it."""
     kept = [(g, g.runs[0].algorithm_state.get("silhouette")) for g in groups]
     found = [(g, scores) for g, scores in kept if scores is not None and scores.ndim == 2 and scores.size]
     if not found:
         return None
-    figure = new_figure(5.5, 3.0 + 0.18 * len(found))
+    figure = new_figure(width or 5.5, (3.0 if width is None else 2.1) + 0.18 * len(found))
     axis = figure.subplots()
     for i, (group, scores) in enumerate(found):
         look = {**line_style(i), "marker": MARKS[i % len(MARKS)], "ms": 4}
@@ -213,12 +223,12 @@ def silhouettes(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
-def staleness(groups: Sequence[Group]) -> Figure | None:
+def staleness(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the distribution of staleness of asynchronous runs."""
     found = [(g, g.runs[0].summary["asynchronous"]) for g in groups if g.runs[0].summary.get("asynchronous")]
     if not found:
         return None
-    figure = new_figure(6.5, 3.0 + 0.18 * len(found))
+    figure = new_figure(width or 6.5, (3.0 if width is None else 2.1) + 0.18 * len(found))
     axis = figure.subplots()
     for i, (group, said) in enumerate(found):
         lags = {int(k): n for k, n in said["staleness_histogram"].items()}
@@ -232,7 +242,7 @@ def staleness(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
-def timings(groups: Sequence[Group]) -> Figure | None:
+def timings(groups: Sequence[Group], width: float | None = None) -> Figure | None:
     """Draw the seconds of each phase, for each rank of the first run of each group."""
     found = [(g, rows) for g in groups if (rows := g.runs[0].rows("timing.csv"))][:MAX_TIMINGS]
     if not found:
@@ -244,7 +254,7 @@ def timings(groups: Sequence[Group]) -> Figure | None:
             mine = [r for r in rows if int(r["rank"]) == rank]
             spent.append([sum(float(r.get(p) or 0) for r in mine) for p in PHASES])
             labels.append(f"{group.name}, rank {rank}" if len(ranks) > 1 else group.name)
-    figure = new_figure(8.5, 1.4 + 0.26 * len(labels))
+    figure = new_figure(width or 8.5, (1.4 if width is None else 2.0) + 0.26 * len(labels))
     axis, seconds, start = figure.subplots(), np.array(spent), np.zeros(len(labels))
     for i, phase in enumerate(PHASES):
         look = _bar(i)
@@ -258,11 +268,13 @@ def timings(groups: Sequence[Group]) -> Figure | None:
     return figure
 
 
-def _metric_curves(groups: Sequence[Group], what: str, title: str, dashed: str = "") -> Figure | None:
+def _metric_curves(
+    groups: Sequence[Group], what: str, title: str, dashed: str = "", width: float | None = None
+) -> Figure | None:
     """Draw a column of the runs' metric: accuracy, for classes."""
     metric = metric_of(groups)
     more = f"{metric.name}_{dashed}" if dashed else ""
-    return curves(groups, f"{metric.name}_{what}", title.format(metric.title), more)
+    return curves(groups, f"{metric.name}_{what}", title.format(metric.title), more, width)
 
 
 def said_of(text: str, groups: Sequence[Group]) -> str:
@@ -272,23 +284,23 @@ def said_of(text: str, groups: Sequence[Group]) -> str:
     return text.replace("Accuracy", first).replace("accuracy", metric.title)
 
 
-Drawing = Callable[[Sequence[Group]], "Figure | None"]
+Drawing = Callable[[Sequence[Group], float | None], "Figure | None"]
 FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file name -> title, caption, function
     "accuracy": (
         "Accuracy",
         "Mean accuracy over clients; bands show the range over seeds. Under `evaluation.train`, dashes "
         "are the accuracy on training data.",
-        lambda groups: _metric_curves(groups, "mean", "mean {}", "train_mean"),
+        lambda groups, width: _metric_curves(groups, "mean", "mean {}", "train_mean", width=width),
     ),
     "worst": (
         "Worst client",
         "Accuracy of the worst client of each evaluation.",
-        lambda groups: _metric_curves(groups, "worst", "worst {}"),
+        lambda groups, width: _metric_curves(groups, "worst", "worst {}", width=width),
     ),
     "fairness": (
         "Fairness",
         "Standard deviation of accuracy over clients; lower is fairer.",
-        lambda groups: _metric_curves(groups, "std", "std over clients"),
+        lambda groups, width: _metric_curves(groups, "std", "std over clients", width=width),
     ),
     "bytes": (
         "Bytes",

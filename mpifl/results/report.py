@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.files import write_atomically
 
 from . import statistics_figures
@@ -32,13 +33,22 @@ IN_PAPERS = (  # columns of a LaTeX table for which nobody chose any, the most w
 )
 
 
-def report(names: Sequence[str], folder: str | None, choices: Choices | None = None) -> Path:
+def report(
+    names: Sequence[str],
+    folder: str | None,
+    choices: Choices | None = None,
+    width: float | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Path:
     """Write `report.html` and its figures.
 
     Args:
         names: Run folders, folders that hold run folders, and patterns of them.
         folder: Where to write; None for `report` beside the first run.
         choices: What to compute over seeds and worlds; None for the usual.
+        width: Of the figures for papers, in inches, whose SVG then has letters as outlines; None for figures
+            as wide as a page.
+        labels: Name of a configuration in legends and tables -> what it is called instead.
 
     Returns:
         The HTML file.
@@ -46,7 +56,7 @@ def report(names: Sequence[str], folder: str | None, choices: Choices | None = N
     Raises:
         UserError: A folder is no finished run, or the files cannot be written.
     """
-    comparison = compare(names, choices)
+    comparison = relabelled(compare(names, choices), labels or {})
     groups = comparison.groups
     place = Path(folder) if folder else groups[0].runs[0].folder.parent / "report"
     try:
@@ -54,9 +64,9 @@ def report(names: Sequence[str], folder: str | None, choices: Choices | None = N
         figures = place / "figures"
         statistics = _statistics(comparison, figures)
         drawn = {
-            n: said_of(title, groups)
-            for n, (title, _, draw) in FIGURES.items()
-            if _files(n, partial(draw, groups), figures)
+            name: said_of(title, groups)
+            for name, (title, _, draw) in FIGURES.items()
+            if _files(name, partial(draw, groups, width), figures, outlines=width is not None)
         }
         rows = table_of(_run_rows(groups))
         text = page(groups, comparison.target, final_table(comparison), rows, drawn, statistics)
@@ -64,6 +74,26 @@ def report(names: Sequence[str], folder: str | None, choices: Choices | None = N
     except OSError as error:
         raise UserError("--out", str(place), f"cannot be written ({error.strerror})") from error
     return place / "report.html"
+
+
+def relabelled(comparison: Comparison, labels: Mapping[str, str]) -> Comparison:
+    """Return a comparison whose groups have other names.
+
+    Args:
+        comparison: The runs.
+        labels: Name -> new name.
+
+    Raises:
+        UserError: There is no group of that name, or two would have one name.
+    """
+    names = [group.name for group in comparison.groups]
+    for name in labels:
+        require(name in names, "--label", name, nearest(name, names))
+    new = [labels.get(name, name) for name in names]
+    twice = next((name for name in new if new.count(name) > 1), None)
+    require(twice is None, "--label", twice, "would name two configurations; take different ones")
+    groups = tuple(Group(n, group.runs) for n, group in zip(new, comparison.groups, strict=True))
+    return replace(comparison, groups=groups) if labels else comparison
 
 
 def _statistics(comparison: Comparison, folder: Path) -> str:
@@ -83,14 +113,26 @@ def _statistics(comparison: Comparison, folder: Path) -> str:
     return "".join(out)
 
 
-def _files(name: str, draw: Callable[[], Figure | None], folder: Path) -> dict[str, bytes]:
-    """Draw a figure and write it in all formats; return their content, nothing where there is no figure."""
+def _files(
+    name: str, draw: Callable[[], Figure | None], folder: Path, outlines: bool = False
+) -> dict[str, bytes]:
+    """Draw a figure and write it in all formats; return their content, nothing where there is no figure.
+
+    Args:
+        name: Of the files.
+        draw: Returns the figure.
+        folder: Where they are written.
+        outlines: Whether letters in SVG are outlines, which look the same everywhere.
+    """
     import matplotlib
 
     fonts_inside = 42  # of PDF: TrueType
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "mpifl", "pdf.fonttype": fonts_inside, "font.size": 9}
-    ):
+    letters: dict[Any, Any] = {
+        "svg.fonttype": "path" if outlines else "none",
+        "pdf.fonttype": fonts_inside,
+        "font.size": 9,
+    }
+    with matplotlib.rc_context({**letters, "svg.hashsalt": "mpifl"}):
         figure = draw()
         if figure is None:
             return {}

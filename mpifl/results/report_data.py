@@ -244,6 +244,7 @@ def facts(run: Run) -> dict[str, str]:
         "commit": str(seen.get("git_commit") or ""),
         "numeric path": _identity(known),
         "machine": _machine(seen, summary),
+        "started": started(run),
         "finished": finished(run),
     }
     return {name: text for name, text in found.items() if text}
@@ -292,6 +293,16 @@ def _machine(seen: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     parts = [ranks, f"{len(hosts)} hosts" if len(hosts) > 1 else "", str(seen.get("processor", ""))]
     parts += [*gpus, f"{summary['wall_seconds']:.4g} s"]
     return ", ".join(p for p in parts if p)
+
+
+def started(run: Run) -> str:
+    """Return when a run began, from its run.json; empty for runs of before 0.3."""
+    path = run.folder / "run.json"
+    try:
+        moment = datetime.fromisoformat(str(_tree(json_file(path, "RUN")).get("started")))
+    except (ValueError, UserError):
+        return ""
+    return moment.strftime("%Y-%m-%d %H:%M")
 
 
 def finished(run: Run) -> str:

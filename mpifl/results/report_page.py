@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from math import inf, isnan
@@ -33,6 +33,12 @@ TITLES = {  # section -> its name in the list of sections
     "runs": "Runs",
     "files": "Figures for papers",
 }
+LISTS = (
+    "local training",
+    "evaluation",
+    "seeds",
+)  # facts that are lists: the table shows what differs in them
+NO_COLUMNS = ("seeds", "machine", "algorithm", "started")  # facts that other columns of the table tell
 MAX_COMMANDS = 3
 WIDE = ' class="text"'  # of cells with long texts
 MAX_WORDS = 40  # of a fact that is a column of the table of runs
@@ -99,9 +105,8 @@ def page(
         "commands": _commands(groups),
         "curves_note": escape(_curves_note(curves, several)),
         "final_note": escape(
-            f"{'Means over seeds. ' if several else ''}Target: mean {metric.title} {metric.text(target)}. "
-            "Bytes are "
-            "those of the federation, by unicast. A click on a title sorts."
+            f"{'Means over seeds. ' if several else ''}Bytes are those of the federation, by unicast. "
+            "A click on a title sorts."
         ),
         "final_table": _table("final-table", final),
         "statistics": statistics,
@@ -226,9 +231,9 @@ def _tiles(groups: Sequence[Group], target: float) -> str:
         if best.has("virtual_seconds"):
             tiles.append((f"{last(best, 'virtual_seconds'):,.4g} s", "virtual time"))
     seconds = sum(float(run.summary["wall_seconds"]) for g in groups for run in g.runs)
-    tiles.append(
-        (f"{seconds:,.4g} s" if seconds < 7200 else f"{seconds / 3600:.3g} h", "wall time of all runs")
-    )
+    single = sum(len(g.runs) for g in groups) == 1
+    took = f"{seconds:,.4g} s" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+    tiles.append((took, "wall time" if single else "wall time of all runs"))
     return "".join(f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles)
 
 
@@ -274,10 +279,21 @@ def _curves_note(curves: Mapping[str, Any], several: bool) -> str:
 
 def _with_facts(table: Table, known: Sequence[Mapping[str, str]], different: Sequence[str]) -> Table:
     """Return the table of runs with the facts in which they differ and that no column has yet."""
-    names = tuple(n for n in different if n not in (*table.columns, "seeds", "machine", "algorithm"))
-    more = [tuple(Cell(facts.get(name, "")) for name in names) for facts in known]
+    names = tuple(n for n in different if n not in (*table.columns, *NO_COLUMNS))
+    shared = {name: _shared_parts([facts.get(name, "") for facts in known]) for name in LISTS}
+    more = [tuple(Cell(_own_parts(facts.get(n, ""), shared.get(n, ()))) for n in names) for facts in known]
     rows = tuple((*row, *cells) for row, cells in zip(table.rows, more, strict=True))
     return Table((*table.columns, *names), rows)
+
+
+def _shared_parts(texts: Sequence[str]) -> set[str]:
+    """Return the entries that all lists have."""
+    return set.intersection(*(set(text.split(", ")) for text in texts))
+
+
+def _own_parts(text: str, shared: Collection[str]) -> str:
+    """Return a list without the entries that all lists have."""
+    return ", ".join(part for part in text.split(", ") if part not in shared)
 
 
 def _table(name: str, table: Table) -> str:

@@ -155,7 +155,7 @@ def test_methods_that_often_fail_do_not_win_by_their_lucky_runs():
     data = [stats.CensoredData.right_censored(x, c) for x, c in (([2, 3, *[10] * 6], [0, 0, *[1] * 6]),)]
     assert p == stats.logrank(data[0], stats.CensoredData([6, 7, 7, 8, 6, 7, 8, 7])).pvalue
     (note,) = [note for note in table.notes if "censored" in note]
-    assert note.endswith("not reached by lucky 6 of 8")
+    assert note.endswith("not reached by lucky (6 of 8)")
 
 
 def test_restricted_means_go_as_far_as_the_first_run_that_ends_without_the_target():

@@ -19,6 +19,7 @@ from mpifl.results import reader as finished
 from mpifl.results.comparison import Choices, Comparison
 from mpifl.results.comparison_tables import final_table
 from mpifl.results.report import _run_rows, report
+from mpifl.results.report_page import _own_parts, _shared_parts
 from mpifl.results.seed_groups import Group, gather
 from mpifl.results.tables import as_latex, as_text, table_of
 
@@ -300,6 +301,7 @@ def damaged(folder: Path, place: Path, how: str) -> Path:
             os.utime(path, (0, 0))
     elif how == "growing":
         (copy / "summary.json").unlink()
+        (copy / "metrics.csv").touch()  # a moment ago, however slow the machine is
     elif how == "old":
         summary = json.loads((copy / "summary.json").read_text())
         (copy / "summary.json").write_text(json.dumps({**summary, "format": 99}))
@@ -396,3 +398,38 @@ def test_every_matrix_over_clients_is_drawn_ordered_by_cluster(tmp_path):
     np.savez(tmp_path / "matrices.npz", parameters=x[:3])
     with pytest.raises(UserError, match=r"matrices\.npz: distance of parameters has shape"):
         figures.matrices([Group("one", (finished.Run(tmp_path, {}, {"clients": 4}),))])
+
+
+def test_figures_fit_a_column_with_chosen_names_and_letters_that_need_no_font(folder, tmp_path):
+    """3.3 in are 237.6 points; fonts are in the PDF, letters of the SVG are outlines."""
+    place = ["--out", str(tmp_path), "--width", "3.3", "--label", "fedavg=FedAvg, ours"]
+    runs = [str(folder / f"tiny-{name}") for name in ("fedavg-0", "fedavg-1", "ucfl")]
+    assert cli.main(["report", *runs, *place, "-q"]) == 0
+    for file in (tmp_path / "figures").glob("*.svg"):
+        if file.stem in figures.FIGURES:
+            text = file.read_text()
+            assert 'width="237.6pt"' in text, file.name
+            assert "<text" not in text
+    assert b"/FontFile2" in (tmp_path / "figures" / "accuracy.pdf").read_bytes()
+    assert "FedAvg, ours" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--width", "0.2"], "--width = 0.2"),
+        (["--label", "fedavg"], "take NAME=TEXT"),
+        (["--label", "fedavgg=a"], "fedavg"),
+        (["--label", "fedavg=ucfl"], "two configurations"),
+    ],
+)
+def test_widths_and_names_that_cannot_be_are_refused(options, words, folder, tmp_path, capsys):
+    runs = [str(folder / "tiny-fedavg-0"), str(folder / "tiny-ucfl")]
+    assert cli.main(["report", *runs, "--out", str(tmp_path / "out"), *options]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_page_says_when_a_run_began_and_its_table_shows_only_what_differs(page):
+    assert "<dt>started</dt>" in page or "started, " in page
+    assert _own_parts("epochs 1, lr 0.1", _shared_parts(["epochs 1, lr 0.1", "epochs 1, lr 0.2"])) == "lr 0.1"

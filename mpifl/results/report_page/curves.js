@@ -201,6 +201,7 @@ function startCurves() {
   byId("axis").closest("label").hidden = D.curves.axes.length < 2;
   byId("legend-filter").hidden = N <= 12;
   byId("legend-buttons").hidden = N < 3;
+  byId("legend").closest(".with-legend").classList.toggle("alone", N === 1); // its name is the title of the page
   byId("show-all").addEventListener("click", () => show([...Array(N).keys()]));
   byId("show-none").addEventListener("click", () => show([]));
   byId("show-best").addEventListener("click", () => show(best(chosen().metric.id, FIRST_SHOWN)));

@@ -250,6 +250,7 @@ function drawStaleness() {
   const found = run().staleness;
   const all = D.details.map((d, i) => ({ i, name: d.name, s: d.staleness })).filter((d) => d.s);
   byId("staleness").querySelector(".none").hidden = Boolean(found);
+  byId("staleness").querySelector(".controls").hidden = !found;
   if (has("lags-figure", found)) {
     const [q10, median, q90, most] = found.quantiles;
     const wide = found.width > 1;
