@@ -6,7 +6,7 @@ mixing moves them. `GatheredReports` is what rank 0 makes of all reports of a st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, overload
@@ -217,11 +217,11 @@ class ReportTable:
         return len(self.number)
 
 
-def report_tables(headers: Iterable[ReportHeader]) -> list[ReportTable]:
+def report_tables(headers: Sequence[ReportHeader]) -> list[ReportTable]:
     """Return reports as tables, one for each form; `headers` in the order of their numbers."""
     groups: dict[tuple[Any, ...], list[ReportHeader]] = {}
     for header in headers:
-        groups.setdefault(header.form, []).append(header)
+        groups.setdefault(header.form if len(headers) > 1 else (), []).append(header)
     return [_table(group) for group in groups.values()]
 
 
@@ -297,21 +297,34 @@ def gathered_reports(
     """
     pairs = sorted(zip(tables, ranks, strict=True), key=lambda pair: int(pair[0].number[0]))
     tables, sizes = [table for table, _ in pairs], [len(table) for table, _ in pairs]
-    first, order = tables[0], np.argsort(np.concatenate([t.number for t in tables]))
+    first, order = tables[0], _order(tables)
     for table in tables:
         if table.widths != first.widths or table.sizes != first.sizes:
             (a, b), (k, other) = map(_uploads, (first, table)), (int(t.client[0]) for t in (first, table))
             what = f"client {k} uploads {a}, client {other} {b}"
             raise MethodError(hook, what, "all uploads of a step have the same names and shapes")
     notes = Notes(
-        client=np.concatenate([t.client for t in tables])[order],
-        num_samples=np.concatenate([t.num_samples for t in tables])[order],
+        client=_joined([t.client for t in tables], order),
+        num_samples=_joined([t.num_samples for t in tables], order),
         staleness=staleness,
         fresh=np.repeat([t.fresh for t in tables], sizes)[order],
-        columns={name: column[order] for name, column in _joined_notes(tables, hook).items()},
+        columns={name: _joined(parts, order) for name, parts in _note_columns(tables, hook).items()},
     )
-    max_abs = {name: np.concatenate([t.max_abs[name] for t in tables])[order] for name in first.max_abs}
+    max_abs = {name: _joined([t.max_abs[name] for t in tables], order) for name in first.max_abs}
     return GatheredReports(tables, np.repeat([rank for _, rank in pairs], sizes)[order], notes, max_abs)
+
+
+def _order(tables: Sequence[ReportTable]) -> np.ndarray:
+    """Return the places of all reports of some tables, in the order of their numbers."""
+    return np.argsort(_joined([t.number for t in tables]))
+
+
+def _joined(parts: Sequence[np.ndarray], order: np.ndarray | None = None) -> np.ndarray:
+    """Return the rows of several columns as one, in another order where one is given."""
+    if len(parts) == 1:  # the numbers of a table ascend
+        return parts[0]
+    whole = np.concatenate(parts)
+    return whole if order is None else whole[order]
 
 
 def _uploads(table: ReportTable) -> str:
@@ -320,15 +333,15 @@ def _uploads(table: ReportTable) -> str:
     return ", ".join(shapes) or "nothing"
 
 
-def _joined_notes(tables: Sequence[ReportTable], hook: str) -> dict[str, np.ndarray]:
-    """Join the notes and findings of all tables; a report without one gets NaN.
+def _note_columns(tables: Sequence[ReportTable], hook: str) -> dict[str, list[np.ndarray]]:
+    """Return the notes and findings of all tables; those of a table without one are NaN.
 
     Args:
         tables: of a step.
         hook: class and hook that noted them, for the error.
 
     Returns:
-        Name of a note -> array [m, ...], table by table.
+        Name of a note -> a column [m, ...] of each table.
 
     Raises:
         MethodError: a note does not have the same shape for all clients.
@@ -339,12 +352,12 @@ def _joined_notes(tables: Sequence[ReportTable], hook: str) -> dict[str, np.ndar
         example = next(columns[name] for columns in found if name in columns).shape[1:]
         parts = []
         for table, columns in zip(tables, found, strict=True):
-            parts.append(columns.get(name, np.full((len(table), *example), np.nan)))
+            parts.append(columns[name] if name in columns else np.full((len(table), *example), np.nan))
             if parts[-1].shape[1:] != example:
                 shape, client = parts[-1].shape[1:], int(table.client[0])
                 what = f"note {name!r} of client {client} has shape {shape}, not {example}"
                 raise MethodError(hook, what, "a note has one shape for all clients: pad it with NaN")
-        out[name] = np.concatenate(parts)
+        out[name] = parts
     return out
 
 
@@ -361,8 +374,8 @@ def mean_metrics(tables: Sequence[ReportTable]) -> dict[str, float]:
     out = {}
     for name in dict.fromkeys(name for t in fresh for name in t.metrics):
         having = [t for t in fresh if name in t.metrics]
-        order = np.argsort(np.concatenate([t.number for t in having]))  # sums must not depend on P
-        n = np.concatenate([t.num_samples for t in having]).astype(float)
-        values = np.concatenate([t.metrics[name] for t in having])
-        out[name] = float(np.average(values[order], weights=n[order]))
+        order = _order(having)  # sums must not depend on P
+        n = _joined([t.num_samples for t in having], order).astype(float)
+        values = _joined([t.metrics[name] for t in having], order)
+        out[name] = float(np.average(values, weights=n))
     return out

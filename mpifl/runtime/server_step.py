@@ -650,8 +650,8 @@ class ServerStep:
         """
         self.ledger.add_reads(step, reads, widths)
         if self.algorithm.needs.time_stamps:
-            clients = reads.clients if isinstance(reads, CohortReads) else np.array([*reads], np.int64)
-            self.ledger.add_down(step, TIME_STAMP, clients, 1, note=True)
+            for clients in [reads.clients] if isinstance(reads, CohortReads) else reads:
+                self.ledger.add_down(step, TIME_STAMP, clients, 1, note=True)
 
     def book(self, step: int, reports: ReportHeader | ReportTable) -> None:
         """Enter the traffic of a report, or of all of a table, into the ledger."""

@@ -17,7 +17,6 @@ from .payload import Payload
 Clients = int | np.ndarray  # one client, or several [c], each once
 Sizes = int | np.ndarray  # the same for all, or of each [c]
 SEVERAL = -1  # stream of who read no row, or several
-MOST_OPEN = 4096  # bookings of a step that are kept one by one
 TIME_STAMP = "time_stamp"  # the server's version, with a download and back with the upload
 KINDS: dict[str, str] = {  # name of a vector or note in the methods -> kind
     **dict.fromkeys(("model", "init", "delta"), "model"),
@@ -181,7 +180,8 @@ class Ledger:
         self.up = np.zeros(num_clients, np.int64)
         self.down = np.zeros(num_clients, np.int64)
         self._moved: list[np.ndarray] = []  # [m, 6] of each step that is closed
-        self._open: list[tuple[Clients, str, Sizes]] = []  # who moved what in the step under way
+        self._open: dict[int, list[int]] = {}  # client -> [down, up] of the step under way
+        self._open_columns: list[tuple[np.ndarray, str, Sizes]] = []  # and of several clients at once
         self._streams = np.full(num_clients, SEVERAL, np.int32)  # the row that each client read last
         self._totals: Counter[tuple[str, int]] = Counter()
         self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each stream once
@@ -224,20 +224,22 @@ class Ledger:
     def _count_bytes(self, step: int, direction: str, client: Clients, size: Sizes) -> None:
         (self.up if direction == "up" else self.down)[client] += size
         self._totals[direction, step] += _sum(size, client)
-        self._open.append((client, direction, size))
-        if len(self._open) > MOST_OPEN:
-            who, down, up = self._moved_so_far()
-            self._open = [(who, "down", down), (who, "up", up)]
+        if isinstance(client, np.ndarray):
+            self._open_columns.append((client, direction, size))
+        else:
+            self._open.setdefault(client, [0, 0])[direction == "up"] += int(size)
 
     def _moved_so_far(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return who moved something in the step under way [c], ascending, and its bytes down and up [c]."""
-        who, at = np.unique(_joined(client for client, _, _ in self._open), return_inverse=True)
-        sizes = _joined(np.broadcast_to(size, np.shape(client)) for client, _, size in self._open)
-        is_up = _joined(np.full(np.shape(client), way == "up") for client, way, _ in self._open) > 0
-        down, up = np.zeros(len(who), np.int64), np.zeros(len(who), np.int64)
-        np.add.at(down, at[~is_up], sizes[~is_up])
-        np.add.at(up, at[is_up], sizes[is_up])
-        return who, down, up
+        single = np.array([[k, *sizes] for k, sizes in self._open.items()], np.int64).reshape(-1, 3)
+        parts = [(single[:, 0], "down", single[:, 1]), (single[:, 0], "up", single[:, 2])]
+        parts += self._open_columns
+        who, at = np.unique(np.concatenate([client for client, _, _ in parts]), return_inverse=True)
+        sums = {way: np.zeros(len(who), np.int64) for way in ("down", "up")}
+        ends = np.cumsum([len(client) for client, _, _ in parts])
+        for (_, way, size), places in zip(parts, np.split(at, ends[:-1]), strict=True):
+            sums[way][places] += size  # each client once
+        return who, sums["down"], sums["up"]
 
     def add_up(
         self,
@@ -271,9 +273,13 @@ class Ledger:
         self, client: Clients, numbers: Sizes, size: Sizes
     ) -> Iterator[tuple[int | str, int, int, int]]:
         """Yield each stream that clients had read, how many had, and the sums of their numbers and sizes."""
+        if not isinstance(client, np.ndarray):
+            row = int(self._streams[client])
+            yield "" if row == SEVERAL else row, 1, int(numbers), int(size)
+            return
         streams = self._streams[client]
-        if streams.ndim == 0 or (streams == streams[:1]).all():
-            rows, sums = streams.reshape(-1)[:1], [[_sum(x, client)] for x in (1, numbers, size)]
+        if (streams == streams[:1]).all():
+            rows, sums = streams[:1], [[_sum(x, client)] for x in (1, numbers, size)]
         else:
             rows, at = np.unique(streams, return_inverse=True)
             each = [np.broadcast_to(x, at.shape) for x in (1, numbers, size)]
@@ -304,7 +310,7 @@ class Ledger:
         """
         if size is None:
             size = self.payload.size(numbers, messages, note)
-        count = np.size(client)
+        count = _sum(1, client)
         entry = self._entry(step, "down", name, "unicast", "", note)
         self._add(entry, count * messages, count * size, count * messages, count * size, count * numbers)
         self._count(step, "down", client, size)
@@ -318,23 +324,30 @@ class Ledger:
             reads: client -> the rows that it reads; a mixture of rows is one vector for one client.
             widths: numbers in a row of each table.
         """
-        reads = reads if isinstance(reads, CohortReads) else CohortReads.of(reads.items())
         readers, mixed = Counter[tuple[str, int]](), defaultdict[str, list[int]](list)
-        streams, sizes = np.zeros((2, len(reads.distinct)), np.int64)
-        counts = np.bincount(reads.which, minlength=len(reads.distinct)).tolist()
-        for number, (tables, count) in enumerate(zip(reads.distinct, counts, strict=True)):
-            streams[number] = _stream(tables)
+        streams, sizes = list[int](), list[int]()
+        for number, (tables, count) in enumerate(_counted(reads)):
+            streams.append(_stream(tables))
+            sizes.append(0)
             for name, which in tables.items():
                 if isinstance(which, np.ndarray):
                     mixed[name].append(number)
                     continue
                 for row in which:
                     readers[name, row] += count
-                sizes[number] += self.payload.size(widths[name] * len(which), len(which))
-        self._streams[reads.clients] = streams[reads.which]
-        self._count(step, "down", reads.clients, sizes[reads.which])
-        for name, numbers in mixed.items():
-            self.add_down(step, name, reads.clients[np.isin(reads.which, numbers)], widths[name])
+                sizes[-1] += self.payload.size(widths[name] * len(which), len(which))
+        if isinstance(reads, CohortReads):
+            self._streams[reads.clients] = np.array(streams)[reads.which]
+            self._count(step, "down", reads.clients, np.array(sizes)[reads.which])
+            for name, numbers in mixed.items():
+                self.add_down(step, name, reads.clients[np.isin(reads.which, numbers)], widths[name])
+        else:
+            for client, stream, size in zip(reads, streams, sizes, strict=True):
+                self._streams[client] = stream
+                self._count(step, "down", client, size)
+            for name, numbers in mixed.items():
+                for number in numbers:
+                    self.add_down(step, name, [*reads][number], widths[name])
         for (name, row), count in readers.items():
             cast = "unicast" if count == 1 else "broadcast" if count == len(reads) else "group"
             size = self.payload.size(widths[name], 1)
@@ -360,10 +373,10 @@ class Ledger:
             cohort: clients that trained.
             visits: how many visits each client had made before the step [N].
         """
-        self._open += [(cohort, "down", 0)]  # also who moved nothing
+        self._open_columns.append((cohort, "down", 0))  # also who moved nothing
         who, down, up = self._moved_so_far()
         done = np.stack([np.full(len(who), step), who, visits[who], np.isin(who, cohort), down, up], axis=1)
-        self._open = []
+        self._open, self._open_columns = {}, []
         self._moved.append(done)
         return Moves(done)
 
@@ -416,8 +429,7 @@ class Ledger:
             self._totals[entry.direction, entry.step] += entry.bytes
         self.up, self.down = state["up_of"].copy(), state["down_of"].copy()
         self._moved = [state["moved"]]
-        who, down, up = state["open"].T
-        self._open = [(who, "down", down), (who, "up", up)]
+        self._open, self._open_columns = {k: sizes for k, *sizes in state["open"].tolist()}, []
         self._streams[:] = SEVERAL
         self._streams[state["readers"]] = [int(row) if row else SEVERAL for row in state["read"].tolist()]
         self._casts = Counter(dict(state["casts"].tolist()))
@@ -435,11 +447,17 @@ def _stream(tables: Reads) -> int:
 
 def _sum(size: Sizes, client: Clients) -> int:
     """Return the sum over clients of what is the same for all, or given for each."""
-    return int(size.sum()) if isinstance(size, np.ndarray) else size * np.size(client)
+    if isinstance(size, np.ndarray):
+        return int(size.sum())
+    return size * len(client) if isinstance(client, np.ndarray) else size
 
 
-def _joined(parts: Iterable[Clients]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int64), *map(np.atleast_1d, parts)])
+def _counted(reads: Mapping[int, Reads]) -> Iterable[tuple[Reads, int]]:
+    """Return the reads that differ, and how many clients have each; all of them where that is not known."""
+    if not isinstance(reads, CohortReads):
+        return [(tables, 1) for tables in reads.values()]
+    counts = np.bincount(reads.which, minlength=len(reads.distinct)).tolist()
+    return zip(reads.distinct, counts, strict=True)
 
 
 def _place(e: Entry) -> tuple[int, str, str, str]:

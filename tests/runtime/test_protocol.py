@@ -47,7 +47,7 @@ def test_reports_of_several_forms_and_ranks_stand_in_the_order_of_their_numbers(
 
 def test_what_probes_exchanged_is_added_over_the_reports_of_a_table():
     place = ("embedding", "up", 1)
-    (table,) = report_tables(header(i, i, exchanges={place: (5, 1)}) for i in range(2))
+    (table,) = report_tables([header(i, i, exchanges={place: (5, 1)}) for i in range(2)])
     assert table.exchanges == {place: (10, 2)}
 
 
