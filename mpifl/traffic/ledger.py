@@ -232,8 +232,8 @@ class Ledger:
     def _moved_so_far(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return who moved something in the step under way [c], ascending, and its bytes down and up [c]."""
         single = np.array([[k, *sizes] for k, sizes in self._open.items()], np.int64).reshape(-1, 3)
-        parts = [(single[:, 0], "down", single[:, 1]), (single[:, 0], "up", single[:, 2])]
-        parts += self._open_columns
+        who, down, up = single.T
+        parts = [(who, "down", down), (who, "up", up), *self._open_columns]
         who, at = np.unique(np.concatenate([client for client, _, _ in parts]), return_inverse=True)
         sums = {way: np.zeros(len(who), np.int64) for way in ("down", "up")}
         ends = np.cumsum([len(client) for client, _, _ in parts])
