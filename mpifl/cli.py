@@ -129,6 +129,7 @@ def watch(transport: Transport, args: argparse.Namespace) -> int:
     from mpifl.results.watch import watch as follow
     from mpifl.results.watch_page import serve
 
+    refuse_options(args)
     require(transport.size == 1, "watch", transport.size, "looks from outside: start it without mpirun")
     require(args.web or args.port is None, "--port", args.port, "has no effect without --web")
     require(not (args.web and args.once), "--once", True, "has no effect with --web; leave one of them out")
@@ -579,7 +580,9 @@ def parser() -> argparse.ArgumentParser:
     out = Parser(
         "mpifl",
         description=(mpifl.__doc__ or "").partition("\n")[0],
-        epilog="mpifl COMMAND --help explains a command.",
+        epilog="mpifl COMMAND --help explains a command, mpifl show KEY a key, mpifl list what there is. "
+        "docs/how-to.md has the commands for your images, your model, two GPUs, stopping and going on, "
+        "networks, attacks, containers.",
     )
     out.add_argument("--version", action="version", version=f"mpifl {mpifl.__version__}")
     commands = out.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -38,8 +38,6 @@ COLUMNS = {  # of metrics.csv -> what they are called here
     "round": "round",
     "seconds": "seconds",
     "virtual_seconds": "virtual_seconds",
-    "accuracy_mean": "accuracy",
-    "accuracy_worst": "worst",
     "loss": "loss",
     "train_loss": "train_loss",
     "num_clusters": "clusters",
@@ -66,7 +64,8 @@ class Seen:
         left_s: seconds until the end, about; None where nothing tells.
         started: seconds since 1970; None where that is not known.
         written: when anything in the folder was last written, in seconds since 1970; None for never.
-        curves: name -> value at each evaluation.
+        curves: name -> value at each evaluation; `accuracy` and `worst` are those of the run's metric.
+        metric: what the run is measured by, accuracy for classes.
         clusters: [cluster, clients] now, the largest first.
         ranks: of each rank host, device, visits, and seconds of each phase between the last two evaluations.
         logs: name of a rank's log -> its last lines.
@@ -84,6 +83,7 @@ class Seen:
     started: float | None = None
     written: float | None = None
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    metric: str = "accuracy"
     clusters: Sequence[tuple[int, int]] = ()
     ranks: Sequence[Mapping[str, Any]] = ()
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def look(folder: Path, now: float | None = None, held: Callable[[Path], bool] | 
         text = "there is no such folder yet" if not folder.is_dir() else "the run has not begun to write"
         return Seen(str(folder), WAITING, f"{text}{_others(folder)}")
     beat = _json(folder / FILE)
-    curves = _curves(folder / "metrics.csv")
+    metric, curves = _curves(folder / "metrics.csv")
     steps = [int(s) for s in curves.get("round", ()) if s is not None]
     checkpoints = [p.name.partition("-")[2] for p in folder.glob("checkpoints/step-*")]
     seen = Seen(
@@ -154,6 +154,7 @@ def look(folder: Path, now: float | None = None, held: Callable[[Path], bool] | 
         started=_moment(about.get("started")) or _float(beat.get("start")),
         written=_written(folder),
         curves=curves,
+        metric=metric,
         clusters=_clusters(folder / "assignments.csv"),
         ranks=[r for r in beat.get("ranks") or () if isinstance(r, dict)],
         logs={p.name: _tail(p) for p in sorted(folder.glob("logs/*.log"))},
@@ -293,17 +294,22 @@ def _facts(config: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _curves(path: Path) -> dict[str, list[float | None]]:
-    """Return the curves of a `metrics.csv` whose last row may be half written."""
+def _curves(path: Path) -> tuple[str, dict[str, list[float | None]]]:
+    """Return the metric and the curves of a `metrics.csv` whose last row may be half written.
+
+    The metric is that of the first column that is a mean.
+    """
     try:
         whole = path.read_text().rpartition("\n")[0]
     except (OSError, ValueError):
-        return {}
+        return "accuracy", {}
     header, *rows = [*csv.reader(io.StringIO(whole))] or [[]]
     rows = [row for row in rows if len(row) == len(header)]
-    places = {ours: header.index(theirs) for theirs, ours in COLUMNS.items() if theirs in header}
+    metric = next((name.removesuffix("_mean") for name in header if name.endswith("_mean")), "accuracy")
+    columns = {f"{metric}_mean": "accuracy", f"{metric}_worst": "worst", **COLUMNS}
+    places = {ours: header.index(theirs) for theirs, ours in columns.items() if theirs in header}
     found = {name: [_float(row[place]) for row in rows] for name, place in places.items()}
-    return {name: values for name, values in found.items() if any(v is not None for v in values)}
+    return metric, {name: values for name, values in found.items() if any(v is not None for v in values)}
 
 
 def _clusters(path: Path) -> list[tuple[int, int]]:
@@ -492,7 +498,9 @@ def in_bytes(number: float | None) -> str:
 
 def _figures(seen: Seen) -> Iterator[str]:
     """Yield the last figures of a run."""
-    for name, text in (("accuracy", "accuracy {:.4f}"), ("worst", "worst {:.4f}"), ("ari", "ARI {:.2f}")):
+    metric = seen.metric.replace("_", " ")
+    texts = ("accuracy", f"{metric} {{:.4f}}"), ("worst", "worst {:.4f}"), ("ari", "ARI {:.2f}")
+    for name, text in texts:
         value = seen.last(name)
         if value is not None:
             yield text.format(value)
@@ -535,7 +543,11 @@ def _picture_of_run(seen: Seen) -> RenderableType:
     if seen.doing and not seen.over:
         parts.append(Text(f"now: {seen.doing}"))
     curves = Table.grid(padding=(0, 2))
-    for name, title in (("accuracy", "mean accuracy"), ("worst", "worst client"), ("loss", "test loss")):
+    for name, title in (
+        ("accuracy", f"mean {seen.metric}"),
+        ("worst", "worst client"),
+        ("loss", "test loss"),
+    ):
         values = [v for v in seen.curves.get(name, ()) if v is not None]
         if values:
             text = f"{values[-1]:.4f}  (from {min(values):.4f} to {max(values):.4f})"
@@ -562,7 +574,7 @@ def _evaluations(seen: Seen) -> RenderableType:
     shown = {
         "round": ("round", "{:.0f}".format),
         "seconds": ("after", in_words),
-        "accuracy": ("accuracy", "{:.4f}".format),
+        "accuracy": (seen.metric, "{:.4f}".format),
         "worst": ("worst", "{:.4f}".format),
         "ari": ("ARI", "{:.2f}".format),
         "clusters": ("clusters", "{:.0f}".format),

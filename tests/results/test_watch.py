@@ -120,6 +120,15 @@ def test_a_half_written_row_is_left_for_the_next_look(job):
     assert job.look().curves == {}
 
 
+def test_a_run_that_is_not_measured_by_accuracy_is_followed_by_its_own_metric(job):
+    job.begin()
+    job.write("metrics.csv", "round,mse_mean,mse_worst,num_clusters\n1,4.5,9,1\n2,3.5,8,1\n")
+    seen = job.look()
+    assert (seen.metric, seen.last("accuracy"), seen.last("worst")) == ("mse", 3.5, 8)
+    assert "mean mse" in drawn(seen)
+    assert one_line(seen).startswith("round 2/10  mse 3.5000  worst 8.0000")
+
+
 def test_clusters_are_those_after_the_last_change(job):
     job.begin()
     job.write("assignments.csv", "round,client,cluster\n1,0,0\n1,1,0\n1,2,1\n4,1,1\n")

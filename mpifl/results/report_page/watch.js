@@ -40,8 +40,9 @@ function drawRun(seen) {
   byId("doing").textContent = seen.doing && !seen.over ? `now: ${seen.doing}` : "";
   const tiles = [[`${seen.step}/${seen.rounds || "?"}`, "rounds"]];
   if (shown(seen.left_s)) tiles.push([inWords(seen.left_s), "left, about"]);
-  if (shown(end(curves, "accuracy"))) tiles.push([`${(100 * end(curves, "accuracy")).toFixed(2)} %`, "mean accuracy"]);
-  if (shown(end(curves, "worst"))) tiles.push([`${(100 * end(curves, "worst")).toFixed(2)} %`, "worst client"]);
+  const figure = (value) => (seen.metric === "accuracy" ? `${(100 * value).toFixed(2)} %` : number(value));
+  if (shown(end(curves, "accuracy"))) tiles.push([figure(end(curves, "accuracy")), `mean ${seen.metric}`]);
+  if (shown(end(curves, "worst"))) tiles.push([figure(end(curves, "worst")), "worst client"]);
   if (shown(end(curves, "clusters"))) tiles.push([number(end(curves, "clusters")), "clusters"]);
   if (shown(end(curves, "ari"))) tiles.push([end(curves, "ari").toFixed(2), "ARI"]);
   if (shown(end(curves, "bytes_up"))) tiles.push([inBytes(end(curves, "bytes_up") + (end(curves, "bytes_down") || 0)), "bytes, up and down"]);
@@ -78,7 +79,9 @@ function drawCharts(seen) {
     if (there.length) chart(id, there.map(([name, values, more], i) => line(name, values(curves[name]), i, more)), { height: 260, xaxis: { title: { text: title } }, ...layout });
   };
   const same = (values) => values;
-  draw("accuracy-figure", [["accuracy", percent], ["worst", percent]]);
+  const scale = seen.metric === "accuracy" ? percent : same;
+  byId("accuracy-figure").querySelector("figcaption").textContent = `${seen.metric === "accuracy" ? "accuracy, %" : seen.metric}: mean over clients, and the worst client (dashes).`;
+  draw("accuracy-figure", [["accuracy", scale], ["worst", scale]]);
   draw("loss-figure", [["loss", same], ["train_loss", same]]);
   draw("clusters-figure", [["clusters", same], ["ari", same, { yaxis: "y2" }]], { yaxis: { rangemode: "tozero" }, yaxis2: { overlaying: "y", side: "right", range: [-0.05, 1.05], showgrid: false } });
   draw("bytes-figure", [["bytes_up", megabytes], ["bytes_down", megabytes]]);
@@ -93,9 +96,9 @@ function drawCharts(seen) {
 function drawCases(seen) {
   byId("cases").hidden = false;
   byId("cases-title").textContent = seen.cases.length === 1 ? "1 run" : `${seen.cases.length} runs`;
-  table("cases", ["run", "state", "round", "accuracy, %", "worst, %", "ARI", "left", ""], seen.cases.map((c) => [
+  table("cases", ["run", "state", "round", "mean", "worst", "ARI", "left", ""], seen.cases.map((c) => [
     element("a", { href: `/?case=${encodeURIComponent(c.title)}` }, c.title), c.state, c.rounds ? `${c.step}/${c.rounds}` : "",
-    shown(c.accuracy) ? 100 * c.accuracy : "", shown(c.worst) ? 100 * c.worst : "", c.ari, shown(c.left_s) ? inWords(c.left_s) : "",
+    c.accuracy, c.worst, c.ari, shown(c.left_s) ? inWords(c.left_s) : "",
     ["running", "complete", "waiting"].includes(c.state) ? "" : c.text]));
 }
 
