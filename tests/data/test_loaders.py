@@ -158,6 +158,49 @@ def test_an_archive_holds_features_tokens_numbers_or_labels(tmp_path):
     assert (pool.kind, pool.label_kind, pool.num_train, pool.num_classes) == ("features", "multi_hot", 12, 5)
 
 
+ITEMS = """
+import numpy as np
+import torch
+
+
+class Items:
+    def __init__(self, train: bool):
+        self.n = 12 if train else 5
+
+    def __len__(self):
+        return self.n
+
+
+class Signals(Items):
+    def __getitem__(self, i):
+        return torch.full((3,), 10.0 * i), 0.5 * i
+
+
+class Tags(Items):
+    def __getitem__(self, i):
+        return np.array([i, 1, 2]), np.array([i % 2, 1, 0], bool)
+
+
+class Spectra(Items):
+    def __getitem__(self, i):
+        return np.full((4, 9), -float(i)), torch.tensor(i % 3)
+"""
+
+
+def test_a_data_set_of_ones_own_has_samples_and_labels_of_any_kind(tmp_path):
+    (tmp_path / "items.py").write_text(ITEMS)
+    for name, options, found in (
+        ("Signals", {}, ("features", (3,), "numbers", 1)),
+        ("Tags", {"vocabulary": 20}, ("tokens", (3,), "multi_hot", 3)),
+        ("Spectra", {"inputs": "features"}, ("features", (4, 9), "classes", 3)),
+    ):
+        pool = load("dataset", tmp_path, path=f"{tmp_path / 'items.py'}:{name}", **options)
+        assert (pool.kind, pool.shape, pool.label_kind, pool.num_classes) == found
+        assert (pool.num_train, len(pool.labels)) == (12, 17)
+    with pytest.raises(UserError, match="uint8, or floats between 0 and 1"):
+        load("dataset", tmp_path, path=f"{tmp_path / 'items.py'}:Spectra")
+
+
 def write_medmnist(path: Path, shape: tuple[int, ...], labels: np.ndarray) -> None:
     """Write an archive as MedMNIST's are: images and labels [n, 1] or [n, L] of train, val and test."""
     ends = {"train": (0, 12), "val": (12, 16), "test": (16, 20)}

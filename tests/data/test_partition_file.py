@@ -23,6 +23,7 @@ CASES = [
     ("digits", "composed", {"angles": (0.0, 30.0), "permutations": 2, "clients": 8}),
     ("digits", "iid", {"test": "all", "clients": 3}),
     ("mnist", "emdcfl_backdoor_mnist", BACKDOOR),
+    ("sklearn", "relations", {"clients": 4}),
 ]
 
 

@@ -294,9 +294,9 @@ def test_a_users_dataset_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(UserError, match="of one shape"):
         load("dataset", tmp_path, path="owndata_broken:Ragged")
-    for name, word in (("Doubtful", "float"), ("Gone", "KeyError")):
-        with pytest.raises(UserError, match=word):
-            load("dataset", tmp_path, path=f"owndata_broken:{name}")
+    with pytest.raises(UserError, match="KeyError"):
+        load("dataset", tmp_path, path="owndata_broken:Gone")
+    assert load("dataset", tmp_path, path="owndata_broken:Doubtful").label_kind == "numbers"
     with pytest.raises(UserError, match="has no 'Missing'"):
         load("dataset", tmp_path, path="owndata_broken:Missing")
     with pytest.raises(UserError, match="cannot be made from nothing"):

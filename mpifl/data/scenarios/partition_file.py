@@ -17,11 +17,18 @@ from mpifl.data.partition.csr import Csr, everyone, from_lists, hold_out
 from mpifl.data.partition.table import PartitionTable, facts_of, read
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import SPLITS, Scenario, ScenarioSpec, check_fraction
+from mpifl.data.scenarios.relations import PermuteFeatures, PermuteTargets, PermuteTokens
 from mpifl.data.scenarios.usual import TESTS, strata, test_like
 from mpifl.data.transforms import Border, Colour, Noise, Op, Patch, PermuteLabels, Rotate
 
 VERSION = 1
-OPS: dict[str, type[Op]] = {op.__name__: op for op in (Border, Colour, Noise, Patch, PermuteLabels, Rotate)}
+OPS: dict[str, type[Op]] = {
+    op.__name__: op
+    for op in (
+        *(Border, Colour, Noise, Patch, PermuteLabels, Rotate),
+        *(PermuteFeatures, PermuteTargets, PermuteTokens),
+    )
+}
 ALTERED = "its first line was altered: export it again, or remove that line"
 
 
@@ -250,14 +257,23 @@ def told(op: Op) -> dict[str, Any]:
     if OPS.get(type(op).__name__) is not type(op):
         remedy = "is an operation of your own, which no file can hold; export a scenario without it"
         raise UserError("data.scenario", type(op).__name__, remedy)
-    return {"op": type(op).__name__, **asdict(op)}  # type: ignore[call-overload]
+    options = asdict(op)  # type: ignore[call-overload]
+    return {"op": type(op).__name__, **{name: _written(value) for name, value in options.items()}}
+
+
+def _written(value: Any) -> Any:
+    """Return an option as JSON holds it; arrays keep their type."""
+    return {"array": value.tolist(), "dtype": str(value.dtype)} if isinstance(value, np.ndarray) else value
 
 
 def ops_of(trees: list[dict[str, Any]]) -> tuple[Op, ...]:
     """Return the operations that mappings of `told` describe."""
-    options = [{name: _tuples(value) for name, value in tree.items() if name != "op"} for tree in trees]
+    options = [{name: _option(value) for name, value in tree.items() if name != "op"} for tree in trees]
     return tuple(OPS[tree["op"]](**given) for tree, given in zip(trees, options, strict=True))
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def _option(value: Any) -> Any:
+    """Return an option that JSON holds: lists as tuples, arrays as arrays."""
+    if isinstance(value, dict):
+        return np.array(value["array"], value["dtype"])
+    return tuple(map(_option, value)) if isinstance(value, list) else value

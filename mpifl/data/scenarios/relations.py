@@ -103,7 +103,7 @@ class PermuteFeatures(Op):
     def __call__(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Permute `x`."""
         order = self.orders[group]  # [n, F]
-        out = np.take_along_axis(x.reshape(len(x), -1), order, axis=1)
+        out = np.take_along_axis(x.reshape(order.shape), order, axis=1)
         if self.mean is not None and self.std is not None:
             moved = order != np.arange(order.shape[1])  # where nothing moves, not even the last bit changes
             scaled = (out - self.mean[order]) / self.std[order] * self.std + self.mean

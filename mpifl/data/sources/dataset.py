@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,15 +15,18 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.imports import load_object
-from mpifl.data.pool import Pool, count_classes, images_of, labels_of
+from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
-from mpifl.data.sources.base import Part, Source, in_one_line, joined
-from mpifl.data.sources.npz import with_test_part
+from mpifl.data.sources.arrays import KINDS, any_labels_of, inputs_of, pool_of
+from mpifl.data.sources.base import Source, in_one_line
 
 
 @dataclass(frozen=True)
 class Dataset(Source):
-    """A map-style data set of (image, label): PIL images, uint8 arrays, or floats in [0, 1]; all of one size.
+    """A map-style data set of (sample, label), all samples of one shape.
+
+    PIL images, bytes, and floats in [0, 1] of an image's shape are images; floats [F] are features, integers
+    [T] tokens. A label is a whole number (its class), a number or an array of them.
 
     It is called with those of the arguments `root` and `train` that it takes. Without `train` a stratified
     share is set aside as the test part.
@@ -33,6 +36,8 @@ class Dataset(Source):
             set.
         reads: files and folders that it reads, absolute or below data.root: it is prepared anew when one of
             them changes, as it is when the file that defines it does.
+        inputs: images, features or tokens, where the shape does not say it.
+        vocabulary: number of different tokens; 0 for one more than the largest.
         test_share: share of every class set aside if Name takes no `train`.
     """
 
@@ -41,6 +46,8 @@ class Dataset(Source):
 
     path: str = ""
     reads: tuple[str, ...] = ()
+    inputs: str | None = None
+    vocabulary: int = 0
     test_share: float = 0.2
 
     def __post_init__(self) -> None:
@@ -49,6 +56,8 @@ class Dataset(Source):
         require(
             bool(where and what), "path", self.path, 'name a class: "package.module:Name" or "file.py:Name"'
         )
+        known = self.inputs is None or self.inputs in KINDS
+        require(known, "inputs", self.inputs, f"known: {', '.join(KINDS)}")
         check_fraction("test_share", self.test_share)
 
     def files(self, root: Path) -> list[Path]:
@@ -83,18 +92,19 @@ class Dataset(Source):
             takes: Mapping[str, Any] = inspect.signature(factory).parameters
         except (TypeError, ValueError):  # of a class of Python's own
             takes = {}
-        parts: list[Part] = []
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
         names: tuple[str, ...] = ()
         for train in (True, False)[: 1 + ("train" in takes)]:
             items = self._made(factory, takes, str(root), train)
-            parts.append((Path(self.path), *self._read(items)))
+            parts.append(self._read(items))
             names = names or _names(items)
-        largest = count_classes(np.concatenate([part[2] for part in parts]), "data.source.path")
-        classes = len(names) if len(names) >= largest else largest
-        pool = replace(
-            joined(parts[:1], parts[1:], classes), class_names=names if len(names) == classes else ()
-        )
-        return pool if len(parts) == 2 else with_test_part(pool, self.test_share)
+        test = parts[1] if len(parts) == 2 else None
+        key = "data.source.path"
+        largest = int(max(y.max() for _, y in parts)) if parts[0][1].ndim == 1 and len(parts[0][1]) else 0
+        names = names if parts[0][1].ndim > 1 or len(names) > largest else ()
+        width = parts[0][1].shape[1] if parts[0][1].ndim > 1 else len(names)
+        names = names if len(names) == width else ()
+        return pool_of(parts[0], test, key, names, self.vocabulary, self.test_share)
 
     def _made(self, factory: Callable[..., Any], takes: Any, root: str, train: bool) -> Any:
         given = {name: value for name, value in (("root", root), ("train", train)) if name in takes}
@@ -105,23 +115,32 @@ class Dataset(Source):
             raise UserError("data.source.path", self.path, remedy) from error
 
     def _read(self, items: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the images and labels of all items."""
+        """Return the samples and labels of all items."""
         try:
             pairs = [items[i] for i in range(len(items))]
             images = np.stack([pixels_of(image) for image, _ in pairs])
-            labels = np.array([index(label) for _, label in pairs], np.int64)
+            labels = np.array([label_of(label) for _, label in pairs])
         except UserError:
             raise
         except Exception as error:
-            remedy = f"every item must be (image, label), all images of one shape ({in_one_line(error)})"
+            remedy = f"every item must be (sample, label), all samples of one shape ({in_one_line(error)})"
             raise UserError("data.source.path", self.path, remedy) from error
-        return images_of(images, "data.source.path"), labels_of(labels, "data.source.path")
+        key = "data.source.path"
+        return inputs_of(images, key, self.inputs), any_labels_of(labels, key)
 
 
 def _names(items: Any) -> tuple[str, ...]:
     """Return the names of the classes, which torchvision's data sets have as `classes`."""
     found = getattr(items, "classes", None)
     return tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
+
+
+def label_of(label: Any) -> Any:
+    """Return a label as a whole number, a number, or an array of them."""
+    if isinstance(label, (float, np.floating)):
+        return float(label)
+    array = np.asarray(label)
+    return index(label) if array.ndim == 0 and array.dtype.kind not in "fb" else array
 
 
 def pixels_of(image: Any) -> np.ndarray:

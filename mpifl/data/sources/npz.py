@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,8 +14,7 @@ from numpy.lib import format as npy
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.federation import FEATURES
-from mpifl.core.rng import key
-from mpifl.data.pool import Pool, stratified
+from mpifl.data.pool import Pool
 from mpifl.data.scenario import check_fraction
 from mpifl.data.sources.arrays import KINDS as INPUT_KINDS
 from mpifl.data.sources.arrays import any_labels_of, inputs_of, pool_of
@@ -181,14 +180,3 @@ def read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
             with archive.open(entry) as file:
                 arrays[name] = npy.read_array(file, allow_pickle=False)
     return arrays
-
-
-def with_test_part(pool: Pool, share: float) -> Pool:
-    """Return a pool whose test part is a fixed stratified `share` of the samples, the same for every seed."""
-    labels = pool.labels
-    train, test = (
-        stratified(labels, share, key(0, "test part")) if share else (np.arange(len(labels)), labels[:0])
-    )
-    order = np.concatenate([train, test])
-    origin = None if pool.origin is None else pool.origin[order]
-    return replace(pool, inputs=pool.inputs[order], labels=labels[order], num_train=len(train), origin=origin)
