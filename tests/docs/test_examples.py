@@ -121,6 +121,19 @@ def test_the_asynchronous_sweep_fills_its_table(tmp_path):
     assert all(float(row["staleness_max"]) > 0 for row in rows)
 
 
+def test_adapters_go_on_from_the_model_of_the_first_run(tmp_path):
+    folder = ["-q", "--output.folder", str(tmp_path), "--data.source.samples", "160"]
+    small = ["--model", "{width: 8, heads: 2, layers: 1}", "--rounds", "1", *folder]
+    assert cli.main(["run", "docs/examples/adapters/base.yaml", *small]) == 0
+    weights = ["--model.weights", str(tmp_path / "adapters-base" / "model.safetensors")]
+    assert cli.main(["sweep", "docs/examples/adapters/adapt.yaml", *small, *weights]) == 0
+    with (tmp_path / "adapters-adapt" / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["algorithm"] for row in rows] == ["fedavg", "fedavg", "oracle", "oracle"]
+    sent = [float(row["federation_bytes_up"]) for row in rows]
+    assert sent[0] == sent[2] > sent[1] == sent[3]
+
+
 def test_the_echo_leaves_the_model_as_it_is(tmp_path):
     done = run("configs/async/throughput.yaml", tmp_path / "runs", "--rounds", "40")
     assert summary(done)["asynchronous"]["arrivals"] == 40
