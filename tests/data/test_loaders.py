@@ -381,3 +381,11 @@ def test_folders_that_are_no_data_set_are_refused(tmp_path):
         UserError, match=r"data-00001-of-00002.arrow = 'unreadable': truncated or not an Arrow"
     ):
         load("huggingface", tmp_path, path="x")
+
+
+def test_arrow_files_with_spoilt_texts_are_refused(tmp_path):
+    save_split(tmp_path / "x", {"text": ["good film"] * 8, "label": [0, 1] * 4}, CLASSES)
+    file = tmp_path / "x" / "data-00001-of-00002.arrow"
+    file.write_bytes(file.read_bytes().replace(b"good", b"g\xffod"))
+    with pytest.raises(UserError, match=r"data-00001-of-00002.arrow = 'unreadable'"):
+        load("huggingface", tmp_path, path="x")

@@ -231,6 +231,7 @@ def _table(files: Sequence[Path]) -> pa.Table:
                 tables.append(parquet.read_table(file, memory_map=True))
             else:
                 tables.append(_mapped(pa, ipc, file))
+            tables[-1].validate(full=True)  # a spoilt offset would be followed anywhere
     return pa.concat_tables(tables)
 
 
