@@ -22,25 +22,15 @@ from support.runs import CONFIG, RUNS, SCRIPT, Alone, Runs, columns_of
 from mpifl.comm.monitoring import ALLTOALLV, parse_monitoring
 
 FEW = (  # on one process and on three ranks; all of them, also on other numbers of ranks, are nightly
-    *(
-        "fedavg",
-        "fedavg-gathered",
-        "scaffold",
-        "ifca",
-        "cfl",
-        "emdcfl-half",
-        "ucfl",
-        "ucfl-reduced",
-        "ucfl-4",
-    ),
-    *("compressed", "private", "secure", "partial-work", "median", "norm-bound", "fedbuff", "own-metric"),
-    *("updates", "evaluated", "started"),
+    *("fedavg", "fedavg-gathered", "scaffold", "ifca", "cfl", "emdcfl-half", "ucfl", "ucfl-reduced"),
+    *("ucfl-4", "compressed", "private", "secure", "partial-work", "median", "norm-bound", "fedbuff"),
+    *("own-metric", "lora", "updates", "evaluated", "started"),
 )
 PLACES = {  # name -> ranks, options of all runs, their names
     "3 ranks": (3, ["--system.placement_seed", "1"], FEW),  # clients change places
-    "2 ranks": (2, [], tuple(RUNS)),
-    "4 ranks": (4, ["--system.placement_seed", "1"], tuple(RUNS)),
-    "6 ranks": (6, [], tuple(RUNS)),
+    "2 ranks": (2, [], [*RUNS]),
+    "4 ranks": (4, ["--system.placement_seed", "1"], [*RUNS]),
+    "6 ranks": (6, [], [*RUNS]),
 }
 MONITOR = {
     "OMPI_MCA_pml_monitoring_enable": "2",

@@ -55,7 +55,7 @@ PYTEST = (
     "no:cacheprovider",
     "-m",
 )
-WITH_NIGHTLY = ("tests/comm",)  # places whose nightly tests run, too; those of others take minutes
+WITH_NIGHTLY = ("tests/comm", "tests/mpi/test_hosts.py")  # nightly tests of others take minutes
 PASSED, NONE_COLLECTED, USAGE = 0, 5, 4  # exit codes of pytest
 SUFFIXES = (".c", ".h")
 
