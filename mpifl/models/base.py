@@ -61,7 +61,8 @@ class ModelOptions(ABC):
     """A network that a configuration describes: a frozen dataclass whose fields are the keys of `model`.
 
     A user's own class need not be one: a dataclass with `build(shape, num_classes)` will do, for images and
-    features; it has neither of these two keys.
+    features; it has neither of these two keys. Of a class below this one, too, a `build` of its own is what
+    builds the network.
 
     Attributes:
         takes: the kinds of samples that it takes (`DataInfo.inputs`).
@@ -148,10 +149,11 @@ def build_model(options: Any, info: DataInfo) -> nn.Module:
     remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
     example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or emdcnn"}
     require(info.inputs in takes, "model.name", name, f"{remedy}; take {example[info.inputs]}")
-    if isinstance(options, ModelOptions) and not isinstance(options, ShapeModel):
+    ours = isinstance(options, ModelOptions) and type(options).build is ModelOptions.build
+    if ours and not isinstance(options, ShapeModel):
         return options.build_for(info)
     try:
-        if isinstance(options, ShapeModel):
+        if ours:
             return options.build_for(info)
         module: nn.Module = options.build(info.shape, info.num_classes)
     except (ValueError, IndexError, TypeError) as error:

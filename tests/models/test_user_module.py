@@ -1,11 +1,15 @@
 """A user's own network: found by path, checked before it is trusted."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from mpifl.core.errors import UserError
-from mpifl.models import MODELS
+from mpifl.core.federation import DataInfo
+from mpifl.models import MODELS, build_model
+from mpifl.models.mlp import MLP
 
 SOURCE = """
 import torch
@@ -126,3 +130,16 @@ def test_file_with_an_error_is_named(tmp_path):
     path.write_text("import torch\ndef:")
     with pytest.raises(UserError, match=r"broken.py:Net': cannot be imported: SyntaxError"):
         MODELS["custom"](path=f"{path}:Net", head="fc").build((1, 4, 4), 10)
+
+
+def test_a_build_of_ones_own_below_a_model_builds_the_network():
+    built = []
+
+    @dataclass(frozen=True)
+    class Mine(MLP):
+        def build(self, shape, num_classes):
+            built.append((shape, num_classes))
+            return super().build(shape, num_classes)
+
+    assert build_model(Mine(hidden=(3,)), DataInfo((1, 2, 2), 5)).head.out_features == 5
+    assert built == [((1, 2, 2), 5)]

@@ -1,4 +1,4 @@
-"""Every method of the catalogue gives the same bits over three ranks as alone."""
+"""Every method of the catalogue gives the same bits over three ranks as alone; variants of them, nightly."""
 
 from __future__ import annotations
 
@@ -8,30 +8,40 @@ from pathlib import Path
 import pytest
 from mpi import catalogue
 from support import pretended, worlds
-from support.cases import CASES, OPTIONS, named
+from support.cases import CASES, OPTIONS, VARIANTS, named
 
 from mpifl.comm.transport import Single
 
 SCRIPT = Path(__file__).with_name("catalogue.py")
-NAMES = [named(case) for case in CASES]
+NAMES = [
+    pytest.param(named(case), marks=[pytest.mark.nightly] * (case in VARIANTS), id=named(case))
+    for case in CASES
+]
 METHODS = "fedavg", "cfl", "ucfl", "fedbuff"
 ON_GPU = [named(case) for case in CASES if case[0] in METHODS and case[1] == OPTIONS.get(case[0], {})]
 ENV = {"PYTHONPATH": f"{worlds.PYTHONPATH['PYTHONPATH']}:{SCRIPT.parents[1]}"}
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> dict[str, str]:
-    """Digests of one process, or tracebacks."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mpifl.algorithms.flt.umap_plane", worlds.plane)
-        return catalogue.digests(Single(), tmp_path_factory.mktemp("runs"), NAMES)
+def names(request) -> list[str]:
+    """The cases that are asked for."""
+    given = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    return [call.params["name"] for call in given if call is not None]
 
 
 @pytest.fixture(scope="module")
-def together(mpirun, alone, tmp_path_factory) -> dict[str, dict[str, str]]:
+def alone(names, tmp_path_factory) -> dict[str, str]:
+    """Digests of one process, or tracebacks."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("mpifl.algorithms.flt.umap_plane", worlds.plane)
+        return catalogue.digests(Single(), tmp_path_factory.mktemp("runs"), names)
+
+
+@pytest.fixture(scope="module")
+def together(mpirun, names, alone, tmp_path_factory) -> dict[str, dict[str, str]]:
     """Digests over three ranks, of those that run alone; then some on a pretended GPU."""
-    names = [name for name in NAMES if "Error" not in alone[name]]
-    arguments = tmp_path_factory.mktemp("runs"), json.dumps([[names], [ON_GPU, "device"]])
+    sound = [name for name in names if "Error" not in alone[name]]
+    arguments = tmp_path_factory.mktemp("runs"), json.dumps([[sound], [ON_GPU, "device"]])
     end = mpirun(3, SCRIPT, *arguments, timeout=900, env=ENV)
     assert end.returncode == 0, end.stderr
     plain, device = map(json.loads, end.stdout.splitlines()[-2:])
