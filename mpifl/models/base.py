@@ -149,12 +149,14 @@ def build_model(options: Any, info: DataInfo) -> nn.Module:
     remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
     example = {TOKENS: "an embedding first: lstm or transformer", FEATURES: "mlp", IMAGES: "mlp or emdcnn"}
     require(info.inputs in takes, "model.name", name, f"{remedy}; take {example[info.inputs]}")
-    ours = isinstance(options, ModelOptions) and type(options).build is ModelOptions.build
-    if ours and not isinstance(options, ShapeModel):
-        return options.build_for(info)
+    known = options if isinstance(options, ModelOptions) else None
+    if known is not None and type(known).build is not ModelOptions.build:
+        known = None  # its own `build` is asked
+    if known is not None and not isinstance(known, ShapeModel):
+        return known.build_for(info)
     try:
-        if ours:
-            return options.build_for(info)
+        if known is not None:
+            return known.build_for(info)
         module: nn.Module = options.build(info.shape, info.num_classes)
     except (ValueError, IndexError, TypeError) as error:
         if isinstance(error, UserError) or len(info.shape) == 3:
