@@ -83,7 +83,7 @@ function drawCharts(seen) {
   byId("accuracy-figure").querySelector("figcaption").textContent = `${seen.metric === "accuracy" ? "accuracy, %" : seen.metric}: mean over clients, and the worst client (dashes).`;
   draw("accuracy-figure", [["accuracy", scale], ["worst", scale]]);
   draw("loss-figure", [["loss", same], ["train_loss", same]]);
-  draw("clusters-figure", [["clusters", same], ["ari", same, { yaxis: "y2" }]], { yaxis: { rangemode: "tozero" }, yaxis2: { overlaying: "y", side: "right", range: [-0.05, 1.05], showgrid: false } });
+  draw("clusters-figure", [["clusters", same], ["ari", same, { yaxis: "y2" }]], { margin: { l: 56, r: 46, t: 30, b: 46 }, yaxis: { rangemode: "tozero" }, yaxis2: { overlaying: "y", side: "right", range: [0, 1.05], dtick: 0.25, automargin: false, showgrid: false } });
   draw("bytes-figure", [["bytes_up", megabytes], ["bytes_down", megabytes]]);
   byId("sizes").hidden = !seen.clusters.length;
   if (seen.clusters.length) {
