@@ -20,6 +20,7 @@ import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.metric import ACCURACY, Metric, metric_of_column
+from mpifl.core.old_keys import without_new
 from mpifl.core.textfiles import json_file
 from mpifl.core.timing import PHASES
 
@@ -203,6 +204,8 @@ def traffic(groups: Sequence[Group]) -> dict[str, Any] | None:
 def facts(run: Run) -> dict[str, str]:
     """Return what was run, as name -> text; empty texts are left out."""
     config, summary = run.config, run.summary
+    model = without_new({"model": config.get("model")})["model"]  # keys that change nothing are no fact
+    task = _section(without_new({"task": config.get("task")}).get("task"))
     data, seen = _tree(config.get("data")), _environment(run)
     cohort, share = config.get("cohort_size"), config.get("participation")
     everyone = cohort is None and share in (None, 1, 1.0)
@@ -225,9 +228,8 @@ def facts(run: Run) -> dict[str, str]:
             else f"share {share} of the clients in every round"
         ),
         "rounds": str(summary["rounds"]),
-        "model": ", ".join(
-            filter(None, (_section(config.get("model")), f"{summary['model_parameters']:,} parameters"))
-        ),
+        "model": ", ".join(filter(None, (_section(model), f"{summary['model_parameters']:,} parameters"))),
+        "task": task,
         "local training": ", ".join(f"{k} {v}" for k, v in local.items() if v not in (None, [], 0, "none")),
         "policy": _section(config.get("policy")),
         "delay": _section(config.get("delay")),
