@@ -289,6 +289,55 @@ def test_leafs_numbers_are_features(tmp_path):
         load("leaf", tmp_path, path="synthetic")
 
 
+# -- TensorFlow Federated ------------------------------------------------------------------------------------
+
+
+def write_tff(root: Path, name: str, **parts: dict[str, dict[str, object]]) -> None:
+    """Write HDF5 as TensorFlow Federated does: examples/CLIENT/NAME."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed: pip install mpifl[tff]")
+    for part, clients in parts.items():
+        with h5py.File(root / f"{name}_{part}.h5", "w") as file:
+            for client, arrays in clients.items():
+                for key, array in arrays.items():
+                    file[f"examples/{client}/{key}"] = array
+
+
+def test_federated_emnist_has_a_client_for_each_writer(tmp_path):
+    def writer(n):
+        return {"pixels": RNG.random((n, 28, 28)).astype(np.float32), "label": np.arange(n, dtype=np.int32)}
+
+    train = {"f1": writer(3), "f0": writer(2)}
+    write_tff(tmp_path, "fed_emnist", train=train, test={"f0": writer(1), "f2": writer(1)})
+    pool = load("tff", tmp_path)
+    assert (pool.kind, pool.shape, pool.num_classes, pool.num_train) == ("images", (1, 28, 28), 3, 5)
+    assert pool.origin_names == ("f0", "f1", "f2")
+    assert pool.origin.tolist() == [0, 0, 1, 1, 1, 0, 2]
+    assert pool.labels.tolist() == [0, 1, 0, 1, 2, 0, 0]
+    assert np.array_equal(pool.inputs[2, 0], np.rint(train["f1"]["pixels"][0] * 255).astype(np.uint8))
+    with pytest.raises(
+        UserError, match="client f0 = 'label, pixels': needs one of pixels, image, x and one of c"
+    ):
+        load("tff", tmp_path, label="coarse_label")
+
+
+def test_snippets_of_text_give_the_characters_that_follow(tmp_path):
+    plays = {"ANTONY": {"snippets": np.array([b"To be.", b"O!"])}}
+    write_tff(tmp_path, "plays", train=plays, test=plays)
+    pool = load("tff", tmp_path, path="plays", length=4)
+    assert (pool.kind, pool.shape, pool.vocabulary, pool.num_classes) == ("tokens", (4,), 80, 80)
+    assert [LETTERS[i] for i in pool.inputs[1]] == list("o be")
+    assert [LETTERS[i] for i in pool.labels[:2]] == list("e.")
+    assert len(pool.labels) == 4, "O! is too short"
+
+
+def test_a_file_that_is_no_hdf5_is_named(tmp_path):
+    pytest.importorskip("h5py", reason="h5py is not installed: pip install mpifl[tff]")
+    for part in ("train", "test"):
+        (tmp_path / f"fed_emnist_{part}.h5").write_bytes(b"nothing")
+    with pytest.raises(UserError, match=r"fed_emnist_train\.h5 = .*truncated or not an HDF5 file"):
+        load("tff", tmp_path)
+
+
 # -- Hugging Face --------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from mpifl.data.sources.street import Svhn, Usps
 from mpifl.data.sources.synthetic import Synthetic
 from mpifl.data.sources.table import Table
 from mpifl.data.sources.text import Text
+from mpifl.data.sources.tff import TensorFlowFederated
 
 SOURCES: dict[str, type[Source]] = {
     "digits": Digits,
@@ -36,6 +37,7 @@ SOURCES: dict[str, type[Source]] = {
     "table": Table,
     "huggingface": HuggingFace,
     "leaf": Leaf,
+    "tff": TensorFlowFederated,
     "medmnist": MedMnist,
     "dataset": Dataset,
     "photos": Photos,
