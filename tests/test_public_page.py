@@ -16,6 +16,7 @@ BUILDERS = {"add", "average", "blend", "by_cluster", "carry", "componentwise", "
 NAMES = {
     *("__version__", "run", "resume", "load", "load_config", "load_run", "Config", "Run", "UserError"),
     *("Algorithm", "Client", "Mixing", "Plan", "shares", "Sweep", "sweep", "load_sweep", "client_data"),
+    *("compare", "table"),
 }
 
 

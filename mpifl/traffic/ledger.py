@@ -337,8 +337,8 @@ class Ledger:
                     readers[name, row] += count
                 sizes[-1] += self.payload.size(widths[name] * len(which), len(which))
         if isinstance(reads, CohortReads):
-            self._streams[reads.clients] = np.array(streams)[reads.which]
-            self._count(step, "down", reads.clients, np.array(sizes)[reads.which])
+            self._streams[reads.clients] = np.array(streams, np.int64)[reads.which]
+            self._count(step, "down", reads.clients, np.array(sizes, np.int64)[reads.which])
             for name, numbers in mixed.items():
                 self.add_down(step, name, reads.clients[np.isin(reads.which, numbers)], widths[name])
         else:

@@ -32,6 +32,7 @@ from mpifl.experiment.traffic_forecast import forecast
 from mpifl.results.metrics import mixture_kl
 from mpifl.results.recorder import Recorder
 from mpifl.simulation.policies import ClientDecides, Synchronous
+from mpifl.training.tasks import Classification
 
 
 def owned(target: float, num_samples: int) -> byhand.Quadratic:
@@ -132,7 +133,7 @@ def context():
         mixture=lambda k, visit: np.array(truth[k, visit]), group_test_sets=lambda: ("a", "b")
     )
     problem = SimpleNamespace(public=[SimpleNamespace(evaluate=evaluate)])
-    config = SimpleNamespace(algorithm=CCFL(), policy=ClientDecides())
+    config = SimpleNamespace(algorithm=CCFL(), policy=ClientDecides(), task=Classification())
     return SimpleNamespace(config=config, federation=federation, problem=problem)
 
 

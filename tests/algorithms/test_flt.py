@@ -22,7 +22,7 @@ from mpifl.core.parameters import Layout, width
 from mpifl.core.types import ProblemInfo
 from mpifl.experiment.traffic_forecast import forecast
 
-HEAD = Layout(("head.weight",), ((2, 1),), 2)  # of the model: two classes
+HEAD = Layout(("head.weight",), ((2, 1),), 2, num_outputs=2)  # of the model: two classes
 CODER = Layout(("encoder.w", "decoder.w"), ((1,), (1,)), 2)
 
 

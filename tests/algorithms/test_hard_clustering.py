@@ -24,7 +24,9 @@ from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout
 from mpifl.core.types import ProblemInfo
 
-FLAT = Layout(("body.w", "head.weight"), ((1,), (2, 1)), 3, ("head",))  # a body of one number, a head of two
+FLAT = Layout(
+    ("body.w", "head.weight"), ((1,), (2, 1)), 3, ("head",), num_outputs=2
+)  # a body of one number, a head of two
 
 
 def world(n: list[int], layout: Layout = FLAT) -> ProblemInfo:

@@ -20,7 +20,12 @@ TRAIN, TEST, CLASSES, ORIGINS, BITS = 1200, 600, 10, 6, 16
 CCFL = {"clients": 8, "smallest": 40, "largest": 80, "public": 100, "test_images": 50, "exam": 300}
 SPREAD = ("iid", "dirichlet", "shards", "lognormal", "powerlaw", "label_quantity")
 MIXED = ({"name": "dirichlet", "clients": 3}, {"name": "shards", "clients": 2, "angle": 90})
-READ_ELSEWHERE = {"partition", "feature_noise", "relations"}  # pixels there do not tell the sample
+READ_ELSEWHERE = {
+    "partition",
+    "feature_noise",
+    "relations",
+    "alphabets",
+}  # pixels there do not tell the sample
 OWN = {
     "own",
     "ucfl_a",

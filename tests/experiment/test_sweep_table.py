@@ -115,7 +115,7 @@ def test_two_processes_share_a_sweep_and_its_table(tmp_path):
     file, place = file_of(tmp_path), ["--output.folder", str(tmp_path), "--output.id", "x"]
     one = sweep(file, place, Single(), True, Part.of(share="1/2"))
     assert one == tmp_path / "t-x"
-    assert {p.name for p in one.iterdir() if p.is_dir()} == {"t-FedAvg-0", "t-Local-0"}
+    assert {p.name for p in one.glob("t-*")} == {"t-FedAvg-0", "t-Local-0"}
     sweep(file, place, Single(), True, Part.of(share="2/2"))
     alone = sweep(file, [*place[:-1], "alone"], Single(), True)
     for name in ("table.md", "sweep.md"):
@@ -137,7 +137,7 @@ def test_a_sweep_of_another_configuration_is_not_joined(tmp_path):
     place = ["--output.folder", str(tmp_path), "--output.id", "x", "--rounds", "1"]
     file = file_of(tmp_path)
     sweep(file, place, Single(), True, Part.of(only=["rows=Local", "seed=1"]))
-    assert [p.name for p in (tmp_path / "t-x").iterdir() if p.is_dir()] == ["t-Local-1"]
+    assert [p.name for p in (tmp_path / "t-x").glob("t-*")] == ["t-Local-1"]
     with pytest.raises(
         UserError, match=r"^local.lr = 0.3: the sweep in .*t-x has 0.1; give another output.id"
     ):
