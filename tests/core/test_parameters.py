@@ -131,6 +131,17 @@ def test_views_stay_views_after_training(model):
     assert flat.vector[41:44].abs().sum() > 0, "running means moved"
 
 
+def test_what_a_model_declares_as_frozen_is_in_no_vector():
+    """A weight of two numbers trains, a buffer of three is frozen, one of four is not."""
+    module = nn.Linear(2, 1, bias=False)
+    module.register_buffer("base", torch.ones(3))
+    module.register_buffer("mean", torch.full((4,), 2.0))
+    module.frozen = ("base",)
+    layout = Layout.of(module)
+    assert (layout.names, layout.frozen, layout.size) == (("weight", "mean"), ("base",), 6)
+    assert flatten(module)[2:].tolist() == [2.0] * 4
+
+
 def test_a_model_without_buffers_has_an_empty_part():
     layout = Layout.of(nn.Sequential(nn.Linear(2, 2)))
     assert layout.part("buffers") == ()

@@ -124,7 +124,8 @@ def test_the_runs_do_what_they_are_there_for(alone, there):
     assert there.summary("cfl")["num_clusters"] >= 3
     assert there.summary("ifca")["num_clusters"] >= 2
     assert there.summary("emdcfl-half")["num_clusters"] >= 2
-    assert there.mpi_bytes("ucfl")["reduce_scatter"] > 0, "rows live with their readers"
+    several = there.ranks > 2  # workers
+    assert (there.mpi_bytes("ucfl")["reduce_scatter"] > 0) == several, "rows live with their readers"
     assert there.mpi_bytes("ucfl-4")["reduce_scatter"] == 0
     assert there.mpi_bytes("fedavg")["reduce"] > 0 == there.mpi_bytes("fedavg")["gatherv"]
     assert there.mpi_bytes("cfl")["gatherv"] > 0, "products of all pairs"
@@ -148,7 +149,7 @@ def test_bytes_are_those_that_open_mpi_monitored(there):
     assert sent["reduce_scatter"] + sent["alltoallv"] == kind["A2A"]
     assert sent["send"] == sum(count.size for count in seen["point"].values())
     assert sum(there.summary(name)["mpi_bytes"] for name in there.names) == sum(sent.values())
-    assert min(sent[call] for call in CALLS) > 0
+    assert {call for call in CALLS if not sent[call]} <= ({"reduce_scatter"} if there.ranks == 2 else set())
 
 
 def test_each_rank_counted_what_it_sent_itself(there):
