@@ -7,11 +7,13 @@ writers raise `OSError`.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -52,6 +54,20 @@ def write_atomically(path: Path, content: bytes | str, durable: bool = False) ->
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk names no file
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Lock a file until it is closed, or its process ends; return False where another process holds it.
+
+    On a file system without locks every process may go on.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def force_to_disk(path: Path) -> None:

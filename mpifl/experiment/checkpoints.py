@@ -6,7 +6,6 @@ A checkpoint joins the state of the engine (`runtime.run_state`), of the recorde
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import secrets
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mpifl.core.errors import Stopped, UserError, require
-from mpifl.core.files import force_to_disk
+from mpifl.core.files import force_to_disk, try_lock
 from mpifl.results import checkpoint_files
 from mpifl.results.identity import differences
 from mpifl.results.logging import warn
@@ -231,10 +230,5 @@ def _digest(config: Config) -> str:
 def _locked(folder: Path) -> IO[str]:
     """Return a lock on a run folder, so that no second process writes to it."""
     lock = (folder / "run.json").open()
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError("RUN", str(folder), "another process is running it; wait, or end that one") from error
-    except OSError:
-        pass  # a file system without locks
+    require(try_lock(lock), "RUN", str(folder), "another process is running it; wait, or end that one")
     return lock

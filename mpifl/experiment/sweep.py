@@ -8,7 +8,6 @@ Several processes may share the cases and the folder (`Part`), and a sweep may b
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import secrets
@@ -28,7 +27,7 @@ import yaml
 from mpifl.comm.mpi_startup import is_tolerant
 from mpifl.comm.transport import Transport, divided, on_server
 from mpifl.core.errors import CodeFailed, Stopped, UserError, require
-from mpifl.core.files import write_atomically
+from mpifl.core.files import try_lock, write_atomically
 from mpifl.core.progress import doing
 from mpifl.results import run_folder as folders
 from mpifl.results.progress import Progress
@@ -344,14 +343,7 @@ class _Work:
             def lock() -> bool:
                 path = self.folder / LOCKS / case.slug
                 path.parent.mkdir(exist_ok=True)
-                file = held.enter_context(path.open("w"))
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return False
-                except OSError:
-                    pass  # a file system without locks
-                return True
+                return try_lock(held.enter_context(path.open("w")))
 
             yield on_server(transport, lock)
 

@@ -187,7 +187,7 @@ class Progress:
         if self._bar is not None:
             found = stages()
             note = f"{found[-1]}  {self._note}" if found and found[-1].what != ROUND else self._note
-            self._bar.update(self._task, note=note)
+            self._bar.update(self._task, note=note, refresh=True)
         elif self.clock() - self._last >= self.silence:
             self._write(self.line())
 

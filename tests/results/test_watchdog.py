@@ -17,7 +17,7 @@ alive = (lambda: start) if sys.argv[2] == "stuck" else time.monotonic
 
 def waits_for_ever():
     with Watchdog(0.3, alive, Path(sys.argv[1]), grace=0.0):
-        time.sleep(1.5)
+        time.sleep(60.0 if sys.argv[2] == "stuck" else 1.5)
 
 waits_for_ever()
 print("went on")
