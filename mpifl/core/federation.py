@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -113,6 +114,8 @@ class Federation(ABC):
         attackers: int64, the clients that attack (section `attack`), or None.
         targets: int64, the clients whose accuracy is reported by itself (those a backdoor is aimed at), or
             None.
+        content: what the data are, by name: digests of samples and of their split over clients, and how
+            samples are normalised. A run is resumed with the same ones only. Empty where it is not known.
     """
 
     num_clients: int
@@ -123,6 +126,7 @@ class Federation(ABC):
     targets: np.ndarray | None = None
     attackers: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
+    content: Mapping[str, str] = MappingProxyType({})
 
     @property
     def info(self) -> DataInfo:

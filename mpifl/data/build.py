@@ -26,7 +26,7 @@ from .prepared_cache import Progress
 from .scenario import FixedPartition, Scenario, ScenarioSpec
 from .scenarios import Rotated
 from .scenarios.partition_file import exported
-from .sources import Digits, Photos, Source, in_one_line, normalisation
+from .sources import MEASURED, NORMALISATIONS, Digits, Photos, Source, in_one_line, normalisation
 from .transforms import ToFeatures, ToInputs, ToTensor, ToTokens
 
 FACTS = (
@@ -98,15 +98,23 @@ def open_federation(
         _check_fits(config, pool)
         with doing("composing the scenario"):
             spec = config.scenario.compose(pool, key(seed, "data"))
+        known = {"samples": cache.content(place, "images", "labels", "origin")}
+        known["normalisation"] = _normalisation(config, spec, pool)
         if spec.drift is not None:
-            return PoolFederation(pool, spec, spec.drift, _to_tensor(config, spec, pool))
+            federation = PoolFederation(pool, spec, spec.drift, _to_tensor(config, spec, pool))
+            federation.content = known
+            return federation
         name = type(config.scenario).__name__
         code = cache.code_digest(type(config.scenario))
         read = [(str(path), *_file_state(path)) for path in config.scenario.files()]
         tag = cache.digest(place.name, name, read, asdict(config.scenario), seed, code)  # type: ignore[call-overload]
         folder = config.home / f"scenario-{tag}"
         cache.ensure(folder, lambda to: _write_scenario(spec, pool, to, say), say, build, verify)
-    return _open_scenario(config, spec, pool, folder)
+    federation = _open_scenario(config, spec, pool, folder)
+    parts = ("offsets", "index", "row")
+    names = [f"{split}_{part}" for split in cache.facts(folder)["splits"] for part in parts]
+    federation.content = {**known, "split": cache.content(folder, "labels", *names)}
+    return federation
 
 
 def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str) -> int:
@@ -360,6 +368,17 @@ def _to_tensor(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> ToInputs:
         channels = op.channels(channels)
     mean, std = normalisation(config.source, chosen, pool, channels)
     return ToTensor(mean, std, spec.resize)
+
+
+def _normalisation(config: DataConfig, spec: ScenarioSpec, pool: Pool) -> str:
+    """Return how samples are normalised, in words; beside numbers of the configuration."""
+    chosen = config.source.normalise or spec.normalise or "standard"
+    if config.source.mean is not None:
+        return "given"
+    if pool.kind != IMAGES:
+        return chosen
+    measured = NORMALISATIONS[chosen] is None and config.source.published is None
+    return MEASURED if measured else chosen
 
 
 def _to_given(pool: Pool, mean: tuple[float, ...], std: tuple[float, ...]) -> ToInputs:

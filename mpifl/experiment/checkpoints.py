@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import force_to_disk, try_lock
+from mpifl.data.sources import MEASURED
 from mpifl.results import checkpoint_files
 from mpifl.results.identity import differences
 from mpifl.results.logging import warn
@@ -44,6 +46,7 @@ class Checkpoints(Checkpointer):
         signals: Requests to save or stop.
         recorder: Writes the tables of the run folder; None on workers.
         say: Called with lines for the terminal.
+        content: What the data are, see `Federation.content`.
 
     Attributes:
         written: Step of the last checkpoint; 0 for none.
@@ -59,10 +62,12 @@ class Checkpoints(Checkpointer):
         signals: Signals,
         recorder: Recorder | None,
         say: Callable[[str], None],
+        content: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.run_folder, self.config, self.signals, self.say = folder, config, signals, say
         self.recorder = recorder
         self.about: dict[str, Any] = {"config": _digest(config), "surroundings": dict(identity)}
+        self.about["data"] = dict(content)
         self.written, self.tried, self.since = 0, 0, time.monotonic()
         self._lock: IO[str] | None = None
         self._held: FileSums = {}
@@ -112,7 +117,7 @@ class Checkpoints(Checkpointer):
             from_start: Start again where there is no checkpoint.
 
         Raises:
-            UserError: There is no checkpoint, or all are damaged; the configuration is not that of the
+            UserError: There is no checkpoint, or all are damaged; configuration or data are not those of the
                 checkpoint; another process holds the run.
         """
         self._lock = _locked(self.run_folder)
@@ -132,6 +137,7 @@ class Checkpoints(Checkpointer):
             return None
         remedy = "the configuration is not the one of the checkpoint; only system and checkpoint may change"
         require(content.about["config"] == self.about["config"], "RUN", str(self.run_folder), remedy)
+        self._check_data(content.about.get("data"))
         remedy = f"step {content.step} is the last that the run has taken; take more rounds"
         require(self.config.rounds > content.step, "rounds", self.config.rounds, remedy)
         then, now = renamed(content.about["surroundings"]), self.about["surroundings"]
@@ -144,6 +150,18 @@ class Checkpoints(Checkpointer):
         warn(f"going on after step {content.step}")
         values = dict(content.values["engine"])
         return Saved(content.step, dict(content.tensors), dict(content.arrays), values)
+
+    def _check_data(self, before: Mapping[str, str] | None) -> None:
+        """Raise `UserError` unless the data are those of the checkpoint; None: it is older and does not say."""
+        now, run = self.about["data"], str(self.run_folder)
+        if before is None:
+            remedy = "its own images were not standardised when it began; begin again, or with unit as it was"
+            require(now.get("normalisation") != MEASURED, "data.source.normalise", None, remedy)
+            return
+        for name in sorted({*before, *now}):
+            then, here = before.get(name), now.get(name)
+            what = f"{name} of the data: {then} at the checkpoint, {here} now"
+            require(then == here, "RUN", run, f"{what}; bring the old data back, or begin a new run")
 
     # -- during the run ----------------------------------------------------------------------------------
 

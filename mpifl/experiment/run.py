@@ -94,7 +94,8 @@ def run(
             names = context.duration.devices
             own = [path.rpartition(":")[2] for path in config.evaluation.metrics]
             recorder = Recorder(folder, context.federation, config.evaluation.by, names, own, config.task)
-        checkpoints = Checkpoints(folder, config, context.identity, signals, recorder, progress.say)
+        content = context.federation.content
+        checkpoints = Checkpoints(folder, config, context.identity, signals, recorder, progress.say, content)
         begin = partial(checkpoints.find, from_start) if resumed else checkpoints.create
         with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:
             saved = on_server(transport, begin, everywhere=False)

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from mpifl.core.errors import UserError
+from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, DataConfig, histogram, label_distance, open_federation
+from mpifl.data.scenarios.relations import _orders
 from mpifl.data.transforms import rotated
 
 
@@ -268,3 +271,12 @@ def test_a_million_clients_open_in_seconds_and_only_the_visited_are_drawn(cache)
     assert len({image.tobytes() for image in x}) == 100, "all different within a client"
     distance = [np.bincount(federation.labels(k), minlength=10).max() for k in range(50)]
     assert np.mean(distance) > 50, "alpha 0.1 leaves most clients with one or two classes"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_never_have_the_same_relation(seed):
+    """Of two classes, every second draw would change nothing, and the groups would be the same."""
+    orders = _orders(key(seed, "data"), 2, 2)
+    np.testing.assert_array_equal(orders, [[0, 1], [1, 0]])
+    with pytest.raises(UserError, match=r"groups = 3: there are only 2 orders of 2; take fewer groups"):
+        _orders(key(seed, "data"), 3, 2)

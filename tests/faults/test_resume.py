@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.runs import CONFIG, assert_same_run
 
@@ -181,6 +182,56 @@ def test_fewer_rounds_than_were_taken_are_refused(rounds, cache, tmp_path, monke
     said = capsys.readouterr().err
     assert f"rounds = {rounds}: step 3" in said
     assert said.count("\n") == 1
+
+
+def own_images(path: Path, bright: int) -> Path:
+    """Write an archive of 200 small images of two classes; return it."""
+    x = np.random.default_rng(0).integers(0, bright, (200, 8, 8), dtype=np.uint8)
+    np.savez(path, x_train=x[:160], y_train=np.arange(160) % 2, x_test=x[160:], y_test=np.arange(40) % 2)
+    return path
+
+
+def stopped_on(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Path:
+    """Run on one's own images until it stops after two rounds; return the run folder."""
+    data = ["--data.source", f"{{name: npz, path: {archive}}}", "--data.scenario", "{name: iid, clients: 4}"]
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        assert start(archive.parent, cache, "fedavg on links", *data, *more) == 75
+    return archive.parent / "tiny-x"
+
+
+def test_a_run_goes_on_with_the_samples_that_it_began_with_or_not_at_all(
+    cache, tmp_path, monkeypatch, capsys
+):
+    folder = stopped_on(own_images(tmp_path / "mine.npz", 200), cache, monkeypatch)
+    own_images(tmp_path / "mine.npz", 100)
+    capsys.readouterr()
+    assert cli.main(["resume", str(folder), "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert "samples of the data: " in said
+    assert said.count("\n") == 1
+    own_images(tmp_path / "mine.npz", 200)  # written anew, but the same
+    assert cli.main(["resume", str(folder), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(("named", "code"), [(None, 2), ("unit", 0)])
+def test_an_older_checkpoint_does_not_go_on_where_images_would_now_be_standardised(
+    named, code, cache, tmp_path, monkeypatch, capsys
+):
+    """Checkpoints of 0.2 say nothing of the data; `standard` was pixels / 255 for images of one's own."""
+    real = checkpoints.Checkpoints.__init__
+
+    def without(self: checkpoints.Checkpoints, *given: Any) -> None:
+        real(self, *given)
+        del self.about["data"]
+
+    more = ["--data.source.normalise", named] if named else []
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.Checkpoints, "__init__", without)
+        folder = stopped_on(own_images(tmp_path / "mine.npz", 200), cache, patched, *more)
+    assert cli.main(["resume", str(folder), "--quiet"]) == code
+    said = capsys.readouterr().err
+    assert ("data.source.normalise = None: its own images were not standardised" in said) == (code == 2)
 
 
 def test_checkpoints_come_by_steps_by_minutes_and_when_asked_for(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import factorial
 from typing import ClassVar
 
 import numpy as np
@@ -65,7 +66,9 @@ class Relations(Scenario):
         remedy = "columns of categories and packed inputs cannot change places; take labels"
         require(plain, "permutes", self.permutes, remedy)
         if self.permutes == "labels":
-            return PermuteTargets(_orders(key, self.groups, pool.num_classes))
+            width = pool.num_classes  # of numbers, signs are what differs
+            same = np.tile(np.arange(width), (self.groups, 1))
+            return PermuteTargets(same if numbers else _orders(key, self.groups, width))
         if pool.kind == TOKENS:
             same = pool.label_kind in (CLASSES, TOKENS) and pool.num_classes == pool.vocabulary
             return PermuteTokens(_orders(key, self.groups, pool.vocabulary), same)
@@ -81,9 +84,17 @@ class Relations(Scenario):
 
 
 def _orders(key: Key, groups: int, width: int) -> np.ndarray:
-    """Return a permutation of each group, int64 [groups, width]; the first changes nothing."""
-    drawn = [key.of("order", g).numpy().permutation(width) for g in range(1, groups)]
-    return np.array([np.arange(width), *drawn], np.int64)
+    """Return a different permutation for each group, int64 [groups, width]; the first changes nothing."""
+    remedy = f"there are only {factorial(min(width, 20))} orders of {width}; take fewer groups"
+    require(width > 20 or groups <= factorial(width), "groups", groups, remedy)
+    orders = [list(range(width))]
+    for g in range(1, groups):
+        rng = key.of("order", g).numpy()
+        order = rng.permutation(width).tolist()
+        while order in orders:  # of two classes, every second draw
+            order = rng.permutation(width).tolist()
+        orders.append(order)
+    return np.array(orders, np.int64)
 
 
 @dataclass(frozen=True, eq=False)

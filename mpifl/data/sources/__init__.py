@@ -1,6 +1,6 @@
 """Sources of samples. `SOURCES` maps the values of `source.name`."""
 
-from mpifl.data.sources.base import Source, in_one_line, normalisation
+from mpifl.data.sources.base import MEASURED, NORMALISATIONS, Source, in_one_line, normalisation
 from mpifl.data.sources.cifar import Cifar10, Cifar20, Cifar100
 from mpifl.data.sources.dataset import Dataset
 from mpifl.data.sources.digits import Digits
@@ -47,4 +47,13 @@ SOURCES: dict[str, type[Source]] = {
     "text": Text,
 }
 
-__all__ = ["SOURCES", "Digits", "Photos", "Source", "in_one_line", "normalisation"]
+__all__ = [
+    "MEASURED",
+    "NORMALISATIONS",
+    "SOURCES",
+    "Digits",
+    "Photos",
+    "Source",
+    "in_one_line",
+    "normalisation",
+]

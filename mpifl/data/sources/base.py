@@ -30,6 +30,9 @@ NORMALISATIONS: dict[str, Statistics | None] = {
 }
 
 
+MEASURED = "by the training part"  # `standard` where a source of images publishes no statistics
+
+
 @dataclass(frozen=True)
 class Source(ABC):
     """Samples with labels: images, features or tokens, and any kind of label that `Pool` knows.
