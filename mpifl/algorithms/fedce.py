@@ -54,7 +54,7 @@ class FedCE(Algorithm):
     variant: str = "paper"
 
     paper = "cai2023fedce"
-    needs = Needs(min_cohort=2, validation=True)
+    needs = Needs(min_cohort=2, validation=True, different_starts=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one cluster")

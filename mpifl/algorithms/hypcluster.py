@@ -45,7 +45,7 @@ class HypCluster(RowUpdates, Algorithm):
 
     trained = "cluster"
     paper = "mansour2020three"
-    needs = Needs(averages=True)
+    needs = Needs(averages=True, different_starts=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one hypothesis")

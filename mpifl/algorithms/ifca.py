@@ -84,7 +84,12 @@ class IFCA(OneShotStatistics, RowUpdates, Algorithm):
         require(self.share in ("none", "body"), "share", self.share, "take none or body")
         require(self.restarts >= 0, "restarts", self.restarts, "take 0 or more sets of models")
         require(0 <= self.least <= 1, "least", self.least, "take a share in [0, 1]")
-        needs = Needs(validation=self._on == "val", new_optimizer=self.variant == "gradient", averages=True)
+        needs = Needs(
+            validation=self._on == "val",
+            new_optimizer=self.variant == "gradient",
+            averages=True,
+            different_starts=True,
+        )
         object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
 
     @property

@@ -51,6 +51,8 @@ class Needs:
             with other labels are refused.
         inputs: the kinds of samples that it can read as they are (`DataInfo.inputs`); empty where it never
             looks at samples but through the model.
+        different_starts: it tells its models apart by what they compute from the first round on, so that the
+            initial ones must not all compute the same.
         time_stamps: the server's version travels with every download, and comes back with the upload: one
             number each way, in the ledger as `time_stamp`.
     """
@@ -71,6 +73,7 @@ class Needs:
     new_rows: bool = False
     classes: bool = False
     inputs: tuple[str, ...] = ()
+    different_starts: bool = False
 
 
 @dataclass(frozen=True)

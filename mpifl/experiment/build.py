@@ -30,7 +30,17 @@ from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
 from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
-from mpifl.models import AUTOENCODERS, build_model, check_adapted, checksum, seeded_model
+from mpifl.models import (
+    AUTOENCODERS,
+    ModelOptions,
+    build_model,
+    check_adapted,
+    checksum,
+    seeded_model,
+    start_apart,
+    starts_alike,
+)
+from mpifl.results.logging import warn_once
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
 from mpifl.runtime.hook_errors import DROP
@@ -259,7 +269,7 @@ def build_parts(
         UserError: that model has another size.
     """
     info, seed = federation.info, config.seed
-    init = initial_vectors(config.model, seed.model, info)
+    init = initial_vectors(config.model, seed.model, info, config.algorithm.needs.different_starts)
     module = seeded_model(config.model, info, seed.model)  # what is frozen in it stays as it is drawn
     layout = Layout.of(module)
     if start is not None:
@@ -322,15 +332,27 @@ class _TrainedSamples:
         return type(self), (None, self.local, self.differing)
 
 
-def initial_vectors(model: Any, seed: int, info: DataInfo) -> InitialVectors:
+def initial_vectors(model: Any, seed: int, info: DataInfo, apart: bool = False) -> InitialVectors:
     """Return j -> the j-th independent initial vector [d].
 
     Args:
         model: the section of the configuration.
         seed: of the model.
         info: what samples and labels are like.
+        apart: whether initial models must compute different things, see `Needs.different_starts`.
     """
-    return lambda j: flatten(seeded_model(model, info, seed, j))
+    adapted = apart and isinstance(model, ModelOptions) and model.lora.rank > 0
+    if not adapted or not starts_alike(*(seeded_model(model, info, seed, j) for j in range(2))):
+        return lambda j: flatten(seeded_model(model, info, seed, j))
+
+    def init(j: int) -> torch.Tensor:
+        net = seeded_model(model, info, seed, j)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key(seed, "init", j, "apart").entropy >> 65)
+            start_apart(net)
+        return flatten(net)
+
+    return init
 
 
 def from_earlier(
@@ -422,6 +444,11 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         require(config.system.stack <= 1, "system.stack", config.system.stack, remedy)
     empty = np.flatnonzero(sizes[:, 0] < 1)
     require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
+
+    if needs.different_starts and torch.equal(problem.init(0), problem.init(1)):
+        where = "model.weights" if config.start.run is None else "start.run"
+        remedy = "draw the last layer (start.part body), or expect clusters that never differ"
+        warn_once(f"{where}: all initial models of {type(algorithm).__name__} are the same; {remedy}")
 
     # evaluation
     by = config.evaluation.by

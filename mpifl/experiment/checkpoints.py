@@ -152,7 +152,7 @@ class Checkpoints(Checkpointer):
         return Saved(content.step, dict(content.tensors), dict(content.arrays), values)
 
     def _check_data(self, before: Mapping[str, str] | None) -> None:
-        """Raise `UserError` unless the data are those of the checkpoint; None: it is older and does not say."""
+        """Raise `UserError` unless the data are those of the checkpoint; None: an old one does not say."""
         now, run = self.about["data"], str(self.run_folder)
         if before is None:
             remedy = "its own images were not standardised when it began; begin again, or with unit as it was"

@@ -23,6 +23,7 @@ from mpifl.core.parameters import frozen_names
 
 PREFIXES = ("", "body.", "body.net.")  # what a pattern may leave out of a name
 ADAPTERS = ("lora_A", "lora_B")
+APART = 0.3  # standard deviation of what adapters add at the start, in that of the weights; see `start_apart`
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,26 @@ def adapt(net: nn.Module, lora: LoRA) -> frozenset[str]:
         kind = LoRALinear if isinstance(layer, nn.Linear) else LoRAConv2d
         net.set_submodule(name, kind(layer, lora.rank, alpha))  # type: ignore[arg-type]
     return frozen
+
+
+def start_apart(net: nn.Module) -> None:
+    """Draw B of every adapter, so that models that differ in nothing else compute different things, in place.
+
+    What an adapter then adds to its layer's weights has `APART` times their standard deviation. Numbers are
+    drawn from torch's global generator: the caller seeds it.
+    """
+    for layer in net.modules():
+        if isinstance(layer, LoRALinear | LoRAConv2d):
+            with torch.no_grad():
+                layer.lora_B.normal_()
+                wanted, has = APART * layer.weight.std(correction=0), layer.delta().std(correction=0)
+                layer.lora_B.mul_(wanted / has.clamp_min(1e-30))
+
+
+def starts_alike(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether two draws of a model with adapters compute the same: only A, behind B = 0, differs."""
+    pairs = zip(one.named_parameters(), other.parameters(), strict=True)
+    return all(name.endswith("lora_A") or torch.equal(p, q) for (name, p), q in pairs)
 
 
 def merged_state(net: nn.Module) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from mpifl import cli
 from mpifl.core.errors import UserError
 from mpifl.core.federation import DataInfo
 from mpifl.core.parameters import Layout, flatten
+from mpifl.experiment.build import initial_vectors
 from mpifl.models import MODELS, LoRA, check_adapted, checksum, seeded_model
 from mpifl.models.lora import LoRAConv2d, LoRALinear, adapt
 from mpifl.training.batched import stackable
@@ -86,6 +87,56 @@ def test_initial_vectors_differ_in_adapters_and_head_and_follow_the_seed():
         assert not other.body.fc1.lora_B.any()
     assert checksum(a) == checksum(b) != checksum(d)
     assert checksum(MODELS["mlp"]().build(GREY, 3)) == ""
+
+
+ADAPTERS_ALONE = {
+    "rounds": 3,
+    "task": "regression",
+    "algorithm": {"name": "ifca", "num_clusters": 2},
+    "model": {"name": "mlp", "hidden": [16], "lora": {"rank": 4, "train": []}},
+    "local": {"lr": 0.05, "epochs": 2, "batch_size": 16},
+    "data": {
+        "source": {"name": "generated", "kind": "numbers", "outputs": 1, "train": 400, "test": 100},
+        "scenario": {"name": "relations", "clients": 8, "groups": 2},
+    },
+    "evaluation": {"every": 0},
+}
+
+
+def test_ifca_finds_the_groups_where_only_adapters_are_trained(tmp_path):
+    """Behind B = 0 all of its initial models would be one, and every client would take the first."""
+    run = mpifl.run(ADAPTERS_ALONE, output={"folder": str(tmp_path)})
+    assert run.metrics.iloc[-1]["ari"] == 1.0
+
+
+def test_one_model_starts_from_the_frozen_one_and_several_at_the_share_that_is_documented():
+    model, info = MODELS["mlp"](hidden=(5,), lora=LoRA(rank=2, train=())), DataInfo(GREY, 3)
+    whole, added = (initial_vectors(model, 0, info, apart) for apart in (False, True))
+    net = seeded(model, 0, GREY, 3)
+    assert_close(whole(0), flatten(net), rtol=0, atol=0)
+    assert not torch.equal(added(0), whole(0))
+    nn.utils.vector_to_parameters(added(1), net.parameters())
+    assert_close(
+        net.body.fc1.delta().std(correction=0) / net.body.fc1.weight.std(correction=0), torch.tensor(0.3)
+    )
+    head = MODELS["mlp"](hidden=(5,), lora=LoRA(rank=2))  # another head each: that is enough
+    assert_close(
+        initial_vectors(head, 0, info, True)(1), flatten(seeded(head, 0, GREY, 3, 1)), rtol=0, atol=0
+    )
+
+
+def test_models_that_all_start_from_one_run_are_warned_of(tmp_path, capsys):
+    place = {"folder": str(tmp_path), "id": "one", "model": True}
+    one = mpifl.run(
+        ADAPTERS_ALONE, algorithm="fedavg", model={"name": "mlp", "hidden": [4]}, rounds=1, output=place
+    )
+    later = {
+        "algorithm": "hypcluster",
+        "model": {"name": "mlp", "hidden": [4]},
+        "start": {"run": str(one.folder)},
+    }
+    mpifl.run(ADAPTERS_ALONE, **later, rounds=1, output={**place, "id": "two"})
+    assert "start.run: all initial models of HypCluster are the same" in capsys.readouterr().err
 
 
 def test_gradients_reach_the_adapters_and_nothing_frozen_moves():

@@ -67,8 +67,8 @@ class Relations(Scenario):
         require(plain, "permutes", self.permutes, remedy)
         if self.permutes == "labels":
             width = pool.num_classes  # of numbers, signs are what differs
-            same = np.tile(np.arange(width), (self.groups, 1))
-            return PermuteTargets(same if numbers else _orders(key, self.groups, width))
+            kept = np.tile(np.arange(width), (self.groups, 1))
+            return PermuteTargets(kept if numbers else _orders(key, self.groups, width))
         if pool.kind == TOKENS:
             same = pool.label_kind in (CLASSES, TOKENS) and pool.num_classes == pool.vocabulary
             return PermuteTokens(_orders(key, self.groups, pool.vocabulary), same)
