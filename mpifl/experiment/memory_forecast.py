@@ -43,7 +43,7 @@ class MeasuredMemory:
     def of(cls, context: RunContext) -> MeasuredMemory:
         """Measure a run that is built; before anything else needs memory, because peaks never go down."""
         opened = peak_bytes()
-        load(truth=context.federation.groups is not None)
+        load()
         recording = peak_bytes()
         _train_on_one_batch(context)
         return cls(opened, recording - opened, peak_bytes() - recording)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from math import ceil, sqrt
+from math import ceil, log, sqrt
 
 import numpy as np
 import torch
@@ -137,11 +137,17 @@ def ari(labels: np.ndarray, groups: np.ndarray) -> float:
     Returns:
         1 if both partitions are a single cluster, 0 if only one of them is.
     """
-    from sklearn.metrics import adjusted_rand_score
-
     if (single := _single(labels, groups)) is not None:
         return single
-    return float(adjusted_rand_score(groups, labels))
+    table = _table(groups, labels).astype(object)  # Python's integers do not overflow
+    squares, by_group, by_label = ((x**2).sum() for x in (table, table.sum(axis=1), table.sum(axis=0)))
+    clients = table.sum()
+    both, labels_only, groups_only = squares - clients, by_label - squares, by_group - squares
+    neither = clients**2 - clients - both - labels_only - groups_only  # of ordered pairs of clients
+    if labels_only == groups_only == 0:
+        return 1.0
+    chance = (both + groups_only) * (groups_only + neither) + (both + labels_only) * (labels_only + neither)
+    return float(2.0 * (both * neither - labels_only * groups_only) / chance)
 
 
 def nmi(labels: np.ndarray, groups: np.ndarray) -> float:
@@ -149,11 +155,16 @@ def nmi(labels: np.ndarray, groups: np.ndarray) -> float:
 
     Arguments and special cases are those of `ari`.
     """
-    from sklearn.metrics import normalized_mutual_info_score
-
     if (single := _single(labels, groups)) is not None:
         return single
-    return float(normalized_mutual_info_score(groups, labels))
+    table, n = _table(groups, labels), len(labels)
+    by_group, by_label = table.sum(axis=1), table.sum(axis=0)
+    i, j = np.nonzero(table)
+    known, product = table[i, j], by_group[i] * by_label[j]
+    terms = known / n * (np.log(known) - log(n)) + known / n * (-np.log(product) + log(n) + log(n))
+    mutual = float(np.where(np.abs(terms) < np.finfo(float).eps, 0.0, terms).sum())
+    entropies = [-float((m / n * (np.log(m) - log(n))).sum()) for m in (by_group, by_label)]
+    return max(mutual, 0.0) / (sum(entropies) / 2)
 
 
 def _single(a: np.ndarray, b: np.ndarray) -> float | None:
@@ -176,15 +187,9 @@ def purity(labels: np.ndarray, groups: np.ndarray) -> float:
     return float(_table(labels, groups).max(axis=1).sum()) / len(labels)
 
 
-def load(truth: bool) -> None:
-    """Import the libraries that metrics need, before workers wait for rank 0; it takes half a second.
-
-    Args:
-        truth: Whether the true groups are known, so that partitions are compared.
-    """
+def load() -> None:
+    """Import the library that `churn` needs, before workers wait for rank 0; it takes a third of a second."""
     import_module("scipy.optimize")
-    if truth:
-        import_module("sklearn.metrics")
 
 
 def churn(old: np.ndarray, new: np.ndarray) -> float:

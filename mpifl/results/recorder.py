@@ -203,7 +203,7 @@ class Recorder:
         self.metrics, self.events = GrowingCsv(folder / "metrics.csv"), GrowingCsv(folder / "events.csv")
         self.updates = GrowingCsv(folder / "updates.csv")
         self.assignments = GrowingCsv(folder / "assignments.csv")
-        load(truth=self.groups is not None)
+        load()
         self.timing: list[dict[str, Any]] = []
         self.last: dict[str, float | int] = {}
         self.clients: list[dict[str, Any]] = []

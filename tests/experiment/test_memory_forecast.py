@@ -22,9 +22,8 @@ def planned(text: str) -> list[float]:
     return [float(number) * UNITS[unit] for number, unit in found]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "least"), [(None, 450e6), pytest.param(3, 380e6, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("ranks", "least"), [(None, 450e6), (3, 380e6)])
 def test_the_plan_foretells_the_peak_memory(ranks, least, mpirun, tmp_path):
     """Within 15 %, with 60 uploads of 3 MB: more than that beside what Python and PyTorch take."""
     common = [*MANY, "--data.cache", str(tmp_path / "cache")]

@@ -161,16 +161,16 @@ def test_code_of_a_method_that_ends_or_fails_ends_the_run_with_one_message(where
 
 
 @pytest.mark.parametrize(
-    ("where", "kind"),
+    ("where", "kind", "ranks"),
     [
-        ("judging", "events"),
-        *(pytest.param(where, "rounds", marks=NIGHTLY) for where in ENDS),
-        *(pytest.param(where, "events", marks=NIGHTLY) for where in ("server", "client")),
+        ("judging", "events", 2),
+        *(pytest.param(where, "rounds", 3, marks=NIGHTLY) for where in ENDS),
+        *(pytest.param(where, "events", 3, marks=NIGHTLY) for where in ("server", "client", "judging")),
     ],
 )
-def test_it_ends_all_ranks_with_one_message(where, kind, mpirun, tmp_path):
+def test_it_ends_all_ranks_with_one_message(where, kind, ranks, mpirun, tmp_path):
     asked = words(tmp_path, "x", *leaving(tmp_path, where), *KINDS[kind])
-    end = mpirun(3, "-m", "mpifl", *asked, env=worlds.PYTHONPATH, timeout=300)
+    end = mpirun(ranks, "-m", "mpifl", *asked, env=worlds.PYTHONPATH, timeout=300)
     said_once(where, end.returncode, end.stderr, tmp_path)
     assert "MPI_ABORT" not in end.stderr
 

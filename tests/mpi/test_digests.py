@@ -17,14 +17,26 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from support import worlds
-from support.runs import CONFIG, RUNS, SCRIPT, Alone, Runs, columns_of
+from support.runs import CONFIG, RUNS, SCRIPT, TASK_RUNS, Alone, Runs, columns_of
 
 from mpifl.comm.monitoring import ALLTOALLV, parse_monitoring
+from mpifl.results.reader import load
 
 FEW = (  # on one process and on three ranks; all of them, also on other numbers of ranks, are nightly
-    *("fedavg", "fedavg-gathered", "scaffold", "ifca", "cfl", "emdcfl-half", "ucfl", "ucfl-reduced"),
+    *(
+        "fedavg",
+        "fedavg-gathered",
+        "fedavg-measured",
+        "scaffold",
+        "ifca",
+        "cfl",
+        "emdcfl-half",
+        "ucfl",
+        "ucfl-reduced",
+    ),
     *("ucfl-4", "compressed", "private", "secure", "partial-work", "median", "norm-bound", "fedbuff"),
     *("own-metric", "lora", "updates", "evaluated", "started"),
+    *(name for name in TASK_RUNS if name.endswith(("-fedavg", "-fedem"))),
 )
 PLACES = {  # name -> ranks, options of all runs, their names
     "3 ranks": (3, ["--system.placement_seed", "1"], FEW),  # clients change places
@@ -112,7 +124,7 @@ def test_matrices_distances_and_updates_do_not_either(alone, there):
 
 def test_only_the_collective_may_change_without_changing_the_digest(alone, there):
     digests = {name: alone.summary(name)["digest"] for name in there.names}
-    assert digests.pop("fedavg-gathered") == digests["fedavg"]
+    assert digests.pop("fedavg-gathered") == digests.pop("fedavg-measured") == digests["fedavg"]
     assert digests.pop("ucfl-reduced") == digests["ucfl"]
     for name in ("secure", "own-metric", "updates", "evaluated"):
         assert digests.pop(name) == digests["fedavg"], f"{name} changes nothing"
@@ -135,6 +147,14 @@ def test_the_runs_do_what_they_are_there_for(alone, there):
     assert alone.summary("fedavg")["mpi_bytes"] == 0
     assert there.mpi_bytes("median")["alltoallv"] > 0 == there.mpi_bytes("median")["reduce"]
     assert there.mpi_bytes("norm-bound")["alltoallv"] > 0 < there.mpi_bytes("norm-bound")["reduce"]
+
+
+def test_costs_that_choose_the_collective_are_measured_and_kept(there):
+    costs = [there.environment(name)["mpi_costs"] for name in ("fedavg", "fedavg-measured")]
+    assert costs[0] is None
+    assert min(costs[1]["latency_s"], costs[1]["bytes_s"]) > 0
+    assert set(costs[1]["reduce"]) == {"once_s", "block_s", "byte_s"}
+    assert np.isfinite([*costs[1]["gather"].values()]).all()
 
 
 def test_bytes_are_those_that_open_mpi_monitored(there):
@@ -203,19 +223,19 @@ def test_a_run_folder_is_complete_and_its_figures_agree(there):
             "model.safetensors",
             "summary.json",
         }
-        accuracy = [float(row["accuracy"]) for row in clients]
-        assert_allclose(summary["accuracy_mean"], sum(accuracy) / 8)
-        assert_allclose(summary["accuracy_worst"], min(accuracy))
+        metric = load(there.of(name)).metric
+        values = [float(row[metric.name]) for row in clients]
+        assert_allclose(summary[f"{metric.name}_mean"], sum(values) / len(values))
+        assert_allclose(summary[f"{metric.name}_worst"], min(values) if metric.better > 0 else max(values))
         ledger = there.table(name, "ledger.csv")
         for way in ("up", "down"):
             total = sum(int(row["bytes"]) for row in ledger if row["direction"] == way)
             assert summary[f"federation_bytes_{way}"] == total
         assert summary["mpi_bytes"] == sum(there.mpi_bytes(name).values())
-        (last,) = there.table(name, "metrics.csv")
-        assert float(last["accuracy_mean"]) == summary["accuracy_mean"]
+        *_, last = there.table(name, "metrics.csv")
+        assert float(last[f"{metric.name}_mean"]) == summary[f"{metric.name}_mean"]
         assert {row["rank"] for row in there.table(name, "timing.csv")} == {*map(str, range(there.ranks))}
-        environment = json.loads((there.of(name) / "environment.json").read_text())
-        assert environment["ranks"] == there.ranks
+        assert there.environment(name)["ranks"] == there.ranks
 
 
 @pytest.mark.skipif(

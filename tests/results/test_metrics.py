@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from mpifl.core.errors import UserError
 from mpifl.results import metrics as M
@@ -64,6 +67,15 @@ def test_normalised_mutual_information_by_hand():
     """Independent halves share none. 0122 against 0011: I = ln 2, entropies 1.5 ln 2 and ln 2: 1 / 1.25."""
     assert M.nmi(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])) == pytest.approx(0, abs=1e-12)
     assert M.nmi(np.array([0, 1, 2, 2]), np.array([0, 0, 1, 1])) == pytest.approx(0.8)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=2, max_size=60))
+def test_both_are_to_the_bit_those_of_scikit_learn(pairs):
+    """A run does not import it: that takes a second."""
+    labels, groups = np.array(pairs).T
+    if len({*labels}) > 1 and len({*groups}) > 1:
+        assert M.ari(labels, groups) == adjusted_rand_score(groups, labels)
+        assert M.nmi(labels, groups) == normalized_mutual_info_score(groups, labels)
 
 
 def test_purity_by_hand():

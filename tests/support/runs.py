@@ -18,6 +18,7 @@ from mpifl import cli
 HERE = Path(__file__).parents[1]
 CONFIG = HERE / "configs" / "tiny.yaml"
 OWN = HERE / "support" / "own_metrics.py"
+TASK_CONFIG = HERE / "configs" / "tasks.yaml"
 SCRIPT = HERE / "mpi" / "many.py"  # runs them all in one start of Python
 HALF = ["--participation", "0.5", "--rounds", "3"]
 SIGN_FLIP = ["--attack", "{name: sign_flip, share: 0.25, factor: 4}"]
@@ -37,6 +38,7 @@ RUNS: dict[str, list[str]] = {
     ],
     "ucfl": ["--algorithm", "ucfl", *HALF],
     "ucfl-reduced": ["--algorithm", "ucfl", *HALF, "--system.collective", "reduce"],
+    "fedavg-measured": [*HALF, "--system.cost.name", "measured"],
     "fedavg-gathered": [*HALF, "--system.collective", "gather"],
     "ucfl-4": ["--algorithm", "{name: ucfl, streams: 4}", *HALF],
     "compressed": [
@@ -108,6 +110,32 @@ RUNS: dict[str, list[str]] = {
     "evaluated": [*HALF, "--evaluation.finetune_epochs", "2", "--evaluation.train", "true"],
     "started": [*HALF, "--start.run", "FOLDER/tiny-fedavg"],
 }
+TASKS = {
+    "regression": ["--task", "regression"],
+    "multi_label": ["--task", "multi_label", "--data.source.kind", "multi_hot"],
+    "next_token": [
+        *("--model", "{name: transformer, width: 8, layers: 1, heads: 2}"),
+        *("--task", "next_token", "--data.source.kind", "tokens"),
+    ],
+    "classification": [
+        *("--data.source.kind", "classes", "--model.hidden", "[]"),
+        *("--task.metrics", "[macro_f1, balanced_accuracy, top5]"),
+    ],
+}
+TASK_METHODS = {
+    "fedavg": [],
+    "ifca": ["--algorithm", "{name: ifca, num_clusters: 2}"],
+    "fedem": ["--algorithm", "{name: fedem, num_components: 2}"],
+    "emdcfl": ["--algorithm", "{name: emdcfl, sample_cap: 16}"],
+    "ucfl": ["--algorithm", "{name: ucfl, noise_batch: 0.5}"],
+    "moon": ["--algorithm", "moon"],
+}
+TASK_RUNS = {
+    f"{task}-{method}": [str(TASK_CONFIG), *TASKS[task], *TASK_METHODS[method]]
+    for task in TASKS
+    for method in TASK_METHODS
+}
+RUNS |= TASK_RUNS
 
 
 class Runs:
@@ -123,6 +151,10 @@ class Runs:
     def summary(self, name: str) -> dict[str, Any]:
         """Return what a run says of itself."""
         return json.loads((self.of(name) / "summary.json").read_text())
+
+    def environment(self, name: str) -> dict[str, Any]:
+        """Return where and by what a run was made."""
+        return json.loads((self.of(name) / "environment.json").read_text())
 
     def table(self, name: str, file: str) -> list[dict[str, str]]:
         """Return the rows of a CSV file."""
@@ -142,7 +174,9 @@ class Alone(Runs):
     """Runs of this very process, each when it is first asked for.
 
     Args:
-        folder: an empty one. runs: id -> options; FOLDER in them is the folder. common: options of all.
+        folder: an empty one.
+        runs: id -> options, which may begin with a configuration; FOLDER in them is the folder.
+        common: options of all.
     """
 
     def __init__(self, folder: Path, runs: Mapping[str, Sequence[str]], *common: str) -> None:
@@ -155,7 +189,8 @@ class Alone(Runs):
         if not folder.exists():
             options = [option.replace("FOLDER", str(self.folder)) for option in self.runs[name]]
             place = ["--output.folder", str(self.folder), "--output.id", name]
-            assert cli.main(["run", str(CONFIG), "--quiet", *place, *options, *self.common]) == 0, name
+            own = [] if options[:1] and not options[0].startswith("--") else [str(CONFIG)]
+            assert cli.main(["run", *own, *options, "--quiet", *place, *self.common]) == 0, name
         return folder
 
 

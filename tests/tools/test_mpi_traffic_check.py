@@ -41,6 +41,7 @@ def test_one_process_sends_nothing():
         measure(Single())
 
 
+@pytest.mark.nightly
 def test_open_mpi_counts_the_same_bytes_of_rounds_and_of_an_asynchronous_run(mpirun):
     done = mpirun(3, "-m", "mpifl", "doctor", "--check-mpi-traffic", env=worlds.PYTHONPATH, timeout=300)
     if done.returncode == 2:
