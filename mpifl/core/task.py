@@ -32,11 +32,13 @@ class Task(ABC):
         labels: the kinds of labels that it takes (`DataInfo.labels`).
         known: its metrics, by name.
         cross_entropy: whether its loss is the cross-entropy of classes, which the kernels in C compute.
+        called: its name in a configuration; of a task of your own, the path by which it was imported.
     """
 
     labels: ClassVar[tuple[str, ...]]
     known: ClassVar[Mapping[str, Metric]]
     cross_entropy: ClassVar[bool] = False
+    called: ClassVar[str] = ""
 
     # -- training
 
@@ -118,8 +120,9 @@ class Task(ABC):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
-        return getattr(type(self), "imported_as", type(self).__name__)
+        """What `task` calls it in a configuration."""
+        called = vars(type(self)).get("called")  # a class derived from it has another name
+        return called or getattr(type(self), "imported_as", type(self).__name__)
 
     def check_metrics(self) -> None:
         """Raise `UserError` where the option `metrics` names what is not known, or names it twice."""

@@ -35,6 +35,7 @@ class Classification(Task):
             is always written.
     """
 
+    called: ClassVar[str] = "classification"
     labels: ClassVar[tuple[str, ...]] = (CLASSES,)
     cross_entropy: ClassVar[bool] = True
     known: ClassVar[Mapping[str, Metric]] = known("accuracy", "top5", "balanced_accuracy", "macro_f1")
@@ -119,6 +120,7 @@ class MultiLabel(Task):
             labels that are right); the first is what curves and tables show.
     """
 
+    called: ClassVar[str] = "multi_label"
     labels: ClassVar[tuple[str, ...]] = (MULTI_HOT,)
     known: ClassVar[Mapping[str, Metric]] = known("macro_f1", "micro_f1", "subset_accuracy", "hamming")
 
@@ -172,6 +174,7 @@ class Regression(Task):
             error below 1, absolute above).
     """
 
+    called: ClassVar[str] = "regression"
     labels: ClassVar[tuple[str, ...]] = (NUMBERS,)
     known: ClassVar[Mapping[str, Metric]] = known("mse", "mae", "rmse", "r2")
 
@@ -232,6 +235,7 @@ class NextToken(Task):
             first is what curves and tables show.
     """
 
+    called: ClassVar[str] = "next_token"
     labels: ClassVar[tuple[str, ...]] = (TOKENS,)
     known: ClassVar[Mapping[str, Metric]] = known("perplexity", "token_accuracy")
 

@@ -66,9 +66,9 @@ def test_tables_and_reports_speak_of_the_metric(alone, tmp_path):
     [
         (
             ["--task", "next_token"],
-            "task.name = 'NextToken': labels of this source are numbers; take regression",
+            "task.name = 'next_token': labels of this source are numbers; take regression",
         ),
-        ([], "task.name = 'Classification': labels of this source are numbers; take regression"),
+        ([], "task.name = 'classification': labels of this source are numbers; take regression"),
         ([*TASKS["next_token"], "--model", "mlp"], "model.name = 'MLP': takes images or features"),
         (["--task", "regression", "--model", "emdcnn"], "model.name = 'EmdCNN'"),
         (["--task", "regression", "--data.scenario", "dirichlet"], "data.scenario.name = 'Dirichlet'"),

@@ -155,7 +155,7 @@ def test_the_worst_client_is_the_one_with_the_largest_error():
         (
             "classification",
             "numbers",
-            "task.name = 'Classification': labels of this source are numbers; take regression",
+            "task.name = 'classification': labels of this source are numbers; take regression",
         ),
         ("regression", "classes", "take classification"),
         ("next_token", "multi_hot", "take multi_label"),
@@ -165,6 +165,11 @@ def test_the_worst_client_is_the_one_with_the_largest_error():
 def test_labels_of_another_task_are_refused(task, labels, message):
     with pytest.raises(UserError, match=message):
         TASKS[task]().check(DataInfo((3,), 2, "features", labels))
+
+
+def test_a_task_is_called_as_a_configuration_calls_it():
+    assert {name: task().name for name, task in TASKS.items()} == {name: name for name in TASKS}
+    assert type("Mine", (Regression,), {})().name == "Mine"
 
 
 def test_options_of_tasks():
