@@ -121,7 +121,7 @@ class Task(ABC):
     @property
     def name(self) -> str:
         """What `task` calls it in a configuration."""
-        called = vars(type(self)).get("called")  # a class derived from it has another name
+        called: str = vars(type(self)).get("called", "")  # a class derived from it has another name
         return called or getattr(type(self), "imported_as", type(self).__name__)
 
     def check_metrics(self) -> None:

@@ -1,35 +1,50 @@
-"""HDF5 files of TensorFlow Federated's simulation data sets: a group for each client."""
+"""TensorFlow Federated's data sets: HDF5, a group for each client, or SQLite, a row for each sample.
+
+The tables of the SQLite files are those of `tff.simulation.datasets.SqlClientData`: `examples` has
+`client_id`, `split_name` and a `tf.train.Example` in `serialized_example_proto`, which is a map from names
+to lists of bytes, float32 or int64; `example_of` reads its wire format.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from math import isqrt
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.progress import each
+from mpifl.core.progress import doing, each
 from mpifl.data.pool import Pool
 from mpifl.data.sources.arrays import any_labels_of, characters_of, inputs_of, pool_of
 from mpifl.data.sources.base import Source, reading
 from mpifl.data.sources.leaf import LETTERS
 
-EXAMPLES = "examples"  # the group that holds those of the clients
+EXAMPLES = "examples"  # the group, or the table, that holds those of the clients
+SQLITE = (".sqlite", ".sqlite3", ".db")
+TRAIN, TEST = "train", "test"
+TEST_SHARE = 0.2  # of a file without a test part
+QUERY = f"select client_id, split_name, serialized_example_proto from {EXAMPLES} order by client_id, rowid"
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
 INPUTS, LABELS, TEXTS = ("pixels", "image", "x"), ("label", "labels", "y"), "snippets"
 Held = dict[str, tuple[np.ndarray, np.ndarray]]  # client -> samples, labels
 
 
 @dataclass(frozen=True)
 class TensorFlowFederated(Source):
-    """A data set of TensorFlow Federated as HDF5: NAME_train.h5 and NAME_test.h5, by h5py.
+    """A data set of TensorFlow Federated: NAME_train.h5 and NAME_test.h5, by h5py, or NAME.sqlite.
 
     FEMNIST's `pixels`, CIFAR-100's `image` and numbers under `x` are samples as they stand; `snippets` of
     text (Shakespeare) give a sample for each character that follows `length` others. Clients are origins:
-    scenario natural makes each a client. Its newer SQLite files hold protocol buffers and are not read.
+    scenario natural makes each a client. An SQLite file has both parts, or none, and then a share of the
+    samples is set aside for testing; further parts (heldout) are left out.
 
     Attributes:
-        path: both files without `_train.h5`, below data.root.
+        path: both HDF5 files without `_train.h5`, or an SQLite file with its ending, below data.root.
         label: name of the labels; None: label, labels or y. CIFAR-100 has `coarse_label`, too.
         length: characters before the one to predict, of snippets.
     """
@@ -45,16 +60,34 @@ class TensorFlowFederated(Source):
         require(self.length > 0, "length", self.length, "counts characters")
 
     def files(self, root: Path) -> list[Path]:
-        """Return both files, training part first."""
+        """Return the SQLite file, or both HDF5 files, training part first."""
+        if self.path.endswith(SQLITE):
+            return [root / self.path]
+        remedy = "is packed; unpack it (unlzma), and name the .sqlite file"
+        require(not self.path.endswith((".lzma", ".xz")), "path", self.path, remedy)
         return [root / f"{self.path}_{part}.h5" for part in ("train", "test")]
 
     def load(self, root: Path, scratch: Path) -> Pool:
-        """Read both files; clients are numbered by name."""
-        train, test = map(self._read, self.files(root))
-        clients = sorted(train.keys() | test.keys())
-        rows = [(i, held[c]) for held in (train, test) for i, c in enumerate(clients) if c in held]
-        name = str(root / self.path)
-        require(bool(train) and bool(test), name, "no clients", "both files need some; fetch them again")
+        """Read all samples; clients are numbered by name."""
+        remarks: tuple[str, ...] = ()
+        if self.path.endswith(SQLITE):
+            found = self._read_sqlite(root / self.path)
+            left = sorted(map(str, found.keys() - {TRAIN, TEST, None}))
+            remarks = tuple(f"{self.path}: part {part} is left out" for part in left)
+            train, test = found.get(TRAIN, {}), found.get(TEST, {})
+            if not train and not test:
+                return self._pool(found.get(None, {}), None, str(root / self.path))
+        else:
+            train, test = map(self._read, self.files(root))
+        return replace(self._pool(train, test, str(root / self.path)), remarks=remarks)
+
+    def _pool(self, train: Held, test: Held | None, name: str) -> Pool:
+        """Return the pool of the clients' samples; without a test part, a share is set aside."""
+        parts = [train] if test is None else [train, test]
+        clients = sorted({c for held in parts for c in held})
+        rows = [(i, held[c]) for held in parts for i, c in enumerate(clients) if c in held]
+        remedy = "training and test part need some; fetch them again"
+        require(all(parts), name, "no clients", remedy)
         try:
             x, y = (np.concatenate([held[column] for _, held in rows]) for column in (0, 1))
         except ValueError as error:
@@ -64,9 +97,11 @@ class TensorFlowFederated(Source):
         inputs = characters_of(x.tolist(), LETTERS, f"{name}: {TEXTS}") if text else inputs_of(x, name)
         labels = any_labels_of(y, f"{name}: labels")
         origin = np.repeat([i for i, _ in rows], [len(held[1]) for _, held in rows]).astype(np.int64)
-        parts = (inputs[:count], labels[:count]), (inputs[count:], labels[count:])
+        ours = inputs[:count], labels[:count]
+        theirs = None if test is None else (inputs[count:], labels[count:])
         names, vocabulary = (tuple(map(repr, LETTERS)), len(LETTERS)) if text else ((), 0)
-        return pool_of(*parts, name, names, vocabulary, 0.0, origin, tuple(clients))
+        share = TEST_SHARE if test is None else 0.0
+        return pool_of(ours, theirs, name, names, vocabulary, share, origin, tuple(clients))
 
     def _read(self, path: Path) -> Held:
         """Return the clients of a file; those without a sample are left out."""
@@ -81,6 +116,25 @@ class TensorFlowFederated(Source):
                 x, y = self._samples(file[EXAMPLES][client], f"{path}: client {client}")
                 if len(y):
                     found[client] = x, y
+        return found
+
+    def _read_sqlite(self, path: Path) -> dict[str | None, Held]:
+        """Return the clients of each part of an SQLite file, None for rows that name no part."""
+        rows: dict[tuple[str | None, str], list[dict[str, Any]]] = {}
+        address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with reading(path, "an SQLite file of TensorFlow Federated"), doing("reading samples"):
+            with closing(sqlite3.connect(address, uri=True)) as file:
+                file.execute("pragma trusted_schema = off")
+                for client, part, example in file.execute(QUERY):
+                    rows.setdefault((part or None, str(client)), []).append(_shaped(example_of(example)))
+            found: dict[str | None, Held] = {}
+            for (part, client), examples in rows.items():
+                where = f"{path}: client {client}"
+                names = set.intersection(*(set(example) for example in examples))
+                columns = {name: [example[name] for example in examples] for name in sorted(names)}
+                samples = self._samples(_Columns(columns), where)
+                if len(samples[1]):
+                    found.setdefault(part, {})[client] = samples
         return found
 
     def _samples(self, group: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -107,3 +161,107 @@ class TensorFlowFederated(Source):
         places = [(s, i) for s in known for i in range(len(s) - self.length)]
         x = np.array([s[i : i + self.length] for s, i in places], f"U{self.length}")
         return x, np.array([number[s[i + self.length]] for s, i in places], np.int64)
+
+
+class _Columns(dict[str, list[Any]]):
+    """Columns of a client by name; `[()]` of one is its array, as of one in an HDF5 file."""
+
+    def __getitem__(self, name: str) -> Any:
+        return {(): super().__getitem__(name)}
+
+
+def _shaped(example: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an example with its pictures in shape, and lists of one number as numbers.
+
+    An Example knows no shapes: `pixels` are a square, `image` a square of three colours in bytes.
+    """
+    out: dict[str, Any] = {}
+    for name, value in example.items():
+        if isinstance(value, list):  # of bytes
+            out[name] = value[0] if len(value) == 1 else value
+            continue
+        side = isqrt(len(value) if name == "pixels" else len(value) // 3)
+        if name == "pixels" and side**2 == len(value):
+            value = value.reshape(side, side)
+        elif name == "image" and 3 * side**2 == len(value):
+            value = value.reshape(side, side, 3)
+        if name in ("pixels", "image") and value.dtype == np.int64 and value.min() >= 0 and value.max() < 256:
+            value = value.astype(np.uint8)
+        out[name] = value[0] if value.shape == (1,) and name not in INPUTS else value
+    return out
+
+
+def example_of(data: bytes) -> dict[str, Any]:
+    """Return the features of a serialized `tf.train.Example`: name -> bytes [..], float32 [n] or int64 [n].
+
+    Raises:
+        ValueError: these bytes are none.
+    """
+    found: dict[str, Any] = {}
+    for features in _messages(data, 1):
+        for entry in _messages(features, 1):
+            name = b"".join(_messages(entry, 1)).decode()
+            for kind, values in _fields(b"".join(_messages(entry, 2))):
+                found[name] = _list_of(kind, values)
+    return found
+
+
+def _list_of(kind: int, data: Any) -> Any:
+    """Return the values of a BytesList (1), FloatList (2) or Int64List (3)."""
+    if kind == 1:
+        return list(_messages(data, 1))
+    fields = [value for number, value in _fields(data) if number == 1]
+    packed = b"".join(v if isinstance(v, bytes) else v.to_bytes(4, "little") for v in fields if kind == 2)
+    if kind == 2:
+        return np.frombuffer(packed, "<f4")
+    numbers = (n for v in fields for n in (_varints(v) if isinstance(v, bytes) else (v,)))
+    return np.array([n - (n >> 63 << 64) for n in numbers], np.int64)
+
+
+def _messages(data: bytes, number: int) -> Iterator[bytes]:
+    """Yield the bytes of the fields of a message that have this number."""
+    for found, value in _fields(data):
+        if found == number:
+            if not isinstance(value, bytes):
+                raise ValueError(f"field {number} is a number")
+            yield value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Yield number and value of each field of a message in the wire format of protocol buffers."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == VARINT:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        size = {FIXED64: 8, FIXED32: 4}.get(kind)
+        if kind == BYTES:
+            size, at = _varint(data, at)
+        if size is None or at + size > len(data):
+            raise ValueError("no protocol buffer, or one that was cut")
+        piece = data[at : at + size]
+        yield tag >> 3, piece if kind == BYTES else int.from_bytes(piece, "little")
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number of 7 bits a byte, least first, and the place behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        value |= (data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:
+            return value & (2**64 - 1), at
+    raise ValueError("a number without an end")
+
+
+def _varints(data: bytes) -> Iterator[int]:
+    at = 0
+    while at < len(data):
+        value, at = _varint(data, at)
+        yield value
