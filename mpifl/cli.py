@@ -183,10 +183,14 @@ def retime(transport: Transport, args: argparse.Namespace) -> None:
 
 TIMES = {"choices": ("yes", "no"), "default": "yes", "help": "measure visits, foretell times (default: yes)"}
 AT_RANKS = {"metavar": "P,P,...", "help": "numbers of ranks for a table of times, efficiency and memory"}
-CORES = {"metavar": "COUNT", "help": "cores of a node that will be asked for (default: of this machine)"}
+CORES = {
+    "metavar": "COUNT",
+    "help": "cores of a node; nodes are added until each rank has one (default: ranks share this machine's)",
+}
+NODES = {"metavar": "COUNT", "help": "nodes whose cores the ranks share, however many they are"}
 
 
-@command(CONFIG=CONFIG, time=TIMES, ranks=AT_RANKS, cores=CORES)
+@command(CONFIG=CONFIG, time=TIMES, ranks=AT_RANKS, cores=CORES, nodes=NODES)
 def plan(transport: Transport, args: argparse.Namespace) -> None:
     """Say what a run would do: sizes, collectives, memory, bytes, and how long it takes, from some visits."""
     from mpifl.experiment.loader import load_everywhere
@@ -194,7 +198,7 @@ def plan(transport: Transport, args: argparse.Namespace) -> None:
     from mpifl.experiment.sweep_cases import note_on
 
     config = load_everywhere(transport, args.CONFIG, args.options)
-    asked = Asked.of(args.time, args.ranks, args.cores)
+    asked = Asked.of(args.time, args.ranks, args.cores, args.nodes)
     with _watched(transport, args):
         text = describe(config, transport, asked)
     if transport.is_server:

@@ -67,6 +67,16 @@ def unpacked(shapes: Sequence[tuple[str, tuple[int, ...]]], block: torch.Tensor)
     return {name: piece.view(shape) for (name, shape), piece in zip(shapes, pieces, strict=True)}
 
 
+def depth(under_way: int, workers: int) -> int:
+    """Return how many tasks a worker may hold: enough that a server that is late leaves none idle.
+
+    Args:
+        under_way: tasks that were submitted and not answered.
+        workers: how many there are.
+    """
+    return max(AHEAD, min(MOST_AHEAD, under_way // (SHARE * workers)))
+
+
 class Pool(ABC):
     """Runs tasks; rank 0 has one.
 
@@ -168,17 +178,13 @@ class _WorkerPool(Pool):
         """Send each worker the most urgent tasks that it may run, those with the fewest tasks first."""
         if not self.shared and not any(self.queues.values()):
             return
-        for level in range(self._depth()):
+        for level in range(depth(self.under_way, len(self.held))):
             for rank, held in self.held.items():
                 if held == level and (heap := self._heap(rank)):
                     _, number, task = heapq.heappop(heap)
                     shapes, block = packed(task.vectors)
                     self.transport.isend(rank, ("task", number, task.header, shapes), block, "visit")
                     self.held[rank] += 1
-
-    def _depth(self) -> int:
-        """Return how many tasks a worker may hold: enough that a server that is late leaves none idle."""
-        return max(AHEAD, min(MOST_AHEAD, self.under_way // (SHARE * len(self.held))))
 
     def _heap(self, rank: int) -> list[tuple[float, int, Task]]:
         """Return the queue with the most urgent task that a worker may run."""

@@ -59,6 +59,7 @@ from .context import RunContext
 
 VISITS, EVALUATIONS = 6, 12  # clients that train and are evaluated
 LONGEST_S = 0.25  # of a training
+ENOUGH_S, MOST_REPEATS = 0.5, 12  # visits are measured for so long, unless they would be repeated more often
 GRAM_ROWS = 32
 
 
@@ -470,10 +471,16 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
     schedule = EvaluationSchedule(evaluated, 1)
     engine = SynchronousEngine(step, _Cohorts(cohorts), len(cohorts), schedule)  # type: ignore[arg-type]
     observer, clock, start = _Observer(context, step, folder), perf_counter(), process_time()
+    began = step.meter()
     engine.run(observer, _saved(server, step, virtual=0.0))
+    cold, warm, last, least = step.parts
+    if not (uses(algorithm, SecondLook) or uses(algorithm, RememberedUploads)):
+        repeats = min(MOST_REPEATS, int((ENOUGH_S - step.meter() + began) / max(warm.whole, 1e-9)))
+        if repeats > 0:
+            more = SynchronousEngine(step, _Cohorts([chosen] * repeats), repeats, schedule)  # type: ignore[arg-type]
+            more.run(observer, _saved(server, step, virtual=0.0))
     busy = (perf_counter() - clock) / max(process_time() - start, 1e-9)
     c = len(chosen)
-    cold, warm, last, least = step.parts
     look, once = 0.0, True
     n, per_visit = sizes[chosen], [cold.visits, warm.visits]
     if uses(algorithm, SecondLook):
@@ -481,7 +488,8 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         once, look = looked[1] < 0.5 * looked[0], looked[0] / c**2
         shares = [p.work / max(sum(p.visits), 1e-9) for p in (cold, warm)]
         per_visit = [[s * share for s in p.visits] for p, share in zip((cold, warm), shares, strict=True)]
-    again = [] if len(last.visits) != c or uses(algorithm, SecondLook) else last.visits
+    again = [] if len(last.visits) != c or uses(algorithm, SecondLook) else [last.visits]
+    again += [part.visits for part in step.parts[4:]]
     if not np.array_equal(cohorts[2], chosen):
         everyone = np.union1d(cohorts[1], cohorts[2])
         old = ~np.isin(everyone, cohorts[2])
@@ -489,18 +497,19 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         again = []
     else:
         remembered = 0.0
-    books = [p.whole - sum(p.visits) - p.advance for p in (warm, last)]
+    repeated = (warm, last, *step.parts[4:])
+    books = [p.whole - sum(p.visits) - p.advance for p in repeated]
     of_all, of_few = (
         min(part.advance - part.decide for part in parts)
         - _gram(context, context.problem.layout, count, ComparedUploads, "gram")
-        for parts, count in (((warm, last), c), ((least,), len(few)))
+        for parts, count in ((repeated, c), ((least,), len(few)))
     )
     mix, mix_once = max(0.0, of_all) / c, 0.0
     if len(few) < c and not uses(algorithm, RememberedUploads) and 0 < of_few < of_all:
         mix = (of_all - of_few) / (c - len(few))
         mix_once = max(0.0, of_all - c * mix)
     return MeasuredTimes(
-        visit=PerSample.of([*n, *(n if again else ())], [*per_visit[1], *again]),
+        visit=PerSample.of(np.tile(n, 1 + len(again)), np.concatenate([per_visit[1], *again])),
         first_visit=PerSample.of(n, per_visit[0]),
         look=look,
         looks_once=once,
@@ -524,12 +533,15 @@ class _Cohorts:
         return self.cohorts[step - 1]
 
 
-def _arrivals(context: RunContext, step: TimedStep, server: Server, folder: Path) -> MeasuredTimes:
-    """Measure steps of an asynchronous run."""
+def _arrivals(
+    context: RunContext, step: TimedStep, server: Server, folder: Path, repeats: int = 1
+) -> MeasuredTimes:
+    """Measure steps of an asynchronous run; `repeats` times as many where few took hardly any time."""
     policy = context.config.policy
     size = policy.size if isinstance(policy, Buffer) else 1
     m = min(context.decisions.num_sampled, max(VISITS, size))
     steps = max(2, ceil(2 * VISITS / size)) if policy.single_upload or size > 1 else 2  # type: ignore[attr-defined]
+    steps *= repeats
     evaluated = context.evaluated_clients[
         _evenly(context.federation.sizes[context.evaluated_clients, 2], EVALUATIONS)
     ]
@@ -565,6 +577,10 @@ def _arrivals(context: RunContext, step: TimedStep, server: Server, folder: Path
     start, clock, processor = meter(), perf_counter(), process_time()
     engine.run(observer, saved)
     whole, busy = meter() - start, (perf_counter() - clock) / max(process_time() - processor, 1e-9)
+    if repeats == 1 and 2 * whole < ENOUGH_S:
+        step.timed_visits.take()
+        step.parts, step.evaluations = [], []
+        return _arrivals(context, step, server, folder, min(MOST_REPEATS, int(ENOUGH_S / max(whole, 1e-9))))
     seconds = step.timed_visits.take()
     clients = [row["client"] for row in rows][: len(seconds)]
     samples = trained_samples(context)[clients] if clients else np.zeros(0, np.int64)

@@ -52,6 +52,7 @@ from .time_forecast import (
     MARGIN,
     MEMORY_MARGIN,
     Allocation,
+    Cores,
     Surroundings,
     TimeForecast,
     efficiencies,
@@ -71,20 +72,24 @@ class Asked:
         times: whether visits are measured, and times foretold.
         ranks: numbers of ranks of a table; empty: none is made.
         cores: of a node; None: as many as this machine has.
+        nodes: that the ranks share; None: this machine, or where `cores` are given as many nodes as give each
+            rank a core.
     """
 
     times: bool = False
     ranks: tuple[int, ...] = ()
     cores: int | None = None
+    nodes: int | None = None
 
     @classmethod
-    def of(cls, times: str, ranks: str | None, cores: str | None) -> Asked:
+    def of(cls, times: str, ranks: str | None, cores: str | None, nodes: str | None = None) -> Asked:
         """Return what options ask for.
 
         Args:
             times: `yes` or `no`.
             ranks: numbers with commas between them.
             cores: a number.
+            nodes: a number.
 
         Raises:
             UserError: an option has another form.
@@ -92,7 +97,19 @@ class Asked:
         numbers = tuple(_count("--ranks", text) for text in ranks.split(",")) if ranks is not None else ()
         require(times == "yes" or not numbers, "--ranks", ranks, "is a table of times, without --time no")
         require(times == "yes" or cores is None, "--cores", cores, "is for times, without --time no")
-        return cls(times == "yes", numbers, None if cores is None else _count("--cores", cores))
+        require(times == "yes" or nodes is None, "--nodes", nodes, "is for times, without --time no")
+        machine = (_count(name, n) if n else None for name, n in (("--cores", cores), ("--nodes", nodes)))
+        return cls(times == "yes", numbers, *machine)
+
+    def machine(self, threads: int) -> Cores:
+        """Return the cores that ranks have.
+
+        Args:
+            threads: of each rank.
+        """
+        per_node = self.cores or len(os.sched_getaffinity(0))
+        nodes = self.nodes if self.cores or self.nodes else 1
+        return Cores(per_node / threads, nodes)
 
 
 def _count(option: str, text: str) -> int:
@@ -167,14 +184,16 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
             kept_bytes=traffic.kept * context.problem.num_clients,
         )
 
+        cores = asked.machine(torch.get_num_threads())
+
         def at(ranks: int) -> TimeForecast:
-            return forecast_time(context, measured, traffic, plan, around, ranks)
+            return forecast_time(context, measured, traffic, plan, around, ranks, cores)
 
         def room(ranks: int) -> tuple[int, int]:
             return peak_memory(memory, state, context, ranks)
 
         kept = traffic.kept * _num_kept(context)
-        page += ["", *time_lines(measured, at, room, planned_ranks(context), asked, kept)]
+        page += ["", *time_lines(measured, at, room, planned_ranks(context), asked, cores, kept)]
     return "\n".join(page)
 
 
@@ -184,6 +203,7 @@ def time_lines(
     room: Callable[[int], tuple[int, int]],
     num_ranks: int,
     asked: Asked,
+    machine: Cores,
     kept: int,
 ) -> list[str]:
     """Return what is foretold of times.
@@ -194,16 +214,18 @@ def time_lines(
         room: returns the bytes of server and busiest worker for a number of ranks.
         num_ranks: that the page is about.
         asked: the numbers of a table, and the cores of a node.
+        machine: the cores that the ranks have.
         kept: bytes of client state, on all nodes together.
     """
     cores = asked.cores or len(os.sched_getaffinity(0))
+    most = max((num_ranks, *asked.ranks))
     found, (server, worker) = at(num_ranks), room(num_ranks)
     each = 1e3 * float(measured.visit(np.array([measured.samples]))[0])
     cut = "; long ones were cut off and reckoned on" if measured.cut else ""
     parts = ", ".join(
         f"{name} {_seconds(s)}" for name, s in found.parts.items() if s >= 0.005 or name == "rounds"
     )
-    allocation = Allocation.of(found, server, worker, kept, cores)
+    allocation = Allocation.of(found, server, worker, kept, machine)
     lines = [
         f"measured                {measured.num_visits} visits in {measured.spent:.1f} s{cut}; "
         f"a visit of {measured.samples} samples takes {each:.3g} ms of a core",
@@ -213,12 +235,8 @@ def time_lines(
         f"to ask for              {allocation}   (time x {MARGIN:g}, memory x {MEMORY_MARGIN:g}; nodes of "
         f"{cores} cores)",
     ]
-    most = max((num_ranks, *asked.ranks))
-    here = len(os.sched_getaffinity(0))
-    if most > here + 1:
-        lines.append(
-            f"assumed                 a core as fast as these for each rank; this machine has {here}"
-        )
+    if most > 1:
+        lines.append(f"cores                   {_cores_told(machine, asked, cores, most)}")
     if measured.busy > BUSY:
         lines.append(
             "busy                    this machine does other work, too: now, visits take "
@@ -226,16 +244,37 @@ def time_lines(
         )
     if not asked.ranks:
         return lines
-    lines += ["", "  ranks  s a round     in all  efficiency  limited by      server  busiest worker"]
+    lines += ["", "  ranks  cores  s a round     in all  efficiency  limited by      server  busiest worker"]
     table = [at(ranks) for ranks in asked.ranks]
     for one, efficiency in zip(table, efficiencies(table, at(2)), strict=True):
         server, worker = room(one.num_ranks)
         lines.append(
-            f"{one.num_ranks:7d} {one.round_s:10.4g} {_seconds(one.total):>10} {efficiency:11.0%}  "
-            f"{one.limits:10} {_size(server):>11} {_size(worker):>15}"
+            f"{one.num_ranks:7d} {_cores_of(machine, one.num_ranks):6d} {one.round_s:10.4g} "
+            f"{_seconds(one.total):>10} {efficiency:11.0%}  {one.limits:10} {_size(server):>11} "
+            f"{_size(worker):>15}"
         )
     lines.append("efficiency: seconds of a round on one worker / (workers x seconds of a round)")
     return lines
+
+
+def _cores_told(machine: Cores, asked: Asked, cores: int, most: int) -> str:
+    """Return which cores the ranks are taken to have."""
+    threads, whose = torch.get_num_threads(), f"this machine with {cores} cores"
+    if asked.nodes:
+        whose = f"{asked.nodes} node{'s' * (asked.nodes > 1)} of {cores} cores"
+    elif asked.cores:
+        whose = f"nodes of {cores} cores"
+    whose += ", as fast as these"
+    if machine.slowdown(most) == 1:
+        return f"{whose}: one for each {'rank' if threads == 1 else f'of {threads} threads of a rank'}"
+    shared = f"{whose}: up to {most} ranks share them"
+    return shared + ("" if asked.cores else "; `--cores 16` foretells nodes of 16 and a core for each rank")
+
+
+def _cores_of(machine: Cores, ranks: int) -> int:
+    """Return how many cores so many ranks have together."""
+    sizes = np.bincount(machine.node_of(ranks))
+    return int(np.minimum(sizes, max(1, int(machine.per_node))).sum()) * torch.get_num_threads()
 
 
 def _num_kept(context: RunContext) -> int:

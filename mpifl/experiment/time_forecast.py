@@ -2,13 +2,14 @@
 
 Synchronous rounds are dealt by the scheduler that a run uses, on the cohorts that it draws; a round lasts as
 long as its busiest worker, and rank 0 and the network after it. Asynchronous runs are played through: the
-policy and the clock of the run start and end the visits, workers take them by urgency, rank 0 takes them in
-the order of the clock. Every rank has a core of its own.
+policy and the clock of the run start and end the visits, rank 0 deals them by urgency, a few ahead, and takes
+the reports in the order of the clock. Ranks of a node that are more than its cores share their seconds.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
@@ -16,6 +17,7 @@ from math import ceil, inf
 import numpy as np
 
 from mpifl.aggregation.collective_choice import Costs, Given, between, choose
+from mpifl.comm.task_pool import depth
 from mpifl.core.capabilities import (
     NewClients,
     OneShotStatistics,
@@ -35,10 +37,61 @@ from .measured_times import MeasuredTimes, trained_samples
 from .traffic_forecast import TrafficForecast
 
 MOST_STEPS = 400  # that are dealt or played through; the mean of the later half stands for the rest
-MPI_S = 0.8  # in which mpirun starts, and MPI connects the ranks of a node
+LAUNCH_S = 0.3  # in which mpirun starts
+MPI_CPU_S = 0.55  # processor seconds of a rank to load MPI and connect: 2.5 instead of 1.95 until it is ready
 POLL_S = 1e-3  # until a rank that waits looks again: pauses grow to 2 ms
+POLLING = 0.03  # of a core, that a rank takes which waits for a round
+SHORT_POLLING = 0.3  # ... for a few milliseconds: a poll takes 45 us, and the first pauses are hardly longer
+HANDOVER_S = 4e-4  # of rank 0 and of a worker for the two messages of a visit: pickling, MPI; 0.26 to 0.5 ms
 EXCHANGES = 3  # of a round that rank 0 or the workers wait for: command, tasks, reports
 CHECKPOINT_BYTES_S = 200e6  # of the client state in checkpoints
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The cores that ranks have; those of a node share its cores where they are more.
+
+    Attributes:
+        per_node: of a node, or of as many ranks as it has cores for: of several threads each, fewer.
+        nodes: how many there are; None: as many as give each rank a core.
+    """
+
+    per_node: float
+    nodes: int | None = None
+
+    def num_nodes(self, num_ranks: int) -> int:
+        """Return how many nodes the ranks are on."""
+        return min(num_ranks, self.nodes or ceil(num_ranks / max(1, int(self.per_node))))
+
+    def node_of(self, num_ranks: int) -> np.ndarray:
+        """Return the node of each rank [P]: evenly, in blocks."""
+        return np.arange(num_ranks) * self.num_nodes(num_ranks) // num_ranks
+
+    def slowdown(self, num_ranks: int) -> float:
+        """Return how many times as long it takes all ranks to do what they all do."""
+        return max(1.0, int(np.bincount(self.node_of(num_ranks)).max()) / self.per_node)
+
+    def busiest(self, owners: np.ndarray, seconds: np.ndarray, num_ranks: int) -> float:
+        """Return when all tasks are done that ranks begin at once, each rank one after the other.
+
+        Args:
+            owners: the rank of each task.
+            seconds: of a processor, of each task.
+            num_ranks: P; those without a task wait, and look for messages.
+        """
+        of_rank = np.bincount(owners, seconds, num_ranks) if len(owners) else np.zeros(num_ranks)
+        node_of, last = self.node_of(num_ranks), 0.0
+        for node in range(self.num_nodes(num_ranks)):
+            at, before, work = 0.0, 0.0, np.sort(of_rank[node_of == node])
+            for i, done in enumerate(work.tolist()):  # those that have less are done, and wait
+                busy = len(work) - i
+                at += (done - before) * max(1.0, (busy + POLLING * i) / self.per_node)
+                before = done
+            last = max(last, at)
+        return last
+
+
+OWN_CORES = Cores(1 << 20)
 
 
 @dataclass(frozen=True)
@@ -106,6 +159,7 @@ def forecast_time(
     plan: Plan,
     around: Surroundings,
     num_ranks: int,
+    cores: Cores = OWN_CORES,
 ) -> TimeForecast:
     """Return how long a run takes on so many ranks.
 
@@ -116,18 +170,20 @@ def forecast_time(
         plan: of a step.
         around: what is not the method's.
         num_ranks: P.
+        cores: that the ranks have.
     """
     costs = _costs(context, num_ranks)
     if context.config.policy.synchronous:
-        spent = _rounds(context, measured, plan, around, num_ranks, costs)
+        spent = _rounds(context, measured, plan, around, num_ranks, costs, cores)
     else:
-        spent = _arrivals(context, measured, traffic, num_ranks, costs)
-    statistics, work = _statistics(context, measured, num_ranks)
+        spent = _arrivals(context, measured, traffic, num_ranks, costs, cores)
+    statistics, work = _statistics(context, measured, num_ranks, cores)
     rounds = sum(spent.rounds)
-    several = num_ranks > 1
+    several, slowdown = num_ranks > 1, cores.slowdown(num_ranks)
+    start = around.start + MPI_CPU_S * several
     parts = {
-        "start-up": around.start + around.figures + MPI_S * several,
-        "data and model": around.open * (1 + several),
+        "start-up": start * slowdown + around.figures + LAUNCH_S * several,
+        "data and model": around.open * (1 + several * slowdown),
         "set-up statistics": statistics,
         "rounds": rounds,
         "evaluation": spent.evaluation,
@@ -136,7 +192,7 @@ def forecast_time(
     parts["checkpoints"] = once * _num_checkpoints(context, sum(parts.values()))
     parts["end"] = around.end + measured.checkpoint
     terms = {"training": spent.training, "rank 0": spent.server, "network": spent.network}
-    processor = (around.start + around.open) * num_ranks + around.figures + spent.work + work + around.end
+    processor = (start + around.open) * num_ranks + around.figures + spent.work + work + around.end
     mean = rounds / context.config.rounds
     return TimeForecast(num_ranks, parts, mean, processor, max(terms, key=lambda name: terms[name]))
 
@@ -163,11 +219,9 @@ def _scheduler(context: RunContext, num_ranks: int) -> Scheduler:
     return Scheduler((0,) * num_ranks, workers, sizes, stack=context.decisions.stack)
 
 
-def _busiest(owners: np.ndarray, seconds: np.ndarray) -> float:
-    return float(np.bincount(owners, seconds).max()) if len(owners) else 0.0
-
-
-def _statistics(context: RunContext, measured: MeasuredTimes, num_ranks: int) -> tuple[float, float]:
+def _statistics(
+    context: RunContext, measured: MeasuredTimes, num_ranks: int, cores: Cores
+) -> tuple[float, float]:
     """Return the seconds before the first round, and the processor seconds of all ranks."""
     algorithm, sizes = context.config.algorithm, context.federation.sizes[:, 0]
     once = measured.shown + measured.setup + measured.gram_setup
@@ -176,7 +230,7 @@ def _statistics(context: RunContext, measured: MeasuredTimes, num_ranks: int) ->
     everyone = np.setdiff1d(np.arange(len(sizes)), context.decisions.absent)
     seconds = measured.fingerprint(sizes[everyone])
     owners = _scheduler(context, num_ranks).assign(everyone, sizes[everyone])
-    return once + _busiest(owners, seconds), once + float(seconds.sum())
+    return once + cores.busiest(owners, seconds, num_ranks), once + float(seconds.sum())
 
 
 # -- rounds --------------------------------------------------------------------------------------------------
@@ -189,6 +243,7 @@ def _rounds(
     around: Surroundings,
     num_ranks: int,
     costs: Costs | None,
+    cores: Cores,
 ) -> _Spent:
     """Deal the cohorts of a run's rounds, and add up what they take."""
     config, algorithm, sampler = context.config, context.config.algorithm, context.sampler
@@ -223,8 +278,8 @@ def _rounds(
             seconds = seconds + np.where(new, measured.fingerprint(sizes[clients]), 0.0)
             known = np.union1d(known, clients)
         seen = np.union1d(seen, cohort) if remembers else seen
-        uploads = int(np.bincount(owners).max())
-        training = _busiest(owners, seconds) + measured.mix * uploads + measured.mix_once
+        with_sums = np.concatenate([seconds + measured.mix, [measured.mix_once] * len(scheduler.workers)])
+        training = cores.busiest(np.concatenate([owners, scheduler.workers]), with_sums, num_ranks)
         server = measured.book * len(clients) + measured.decide + measured.gram
         out.training += training
         out.server += server
@@ -238,7 +293,7 @@ def _rounds(
     if rest:
         out.rounds.append(rest * float(np.mean(out.rounds[most // 2 :])))
         out.work *= config.rounds / most
-    _evaluate(context, measured, around, num_ranks, costs, schedule, scheduler, out)
+    _evaluate(context, measured, around, num_ranks, costs, cores, schedule, scheduler, out)
     return out
 
 
@@ -259,13 +314,15 @@ def _evaluate(
     around: Surroundings,
     num_ranks: int,
     costs: Costs | None,
+    cores: Cores,
     schedule: EvaluationSchedule,
     scheduler: Scheduler,
     out: _Spent,
 ) -> None:
     """Add the evaluations of a run."""
     config, clients = context.config, context.evaluated_clients
-    each, work = evaluation_seconds(context, measured, scheduler)
+    owners, seconds = evaluation_seconds(context, measured, scheduler)
+    each, work = cores.busiest(owners, seconds, num_ranks), float(seconds.sum())
     if costs is not None:
         each += EXCHANGES * POLL_S + costs.sharing(max(1, around.rows // context.problem.layout.size), 1)
     steps = range(1, config.rounds + 1)
@@ -277,12 +334,11 @@ def _evaluate(
 
 def evaluation_seconds(
     context: RunContext, measured: MeasuredTimes, scheduler: Scheduler
-) -> tuple[float, float]:
-    """Return the seconds of the busiest worker in an evaluation, and those of all workers."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rank that evaluates each client, and its processor seconds."""
     sizes, clients = context.federation.sizes, context.evaluated_clients
     samples = sizes[clients, 2] + sizes[clients, 0] * context.config.evaluation.train
-    seconds = measured.evaluation(samples)
-    return _busiest(scheduler.assign(clients, samples + 1), seconds), float(seconds.sum())
+    return scheduler.assign(clients, samples + 1), measured.evaluation(samples)
 
 
 # -- arrivals ------------------------------------------------------------------------------------------------
@@ -364,52 +420,124 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
     return out
 
 
-class Workers:
-    """Workers that take visits by urgency, each as soon as it is free.
+EVALUATION = -1  # the number of a task: an evaluation, which a worker begins after the tasks that it holds
+
+
+class Ranks:
+    """Rank 0 and its workers in an asynchronous run, as the task pool deals visits to them.
+
+    Workers hold few tasks ahead and do them in turn. Rank 0 receives reports, and sends more tasks, only when
+    it looks for the report that it wants next. Ranks of a node that are more than its cores share them.
 
     Args:
-        count: how many.
+        num_ranks: P, at least 2.
+        cores: that they have.
+        handover: processor seconds of rank 0 and of a worker for the messages of a visit.
+
+    Attributes:
+        now: seconds since the start.
     """
 
-    def __init__(self, count: int) -> None:
-        self.free = [0.0] * count
-        self.waiting: list[tuple[float, int, float, float]] = []  # due, number, sent, seconds
-        self.ends: dict[int, float] = {}
+    def __init__(self, num_ranks: int, cores: Cores = OWN_CORES, handover: float = 0.0) -> None:
+        self.now, self.handover, self.cores = 0.0, handover, cores
+        self.node = cores.node_of(num_ranks).tolist()
+        self.on_node = np.bincount(self.node).tolist()
+        self.shared = max(self.on_node) > cores.per_node
+        self.left: dict[int, float] = {}  # rank that works -> processor seconds of what it does now
+        self.held: dict[int, deque[tuple[int, float]]] = {r: deque() for r in range(1, num_ranks)}
+        self.open = dict.fromkeys(self.held, 0)  # tasks of a worker whose reports rank 0 has not received
+        self.waiting: list[tuple[float, int, float]] = []  # due, number, seconds
+        self.reports: list[tuple[int, int]] = []  # worker and number, not received
+        self.answers = set[int]()
+        self.under_way = 0
 
-    def send(self, number: int, due: float, now: float, seconds: float) -> None:
-        """Add a visit that was sent now."""
-        heapq.heappush(self.waiting, (due, number, now, seconds))
+    def submit(self, number: int, due: float, seconds: float) -> None:
+        """Submit a visit; the one that is due first goes out first.
 
-    def take(self) -> None:
-        """Give the most urgent visit to the worker that is free first."""
-        at = self.free[0]
-        there = [entry for entry in self.waiting if entry[2] <= at]
-        entry = min(there) if there else min(self.waiting, key=lambda e: (e[2], e[0], e[1]))
-        if entry is self.waiting[0]:
-            heapq.heappop(self.waiting)
-        else:
-            self.waiting.remove(entry)
-            heapq.heapify(self.waiting)
-        _, number, sent, seconds = entry
-        self.ends[number] = max(at, sent) + seconds
-        heapq.heapreplace(self.free, self.ends[number])
+        Args:
+            number: of the visit.
+            due: on the run's clock.
+            seconds: of a processor.
+        """
+        heapq.heappush(self.waiting, (due, number, seconds))
+        self.under_way += 1
+        self._send()
 
-    def end(self, number: int) -> float:
-        """Return when a visit is over."""
-        while number not in self.ends:
-            self.take()
-        return self.ends.pop(number)
+    def work(self, seconds: float) -> None:
+        """Let rank 0 work for so many processor seconds."""
+        if seconds > 0:
+            self.left[0] = seconds
+            while 0 in self.left:
+                self._next()
 
-    def meet(self, now: float) -> float:
-        """Return when all workers have ended what they hold."""
-        for _ in range(min(len(self.waiting), len(self.free))):
-            self.take()
-        return max(now, *self.free)
+    def result(self, number: int) -> None:
+        """Let rank 0 wait for the report of a visit."""
+        while number not in self.answers:
+            self._poll()
+            if number not in self.answers:
+                self._next()
+        self.answers.discard(number)
 
-    def hold(self, until: float) -> None:
-        """Keep all workers busy until then."""
-        self.free = [max(until, at) for at in self.free]
-        heapq.heapify(self.free)
+    def evaluate(self, owners: np.ndarray, seconds: np.ndarray) -> None:
+        """Let each worker end the tasks that it holds and evaluate clients; rank 0 waits for all.
+
+        Args:
+            owners: the rank that evaluates each client.
+            seconds: of a processor, of each client.
+        """
+        of_rank = np.bincount(owners, seconds, len(self.node)).tolist()
+        for rank, held in self.held.items():
+            held.append((EVALUATION, of_rank[rank]))
+            self._begin(rank)
+        while self.left:
+            self._next()
+        self._poll()
+
+    def _poll(self) -> None:
+        found, self.reports = self.reports, []
+        for rank, number in found:
+            self.work(self.handover)
+            self.answers.add(number)
+            self.open[rank] -= 1
+            self.under_way -= 1
+            self._send()
+
+    def _send(self) -> None:
+        for level in range(depth(self.under_way, len(self.held))):
+            for rank, open_tasks in self.open.items():
+                if open_tasks == level and self.waiting:
+                    _, number, seconds = heapq.heappop(self.waiting)
+                    self.held[rank].append((number, seconds + self.handover))
+                    self.open[rank] += 1
+                    self._begin(rank)
+
+    def _begin(self, rank: int) -> None:
+        if rank not in self.left and self.held[rank]:
+            self.left[rank] = self.held[rank][0][1]
+
+    def _next(self) -> None:
+        """Let all ranks work until one has done what it does."""
+        assert self.left, "a visit that nobody has started"
+        rate = [1.0] * len(self.on_node)
+        if self.shared:
+            busy = [0] * len(self.on_node)
+            for rank in self.left:
+                busy[self.node[rank]] += 1
+            for i, (all_ranks, some) in enumerate(zip(self.on_node, busy, strict=True)):
+                rate[i] = min(1.0, self.cores.per_node / (some + SHORT_POLLING * (all_ranks - some)))
+        lasts = {rank: seconds / rate[self.node[rank]] for rank, seconds in self.left.items()}
+        step = min(lasts.values())
+        self.now += step
+        for rank, seconds in lasts.items():
+            if seconds > step:
+                self.left[rank] = (seconds - step) * rate[self.node[rank]]
+                continue
+            del self.left[rank]
+            if rank:
+                number, _ = self.held[rank].popleft()
+                if number != EVALUATION:
+                    self.reports.append((rank, number))
+                self._begin(rank)
 
 
 def _arrivals(
@@ -418,6 +546,7 @@ def _arrivals(
     traffic: TrafficForecast,
     num_ranks: int,
     costs: Costs | None,
+    cores: Cores,
 ) -> _Spent:
     """Play the arrivals of an asynchronous run through."""
     config, sizes = context.config, trained_samples(context)
@@ -425,41 +554,53 @@ def _arrivals(
     events, out = arrivals(context, traffic, steps), _Spent()
     per_visit = 1 if config.algorithm.needs.single_upload else context.decisions.num_sampled
     size = sum(traffic.per_round) / per_visit
-    travel = 0.0 if costs is None else 2 * costs.latency_s + size / costs.bytes_s
-    workers = Workers(max(1, num_ranks - 1))
-    each, work = evaluation_seconds(context, measured, _scheduler(context, num_ranks))
-    seconds = measured.visit(sizes)
-    now, last, evaluated, alone = 0.0, 0.0, 0.0, num_ranks == 1
+    handover = 0.0 if costs is None else HANDOVER_S + 2 * costs.latency_s + size / costs.bytes_s
+    ranks = None if num_ranks == 1 else Ranks(num_ranks, cores, handover)
+    owners, evaluations = evaluation_seconds(context, measured, _scheduler(context, num_ranks))
+    each, work = cores.busiest(owners, evaluations, num_ranks), float(evaluations.sum())
+    seconds = measured.visit(sizes).tolist()
+    now, last, evaluated = 0.0, 0.0, 0.0
     for kind, number, client, due in events:
-        if kind == START and not alone:
-            workers.send(number, due, now, float(seconds[client]) + travel)
+        if kind == START and ranks is not None:
+            ranks.submit(number, due, seconds[client])
         elif kind == END:
-            now = now + float(seconds[client]) if alone else max(now, workers.end(number))
-            out.training += float(seconds[client]) / len(workers.free)
-            out.work += float(seconds[client])
+            if ranks is None:
+                now += seconds[client]
+            else:
+                ranks.result(number)
+            out.training += (seconds[client] + handover) / max(1, num_ranks - 1)
+            out.network += handover
+            out.work += seconds[client] + 2 * handover
         elif kind == STEP:
-            now += measured.step + (0.0 if alone else travel)
+            if ranks is None:
+                now += measured.step
+            else:
+                ranks.work(measured.step)
             out.server += measured.step
-            out.network += travel
             out.work += measured.step
+            now = now if ranks is None else ranks.now
             out.rounds.append(now - last)
             last = now
         elif kind == EVALUATE:
-            begin = now if alone else workers.meet(now)
-            out.rounds[-1] += begin - now
-            now = begin + each
-            workers.hold(now)
-            now += measured.record
-            evaluated += each + measured.record
+            if ranks is None:
+                now += each + measured.record
+            else:
+                ranks.evaluate(owners, evaluations)
+                ranks.work(EXCHANGES * POLL_S + measured.record)
+                now = ranks.now
+            out.evaluations += 1
             out.work += work + measured.record
+            evaluated += now - last
             last = now
+    once = each + measured.record
+    once = once if not out.evaluations else evaluated / out.evaluations
     out.evaluation = evaluated + config.evaluation.at_start * (each + measured.record)
     rest = config.rounds - steps
     if rest:
         out.rounds.append(rest * float(np.mean(out.rounds[steps // 2 :])))
         schedule = EvaluationSchedule(context.evaluated_clients, config.evaluation.every)
         more = sum(schedule.due(step, config.rounds) for step in range(steps + 1, config.rounds + 1))
-        out.evaluation += more * (each + measured.record)
+        out.evaluation += more * once
         out.work *= config.rounds / steps
     return out
 
@@ -479,15 +620,17 @@ class Allocation:
         ranks: P.
         bytes: of memory on each node.
         seconds: for the whole job.
+        shared: whether ranks of a node are more than its cores.
     """
 
     nodes: int
     ranks: int
     bytes: float
     seconds: float
+    shared: bool = False
 
     @classmethod
-    def of(cls, found: TimeForecast, server: int, worker: int, kept: int, cores: int) -> Allocation:
+    def of(cls, found: TimeForecast, server: int, worker: int, kept: int, cores: Cores) -> Allocation:
         """Return the allocation of a forecast, with its margins.
 
         Args:
@@ -495,18 +638,20 @@ class Allocation:
             server: bytes of rank 0.
             worker: bytes of the busiest worker.
             kept: bytes of client state on all nodes together.
-            cores: of a node.
+            cores: that the ranks have.
         """
-        nodes = ceil(found.num_ranks / cores)
-        on_first = min(found.num_ranks, cores)
+        ranks, nodes = found.num_ranks, cores.num_nodes(found.num_ranks)
+        on_first = int((cores.node_of(ranks) == 0).sum())
         memory = server + (on_first - 1) * worker + kept / nodes
-        return cls(nodes, found.num_ranks, MEMORY_MARGIN * memory, max(300.0, MARGIN * found.total))
+        seconds, shared = max(300.0, MARGIN * found.total), cores.slowdown(ranks) > 1
+        return cls(nodes, ranks, MEMORY_MARGIN * memory, seconds, shared)
 
     def __str__(self) -> str:
         minutes = ceil(self.seconds / 60)
         memory = ceil(self.bytes / 1e6 / 100) * 100
         clock = f"{minutes // 60:02d}:{minutes % 60:02d}:00"
-        return f"--nodes {self.nodes} --ntasks {self.ranks} --mem {memory}M --time {clock}"
+        more = " --overcommit" * self.shared
+        return f"--nodes {self.nodes} --ntasks {self.ranks}{more} --mem {memory}M --time {clock}"
 
 
 def efficiencies(found: Sequence[TimeForecast], one_worker: TimeForecast) -> list[float]:

@@ -86,11 +86,17 @@ def test_times_have_a_line_for_each_part_and_a_table(policy, tmp_path):
     assert re.search(r"^time +\S.* in all: start-up .*, rounds ", text, re.M)
     assert re.search(r"^to ask for +--nodes 1 --ntasks 1 --mem \d+M --time 00:05:00 ", text, re.M)
     assert "nodes of 16 cores" in text
-    assert re.search(r"^assumed +a core as fast as these for each rank", text, re.M)
-    rows = re.findall(r"^ +(\d+) +([\d.e-]+) +.*?(\d+)%", text, re.M)
-    assert [row[0] for row in rows] == ["2", "3", "33"]
-    assert rows[0][2] == "100"
+    assert re.search(r"^cores +nodes of 16 cores, as fast as these: one for each rank$", text, re.M)
+    rows = re.findall(r"^ +(\d+) +(\d+) +([\d.e-]+) +.*?(\d+)%", text, re.M)
+    assert [row[:2] for row in rows] == [("2", "2"), ("3", "3"), ("33", "33")]
+    assert rows[0][3] == "100"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_tells_which_cores_are_shared():
+    text = page("--rounds", "2", asked=Asked(True, (2, 5), 2, 1))
+    assert re.search(r"^cores +1 node of 2 cores, as fast as these: up to 5 ranks share them$", text, re.M)
+    assert [row for row in re.findall(r"^ +(\d+) +(\d+) +[\d.]", text, re.M)] == [("2", "2"), ("5", "2")]
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -24,12 +25,17 @@ from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
 from mpifl.experiment.time_forecast import (
     END,
     EVALUATE,
+    MPI_CPU_S,
+    OWN_CORES,
+    POLLING,
+    SHORT_POLLING,
     START,
     STEP,
     Allocation,
+    Cores,
+    Ranks,
     Surroundings,
     TimeForecast,
-    Workers,
     arrivals,
     efficiencies,
     forecast_time,
@@ -51,11 +57,11 @@ def context(name: str = "fedavg", clients: int = 4, **changes):
     return worlds.context_of(config, worlds.Tiny(clients, equal=True))
 
 
-def foretold(run, measured: MeasuredTimes, ranks: int) -> TimeForecast:
+def foretold(run, measured: MeasuredTimes, ranks: int, cores: Cores = OWN_CORES) -> TimeForecast:
     """Return the forecast of a run from given seconds."""
     dry = without_training(run)
     traffic = forecast(dry)
-    return forecast_time(run, measured, traffic, Plan([]), NOTHING, ranks)
+    return forecast_time(run, measured, traffic, Plan([]), NOTHING, ranks, cores)
 
 
 # -- a line through measured seconds -------------------------------------------------------------------------
@@ -118,6 +124,36 @@ def test_a_long_training_is_cut_off_and_reckoned(monkeypatch):
     assert meter() == pytest.approx(44.0)
 
 
+# -- cores ---------------------------------------------------------------------------------------------------
+
+
+def test_ranks_share_the_cores_of_their_node():
+    """Workers of 1, 2 and 3 s on two cores, beside rank 0 that waits: three until the first is done, then two
+    and two that wait, then one.
+    """
+    owners, seconds = np.array([1, 2, 3, 3]), np.array([1.0, 2.0, 1.0, 2.0])
+    last = (3 + POLLING) / 2 + (2 + 2 * POLLING) / 2 + 1
+    assert Cores(2, nodes=1).busiest(owners, seconds, 4) == pytest.approx(last)
+    assert Cores(2).busiest(owners, seconds, 4) == 3.0, "two nodes, and a core for each rank"
+    assert Cores(4, nodes=1).busiest(owners, seconds, 4) == 3.0
+
+
+def test_nodes_are_added_until_each_rank_has_a_core():
+    cores, one = Cores(16), Cores(16, nodes=1)
+    assert [cores.num_nodes(p) for p in (1, 16, 17, 33)] == [1, 1, 2, 3]
+    assert cores.slowdown(33) == 1.0
+    assert (one.num_nodes(33), one.slowdown(33)) == (1, 33 / 16)
+    assert Cores(8, nodes=2).node_of(6).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("cores", "round_s"), [(8, 1.0), (2, 2 + POLLING / 2), (1, 4 + POLLING)])
+def test_a_round_on_shared_cores_takes_longer(cores, round_s):
+    """Four visits of a second on four workers; those that wait take 3 % of a core."""
+    one = MeasuredTimes(PerSample(1.0), PerSample(1.0))
+    found = foretold(context(), one, 5, Cores(cores, nodes=1))
+    assert found.round_s == pytest.approx(round_s, abs=0.01)
+
+
 # -- rounds --------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +164,8 @@ def test_a_round_lasts_as_long_as_its_busiest_worker(ranks, round_s):
     found = foretold(context(), one, ranks)
     assert found.round_s == pytest.approx(round_s, abs=0.02)
     assert found.parts["rounds"] == pytest.approx(3 * round_s, abs=0.05)
-    assert found.processor == pytest.approx(12.0), "three rounds of four visits, wherever they are"
+    start = MPI_CPU_S * ranks * (ranks > 1)
+    assert found.processor == pytest.approx(12.0 + start), "three rounds of four visits, wherever they are"
     assert found.limits == "training"
 
 
@@ -223,17 +260,56 @@ def test_what_is_played_through_is_what_the_engine_does(name, tmp_path):
     assert [kind for kind, *_ in found].count(EVALUATE) == 6, "after every step, by default"
 
 
-def test_workers_take_the_most_urgent_visit():
-    """Two workers; visits 0, 1, 2 of 4, 1 and 2 s sent at once, 2 more urgent than 1: worker A takes 0 (due
-    first), B takes 2 and then 1; visit 3, sent at 3, starts when A is free at 4.
+def test_visits_are_dealt_as_the_task_pool_does_it():
+    """Two workers with two tasks each; visits 0 to 3 of 4, 1, 2 and 9 s are sent at once. The last, of 1 s,
+    goes to worker 2 when rank 0, which waits for visit 0, receives visit 1: it is done after visit 3, at 11.
     """
-    workers = Workers(2)
-    for number, due, seconds in ((0, 1.0, 4.0), (1, 9.0, 1.0), (2, 2.0, 2.0)):
-        workers.send(number, due, 0.0, seconds)
-    assert [workers.end(n) for n in (0, 2, 1)] == [4.0, 2.0, 3.0]
-    workers.send(3, 1.0, 3.0, 5.0)
-    assert workers.end(3) == 8.0
-    assert workers.meet(1.0) == 8.0
+    ranks = Ranks(3)
+    for number, due, seconds in ((0, 1.0, 4.0), (1, 9.0, 1.0), (2, 2.0, 2.0), (3, 3.0, 9.0), (4, 4.0, 1.0)):
+        ranks.submit(number, due, seconds)
+    ends = []
+    for number in (0, 2, 4, 3, 1):
+        ranks.result(number)
+        ends.append(ranks.now)
+    assert ends == [4.0, 6.0, 11.0, 11.0, 11.0], "worker 1: 0 and 2; worker 2: 1, 3 and 4"
+
+
+def test_workers_without_reports_received_run_dry():
+    """Rank 0 works for 10 s while a worker does its two visits of 1 s; the third starts only afterwards."""
+    ranks = Ranks(2)
+    for number in range(3):
+        ranks.submit(number, number, 1.0)
+    ranks.result(0)
+    ranks.work(10.0)
+    ranks.result(1)
+    assert ranks.now == 11.0
+    ranks.result(2)
+    assert ranks.now == 11.0, "sent at 1, when rank 0 received the first report"
+    ranks.submit(3, 0.0, 2.0)
+    ranks.evaluate(np.array([1, 1]), np.array([1.0, 2.0]))
+    assert ranks.now == 16.0, "after the visit that it holds, 3 s"
+
+
+def test_ranks_of_an_asynchronous_run_share_cores():
+    """Rank 0 and two workers on two cores, 2 s each: all are done at 3; one works, two look for work."""
+    ranks = Ranks(3, Cores(2, nodes=1), handover=0.0)
+    for number in range(2):
+        ranks.submit(number, number, 2.0)
+    ranks.work(2.0)
+    assert ranks.now == pytest.approx(3.0)
+    one = Ranks(3, Cores(1, nodes=1))
+    one.work(1.0)
+    assert one.now == pytest.approx(1 + 2 * SHORT_POLLING)
+
+
+def test_messages_take_rank_0_and_workers_time():
+    """Four visits of 1 s, 0.5 s of handover at each side: the last report is received at 4 x 1.5 + 0.5."""
+    ranks = Ranks(2, handover=0.5)
+    for number in range(4):
+        ranks.submit(number, number, 1.0)
+    for number in range(4):
+        ranks.result(number)
+    assert ranks.now == 6.5
 
 
 def test_an_asynchronous_run_is_as_fast_as_its_workers():
@@ -281,12 +357,15 @@ def test_every_kind_of_method_is_measured(name, tmp_path, flat_plane):
 
 
 def test_an_allocation_has_margins():
-    """33 ranks on nodes of 16: three nodes; on the first the server, 15 workers, a third of the state:
-    1 GB + 15 x 0.2 GB + 1 GB = 5 GB, a quarter more is 6.25 GB; 3000 s, half as much more, is 1:15 h.
+    """33 ranks on nodes of 16: three nodes of 11; on the first the server, 10 workers, a third of the state:
+    1 GB + 10 x 0.2 GB + 1 GB = 4 GB, a quarter more is 5 GB; 3000 s, half as much more, is 1:15 h. All on one
+    node: 1 GB + 32 x 0.2 GB = 7.4 GB.
     """
     found = TimeForecast(33, {"rounds": 3000.0}, 30.0, 0.0, "training")
-    asked = Allocation.of(found, server=10**9, worker=2 * 10**8, kept=3 * 10**9, cores=16)
-    assert str(asked) == "--nodes 3 --ntasks 33 --mem 6300M --time 01:15:00"
+    asked = Allocation.of(found, server=10**9, worker=2 * 10**8, kept=3 * 10**9, cores=Cores(16))
+    assert str(asked) == "--nodes 3 --ntasks 33 --mem 5000M --time 01:15:00"
+    one = Allocation.of(found, server=10**9, worker=2 * 10**8, kept=0, cores=Cores(16, nodes=1))
+    assert str(one) == "--nodes 1 --ntasks 33 --overcommit --mem 9300M --time 01:15:00"
 
 
 @pytest.mark.parametrize(
@@ -302,6 +381,19 @@ def test_an_allocation_has_margins():
 def test_other_forms_of_options_are_refused(times, ranks, cores, word):
     with pytest.raises(UserError, match=word):
         Asked.of(times, ranks, cores)
+
+
+def test_nodes_are_for_times_too():
+    with pytest.raises(UserError, match="--nodes"):
+        Asked.of("no", None, None, "2")
+    assert Asked.of("yes", None, "8", "2") == Asked(True, (), 8, 2)
+
+
+def test_ranks_share_this_machine_unless_nodes_are_described():
+    here = len(os.sched_getaffinity(0))
+    assert Asked(True).machine(1) == Cores(here, 1)
+    assert Asked(True, (), 16).machine(4) == Cores(4.0, None)
+    assert Asked(True, (), 16, 3).machine(1) == Cores(16, 3)
 
 
 def test_options_are_read():
