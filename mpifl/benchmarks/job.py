@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -46,21 +47,22 @@ class TurnRunner:
 
     def lead(self, connection: Connection) -> None:
         """Run turns until the measuring process asks for no more; on rank 0."""
-        self._command("begin")
+        self.run_command("begin")
         report: dict[str, Any] = {"ready": True}
-        while rounds := self._next(connection, report):
+        while rounds := self.report(connection, report):
             begin = perf_counter()
             for _ in range(rounds):
-                self._command("step")
+                self.run_command("step")
             report = {"seconds": perf_counter() - begin}
-        self._command("end")
+        self.run_command("end")
 
-    def _command(self, command: str) -> None:
+    def run_command(self, command: str) -> None:
+        """Have every rank execute a command; on rank 0."""
         run_command(self.server_step, command, self.execute)
 
-    def _next(self, connection: Connection, report: dict[str, Any]) -> int:
-        """Report the turn that ended; return the number of rounds of the next one."""
-        self._command("usage")
+    def report(self, connection: Connection, report: dict[str, Any]) -> int:
+        """Report the turn that ended; return what is asked for the next one, 0 for the end."""
+        self.run_command("usage")
         assert self.used is not None
         connection.send(
             {
@@ -75,19 +77,25 @@ class TurnRunner:
         return int(connection.receive() or 0)
 
 
-def main(path: str, name: str, options: list[str]) -> int:
+def main(
+    path: str,
+    name: str,
+    options: list[str],
+    make: Callable[[SynchronousEngine], TurnRunner] = TurnRunner,
+) -> int:
     """Run the job on this rank; return its exit code.
 
     Args:
         path: The socket of the measuring process.
         name: The configuration.
         options: Command-line options, laid over it.
+        make: Returns what runs the turns of an engine.
     """
     keep_freed()
     transport = connect()
     transport.watch_stopped(0.0)  # its processes are stopped between turns
     try:
-        _run(transport, path, name, options)
+        _run(transport, path, name, options, make)
     except Exception:
         trace = traceback.format_exc()
         print(f"mpifl bench: rank {transport.rank} failed\n{trace}", file=sys.stderr, flush=True)
@@ -96,7 +104,13 @@ def main(path: str, name: str, options: list[str]) -> int:
     return 0
 
 
-def _run(transport: Transport, path: str, name: str, options: list[str]) -> None:
+def _run(
+    transport: Transport,
+    path: str,
+    name: str,
+    options: list[str],
+    make: Callable[[SynchronousEngine], TurnRunner],
+) -> None:
     config = replace(load_everywhere(transport, name, options), rounds=1 << 40)
     context = build(config, transport)
     store = ClientStore(transport.bcast(secrets.token_hex(6), "start"), config.system.scratch)
@@ -104,7 +118,7 @@ def _run(transport: Transport, path: str, name: str, options: list[str]) -> None
         server_step = build_server_step(context, store)
         rounds = build_engine(context, server_step)
         assert isinstance(rounds, SynchronousEngine), "only synchronous rounds are measured"
-        runner = TurnRunner(rounds)
+        runner = make(rounds)
         if transport.is_server:
             runner.lead(Connection.to(path))
         else:

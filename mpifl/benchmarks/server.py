@@ -1,0 +1,189 @@
+"""What rank 0 itself computes in a round, without waiting: `mpifl bench server`.
+
+For each of three methods one job on a few ranks, of as many clients as the largest round has; workers answer
+with the model that they were sent. Rank 0's processor time is counted but for that in which it polls for
+messages. A round of two clients gives what a round costs beside its clients; what larger ones cost more is
+the cost of their clients.
+
+The job is started below mpirun as `python -m mpifl.benchmarks.server SOCKET CONFIG [--key.path value ...]`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpifl.comm import mpi
+from mpifl.comm.mpi_startup import mpirun
+from mpifl.core.client import Trained
+from mpifl.core.federation import Split
+from mpifl.core.rng import Key
+from mpifl.core.types import Vector
+from mpifl.data import prepare
+from mpifl.experiment import loader
+from mpifl.runtime.synchronous import SynchronousEngine
+from mpifl.training.client import LocalClient
+
+from . import job
+from .turns import Connection, Job, scratch_folder
+
+CONFIG = "bench/million"
+METHODS = {
+    "fedavg": ["--algorithm.name", "fedavg"],
+    "ifca": ["--algorithm.name", "ifca", "--algorithm.num_clusters", "4"],
+    "ucfl": ["--algorithm.name", "ucfl", "--algorithm.streams", "4", "--algorithm.noise_batch", "10"],
+}
+FEW = 2  # clients of the round that is all but empty; UCFL wants two
+SIZES = (100, 1000, 5000)
+ROUNDS = 9
+
+
+def measure_server(
+    ranks: int, rounds: int | None, options: Sequence[str], sizes: Sequence[int] = SIZES
+) -> dict[str, Any]:
+    """Measure rank 0 with three methods, print the figures and return them.
+
+    Args:
+        ranks: number of ranks, server included.
+        rounds: rounds of each size whose median is taken; None for 9.
+        options: command-line options, laid over the configuration.
+        sizes: clients of a round, ascending.
+    """
+    config = loader.load(CONFIG, list(options))
+    prepare(config.data, config.seed.data, download=False)
+    out: dict[str, Any] = {"ranks": ranks, "sizes": [*sizes], "methods": {}}
+    with scratch_folder() as place:
+        for method, chosen in METHODS.items():
+            asked = [*chosen, "--data.scenario.clients", str(sizes[-1]), "--model.hidden", "[8]"]
+            asked += ["--local.epochs", "1", "--cohort_size", str(FEW), "--system.scratch", place, *options]
+            command = [*mpirun(ranks), "mpifl.benchmarks.server", "SOCKET", CONFIG, *asked]
+            one = Job(method, command, {}, Path(place))
+            try:
+                taken: dict[int, list[float]] = {}
+                for m in (FEW, *sizes):
+                    one.turn(m)  # the first of its size
+                    taken[m] = [one.turn(m)["server_cpu"] for _ in range(rounds or ROUNDS)]
+            finally:
+                one.end()
+            out["methods"][method] = figures(taken)
+    print("\n".join(lines(out)), flush=True)
+    return out
+
+
+def figures(taken: dict[int, list[float]]) -> dict[str, Any]:
+    """Return what a round costs beside its clients, and what each client costs.
+
+    Args:
+        taken: clients of a round -> seconds of rank 0 in each round.
+
+    Returns:
+        `round_s`: median of the smallest rounds; `client_s`: clients of a round -> seconds for each, beyond
+        those of the smallest rounds.
+    """
+    medians = {m: statistics.median(seconds) for m, seconds in taken.items()}
+    few = min(medians)
+    each = {str(m): (s - medians[few]) / (m - few) for m, s in medians.items() if m != few}
+    return {"round_s": medians[few], "client_s": each, "rounds": {str(m): s for m, s in taken.items()}}
+
+
+def lines(out: dict[str, Any]) -> list[str]:
+    """Return the figures as text lines."""
+    page = [
+        f"processor time of rank 0 of {out['ranks']} in a round, without waiting",
+        "method  ms a round beside  us a client of" + "".join(f"{m:>7d}" for m in out["sizes"]),
+    ]
+    for method, f in out["methods"].items():
+        each = "".join(f"{1e6 * f['client_s'][str(m)]:7.1f}" for m in out["sizes"])
+        page.append(f"{method:7s} {1e3 * f['round_s']:17.2f} {'':15s}{each}")
+    return page
+
+
+# -- the job -------------------------------------------------------------------------------------------------
+
+
+class Polls:
+    """Counts the processor time that a process spends polling for messages.
+
+    Attributes:
+        seconds: so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def counted(self) -> Iterator[Polls]:
+        """Count within the block."""
+        inner = vars(mpi)["wait_until"]
+
+        def wait_until(ready: Callable[[], Any]) -> Any:
+            begin = time.thread_time()
+            answer = inner(ready)
+            self.seconds += time.thread_time() - begin
+            return answer
+
+        vars(mpi)["wait_until"] = wait_until
+        try:
+            yield self
+        finally:
+            vars(mpi)["wait_until"] = inner
+
+
+@contextmanager
+def untrained() -> Iterator[None]:
+    """Have clients answer with the model they were sent, and call every model equally good."""
+    names = ("sgd", "losses")
+    kept = {name: getattr(LocalClient, name) for name in names}
+
+    def sgd(self: LocalClient, start: Vector, key: Key, **options: Any) -> Trained:
+        return Trained(start, 1, 0.5, 0.1)
+
+    def losses(self: LocalClient, vector: Vector, split: Split | None = None) -> torch.Tensor:
+        return vector[:1]
+
+    for name, instead in zip(names, (sgd, losses), strict=True):
+        setattr(LocalClient, name, instead)
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(LocalClient, name, method)
+
+
+class SizedRounds(job.TurnRunner):
+    """Runs one round in a turn; the measuring process says with how many clients."""
+
+    def __init__(self, rounds: SynchronousEngine, polls: Polls) -> None:
+        super().__init__(rounds)
+        self.polls = polls
+
+    def round(self, num_clients: int) -> dict[str, float]:
+        """Return the seconds of a round, and rank 0's processor time without polls."""
+        self.rounds.sampler = replace(self.rounds.sampler, num_sampled=num_clients)
+        begin, cpu, polled = time.perf_counter(), time.thread_time(), self.polls.seconds
+        self.run_command("step")
+        cpu = time.thread_time() - cpu - (self.polls.seconds - polled)
+        return {"seconds": time.perf_counter() - begin, "server_cpu": cpu}
+
+    def lead(self, connection: Connection) -> None:
+        """Run rounds until the measuring process asks for no more; on rank 0."""
+        self.run_command("begin")
+        report: dict[str, Any] = {"ready": True}
+        while num_clients := self.report(connection, report):
+            report = self.round(num_clients)
+        self.run_command("end")
+
+
+if __name__ == "__main__":
+    with Polls().counted() as counted, untrained():
+        sys.exit(
+            job.main(sys.argv[1], sys.argv[2], sys.argv[3:], lambda rounds: SizedRounds(rounds, counted))
+        )
