@@ -21,6 +21,7 @@ WITHOUT_WEIGHTS = (  # models of 0.1 that took none
 NEW_KEYS: dict[str, Any] = {
     "table": None,
     "start": {"run": None, "part": "all"},
+    "output.clients": "all",
     "evaluation.by": [],
     "evaluation.train": False,
     "evaluation.distances": False,

@@ -460,6 +460,11 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     require(not (mixed and config.output.client_models), "output.client_models", True, remedy)
     remedy = "updates are compared in rounds only, under policy rounds; leave it out"
     require(policy.synchronous or not config.output.updates, "output.updates", True, remedy)
+    written = config.output.clients
+    remedy = "events.csv names the client of each upload, and clock.trace repeats them; take all"
+    require(policy.synchronous or written == "all", "output.clients", written, remedy)
+    remedy = "evaluation.matrices are ordered by the clusters of all clients; take all, or leave them out"
+    require(written == "all" or not config.evaluation.matrices, "output.clients", written, remedy)
 
     # cohorts
     num_sampled = cohort_size(config.participation, config.cohort_size, n)

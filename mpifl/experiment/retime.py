@@ -32,6 +32,7 @@ from .sweep_results import SWEEP_FILE, Found, is_complete, is_sweep, started_wit
 
 SECTIONS = ("network", "delay", "availability", "devices", "output")  # that `retime` may change
 ASYNCHRONOUS = "which upload comes first depends on the network: run it again under the new one"
+SOME_VISITS = "lacks visits (output.clients), from which the times are computed; run it again with all"
 NO_VISITS = "has no visits.csv, from which the times are computed; run it again"
 OTHER_TRAINING = "clients train in another way on other devices (per_client): run it again"
 NEW_FILES = ("config.yaml", "metrics.csv", "summary.json", "visits.csv", "clients.csv")  # written, not copied
@@ -62,6 +63,7 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
     run = load(name)
     config = loader.from_tree(Config, run.config)
     require(config.policy.fixed_visits, "RUN", name, ASYNCHRONOUS)
+    require(run.written == "all", "RUN", name, SOME_VISITS)
     require(bool(run.rows("visits.csv")), "RUN", name, NO_VISITS)
     parent = run.folder.resolve().parent
     parent = parent.parent if is_sweep(parent) else run.folder.parent
@@ -93,6 +95,7 @@ def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
     known = "has no complete case" if any(case.training for case in before) else ASYNCHRONOUS
     require(bool(ready), "RUN", str(old), known)
     for case, _ in ready:
+        require(case.config.output.clients == "all", "RUN", str(case.folder(old)), SOME_VISITS)
         require(bool(read_rows(case.folder(old) / "visits.csv")), "RUN", str(case.folder(old)), NO_VISITS)
     name, output = after[0].config.name, after[0].config.output
     chosen = output.id or folders.unused_id(

@@ -25,6 +25,7 @@ from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.federation import DataInfo
 from mpifl.core.metric import ACCURACY
 from mpifl.core.progress import VisitCounter, doing
+from mpifl.core.rng import key
 from mpifl.core.types import Server
 from mpifl.kernels import bindings
 from mpifl.results import run_folder as folders
@@ -32,7 +33,7 @@ from mpifl.results.identity import line
 from mpifl.results.logging import RankLog, warn_once
 from mpifl.results.metrics import client_distances, mixture_kl
 from mpifl.results.progress import Progress, ProgressFile
-from mpifl.results.recorder import Recorder, digest
+from mpifl.results.recorder import Recorder, digest, written_clients
 from mpifl.results.supervision import Signals, Watchdog
 from mpifl.runtime.engine import Record
 from mpifl.runtime.recovery import regroup
@@ -93,7 +94,12 @@ def run(
         if transport.is_server:
             names = context.duration.devices
             own = [path.rpartition(":")[2] for path in config.evaluation.metrics]
-            recorder = Recorder(folder, context.federation, config.evaluation.by, names, own, config.task)
+            written = written_clients(
+                config.output.clients, context.problem.num_clients, key(config.seed.training)
+            )
+            recorder = Recorder(
+                folder, context.federation, config.evaluation.by, names, own, config.task, written
+            )
         content = context.federation.content
         checkpoints = Checkpoints(folder, config, context.identity, signals, recorder, progress.say, content)
         begin = partial(checkpoints.find, from_start) if resumed else checkpoints.create
@@ -107,6 +113,8 @@ def run(
             with closing(store), RankLog(log, transport.is_server):
                 counter = VisitCounter(store.folder, transport.rank, transport.size)
                 server_step = build_server_step(context, store, counter)
+                if recorder is not None and recorder.written is not None:
+                    server_step.ledger.remember(recorder.written)
                 arrived = recorder.arrived if recorder else ignore
                 engine = build_engine(context, server_step, arrived, checkpoints)
                 file = progress_file(context, folder, saved, counter)
@@ -356,8 +364,7 @@ def finish(
         summary["asynchronous"] = asynchronous
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger = server_step.ledger.rows()
-    folders.write_csv(recorder.folder / "client_traffic.csv", server_step.ledger.per_client())
-    recorder.write_visits(server_step.ledger.moved.columns())
+    recorder.write_traffic(server_step.ledger.moved.columns(), server_step.ledger.per_client())
     rows = files if config.output.model else None
     recorder.close(rows, ledger, wire, context.federation.sizes, server.algorithm_state, summary)
 

@@ -247,6 +247,9 @@ class OutputConfig:
         client_models: write the model by which each evaluated client is evaluated to
             `client_models.safetensors`, for `Run.model(client=...)`; methods whose clients use rows of the
             server as they are need none.
+        clients: whose rows are in `clusters.csv`, `assignments.csv`, `client_traffic.csv` and `visits.csv`:
+            `all`; `sample`, 1000 of them drawn by `seed.training`; `none`, which leaves out these files and
+            `clients.csv`. Totals and metrics count everybody all the same. Synchronous rounds only.
         callbacks: what is told of the run's start, rounds, evaluations and end: `tensorboard`, `wandb`,
             `mlflow`, a class of your own as `package.module:Name`, or a mapping of `name` and options.
     """
@@ -257,11 +260,16 @@ class OutputConfig:
     updates: bool = False
     label: str | None = None
     client_models: bool = False
+    clients: str = "all"
     callbacks: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("id", self.id or "")
         require(self.label is None or bool(self.label.strip()), "label", self.label, "take a text, or null")
+        choices = ("all", "sample", "none")
+        require(self.clients in choices, "clients", self.clients, "take all, sample or none")
+        remedy = "writes a row for each client of each round; take output.clients: all, or leave it out"
+        require(self.clients == "all" or not self.updates, "updates", self.updates, remedy)
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # required columns of each f
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
 FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
+OF_CLIENTS = ("clients.csv", "clusters.csv", "assignments.csv", "client_traffic.csv", "visits.csv")
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,6 +138,12 @@ class Run:
         tree = {k: v for k, v in old_keys.without_new(self.config).items() if k not in hidden}
         tree |= {} if self.own_label is None else {"output.label": self.own_label}
         return json.dumps(tree, sort_keys=True, default=str)
+
+    @property
+    def written(self) -> str:
+        """Whose rows are in the tables of clients: `all`, `sample` or `none`."""
+        output = self.config.get("output")
+        return str(output.get("clients", "all")) if isinstance(output, Mapping) else "all"
 
     @property
     def own_label(self) -> str | None:
@@ -228,6 +235,8 @@ class Run:
         from .frames import frame_of
 
         required = self._required(file)
+        remedy = f"this run did not write {file}; run it with output.clients: all or sample"
+        require(self.written != "none" or file not in OF_CLIENTS, "output.clients", "none", remedy)
         return frame_of(_existing(self.folder / file), required, OLD_NAMES if file == "visits.csv" else None)
 
     # -- models and figures ----------------------------------------------------------------------------------
@@ -408,7 +417,8 @@ def load(folder: str | Path) -> Run:
         if isinstance(summary.get("identity"), dict):
             summary["identity"] = renamed(summary["identity"])
     run = Run(path, config, summary)
-    missing = [f for f in ("metrics.csv", "ledger.csv", "clusters.csv") if not (path / f).exists()]
+    needed = ["metrics.csv", "ledger.csv", *(["clusters.csv"] if run.written != "none" else [])]
+    missing = [f for f in needed if not (path / f).exists()]
     require(not missing, "RUN", str(folder), f"is incomplete: it has no {', '.join(missing)}; run it again")
     _check(run)
     return run
@@ -443,5 +453,5 @@ def _check(run: Run) -> None:
     steps = [int(row["round"]) for row in run.rows("metrics.csv")]
     good = bool(steps) and steps[-1] == summary["rounds"] and all(a < b for a, b in pairwise(steps))
     check(good, f"has rounds {shortened(str(steps))} in metrics.csv, {summary['rounds']} in all")
-    good = len(run.rows("clusters.csv")) == summary["clients"]
+    good = run.written != "all" or len(run.rows("clusters.csv")) == summary["clients"]
     check(good, f"has a clusters.csv without a row for each of {summary['clients']} clients")

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from mpifl.core.errors import require
 from mpifl.core.federation import Federation
 from mpifl.core.metric import ACCURACY, Metric
+from mpifl.core.rng import Key
 from mpifl.core.task import SUMS, Task
 
 from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, pooled, purity, spread
@@ -165,7 +166,22 @@ def _or_nan(value: float | None) -> float:
 
 
 AVERAGED = ("accuracy_cluster", "mixture_kl")  # NAME_all: mean over the evaluations after steps so far
+SAMPLE = 1000  # clients whose rows are written with `output.clients: sample`
 BUFFERED_ROWS = 500  # of events.csv: opening a file costs more than an arrival
+
+
+def written_clients(choice: str, num_clients: int, key: Key) -> np.ndarray | None:
+    """Return whose rows are written, ascending; None for everybody.
+
+    Args:
+        choice: `output.clients`.
+        num_clients: N.
+        key: of the draw.
+    """
+    if choice == "all":
+        return None
+    count = min(SAMPLE, num_clients) if choice == "sample" else 0
+    return np.sort(key.of("output clients").numpy().choice(num_clients, count, replace=False))
 
 
 class Recorder:
@@ -179,6 +195,8 @@ class Recorder:
             `events.csv`; empty where all are alike.
         own: Names of the metrics of the user.
         task: What is measured; None: accuracy.
+        written: Clients whose rows are written, ascending; where it is empty, the tables of clients are left
+            out; None: everybody.
 
     Attributes:
         metrics: `metrics.csv`.
@@ -196,8 +214,9 @@ class Recorder:
         devices: Sequence[str] = (),
         own: Sequence[str] = (),
         task: Task | None = None,
+        written: np.ndarray | None = None,
     ) -> None:
-        self.task = task
+        self.task, self.written = task, written
         self.folder, self.federation, self.groups = folder, federation, federation.groups
         self.by, self.devices, self.own = by, devices, own
         self.metrics, self.events = GrowingCsv(folder / "metrics.csv"), GrowingCsv(folder / "events.csv")
@@ -207,7 +226,7 @@ class Recorder:
         self.timing: list[dict[str, Any]] = []
         self.last: dict[str, float | int] = {}
         self.clients: list[dict[str, Any]] = []
-        self._labels: list[np.ndarray] = []
+        self._labels: np.ndarray | None = None  # of the last evaluation [N]
         self._placed = np.zeros(0, bool)
         self._arrivals: list[Mapping[str, Any]] = []
         self._history: dict[str, list[float]] = {}  # values so far of the figures in `AVERAGED`
@@ -243,7 +262,7 @@ class Recorder:
         targets, sizes = self.federation.targets, self.federation.sizes
         pool = min(self.federation.test_pool, int(sizes[clients, 2].sum()))
         aimed = None if targets is None else np.isin(clients, targets)
-        before = self._labels[-1] if self._labels else None
+        before = self._labels
         kinds = {"group": self.groups, "cluster": labels if placed is None else np.where(placed, labels, -1)}
         by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
         samples = sizes[clients, 2]
@@ -277,11 +296,12 @@ class Recorder:
             {"client": int(k), "cluster": int(labels[k]), **{n: float(v[i]) for n, v in single.items()}}
             for i, k in enumerate(clients)
         ]
-        changed = np.arange(len(labels)) if before is None else np.flatnonzero(labels != before)
-        self.assignments.append(
-            *({"round": step, "client": int(k), "cluster": int(labels[k])} for k in changed)
-        )
-        self._labels.append(labels)
+        of, then = self._rows(labels), None if before is None else self._rows(before)
+        changed = np.arange(len(of)) if then is None else np.flatnonzero(of != then)
+        who = changed if self.written is None else self.written[changed]
+        pairs = zip(who.tolist(), of[changed].tolist(), strict=True)
+        self.assignments.append(*({"round": step, "client": k, "cluster": c} for k, c in pairs))
+        self._labels = labels
         return row
 
     def _check_own(self, others: Mapping[str, Any]) -> None:
@@ -319,7 +339,7 @@ class Recorder:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON can hold it; writes the rows that are still buffered."""
         self._write_arrivals()
-        before = self._labels[-1].tolist() if self._labels else None
+        before = None if self._labels is None else self._labels.tolist()
         placed = self._placed.tolist()
         return {
             "timing": self.timing,
@@ -340,7 +360,7 @@ class Recorder:
             events: The bytes of `events.csv` then; what follows them is dropped.
         """
         self.timing, self.last = state["timing"], state["last"]
-        self._labels = [] if state["labels"] is None else [np.array(state["labels"])]
+        self._labels = None if state["labels"] is None else np.array(state["labels"])
         self._placed = np.array(state["placed"], bool)
         self._history = {name: list(values) for name, values in state.get("history", {}).items()}
         self.metrics.restore(metrics)
@@ -348,14 +368,31 @@ class Recorder:
         self.updates.truncate(state.get("updates", 0))
         self.assignments.truncate(state.get("assignments", 0))
 
+    def _rows(self, values: np.ndarray) -> np.ndarray:
+        """Return the values, of all clients [N], of those whose rows are written."""
+        return values if self.written is None else values[self.written]
+
+    @property
+    def _writes_clients(self) -> bool:
+        """Whether there are tables of clients."""
+        return self.written is None or len(self.written) > 0
+
     def _with_device(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a row with the device of its client, where clients have one."""
         return {**row, "device": self.devices[int(row["client"])]} if self.devices else row
 
-    def write_visits(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Write `visits.csv`, with a column `device` where clients have one."""
-        devices = {"device": [self.devices[k] for k in columns["client"]]} if self.devices else {}
-        write_columns(self.folder / "visits.csv", {**columns, **devices})
+    def write_traffic(self, visits: Mapping[str, Sequence[Any]], clients: Mapping[str, np.ndarray]) -> None:
+        """Write `visits.csv`, with a column `device` where clients have one, and `client_traffic.csv`.
+
+        Args:
+            visits: Columns: what each visit moved.
+            clients: Columns: what each client moved in the whole run.
+        """
+        if not self._writes_clients:
+            return
+        devices = {"device": [self.devices[k] for k in visits["client"]]} if self.devices else {}
+        write_columns(self.folder / "visits.csv", {**visits, **devices})
+        write_columns(self.folder / "client_traffic.csv", {k: v.tolist() for k, v in clients.items()})
 
     def _write_arrivals(self) -> None:
         self.events.append(*self._arrivals)
@@ -390,8 +427,9 @@ class Recorder:
                 row["device"] = self.devices[k]
             if self.federation.attackers is not None:
                 row["attacker"] = int(k in self.federation.attackers)
-        write_csv(self.folder / "clients.csv", self.clients)
-        write_csv(self.folder / "clusters.csv", self._clusters())
+        if self._writes_clients:
+            write_csv(self.folder / "clients.csv", self.clients)
+            write_columns(self.folder / "clusters.csv", self._clusters())
         write_csv(self.folder / "ledger.csv", ledger)
         write_csv(self.folder / "mpi_traffic.csv", mpi_traffic)
         write_csv(self.folder / "timing.csv", self.timing)
@@ -427,11 +465,10 @@ class Recorder:
         means = {block: {k: float(np.nanmean(v)) for k, v in sorted(f.items())} for block, f in found.items()}
         return {"updates": means}
 
-    def _clusters(self) -> list[dict[str, Any]]:
-        """Return the rows of `clusters.csv`: final cluster, true group (-1 for none), whether it is known."""
-        final = self._labels[-1] if self._labels else np.zeros(0, int)
+    def _clusters(self) -> dict[str, list[int]]:
+        """Return the columns of `clusters.csv`: final cluster, true group (-1: none), whether it is known."""
+        final = np.zeros(0, int) if self._labels is None else self._labels
         truth = self.groups if self.groups is not None else np.full(len(final), -1)
-        return [
-            {"client": k, "cluster": int(c), "group": int(g), "placed": int(p)}
-            for k, (c, g, p) in enumerate(zip(final, truth, self._placed, strict=True))
-        ]
+        who = np.arange(len(final)) if self.written is None else self.written[: len(final)]
+        columns = {"client": who, "cluster": final[who], "group": truth[who], "placed": self._placed[who]}
+        return {name: values.astype(int).tolist() for name, values in columns.items()}

@@ -461,6 +461,7 @@ def _matrices(
     count = len(cluster)
     if count < 2:
         return None
+    every = run.written == "all"  # else the labels of all clients are not there
     found: list[tuple[str, np.ndarray]] = []
     for file, titles, arrays in (
         ("algorithm_state.npz", MATRICES, run.algorithm_state),
@@ -468,7 +469,7 @@ def _matrices(
     ):
         for name, (title, _) in titles.items():
             values = arrays.get(name)
-            if values is None or values.ndim != 2 or not np.isfinite(values).any():
+            if not every or values is None or values.ndim != 2 or not np.isfinite(values).any():
                 continue
             remedy = f"{file}: {title} has shape {values.shape}, for {count} clients; run it again"
             require(values.shape == (count, count), "RUN", str(run.folder), remedy)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import statistics
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -44,7 +46,6 @@ class Scheduler:
         stack: tasks are placed in blocks of so many, because those of a block are trained together.
 
     Attributes:
-        home: node of each client [N]; it matters where `pinned`.
         speed: rank -> relative work per second.
     """
 
@@ -60,10 +61,15 @@ class Scheduler:
         self.stack = stack
         self.pinned, self.shuffle, self.calls = pinned, shuffle, 0
         self._set_workers(nodes, workers)
-        distinct = list(self.groups)
-        self.home = np.full(len(sizes), distinct[0])
-        if len(distinct) > 1:
-            self.home = balance(sizes, distinct, [float(len(self.groups[node])) for node in distinct])
+        self._sizes, self._homes = sizes, {node: len(ranks) for node, ranks in self.groups.items()}
+
+    @cached_property
+    def home(self) -> np.ndarray:
+        """Node of each client [N]; it matters where `pinned`, and lasts where ranks are lost."""
+        nodes = list(self._homes)
+        if len(nodes) == 1:
+            return np.broadcast_to(np.int64(nodes[0]), len(self._sizes))
+        return balance(self._sizes, nodes, [float(count) for count in self._homes.values()])
 
     def _set_workers(self, nodes: Sequence[int], workers: Sequence[int]) -> None:
         self.workers, self.speed = list(workers), dict.fromkeys(workers, 1.0)
@@ -137,17 +143,17 @@ class Scheduler:
             out[at_home] = np.resize(ranks, len(at_home))
         return out
 
-    def record_speed(self, rank: int, work: float, seconds: float) -> None:
-        """Update the mean speed of a worker.
+    def record_speeds(self, work: Sequence[float], seconds: Sequence[float]) -> None:
+        """Update the mean speeds of the workers.
 
         Args:
-            rank: of the worker.
-            work: what it did, in the unit of costs.
-            seconds: that it took.
+            work: what each rank did, in the unit of costs [P].
+            seconds: that each took [P].
         """
-        if work > 0 and seconds > 0 and rank in self.speed:
-            before = self._measured.get(rank, work / seconds)
-            self._measured[rank] = before + SPEED_DECAY * (work / seconds - before)
-            middle = float(np.median(list(self._measured.values())))
-            for r, s in self._measured.items():
-                self.speed[r] = s / middle
+        for rank, (done, taken) in enumerate(zip(work, seconds, strict=True)):
+            if done > 0 and taken > 0 and rank in self.speed:
+                before = self._measured.get(rank, done / taken)
+                self._measured[rank] = before + SPEED_DECAY * (done / taken - before)
+        if self._measured:
+            middle = statistics.median(self._measured.values())
+            self.speed |= {rank: speed / middle for rank, speed in self._measured.items()}

@@ -596,11 +596,12 @@ class ServerStep:
             parts = self.transport.gather((tables, results.seconds, results.dropped), "notes")
         if parts is None:
             return None
-        for rank, (part, seconds, _) in enumerate(parts):
-            samples = float(sum(t.num_samples.sum() for t in part if t.fresh))
-            if self.config.effort is not None and hook == "local_update":
-                samples = float(sum(self.costs[t.client].sum() for t in part if t.fresh))
-            self.scheduler.record_speed(rank, samples, seconds)
+        weighs = self.config.effort is not None and hook == "local_update"
+        work = [
+            float(sum((self.costs[t.client] if weighs else t.num_samples).sum() for t in part if t.fresh))
+            for part, _, _ in parts
+        ]
+        self.scheduler.record_speeds(work, [seconds for _, seconds, _ in parts])
         tables = [table for part, _, _ in parts for table in part]
         dropped = sorted((d for *_, some in parts for d in some), key=lambda d: d.client)
         self.drop(dropped, nobody=not any(table.fresh for table in tables))

@@ -94,7 +94,7 @@ class SynchronousEngine(Engine):
         server_step, server = self.server_step, self.server
         if command == "begin":
             self.server = server_step.initialize()
-            self.virtual = self._end(0, self._cohort, server_step.visits)
+            self.virtual = self._end(0, self._cohort, self._cohort[:0])
         elif command == "restore":
             self._restore()
         elif command == "step":
@@ -114,9 +114,9 @@ class SynchronousEngine(Engine):
             self._cohort = self.sampler(step)
             self._plan = self._planned(self.server, step)
             self._cohort = self._cohort if self._plan is None else self._plan.cohort
-        visits = server_step.visits.copy()
-        self.server, _ = server_step.step(self.server, self._cohort, self._plan)
-        self.virtual = self._end(step, self._cohort, visits)
+        self.server, notes = server_step.step(self.server, self._cohort, self._plan)
+        trained = self._cohort[:0] if notes is None else notes.client[notes.fresh]
+        self.virtual = self._end(step, self._cohort, trained)
         if self._plan is not None:
             self.left_out[self._plan.late] += 1
 
@@ -165,18 +165,25 @@ class SynchronousEngine(Engine):
                 self.left_out = np.array(self._saved.values["left_out"], np.int64)
         self.server_step.distribute(self.server)
 
-    def _end(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> float:
+    def _end(self, step: int, cohort: np.ndarray, trained: np.ndarray) -> float:
         """Return when a step is over, in virtual seconds; on rank 0.
 
         Args:
             step: 0 before the first.
             cohort: clients that took part.
-            visits: of each client before the step [N].
+            trained: clients whose visits of the step are counted.
         """
         if self.duration is None or not self.server_step.transport.is_server:
             return self.virtual
         ledger = self.server_step.ledger
-        moved, plan = ledger.close(step, cohort, visits + self.left_out), self._plan
+        counted, plan = self.server_step.visits, self._plan
+
+        def visits(clients: np.ndarray) -> np.ndarray:
+            """Return how many visits clients had begun before the step."""
+            before: np.ndarray = counted[clients] - np.isin(clients, trained) + self.left_out[clients]
+            return before
+
+        moved = ledger.close(step, cohort, visits)
         if plan is None:
             moved = moved.sizes() if self.duration.same_for_all else moved
             return self.duration.round_end(self.virtual, moved, ledger.cast_bytes(step))

@@ -185,12 +185,18 @@ class Ledger:
         self._streams = np.full(num_clients, SEVERAL, np.int32)  # the row that each client read last
         self._totals: Counter[tuple[str, int]] = Counter()
         self._casts: Counter[int] = Counter()  # step -> downloaded bytes, each stream once
+        self._kept: np.ndarray | None = None  # whose moves are remembered, bool [N]; None: those of all
         self._undo: list[Callable[[], object]] = []  # undo what was counted since a commit
 
     @property
     def moved(self) -> Moves:
         """What each client moved in each synchronous step that is closed."""
         return Moves(np.concatenate([np.zeros((0, len(MOVED)), np.int64), *self._moved]))
+
+    def remember(self, clients: np.ndarray) -> None:
+        """Remember what these clients move in each step, and not what others do; sums count everybody."""
+        self._kept = np.zeros(len(self.up), bool)
+        self._kept[clients] = True
 
     def commit(self) -> None:
         """Make what was counted permanent."""
@@ -365,25 +371,25 @@ class Ledger:
         """Return the bytes downloaded in a step if each row is sent once to all its readers."""
         return self._casts[step]
 
-    def close(self, step: int, cohort: np.ndarray, visits: np.ndarray) -> Moves:
+    def close(self, step: int, cohort: np.ndarray, visits: Callable[[np.ndarray], np.ndarray]) -> Moves:
         """Close a synchronous step; return what each client moved since the last call.
 
         Args:
             step: 0 before training.
             cohort: clients that trained.
-            visits: how many visits each client had made before the step [N].
+            visits: returns how many visits each of some clients [c] had made before the step [c].
         """
         self._open_columns.append((cohort, "down", 0))  # also who moved nothing
         who, down, up = self._moved_so_far()
-        done = np.stack([np.full(len(who), step), who, visits[who], np.isin(who, cohort), down, up], axis=1)
+        done = np.stack([np.full(len(who), step), who, visits(who), np.isin(who, cohort), down, up], axis=1)
         self._open, self._open_columns = {}, []
-        self._moved.append(done)
+        self._moved.append(done if self._kept is None else done[self._kept[who]])
         return Moves(done)
 
-    def per_client(self) -> list[dict[str, int]]:
-        """Return what each client moved in the whole run, by unicast, ready for `client_traffic.csv`."""
-        both = zip(self.up.tolist(), self.down.tolist(), strict=True)
-        return [{"client": k, "bytes_up": u, "bytes_down": d} for k, (u, d) in enumerate(both)]
+    def per_client(self) -> dict[str, np.ndarray]:
+        """Return what each remembered client moved in the whole run, the columns of `client_traffic.csv`."""
+        which = np.arange(len(self.up)) if self._kept is None else np.flatnonzero(self._kept)
+        return {"client": which, "bytes_up": self.up[which], "bytes_down": self.down[which]}
 
     def rows(self) -> list[dict[str, object]]:
         """Return one row per entry, ready for `ledger.csv`."""

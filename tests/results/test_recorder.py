@@ -14,7 +14,11 @@ from support import worlds
 
 from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.core.errors import UserError
+from mpifl.experiment.retime import retime
 from mpifl.experiment.schema import EvaluationConfig
+from mpifl.results import recorder as recorder_module
+from mpifl.results.reader import load
 from mpifl.results.recorder import Recorder, digest, metrics_row
 
 TRAINED = ("mean", "worst", "std", "variance", "standard_error")
@@ -322,3 +326,65 @@ def test_groups_that_join_after_the_end_are_evaluated_but_never_train(tmp_path):
     assert {row["messages"] for row in rows} == {"4"}
     (clients,) = tmp_path.glob("*/clients.csv")
     assert len(clients.read_text().splitlines()) == 9
+
+
+FILES = {"clients.csv", "clusters.csv", "assignments.csv", "client_traffic.csv", "visits.csv"}
+IFCA = ["--algorithm", "{name: ifca, num_clusters: 2}", "--rounds", "2", "--evaluation.every", "1", "-q"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> dict[str, Path]:
+    """A run for each choice of `output.clients`; a sample is of 3 clients."""
+    parent, out = tmp_path_factory.mktemp("written"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder_module, "SAMPLE", 3)
+        for choice in ("all", "sample", "none"):
+            place = ["--output.folder", str(parent), "--output.id", choice, "--output.clients", choice]
+            assert cli.main(["run", str(TINY), *IFCA, *place]) == 0
+            (out[choice],) = parent.glob(f"*-{choice}")
+    return out
+
+
+def test_tables_of_clients_hold_all_a_sample_or_nobody_and_totals_count_everybody(written):
+    runs = {choice: load(str(folder)) for choice, folder in written.items()}
+    assert len({run.summary["digest"] for run in runs.values()}) == 1
+    for name in ("ledger.csv", "metrics.csv"):
+        tables = [[{**row, "seconds": ""} for row in run.rows(name)] for run in runs.values()]
+        assert tables[0] == tables[1] == tables[2]
+    kept = {row["client"] for row in runs["sample"].rows("clusters.csv")}
+    assert len(kept) == 3
+    for name in FILES - {"clients.csv"}:
+        every, some = (runs[choice].rows(name) for choice in ("all", "sample"))
+        assert some == [row for row in every if row["client"] in kept]
+        assert len(some) < len(every)
+    assert {path.name for path in written["sample"].iterdir()} >= FILES
+    assert not FILES & {path.name for path in written["none"].iterdir()}
+
+
+def test_what_reads_clients_that_were_not_written_says_so(written):
+    with pytest.raises(UserError, match=r"did not write visits\.csv"):
+        assert load(str(written["none"])).visits
+    for choice in ("sample", "none"):
+        with pytest.raises(UserError, match="lacks visits"):
+            retime(str(written[choice]), ["--network.name", "wireless-slow"])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("choice", ["sample", "none"])
+def test_a_report_of_a_run_without_the_rows_of_all_clients_is_written(written, choice):
+    assert cli.main(["report", str(written[choice])]) == 0
+    assert list(written[choice].glob("**/*.html"))
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (["--policy", "every_arrival", "--algorithm", "fedasync"], "clock.trace repeats them"),
+        (["--evaluation.matrices", "[parameters]"], "evaluation.matrices are ordered"),
+        (["--output.updates", "true"], "writes a row for each client"),
+    ],
+)
+def test_what_needs_the_rows_of_all_clients_is_refused(tmp_path, capsys, options, remedy):
+    place = ["--output.folder", str(tmp_path), "--output.clients", "sample"]
+    assert cli.main(["run", str(TINY), *place, *options, "-q"]) == 2
+    assert remedy in capsys.readouterr().err

@@ -83,17 +83,15 @@ def test_a_shuffled_schedule_is_random_reproducible_and_different_each_time():
 def test_a_worker_that_was_slow_lately_gets_less():
     """Speeds 10, 10, 10; then 10/3 for rank 3: 10 - 0.3 * (10 - 10/3) = 8, and in the end 10/3."""
     scheduler = Scheduler((0,) * 4, (1, 2, 3), np.ones(12))
-    for rank in (1, 2, 3):
-        scheduler.record_speed(rank, 10.0, 1.0)
+    scheduler.record_speeds([0.0, 10.0, 10.0, 10.0], [0.0, 1.0, 1.0, 1.0])
     assert_array_equal(np.bincount(scheduler.assign(np.arange(12), np.ones(12)))[1:], [4, 4, 4])
-    scheduler.record_speed(3, 10.0, 3.0)
+    scheduler.record_speeds([0.0, 0.0, 0.0, 10.0], [0.0, 0.0, 0.0, 3.0])
     assert scheduler.speed == pytest.approx({1: 1.0, 2: 1.0, 3: 0.8})
     for _ in range(40):
-        scheduler.record_speed(3, 10.0, 3.0)
+        scheduler.record_speeds([0.0, 0.0, 0.0, 10.0], [0.0, 0.0, 0.0, 3.0])
     assert scheduler.speed[3] == pytest.approx(1 / 3, rel=1e-4)
     assert_array_equal(np.bincount(scheduler.assign(np.arange(14), np.ones(14)))[1:], [6, 6, 2])
-    scheduler.record_speed(0, 10.0, 1.0)  # rank 0 hosts nobody
-    scheduler.record_speed(3, 0.0, 1.0)  # nothing done, nothing learnt
+    scheduler.record_speeds([10.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0])  # rank 0 hosts nobody, 3 did nothing
     assert scheduler.speed[3] == pytest.approx(1 / 3, rel=1e-4)
     scheduler.speed[3] = 1e-6  # however slow, a worker is tried again
     assert np.bincount(scheduler.assign(np.arange(3), np.ones(3)), minlength=4)[3] == 1

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_array_equal, assert_equal
 from support import worlds
 
 from mpifl.algorithms.registry import CATALOGUE
@@ -37,7 +37,11 @@ def test_entries_by_hand():
     ]
     assert {(row["step"], row["kind"], row["name"]) for row in (everyone, one, up)} == {(1, "model", "model")}
     assert ledger.cast_bytes(1) == 40
-    assert ledger.per_client()[1] == {"client": 1, "bytes_up": 0, "bytes_down": 40}
+    assert {name: values.tolist() for name, values in ledger.per_client().items()} == {
+        "client": [0, 1, 2],
+        "bytes_up": [40, 0, 0],
+        "bytes_down": [20, 40, 0],
+    }
     assert_array_equal(ledger.up, [40, 0, 0])
     assert_array_equal(ledger.down, [20, 40, 0])
     assert (ledger.total("up"), ledger.total("down", 1), ledger.total("down", 2)) == (40, 60, 0)
@@ -64,7 +68,7 @@ def test_what_is_rolled_back_was_never_counted():
     once, again = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))
     for ledger in (once, again):
         enter(ledger, 1)
-        ledger.close(1, np.array([0, 1]), np.zeros(3, int))
+        ledger.close(1, np.array([0, 1]), np.zeros(3, int).take)
         ledger.commit()
     before = counted(again)
     enter(again, 2)
@@ -78,9 +82,11 @@ def test_what_is_rolled_back_was_never_counted():
         enter(ledger, 2)
         ledger.commit()
     assert again.rows() == once.rows()
-    assert again.per_client() == once.per_client()
+    assert_equal(again.per_client(), once.per_client())
     assert again.cast_bytes(2) == once.cast_bytes(2) > 0
-    assert again.close(2, np.array([2]), np.ones(3, int)) == once.close(2, np.array([2]), np.ones(3, int))
+    assert again.close(2, np.array([2]), np.ones(3, int).take) == once.close(
+        2, np.array([2]), np.ones(3, int).take
+    )
 
 
 def test_what_was_counted_of_a_step_before_stays_when_the_rest_is_rolled_back():
@@ -94,7 +100,7 @@ def test_what_was_counted_of_a_step_before_stays_when_the_rest_is_rolled_back():
         again.roll_back()
     assert again.rows() == once.rows()
     assert again.totals() == once.totals()
-    assert again.per_client() == once.per_client()
+    assert_equal(again.per_client(), once.per_client())
     assert (again.total("up", 1), again.cast_bytes(1)) == (once.total("up", 1), once.cast_bytes(1))
 
 
@@ -103,7 +109,7 @@ def test_a_ledger_goes_on_from_its_state_as_if_nothing_had_happened():
     whole, broken = (Ledger(3, Payload(header_bytes=1)) for _ in range(2))
     for ledger in (whole, broken):
         enter(ledger, 1)
-        ledger.close(1, np.array([0, 1]), np.zeros(3, int))
+        ledger.close(1, np.array([0, 1]), np.zeros(3, int).take)
         ledger.add_reads(2, {0: {"model": (1,)}, 1: {"model": (1,)}}, {"model": 5})
     resumed = Ledger(3, Payload(header_bytes=1))
     resumed.load_state_dict(broken.state_dict())
@@ -111,7 +117,7 @@ def test_a_ledger_goes_on_from_its_state_as_if_nothing_had_happened():
         ledger.add_up(2, "model", 0, 5)
         ledger.add_up(2, "model", 1, 5)
     visits = np.ones(3, int)
-    assert resumed.close(2, np.array([0, 1]), visits) == whole.close(2, np.array([0, 1]), visits)
+    assert resumed.close(2, np.array([0, 1]), visits.take) == whole.close(2, np.array([0, 1]), visits.take)
     assert resumed.rows() == whole.rows()
     assert resumed.moved == whole.moved
     assert [resumed.cast_bytes(t) for t in (1, 2)] == [whole.cast_bytes(t) for t in (1, 2)]
@@ -137,7 +143,9 @@ def test_several_clients_at_once_are_entered_as_one_by_one():
         singly.add_down(1, "time_stamp", k, 1, note=True)
     assert together.rows() == singly.rows()
     assert {row["stream"] for row in together.rows() if row["name"] == "tau"} == {0, 1, ""}
-    assert together.close(1, clients, np.zeros(4, int)) == singly.close(1, clients, np.zeros(4, int))
+    assert together.close(1, clients, np.zeros(4, int).take) == singly.close(
+        1, clients, np.zeros(4, int).take
+    )
     assert (together.total("up"), together.cast_bytes(1)) == (singly.total("up"), singly.cast_bytes(1))
 
 
@@ -146,12 +154,12 @@ def test_a_step_that_is_closed_is_over():
     ledger = Ledger(3)
     ledger.add_up(1, "model", 0, 10)
     ledger.add_up(1, "tau", 2, 1, note=True)
-    assert ledger.close(1, np.array([0, 1]), np.array([4, 5, 6])) == [
+    assert ledger.close(1, np.array([0, 1]), np.array([4, 5, 6]).take) == [
         Moved(1, 0, 4, True, 0, 40),
         Moved(1, 1, 5, True, 0, 0),
         Moved(1, 2, 6, False, 0, 4),
     ]
-    assert ledger.close(2, np.array([0]), np.array([5, 6, 6])) == [Moved(2, 0, 5, True, 0, 0)]
+    assert ledger.close(2, np.array([0]), np.array([5, 6, 6]).take) == [Moved(2, 0, 5, True, 0, 0)]
 
 
 def test_sizes_of_messages_by_hand():
@@ -288,3 +296,19 @@ def test_pairs_look_under_partial_participation(looks, tmp_path):
     W = done.server.algorithm_state["distance"]
     assert {(a, b) for a, b in np.argwhere(~np.isnan(W)).tolist() if a != b} == met
     assert not np.isnan(np.diag(W)[sorted(seen)]).any()
+
+
+def test_a_ledger_that_remembers_some_clients_counts_all():
+    ledger = Ledger(3, Payload(header_bytes=1))
+    ledger.remember(np.array([1]))
+    ledger.add_up(1, "model", np.arange(3), 5)
+    moved = ledger.close(1, np.arange(3), np.array([4, 5, 6]).take)
+    assert len(moved) == 3
+    assert list(ledger.moved) == [moved[1]]
+    assert (moved[1].client, moved[1].visit) == (1, 5)
+    assert {name: values.tolist() for name, values in ledger.per_client().items()} == {
+        "client": [1],
+        "bytes_up": [21],
+        "bytes_down": [0],
+    }
+    assert ledger.total("up") == 3 * 21
