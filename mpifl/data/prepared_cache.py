@@ -1,7 +1,8 @@
 """Folders of arrays, written once, checked by SHA-256, memory-mapped by all ranks of a node.
 
 A folder is built under a temporary name beside its final place and renamed when complete, so that concurrent
-builders never see unfinished folders; the first to finish wins and the others use its folder.
+builders never see unfinished folders. Of processes that need the same folder one builds it and the others
+wait; where files cannot be locked all build, the first to finish wins and the others use its folder.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.files import new_array
+from mpifl.core.files import new_array, try_lock
 from mpifl.core.progress import doing, each
 
 META = "meta.json"
+WAIT_S = 0.05  # between two looks whether another process has built a folder
 Progress = Callable[[str], None]
 
 
@@ -90,6 +92,37 @@ def ensure(
         return folder
     if not build:
         raise CacheMissing(f"the data cache {folder} {wrong}")
+    with _building(folder, progress) as waited:
+        if not waited or flaw(folder, verify=False):
+            _build(folder, fill, progress, wrong)
+    return folder
+
+
+@contextmanager
+def _building(folder: Path, progress: Progress) -> Iterator[bool]:
+    """Wait until no other process builds a folder, and keep others from it; yield whether there was one."""
+    lock, waited = folder.with_name(f".{folder.name}.lock"), False
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError:  # `_build` says why nothing can be written there
+        yield False
+        return
+    with file:
+        if not try_lock(file):
+            progress(f"another process prepares {folder}: waiting for it")
+            with doing("waiting for data that another process prepares"):
+                waited = True
+                while not try_lock(file):
+                    time.sleep(WAIT_S)
+        try:
+            yield waited
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _build(folder: Path, fill: Callable[[Path], Mapping[str, Any]], progress: Progress, wrong: str) -> None:
+    """Build a folder, in the place of one that is not there or damaged."""
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
     try:
         if os.path.lexists(folder):
@@ -105,7 +138,6 @@ def ensure(
         raise UserError("data.cache", str(folder.parent), remedy) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder
 
 
 def flaw(folder: Path, verify: bool) -> str:

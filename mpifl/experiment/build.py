@@ -454,6 +454,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     by = config.evaluation.by
     remedy = "this scenario has no true groups to average over; take cluster, or leave it out"
     require("group" not in by or federation.groups is not None, "evaluation.by", list(by), remedy)
+    remedy = "all clients are on one kind of device; name classes in `devices`, or leave it out"
+    require("device" not in by or bool(parts.duration.devices), "evaluation.by", list(by), remedy)
 
     mixed = hasattr(algorithm, "num_components")
     remedy = "this method evaluates clients by mixtures of several models; leave it out"

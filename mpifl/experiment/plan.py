@@ -27,7 +27,8 @@ from mpifl.aggregation.collective_choice import (
     is_sharded,
 )
 from mpifl.aggregation.robust_mixer import busiest_bytes as robust_bytes
-from mpifl.aggregation.robust_rules import CoordinateRule, NoRule, Rule, name_of
+from mpifl.aggregation.robust_rules import CoordinateRule, DistanceRule, NoRule, Rule, name_of
+from mpifl.aggregation.secure_sum import MaskedSums
 from mpifl.aggregation.tables import read_rows
 from mpifl.comm.transport import Single, Transport, on_server
 from mpifl.core.capabilities import OneShotStatistics, SecondLook, ServerEvaluation, uses
@@ -45,7 +46,7 @@ from . import loader
 from .build import build, build_server_step, open_data
 from .context import RunContext
 from .data_preview import named_classes
-from .measured_times import MeasuredTimes, measure
+from .measured_times import VISITS, MeasuredTimes, measure
 from .memory_forecast import MeasuredMemory, StateMemory, peak_memory
 from .schema import Config
 from .time_forecast import (
@@ -194,6 +195,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
 
         kept = traffic.kept * _num_kept(context)
         page += ["", *time_lines(measured, at, room, planned_ranks(context), asked, cores, kept)]
+        page += _uncounted_lines(context)
     return "\n".join(page)
 
 
@@ -475,6 +477,19 @@ def _privacy_lines(context: RunContext) -> list[str]:
         what = f"{times} visits, the most of any client"
     end = f"epsilon = {accountant.epsilon(times):.4g} at delta = {accountant.delta:g} after {what}"
     return [f"privacy                 {end} ({accountant.neighbours})"]
+
+
+def _uncounted_lines(context: RunContext) -> list[str]:
+    """Return what times leave out: what grows with the pairs of a cohort, of which few are measured."""
+    config, m = context.config, context.decisions.num_sampled
+    left = []
+    if isinstance(config.secure_aggregation, MaskedSums):
+        left.append("masks and key shares of secure_aggregation")
+    if isinstance(config.robust, DistanceRule):
+        left.append(f"distances of {name_of(config.robust).replace('_', ' ')}")
+    if not left or m <= VISITS:
+        return []
+    return [f"not counted             {' and '.join(left)} between {m} clients: {VISITS} were measured"]
 
 
 def _both(sizes: Sequence[int]) -> str:

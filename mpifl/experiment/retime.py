@@ -34,6 +34,7 @@ SECTIONS = ("network", "delay", "availability", "devices", "output")  # that `re
 ASYNCHRONOUS = "which upload comes first depends on the network: run it again under the new one"
 SOME_VISITS = "lacks visits (output.clients), from which the times are computed; run it again with all"
 NO_VISITS = "has no visits.csv, from which the times are computed; run it again"
+BY_DEVICE = "averages its metrics by devices, which change: run it again, or leave `devices` as they are"
 OTHER_TRAINING = "clients train in another way on other devices (per_client): run it again"
 NEW_FILES = ("config.yaml", "metrics.csv", "summary.json", "visits.csv", "clients.csv")  # written, not copied
 
@@ -73,6 +74,8 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
     old = loader.from_tree(Config, run.config)
     trains = old.devices == config.devices or not names_devices(config.per_client)
     require(trains, "devices", config.devices, OTHER_TRAINING)
+    same = old.devices == config.devices or "device" not in old.evaluation.by
+    require(same, "devices", config.devices, BY_DEVICE)
     folder = write_retimed(run, config)
     return folder, f"results: {folder}"
 
@@ -91,6 +94,8 @@ def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
     if "devices" in asked:
         named = any(names_devices(case.config.per_client) for case in before)
         require(not named, "devices", asked["devices"], OTHER_TRAINING)
+        by_device = any("device" in case.config.evaluation.by for case in before)
+        require(not by_device, "devices", asked["devices"], BY_DEVICE)
     ready = [(a, b) for a, b in zip(before, after, strict=True) if is_complete(a, old) and a.training]
     known = "has no complete case" if any(case.training for case in before) else ASYNCHRONOUS
     require(bool(ready), "RUN", str(old), known)

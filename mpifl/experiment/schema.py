@@ -74,8 +74,9 @@ class EvaluationConfig:
         finetune_epochs: evaluate each client a second time after this many epochs on its training data
             (column `accuracy_finetuned`): the personalised accuracy of a shared model; 0 does not.
         by: what else accuracies are averaged over: `group`, the clients of each true group (column
-            `accuracy_group0_mean`, ...), and `cluster`, those of each estimated cluster
-            (`accuracy_cluster0_mean`, ...).
+            `accuracy_group0_mean`, ...), `cluster`, those of each estimated cluster
+            (`accuracy_cluster0_mean`, ...), and `device`, those of each class of devices
+            (`accuracy_device_phone_mean`, ...).
         train: evaluate each client on its training data, too, by the same model (columns `accuracy_train_*`,
             the variance in percent squared as `accuracy_variance`).
         distances: mean L2 distances between the models that clients upload, after local training and before
@@ -105,8 +106,8 @@ class EvaluationConfig:
         epochs = self.finetune_epochs
         require(epochs >= 0, "finetune_epochs", epochs, "take 0 (do not fine-tune) or more epochs")
         require(self.every >= 0, "every", self.every, "take 0 (last round only) or more rounds")
-        known = set(self.by) <= {"group", "cluster"}
-        require(known, "by", list(self.by), "take group, cluster, or both")
+        known = set(self.by) <= {"group", "cluster", "device"}
+        require(known, "by", list(self.by), "take some of group, cluster and device")
         known = set(self.matrices) <= set(CLIENT_MATRICES)
         remedy = f"take some of {', '.join(CLIENT_MATRICES)}"
         require(known, "matrices", list(self.matrices), remedy)

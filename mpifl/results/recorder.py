@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def metrics_row(
         samples: Test samples of each evaluated client [n], for `accuracy_pooled`, the accuracy on all of them
             together; None for none.
         by: Kind -> label of each evaluated client [n], -1 for none; `accuracy_KINDj_mean` is the mean over
-            the clients of label j.
+            the clients of label j, `accuracy_KIND_NAME_mean` where labels are names.
         train_samples: Training samples of each evaluated client [n], for the pooled accuracy and the binomial
             standard error of `accuracy_train`; None for none.
         own: Names of the metrics of the user; their mean, standard deviation, least and largest value over
@@ -91,17 +91,15 @@ def metrics_row(
             there = values[~np.isnan(values)]
             whats = (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max))
             row |= {f"{name}_{what}": float(of(there)) if len(there) else np.nan for what, of in whats}
-            for kind, of_client in (by or {}).items():
-                for j in np.unique(of_client[of_client >= 0]).tolist():
-                    row[f"{name}_{kind}{j}_mean"] = _weighted_mean(values, of_client == j)
+            for part, members in _parts(by):
+                row[f"{name}_{part}_mean"] = _weighted_mean(values, members)
         metric = next((m for m in metrics if m.of(name)), None)
         if metric is not None:
             weights = train_samples if name == f"{metric.name}_train" else samples
             if weights is not None and metric == ACCURACY:
                 row[f"{name}_pooled"] = _weighted_mean(values, weights)
-            for kind, of in (by or {}).items():
-                for j in np.unique(of[of >= 0]).tolist():
-                    row[f"{name}_{kind}{j}_mean"] = _weighted_mean(values, of == j)
+            for part, members in _parts(by):
+                row[f"{name}_{part}_mean"] = _weighted_mean(values, members)
             if name != metrics[0].name:
                 worst = np.nanmin if metric.better > 0 else np.nanmax
                 spreads = (("mean", np.nanmean), ("worst", worst), ("std", np.nanstd))
@@ -128,6 +126,14 @@ def metrics_row(
     row["ari_everyone"] = ari(labels, groups) if groups is not None else float("nan")
     row["churn"] = churn(before, labels) if before is not None else float("nan")
     return row
+
+
+def _parts(by: Mapping[str, np.ndarray] | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield what each label of each kind is called in columns, and which clients have it, bool [n]."""
+    for kind, of in (by or {}).items():
+        named = of.dtype.kind == "U"
+        for j in np.unique(of if named else of[of >= 0]).tolist():
+            yield (f"{kind}_{j}" if named else f"{kind}{j}"), of == j
 
 
 def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
@@ -190,7 +196,7 @@ class Recorder:
     Args:
         folder: The run folder.
         federation: The clients: true groups, targets of a backdoor, numbers of samples.
-        by: What else metrics are averaged over, `group` and `cluster`.
+        by: What else metrics are averaged over: `group`, `cluster` and `device`.
         devices: Name of the device of each client, for a column `device` in `clients.csv`, `visits.csv` and
             `events.csv`; empty where all are alike.
         own: Names of the metrics of the user.
@@ -264,6 +270,7 @@ class Recorder:
         aimed = None if targets is None else np.isin(clients, targets)
         before = self._labels
         kinds = {"group": self.groups, "cluster": labels if placed is None else np.where(placed, labels, -1)}
+        kinds["device"] = np.array(self.devices) if self.devices else None
         by = {kind: of[clients] for kind, of in kinds.items() if kind in self.by and of is not None}
         samples = sizes[clients, 2]
         trained = sizes[clients, 0]

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpifl.core.errors import require
+from mpifl.core.files import write_atomically
 
 from .seed_groups import flat
 
@@ -25,6 +26,32 @@ if TYPE_CHECKING:
 VIRTUAL, OVER_VIRTUAL = "virtual_seconds", "over_virtual_seconds"
 PARAM_LENGTH, BATCH = 500, 100  # characters of a parameter, and entries of a request, that MLflow takes
 MODES = ("offline", "online", "disabled")
+
+
+class Logged:
+    """The last evaluation that a tracker has logged, in a file of the run folder.
+
+    A run that is killed and resumed repeats the rounds since its checkpoint, with equal figures: they are not
+    logged a second time.
+
+    Args:
+        info: Of the run; one that is new has logged nothing.
+        name: Of the tracker.
+    """
+
+    def __init__(self, info: RunInfo, name: str) -> None:
+        self.path = info.folder / f".{name}.logged"
+        text = self.path.read_text() if info.resumed and self.path.is_file() else ""
+        self.step = int(text) if text.isdecimal() else -1
+
+    def is_new(self, step: int) -> bool:
+        """Return whether an evaluation was not logged before."""
+        return step > self.step
+
+    def note(self, step: int) -> None:
+        """Note that an evaluation is logged."""
+        self.step = step
+        write_atomically(self.path, str(step))
 
 
 class Tracker:
@@ -129,6 +156,7 @@ class WandB(Tracker):
     group: str | None = None
     folder: str | None = None
     _run: Any = field(default=None, init=False, repr=False)
+    _logged: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require(self.mode in MODES, "wandb.mode", self.mode, f"take one of {', '.join(MODES)}")
@@ -137,6 +165,7 @@ class WandB(Tracker):
         """Begin a run of wandb under the run's own id, or go on with it."""
         import wandb
 
+        self._logged = Logged(info, self.name)
         self._run = wandb.init(
             project=self.project,
             entity=self.entity,
@@ -155,7 +184,9 @@ class WandB(Tracker):
 
     def on_evaluation(self, found: Evaluation) -> None:
         """Log the figures of an evaluation."""
-        self._run.log(dict(numbers(found.metrics)))
+        if self._logged.is_new(found.step):
+            self._run.log(dict(numbers(found.metrics)))
+            self._logged.note(found.step)
 
     def on_end(self, run: Run) -> None:
         """Write the final figures and close the run of wandb."""
@@ -191,12 +222,14 @@ class MLflow(Tracker):
     experiment: str | None = None
     _client: Any = field(default=None, init=False, repr=False)
     _id: str = field(default="", init=False, repr=False)
+    _logged: Any = field(default=None, init=False, repr=False)
 
     def on_start(self, info: RunInfo) -> None:
         """Create a run of MLflow, or go on with that of the run's own id; write the configuration."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
+        self._logged = Logged(info, self.name)
         beside = (info.folder.parent / "mlruns").resolve().as_uri()
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or beside
         if "://" not in uri or uri.startswith("file:"):  # since 3.17 a store of files must be asked for
@@ -220,10 +253,13 @@ class MLflow(Tracker):
         """Log the figures of an evaluation."""
         from time import time
 
+        if not self._logged.is_new(found.step):
+            return
         self._log(dict(numbers(found.metrics)), time(), found.step)
         if found.virtual_seconds is not None:
             virtual = {f"{OVER_VIRTUAL}/{n}": v for n, v in numbers(found.metrics) if n != VIRTUAL}
             self._log(virtual, found.virtual_seconds, found.step)
+        self._logged.note(found.step)
 
     def on_end(self, run: Run) -> None:
         """Write the final figures and close the run of MLflow."""

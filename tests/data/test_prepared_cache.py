@@ -226,7 +226,42 @@ def test_concurrent_builders_do_not_harm_each_other(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a"], "nothing temporary may be left"
 
 
-def test_a_builder_that_finishes_second_uses_the_first_ones_folder(tmp_path):
+def counted_build(folder: str) -> None:
+    """Build `folder`, and leave a file beside it for each time that it was really built."""
+
+    def noted(place: Path) -> dict:
+        with (Path(folder).parent / "built").open("a") as file:
+            file.write("x")
+        return fill(place)
+
+    cache.ensure(Path(folder), noted, lambda line: None)
+
+
+def test_of_several_processes_one_builds_and_the_others_wait(tmp_path):
+    with multiprocessing.get_context("fork").Pool(4) as workers:
+        workers.map_async(counted_build, [str(tmp_path / "a")] * 16, chunksize=1).get(timeout=60)
+    assert (tmp_path / "built").read_text() == "x"
+
+
+def test_who_waits_for_another_builder_says_so_and_uses_its_folder(tmp_path):
+    """The other process holds the lock until this one has said that it waits."""
+    place, said, other = tmp_path / "a", [], (tmp_path / ".a.lock").open("w")
+    assert cache.try_lock(other)
+
+    def progress(line: str) -> None:
+        said.append(line)
+        cache._build(place, fill, lambda line: None, "is not there")
+        other.close()
+
+    def twice(folder: Path) -> dict:
+        raise AssertionError("built again")
+
+    assert cache.ensure(place, twice, progress) == place
+    assert said == [f"another process prepares {place}: waiting for it"]
+
+
+def test_where_nothing_can_be_locked_the_first_to_finish_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "try_lock", lambda file: True)
     place = tmp_path / "a"
 
     def late(folder: Path) -> dict:

@@ -99,6 +99,21 @@ def test_a_page_tells_which_cores_are_shared():
     assert [row for row in re.findall(r"^ +(\d+) +(\d+) +[\d.]", text, re.M)] == [("2", "2"), ("5", "2")]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--secure_aggregation", "masks"], "masks and key shares of secure_aggregation between 8 clients"),
+        (["--robust", "krum"], "distances of krum between 8 clients"),
+        (["--robust", "median"], None),
+        (["--participation", "0.625", "--robust", "krum"], None),
+    ],
+)
+def test_what_times_leave_out_is_said(options, said, tmp_path):
+    text = page(*options, "--rounds", "2", "--output.folder", str(tmp_path), asked=Asked(True))
+    line = re.search(r"^not counted +(.*): 6 were measured$", text, re.M)
+    assert (line and line[1]) == said
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",

@@ -68,6 +68,15 @@ def test_accuracy_on_all_test_samples_and_by_group_by_hand():
     )
 
 
+def test_a_recorder_averages_over_classes_of_devices(tmp_path):
+    """Clients 1, 4 and 5 of 6 on a phone, a tablet and a phone: (0.1 + 0.4) / 2 and 0.8."""
+    devices = ["server", "phone", "phone", "server", "tablet", "phone"]
+    recorder = Recorder(tmp_path, worlds.Tiny(), ("device",), devices)
+    row = judged(recorder, 1, [0.1, 0.8, 0.4], [1, 4, 5], [0] * 6)
+    found = {name: value for name, value in row.items() if name.startswith("accuracy_device_")}
+    assert found == {"accuracy_device_phone_mean": 0.25, "accuracy_device_tablet_mean": 0.8}
+
+
 def test_a_recorder_averages_over_the_groups_and_clusters_of_the_evaluated_clients(tmp_path):
     """Clients 1, 4 and 5 of 6 in groups 0, 1, 1 and clusters 2, 0, 2."""
     recorder = Recorder(tmp_path, worlds.Tiny(), ("group", "cluster"))
