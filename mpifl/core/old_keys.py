@@ -60,6 +60,7 @@ NEW_KEYS: dict[str, Any] = {
     "data.public:npz.vocabulary": 0,
     "data.scenario:rotated.test_share": None,
     "data.scenario:composed.test_share": None,
+    "data.scenario:alphabets.test_share": None,
     "data.scenario:ucfl_a.test_share": 0.2,
     "data.scenario:ucfl_b.test_share": 0.2,
     "data.scenario:ucfl_batch.test_share": 0.2,

@@ -138,10 +138,13 @@ class Scenario(ABC):
     Attributes:
         by_class: whether it reads the classes of the samples; a source with other labels is then refused.
         of_images: whether it changes images; a source of other samples is then refused.
+        tested_on: the answer to `test_share` where the paper, or the nature of the scenario, decides what
+            clients are tested on; empty where the key is known.
     """
 
     by_class: ClassVar[bool] = True
     of_images: ClassVar[bool] = True
+    tested_on: ClassVar[str] = ""
 
     def files(self) -> list[Path]:
         """Return the files that it reads; the partition is prepared anew when one of them changes."""

@@ -205,7 +205,9 @@ def from_tree(cls: type, tree: Mapping[str, Any], path: str = "") -> Any:
     require(isinstance(tree, Mapping), path or "CONFIG", tree, f"must be a section with {', '.join(known)}")
     for name in tree:
         if name not in known:
-            raise UserError(_below(path, name), tree[name], f"unknown key; {nearest(str(name), known)}")
+            fixed: str = getattr(cls, "tested_on", "") if name == "test_share" else ""  # of scenarios
+            unknown = f"unknown key; {nearest(str(name), known)}"
+            raise UserError(_below(path, name), tree[name], fixed or unknown)
     values = {name: _value(cls, name, value, _below(path, name)) for name, value in tree.items()}
     for f in dataclasses.fields(cls):
         required = f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING

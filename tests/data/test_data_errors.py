@@ -6,6 +6,7 @@ import pytest
 
 from mpifl.core.errors import UserError
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, open_federation, prepare
+from mpifl.experiment.loader import from_tree
 
 
 @pytest.mark.parametrize(
@@ -167,3 +168,17 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError) as error:
         open_federation(DataConfig(cache=str(tmp_path / "file")), 0)
     assert error.value.key == "data.cache"
+
+
+def test_every_scenario_has_the_share_keys_or_says_what_decides_instead():
+    for name, scenario in SCENARIOS.items():
+        keys = scenario.__dataclass_fields__
+        assert "validation" in keys, name
+        assert ("test_share" in keys) != bool(scenario.tested_on), name
+
+
+def test_a_test_share_that_the_paper_decides_is_answered_with_what_it_is():
+    with pytest.raises(UserError, match=r"test_share = 0.1: its paper tests a client on all test images of"):
+        from_tree(SCENARIOS["flt1"], {"test_share": 0.1})
+    with pytest.raises(UserError, match="shares = 0.1: unknown key; did you mean"):
+        from_tree(SCENARIOS["flt1"], {"shares": 0.1})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -15,6 +17,7 @@ from mpifl.core.errors import UserError
 from mpifl.core.imports import load_object
 from mpifl.data import SCENARIOS, SOURCES, CacheMissing, DataConfig, PoolFederation, open_federation
 from mpifl.data import prepared_cache as cache
+from mpifl.data.sources import Source
 
 
 def fill(folder: Path) -> dict:
@@ -318,3 +321,35 @@ def test_a_worker_opens_what_rank_0_built_and_fails_at_once_otherwise(tmp_path):
     built = open_federation(config, 0)
     opened = open_federation(config, 0, build=False)
     np.testing.assert_array_equal(built.client(7).train.x, opened.client(7).train.x)
+
+
+def in_files(root: Path) -> dict[str, Source]:
+    """Write a table, a LEAF data set and a text of some 100,000 numbers each; return their sources."""
+    x = np.arange(100_000, dtype=np.int32).reshape(500, 200) % 1000
+    table = pd.DataFrame(x, columns=[f"f{i}" for i in range(200)])
+    table.assign(y=np.arange(500) % 2, who=np.arange(500) % 50).to_csv(root / "t.csv", index=False)
+    text = {"x": ["abcdefghij" * 8] * 800, "y": ["a"] * 800}
+    for part in ("train", "test"):
+        shard = {"users": [part], "num_samples": [800], "user_data": {part: text}}
+        (root / "plays" / part).mkdir(parents=True)
+        (root / "plays" / part / "a.json").write_text(json.dumps(shard))
+    (root / "text.txt").write_text("a text of many words, line by line\n" * 4000)
+    return {
+        "table": SOURCES["table"](path="t.csv", target=("y",), client="who"),
+        "leaf": SOURCES["leaf"](path="plays"),
+        "text": SOURCES["text"](path="text.txt"),
+    }
+
+
+def test_once_prepared_samples_of_tables_and_texts_are_mapped_and_not_copied(tmp_path):
+    """Opening and reading one client takes less than half of the bytes that all samples have."""
+    for name, source in in_files(tmp_path).items():
+        config = DataConfig(str(tmp_path), str(tmp_path / "cache"), source, SCENARIOS["iid"](clients=50))
+        open_federation(config, 0)
+        tracemalloc.start()
+        federation = open_federation(config, 0, build=False)
+        federation.client(3).train.x.sum()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert isinstance(federation.pool.inputs.base, np.memmap), name
+        assert peak < federation.pool.inputs.nbytes / 2, name

@@ -89,6 +89,19 @@ def test_groups_have_permutations_of_their_own_and_divide_the_samples(root, copi
     assert bool(held[0] & (held[2] | held[3])) == copies
 
 
+def test_a_share_of_a_clients_own_sequences_can_test_it(root):
+    pool = Text(path="text.txt", length=4).load(root, root)
+    splits = (
+        Alphabets(clients=2, groups=2, moved=0.2, validation=0.0, test_share=0.4)
+        .compose(pool, key(0))
+        .splits()
+    )
+    for k in range(2):
+        train, test = (set(splits[part].of(k).tolist()) for part in ("train", "test"))
+        assert (len(train), len(test)) == (6, 4)
+        assert train | test == set(range(10)), "the training part of the source, and nothing else"
+
+
 def test_images_have_no_alphabet():
     with pytest.raises(UserError, match="needs sequences of tokens"):
         Alphabets().compose(Digits().load(Path(), Path()), key(0))

@@ -52,6 +52,8 @@ class Alphabets(Scenario):
         moved: share in (0, 1] of the tokens that a group renames, drawn for each.
         copies: whether every group holds the whole data set, or all groups partition it.
         validation: share of each client's training samples set aside.
+        test_share: share of each client's own samples set aside for testing, in the place of the source's
+            test part; null: none.
     """
 
     by_class: ClassVar[bool] = False
@@ -62,11 +64,13 @@ class Alphabets(Scenario):
     moved: float = 1.0
     copies: bool = True
     validation: float = 0.2
+    test_share: float | None = None
 
     def __post_init__(self) -> None:
         require(self.groups > 0, "groups", self.groups, "needs at least one alphabet")
         require(0 < self.moved <= 1, "moved", self.moved, "a share of the tokens lies in (0, 1]")
         check_fraction("validation", self.validation)
+        check_fraction("test_share", self.test_share)
         grouped(self.clients, self.groups)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
@@ -91,8 +95,12 @@ class Alphabets(Scenario):
         return tuple(table.tolist())
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
-        kept, held = hold_out(self._cut(pool.train, key.of("train")), self.validation)
-        test = self._cut(pool.test, key.of("test"))
+        train = self._cut(pool.train, key.of("train"))
+        if self.test_share is not None:
+            train, test = hold_out(train, self.test_share)
+        else:
+            test = self._cut(pool.test, key.of("test"))
+        kept, held = hold_out(train, self.validation)
         return {"train": kept, "val": held, "test": test}
 
     def _cut(self, samples: np.ndarray, key: Key) -> Csr:

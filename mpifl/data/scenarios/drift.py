@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class Ccfl(Scenario):
         static: every visit has the data of the first.
         validation: share of a visit's images set aside.
     """
+
+    tested_on: ClassVar[str] = "visits are tested on images of the source's test part; take test_images"
 
     clusters: int = 4
     clients: int = 80
@@ -190,6 +193,8 @@ class Population(Scenario):
             what it has.
         validation: share of each client's training samples set aside.
     """
+
+    tested_on: ClassVar[str] = "clients are tested on the source's test part; take test_images"
 
     clients: int = 1_000_000
     samples: int = 100

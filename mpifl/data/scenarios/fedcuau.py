@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class FedCuau(Scenario):
         test_images: test samples of each client.
         validation: share of each client's training samples set aside.
     """
+
+    tested_on: ClassVar[str] = "clients are tested on images of the source's test part; take test_images"
 
     clients: int = 100
     alphas: tuple[float, ...] = (1000.0, 1.0, 0.5, 0.1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
 
 SHORT = ("truncate", "shards", "minus_one")
+
+TESTED_ON = "its paper tests a client on all test images of its cluster's classes; leave it out"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Flt1(Scenario):
             missing indices become -1, the last training image, whatever its label).
         validation: share of each client's training samples set aside.
     """
+
+    tested_on: ClassVar[str] = TESTED_ON
 
     clients: int = 100
     images: int | None = None
@@ -89,6 +94,8 @@ class Flt2(Scenario):
         validation: share of each client's training samples set aside.
     """
 
+    tested_on: ClassVar[str] = TESTED_ON
+
     clients: int = 100
     images: int | None = None
     validation: float = 0.0
@@ -132,6 +139,8 @@ class Flt4(Scenario):
         padded: the published defect: the last cluster's missing labels count as label 0 in its test set.
         validation: share of each client's training samples set aside.
     """
+
+    tested_on: ClassVar[str] = TESTED_ON
 
     clients: int = 2400
     classes: int = 5

@@ -88,6 +88,8 @@ class Flt3(Scenario):
         validation: share of each client's training samples set aside.
     """
 
+    tested_on: ClassVar[str] = "its paper tests writers on their own test files; take natural with test: own"
+
     clients: int = 200
     validation: float = 0.0
 

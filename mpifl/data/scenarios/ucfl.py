@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -111,6 +112,8 @@ class UcflC(Scenario):
         test_images: every user is tested on the first so many test images, with its group's labels.
         validation: share of each client's training samples set aside.
     """
+
+    tested_on: ClassVar[str] = "its paper tests all users on the first 1000 test images; leave it out"
 
     clients: int = 20
     permutations: int = 4

@@ -97,8 +97,10 @@ class Table(Source):
         roles = {*self.target, self.client, self.group, self.part}
         names = list(self.features) or [c for c in frame.columns if c not in roles]
         require(len(names) > 0, "data.source.features", [], "no column is left for the samples: name some")
-        columns, kinds = zip(*(self._feature(frame, name) for name in names), strict=True)
-        x = np.stack(columns, axis=1).astype(np.float32)
+        x, kinds = np.empty((len(frame), len(names)), np.float32), []  # column by column: no copy in float64
+        for j, name in enumerate(names):
+            x[:, j], count_of = self._feature(frame, name)
+            kinds.append(count_of)
         y, classes = self._labels(frame)
         origin: np.ndarray | None = None
         origin_names: tuple[str, ...] = ()
