@@ -28,6 +28,7 @@ from mpifl.core.method import (
     Notes,
     OneShotStatistics,
     Peer,
+    PlainVisits,
     ProblemInfo,
     RememberedUploads,
     Report,
@@ -195,6 +196,15 @@ class PrivateMedley(RowUpdates, Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average the updates of each row."""
         return Plan([by_cluster(server.assign[notes.client], 2, notes.num_samples)])
+
+
+@dataclass(frozen=True)
+class Average(PlainVisits, Algorithm):
+    """FedAvg: visits only train, so that many are made in one call."""
+
+    def aggregate(self, server: Server, notes: Notes) -> Plan:
+        """Average by samples."""
+        return Plan([average(notes)])
 
 
 def label_shares(client: Client) -> np.ndarray:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, RowUpdates, Server
+from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, ProblemInfo, RowUpdates, Server
 from mpifl.core.mixing import Plan, average
 
 
 @dataclass(frozen=True)
-class FedAvgM(RowUpdates, Algorithm):
+class FedAvgM(PlainVisits, RowUpdates, Algorithm):
     """Table `model`, and table `momentum` that nobody reads.
 
     Attributes:

@@ -23,7 +23,18 @@ from mpifl.clustering.distances import squared_distances
 from mpifl.clustering.partitions import LINKAGES, agglomerative
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, joined
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, Notes, ProblemInfo, Report, Server
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Needs,
+    NewClients,
+    Notes,
+    PlainVisits,
+    ProblemInfo,
+    Report,
+    Server,
+)
 from mpifl.core.mixing import Plan, by_cluster
 from mpifl.core.parameters import take, width
 from mpifl.core.types import Vector
@@ -31,7 +42,7 @@ from mpifl.training.evaluation import counter_weight
 
 
 @dataclass(frozen=True)
-class FedClust(NewClients, Algorithm):
+class FedClust(NewClients, PlainVisits, Algorithm):
     """One row per cluster, and the initial model; table `signature` holds the clusters' mean final layers.
 
     Attributes:

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, RowUpdates, Server
+from mpifl.core.method import Algorithm, Key, Needs, Notes, PlainVisits, ProblemInfo, RowUpdates, Server
 from mpifl.core.mixing import Plan, average
 
 Second = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (v, Delta^2) -> the next v
 
 
 @dataclass(frozen=True)
-class FedAdam(RowUpdates, Algorithm):
+class FedAdam(PlainVisits, RowUpdates, Algorithm):
     """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
 
     Attributes:
@@ -62,7 +62,7 @@ class FedAdam(RowUpdates, Algorithm):
 
 
 @dataclass(frozen=True)
-class FedYogi(RowUpdates, Algorithm):
+class FedYogi(PlainVisits, RowUpdates, Algorithm):
     """Table `model`, and tables `first` and `second`, its moments, that nobody reads.
 
     Attributes:

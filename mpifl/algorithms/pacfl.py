@@ -31,7 +31,18 @@ from mpifl.clustering.partitions import merge_closest
 from mpifl.clustering.server_plans import clustered_plan, clustered_server, inherited, joined
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Needs, NewClients, Notes, ProblemInfo, Report, Server
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Needs,
+    NewClients,
+    Notes,
+    PlainVisits,
+    ProblemInfo,
+    Report,
+    Server,
+)
 from mpifl.core.mixing import Plan
 from mpifl.core.types import Vector
 
@@ -40,7 +51,7 @@ LINKAGES = ("average", "maximum", "minimum")
 
 
 @dataclass(frozen=True)
-class PACFL(NewClients, Algorithm):
+class PACFL(NewClients, PlainVisits, Algorithm):
     """One row per cluster, and the initial model.
 
     Attributes:

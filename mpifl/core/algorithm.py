@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from .capabilities import Capability, NewClients, declared, uses
+from .capabilities import Capability, NewClients, PlainVisits, declared, uses
 from .client import Client
 from .errors import require
 from .federation import Split
@@ -216,6 +216,12 @@ class Algorithm(ABC):
     def mixtures(self, server: Server) -> np.ndarray | None:
         """Return the estimated share [N, K] of each group in each client's data (none by default)."""
         return None
+
+
+def only_trains(algorithm: Algorithm) -> bool:
+    """Return whether visits are `Algorithm.local_update`, as `PlainVisits` declares."""
+    update = getattr(algorithm.local_update, "__func__", None)  # also of this very object
+    return uses(algorithm, PlainVisits) and update is Algorithm.local_update
 
 
 def apply_plan(server: Server, plan: Plan, tables: Mapping[str, torch.Tensor]) -> Server:

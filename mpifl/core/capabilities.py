@@ -13,6 +13,7 @@ A method declares a capability by inheriting from it, which brings the hooks of 
 | `SecondLook` | after training, in pairs | `probes`, `pairs`, `probe` |
 | `ServerEvaluation` | before `aggregate` | `inspect`, `appraise` |
 | `RowUpdates` | at the client, and mixing | none |
+| `PlainVisits` | at the client | none |
 
 The engine asks `uses(algorithm, OneShotStatistics)`; it never looks whether a hook happens to be there.
 """
@@ -179,6 +180,14 @@ class RowUpdates(Capability):
     trained: ClassVar[str | None] = None
 
 
+class PlainVisits(Capability):
+    """A visit is `Algorithm.local_update`: it trains the one model that was downloaded and keeps nothing.
+
+    The engine may then train many visits in one call, without a client object for each. A class that has a
+    `local_update` of its own loses this, whatever it inherits from.
+    """
+
+
 CAPABILITIES: tuple[type[Capability], ...] = (
     OneShotStatistics,
     NewClients,
@@ -187,6 +196,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     SecondLook,
     ServerEvaluation,
     RowUpdates,
+    PlainVisits,
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -27,6 +28,25 @@ Loss = (
 )
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WeightedLoss:
+    """The mean loss of a batch in which each training sample has a weight; a `Loss`. FedEM and FedRC.
+
+    Attributes:
+        weights: of the client's training samples, float32 [n].
+        task: whose loss it is.
+    """
+
+    weights: torch.Tensor
+    task: Task
+
+    def __call__(
+        self, module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the mean of weight times loss over the samples `index`."""
+        return (self.weights[index] * self.task.losses(module(x), y)).mean()
 
 
 @dataclass(frozen=True)
@@ -178,6 +198,21 @@ class Client(ABC):
         return Report(self.id, self.num_samples, vectors, notes or {}, metrics or {}, unsent)
 
 
+@dataclass(frozen=True)
+class TrainedVisits:
+    """The outcome of several visits that only train.
+
+    Attributes:
+        num_samples: training samples, int64 [m].
+        loss: mean training loss over the steps, float64 [m].
+        max_abs: largest absolute value of each trained vector, float64 [m].
+    """
+
+    num_samples: np.ndarray
+    loss: np.ndarray
+    max_abs: np.ndarray
+
+
 class ClientHost(ABC):
     """Makes the clients of this rank. Implemented in `training/`.
 
@@ -216,6 +251,27 @@ class ClientHost(ABC):
     @abstractmethod
     def public_clients(self) -> Sequence[Client]:
         """Return the labelled sets that the server owns, each as a client."""
+
+    def train_visits(
+        self,
+        visits: tuple[np.ndarray, np.ndarray],
+        starts: Sequence[Vector],
+        out: Sequence[Vector],
+        key: Key,
+        step: int,
+    ) -> TrainedVisits | None:
+        """Train clients at visits that do nothing else, as `Client.sgd` does; None where that cannot be.
+
+        What is in `out` counts only where an outcome is returned.
+
+        Args:
+            visits: client and visit of each, int64 [m] both.
+            starts: the vector [d] that each starts from.
+            out: vectors [d] in main memory for what is trained.
+            key: above those of the visits, which are `key.of(client, visit)`.
+            step: the server step, from 1.
+        """
+        return None
 
     @abstractmethod
     def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:

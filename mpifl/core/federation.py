@@ -100,6 +100,25 @@ class ClientData:
     extra: Mapping[str, Split] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class StoredSamples:
+    """Training samples of several visits where they are stored, for kernels that read them there.
+
+    Attributes:
+        inputs: images of all clients, uint8 [S, C, H, W], contiguous.
+        labels: classes of all samples, int64 [S], contiguous.
+        table: what a model gets for each value of a pixel in each channel, float32 [C, 256].
+        index: the samples of one visit after the other, int64 [n].
+        sizes: number of samples of each visit, int64 [visits].
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    table: torch.Tensor
+    index: np.ndarray
+    sizes: np.ndarray
+
+
 class Federation(ABC):
     """A population of clients. Every rank opens the same one; the order of access does not change the data.
 
@@ -143,6 +162,17 @@ class Federation(ABC):
         Default: `sizes`, for data that do not change.
         """
         return int(self.sizes[k, 0])
+
+    def stored(self, clients: np.ndarray, visits: np.ndarray) -> StoredSamples | None:
+        """Return where the training samples of some visits are stored.
+
+        Default: None, as where a model gets more than a float for each stored pixel.
+
+        Args:
+            clients: int64 [m].
+            visits: of each client, int64 [m].
+        """
+        return None
 
     def pixels(self, k: int, split: str = "train", visit: int = 0) -> Split:
         """Return a split of client `k`, `train`, `val` or `test`, with its images as they are stored.

@@ -149,9 +149,9 @@ class VisitCounter:
         """Note that this rank starts on its visits. Here nobody wants to know."""
         return
 
-    def advance(self) -> None:
-        """Count a visit of this rank."""
-        self._mine += 1
+    def advance(self, visits: int = 1) -> None:
+        """Count visits of this rank."""
+        self._mine += visits
         self._numbers[self._rank] = self._mine
 
     def total(self) -> int:

@@ -7,6 +7,7 @@ visit)`; `of` appends to the path, `numpy` and `torch` open a fresh generator at
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,14 @@ class Key:
     def entropy(self) -> int:
         """128 bits that stand for this address."""
         return int.from_bytes(hashlib.blake2b(repr(self.path).encode(), digest_size=16).digest(), "little")
+
+    def entropies(self, addresses: Iterable[tuple[int | str, ...]]) -> bytes:
+        """Return `entropy` of the keys at some addresses below this one, 16 bytes each, little-endian."""
+        path = self.path
+        return b"".join(
+            hashlib.blake2b(repr((*path, *address)).encode(), digest_size=16).digest()
+            for address in addresses
+        )
 
     def numpy(self) -> np.random.Generator:
         """Return a NumPy generator (Philox) that starts at this address."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import UserError
-from mpifl.core.federation import IMAGES, ClientData, DataInfo, Federation, Split
+from mpifl.core.federation import CLASSES, IMAGES, ClientData, DataInfo, Federation, Split, StoredSamples
 
 from .pool import Pool
 from .sample_cache import SampleCache
@@ -207,6 +207,22 @@ class PoolFederation(Federation):
         for op in self._ops[split]:
             blank, y = op(blank, y, self._group(draw, len(y)))
         return self._given(k, split, y)
+
+    def stored(self, clients: np.ndarray, visits: np.ndarray) -> StoredSamples | None:
+        """Return where the training samples of some visits are stored; None where they are changed first."""
+        pool, table = self.pool, self._table
+        if table is None or self._wrong is not None:
+            return None
+        index, sizes = self.partition.of_all(clients, "train", visits)
+        return StoredSamples(pool.inputs, pool.labels, table, index, sizes)
+
+    @cached_property
+    def _table(self) -> torch.Tensor | None:
+        """What a model gets for each value of a pixel; None where that does not say it all."""
+        pool = self.pool
+        plain = not self._ops["train"] and pool.kind == IMAGES and pool.label_kind == CLASSES
+        plain = plain and pool.inputs.flags.c_contiguous and pool.labels.dtype == np.int64
+        return self.to_tensor.table(pool.shape) if plain and pool.labels.flags.c_contiguous else None
 
     def _split(self, k: int, split: str, visit: int) -> Split:
         address = (k, split, 0 if self._static else visit)

@@ -46,6 +46,19 @@ class Partition(ABC):
     def of(self, k: int, split: str, visit: int) -> SampleIndex:
         """Return what client `k` holds in `split` at its `visit`-th visit, a pure function of the three."""
 
+    def of_all(self, clients: np.ndarray, split: str, visits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what several clients hold: addresses one after the other, int64 [n], and sizes, int64 [m].
+
+        Args:
+            clients: int64 [m].
+            split: of all.
+            visits: of each client, int64 [m].
+        """
+        found = [self.of(k, split, v).index for k, v in zip(clients.tolist(), visits.tolist(), strict=True)]
+        parts = [np.arange(i.start, i.stop) if isinstance(i, slice) else i for i in found]
+        index = np.concatenate(parts) if parts else np.zeros(0)
+        return index.astype(np.int64), np.array([len(part) for part in parts], np.int64)
+
     def num_samples(self, k: int, visit: int) -> int:
         """Return the number of training samples of client `k` at a visit; by default always the same."""
         return int(self.sizes[k, 0])
@@ -80,6 +93,10 @@ class FixedPartition(Partition):
     def of(self, k: int, split: str, visit: int) -> SampleIndex:
         """Return the samples of client `k`, the same at every visit."""
         return SampleIndex(self.splits[split].of(k), 0 if self.groups is None else int(self.groups[k]))
+
+    def of_all(self, clients: np.ndarray, split: str, visits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what several clients hold, the same at every visit."""
+        return self.splits[split].of_all(clients)
 
     @property
     def test_pool(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -145,6 +145,13 @@ class Noise(Op):
 class ToInputs(ABC):
     """Makes of samples as they are stored what a model gets; the last step of every visit."""
 
+    def table(self, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Return what a model gets for each value of a pixel, float32 [C, 256], for images of a shape.
+
+        None where that does not say it all.
+        """
+        return None
+
     @abstractmethod
     def __call__(self, x: np.ndarray) -> torch.Tensor:
         """Return samples [n, ...] as a contiguous tensor, float32 or, of tokens, int64."""
@@ -205,6 +212,14 @@ class ToTensor(ToInputs):
             size = (self.resize, self.resize)
             out = torch.nn.functional.interpolate(out, size, mode="bilinear", antialias=True)
         return out.div_(255.0).sub_(_channels(self.mean)).div_(_channels(self.std)).contiguous()
+
+    def table(self, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Return what a model gets for each value of a pixel, float32 [C, 256]; None where images grow."""
+        if self.resize is not None and shape[-2:] != (self.resize, self.resize):
+            return None
+        pixels = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1)
+        same_size = replace(self, resize=None)
+        return same_size(np.repeat(pixels, shape[0], axis=1)).reshape(256, shape[0]).T.contiguous()
 
 
 @lru_cache(maxsize=16)

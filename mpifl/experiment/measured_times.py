@@ -34,7 +34,7 @@ from mpifl.core.capabilities import (
     upload_named,
     uses,
 )
-from mpifl.core.client import Trained
+from mpifl.core.client import Trained, TrainedVisits
 from mpifl.core.mixing import Plan
 from mpifl.core.parameters import Layout
 from mpifl.core.progress import VisitCounter, doing
@@ -50,7 +50,7 @@ from mpifl.runtime.server_step import ServerStep, StepResult
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.policies import Buffer
 from mpifl.simulation.round_rules import RoundPlan
-from mpifl.training.backend import Backend, Request
+from mpifl.training.backend import Backend, Request, VisitRequests
 from mpifl.training.client import public_clients
 from mpifl.training.learner import Learner
 
@@ -207,6 +207,14 @@ class CutBackend(Backend):
         self.cut = True
         return trained
 
+    def train_visits(self, visits: VisitRequests) -> TrainedVisits | None:
+        """Train visits as the backends do, once it is known that none of them would be cut off."""
+        steps = max(map(visits.config.num_steps, visits.sizes.tolist()), default=0)
+        if not self.step_s or steps * max(self.step_s.values()) > LONGEST_S:
+            return None
+        made = (backend.train_visits(visits) for backend in self.backends)
+        return next((trained for trained in made if trained is not None), None)
+
     def _timed(self, request: Request, steps: int, lasting: bool = False) -> tuple[Trained, float]:
         """Train for some steps; unless it is lasting, as if that had not been and taken no time."""
         start = self.meter()
@@ -237,10 +245,10 @@ class TimedVisits(VisitCounter):
         """Note that the first visit starts."""
         self._last = self.meter()
 
-    def advance(self) -> None:
-        """Note the seconds of a visit."""
+    def advance(self, visits: int = 1) -> None:
+        """Note the seconds of a visit; of several that were made in one call, the mean of each."""
         now = self.meter()
-        self.seconds.append(now - self._last)
+        self.seconds += [(now - self._last) / visits] * visits
         self._last = now
 
     def take(self) -> list[float]:

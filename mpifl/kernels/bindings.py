@@ -27,7 +27,7 @@ from mpifl.core.devices import CPU
 
 FOLDER = Path(__file__).parent
 SOURCES = "common.h", "reductions.c", "training.c", "training_simd.inc"  # setup.py hashes them in this order
-VERSION = 6  # of the signatures below; as in common.h
+VERSION = 7  # of the signatures below; as in common.h
 REINSTALL = "install mpifl again where there is a C compiler (pip install -e . in a checkout)"
 
 Pointer, Size = ctypes.c_void_p, ctypes.c_ssize_t
@@ -67,14 +67,14 @@ TRAINING: Signatures = {
     "workspace_size": (Size, [*NETWORK, Size]),
     # layers, num_layers; weights, x, y; count, batch; workspace, size
     "forward": (c_int, [*NETWORK, Pointer, Pointer, Pointer, Size, Size, *WORKSPACE]),
-    # layers, num_layers; weights, momentum, grad; x, labels, samples; order, count, batch;
+    # layers, num_layers; weights, momentum, grad; x, labels, sample_weights, samples; order, count, batch;
     # lr, momentum_factor, weight_decay; steps_done, last; workspace, size; loss
     "train": (
         c_int,
         [
             *NETWORK,
             *(Pointer, Pointer, Pointer),
-            *(Pointer, Pointer, Size),
+            *(Pointer, Pointer, Pointer, Size),
             *(Pointer, Size, Size),
             *RATES,
             *(Size, c_int),
@@ -82,6 +82,15 @@ TRAINING: Signatures = {
             Pointer,
         ],
     ),
+    "visit_size": (Size, []),
+    # layers, num_layers; parameters, visits, num_visits; table, channels; order, batch;
+    # lr, momentum_factor, weight_decay; momentum; workspace, size
+    "train_visits": (
+        c_int,
+        [*NETWORK, Size, Pointer, Size, Pointer, Size, Pointer, Size, *RATES, Pointer, *WORKSPACE],
+    ),
+    # entropy, sizes, count, out
+    "permutations": (None, [Pointer, Pointer, Size, Pointer]),
     # weights, momentum, grad, count; lr, momentum_factor, weight_decay; steps_done
     "sgd_step": (None, [Pointer, Pointer, Pointer, Size, *RATES, Size]),
 }
@@ -120,6 +129,13 @@ class Layer(NamedTuple):
 
 
 LAYER = np.dtype([(field, np.int64) for field in Layer._fields])
+VISIT = np.dtype(  # as `struct visit` in training.c, which says what the fields are
+    [
+        *((field, np.int64) for field in ("start", "weights", "x", "labels")),  # addresses
+        *((field, np.int64) for field in ("samples", "first", "count", "epoch")),
+        *((field, np.float64) for field in ("loss", "max_abs")),
+    ]
+)
 Sgd = tuple[float, float, float]  # learning rate, momentum, weight decay
 
 
@@ -158,7 +174,9 @@ def _open(name: str, signatures: Signatures, sources: str) -> ctypes.CDLL:
             entry = getattr(library, f"mpifl_{function}")
             entry.restype, entry.argtypes = result, arguments
         same = library.mpifl_version() == VERSION and sources in ("", _build_of(library)["sources"])
-        same = same and ("layer_size" not in signatures or library.mpifl_layer_size() == LAYER.itemsize)
+        if "layer_size" in signatures:
+            same = same and library.mpifl_layer_size() == LAYER.itemsize
+            same = same and library.mpifl_visit_size() == VISIT.itemsize
     except AttributeError:
         same = False
     if not same:
@@ -440,6 +458,7 @@ def train(
     steps_done: int,
     last: bool,
     workspace: torch.Tensor,
+    sample_weights: torch.Tensor | None = None,
 ) -> float:
     """Take SGD steps on the samples in `order`; return the sum of the mean losses of the batches.
 
@@ -456,6 +475,7 @@ def train(
         steps_done: steps taken before; the momentum is not read if there are none.
         last: whether no step follows these; the momentum is not written by the last one.
         workspace: float32, as many as `workspace_size` returns.
+        sample_weights: factor of each sample's loss, float32 [N], contiguous; None for 1.
 
     Raises:
         IndexError: a label is no class, or an index in `order` no sample.
@@ -470,6 +490,7 @@ def train(
         None if gradient is None else _tensor(gradient, "a gradient", numel=p),
         _tensor(x, "images", numel=inputs),
         _tensor(y, "labels", torch.int64),
+        None if sample_weights is None else _tensor(sample_weights, "weights of samples", numel=len(y)),
         len(y),
         _array(order, "order", np.int64),
         len(order),
@@ -478,6 +499,76 @@ def train(
     status = _call("train", *network, *arguments, *sgd, steps_done, last, *space, ctypes.addressof(loss))
     _check(status, batch, workspace)
     return loss.value
+
+
+def train_visits(
+    layers: np.ndarray,
+    visits: np.ndarray,
+    num_weights: int,
+    table: torch.Tensor | None,
+    order: np.ndarray,
+    batch: int,
+    sgd: Sgd,
+    momentum: torch.Tensor,
+    workspace: torch.Tensor,
+) -> None:
+    """Train visits one after the other, each from its own weights, and write their losses to `visits`.
+
+    What the addresses in `visits` point to is not checked here: `Network.train_visits` makes them.
+
+    Args:
+        layers: `LAYER` [layers].
+        visits: `VISIT` [visits]; `loss` and `max_abs` are written.
+        num_weights: p.
+        table: the float that each byte of each channel stands for, float32 [channels, 256]; None: samples are
+            floats.
+        order: indices of samples, of all visits, int64 [n].
+        batch: samples per step.
+        sgd: learning rate, momentum, weight decay.
+        momentum: float32 [p]; scratch.
+        workspace: float32, as many as `workspace_size` returns.
+
+    Raises:
+        IndexError: a label is no class, or an index in `order` no sample.
+        ValueError: a tensor or array has another type, device, layout or length.
+    """
+    network, space = _network(layers, batch), (_tensor(workspace, "workspace"), workspace.numel())
+    channels = 1 if table is None else len(table)
+    if len(visits) and int((visits["first"] + visits["count"]).max()) > len(order):
+        raise ValueError("visits take more samples than there are in order")
+    if _num_inputs(layers) % channels:
+        raise ValueError(f"samples of {_num_inputs(layers)} numbers have no {channels} channels")
+    arguments = (
+        num_weights,
+        _array(visits, "visits", VISIT),
+        len(visits),
+        None if table is None else _tensor(table, "table", numel=256 * channels),
+        channels,
+        _array(order, "order", np.int64),
+        batch,
+        *sgd,
+        _tensor(momentum, "momentum", numel=num_weights),
+    )
+    _check(_call("train_visits", *network, *arguments, *space), batch, workspace)
+
+
+def permutations(entropy: bytes, sizes: np.ndarray) -> np.ndarray:
+    """Return permutations of 0 .. size - 1, one after the other, as NumPy's generators draw them.
+
+    Args:
+        entropy: 16 bytes for each, little-endian: what `Generator(Philox(SeedSequence(...)))` is made of.
+        sizes: int64 [permutations], each below 2^32.
+
+    Raises:
+        ValueError: there are other than 16 bytes for each, or a size is too large.
+    """
+    words = np.frombuffer(entropy, "<u4")
+    if len(words) != 4 * len(sizes) or ((sizes < 0) | (sizes >= 1 << 32)).any():
+        raise ValueError(f"{len(sizes)} permutations of {sizes} samples do not fit {len(entropy)} bytes")
+    out = np.empty(int(sizes.sum()), np.int64)
+    arguments = _array(words, "entropy", np.uint32), _array(sizes, "sizes", np.int64)
+    _call("permutations", *arguments, len(sizes), _array(out, "out", np.int64))
+    return out
 
 
 def sgd_step(

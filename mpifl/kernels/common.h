@@ -7,7 +7,7 @@
 #endif
 
 /* Version of the exported signatures. Increase it with every change of an argument; bindings.VERSION must be equal. */
-int mpifl_version(void) { return 6; }
+int mpifl_version(void) { return 7; }
 
 /* Hash of the sources, compiler flags and compiler: "HASH|FLAGS|COMPILER". */
 const char *mpifl_build(void) { return BUILD "|" __VERSION__; }

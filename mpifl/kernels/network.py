@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mpifl.core.client import Direction
-from mpifl.core.federation import Split
+from mpifl.core.federation import Split, StoredSamples
 from mpifl.core.module_checks import untouched
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Layout, Part
@@ -86,6 +86,7 @@ class Network:
         change: Change | None = None,
         update: Update | None = None,
         kept: KeptOptimizer | None = None,
+        sample_weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int, float]:
         """Train; return the new parameters [p], the number of steps, and the mean loss.
 
@@ -100,6 +101,7 @@ class Network:
             update: moves the weights in each step (Adam); None: SGD.
             kept: an optimiser that goes on; its steps are counted, and of SGD the momentum is kept. None for
                 a new one.
+            sample_weights: factor of each sample's loss, float32 [n]; None for 1.
 
         Raises:
             IndexError: a label is no class.
@@ -115,6 +117,9 @@ class Network:
         if update is None and kept is not None and kept.momentum is not None:
             self.momentum.copy_(kept.momentum)
         for i, index in enumerate(pieces):
+            factors = sample_weights
+            if factors is not None and change is not None:
+                factors = factors[torch.from_numpy(index)]
             samples, index = _changed(split, index, batch, steps, change)
             total += bindings.train(
                 self.layers,
@@ -128,6 +133,7 @@ class Network:
                 steps_done=before + steps,
                 last=kept is None and i == len(pieces) - 1,
                 workspace=workspace,
+                sample_weights=factors,
             )
             if by_steps:
                 made = self.gradient if direction is None else direction(self.gradient, weights)
@@ -143,6 +149,56 @@ class Network:
             if update is None:
                 kept.momentum = self.momentum.clone()
         return weights, steps, total / steps if steps else 0.0
+
+    def train_visits(
+        self,
+        starts: Sequence[torch.Tensor],
+        out: Sequence[torch.Tensor],
+        samples: StoredSamples | Sequence[Split],
+        order: np.ndarray,
+        lengths: tuple[np.ndarray, np.ndarray, np.ndarray],
+        batch: int,
+        sgd: Sgd,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Train visits one after the other; return mean losses and largest absolute weights, float64 [m].
+
+        Args:
+            starts: parameters [p] that each starts from.
+            out: float32 [p] each, contiguous; the trained parameters are written there.
+            samples: where those of all are stored, or those of each.
+            order: the samples that are taken, visit after visit, numbered as in `samples`, int64 [n].
+            lengths: of each visit, int64 [m]: its first place in `order`, how many it takes, and how many of
+                them are an epoch.
+            batch: samples per step.
+            sgd: learning rate, momentum, weight decay.
+
+        Raises:
+            IndexError: a label is no class.
+            ValueError: a vector has another length than p, or is not contiguous float32 on the CPU.
+        """
+        visits = np.zeros(len(out), bindings.VISIT)
+        vectors = {id(v): self._float32(v) for v in starts}  # equal ones are few
+        addresses = {number: v.data_ptr() for number, v in vectors.items()}
+        visits["start"] = [addresses[id(v)] for v in starts]
+        if any(v.shape != (self.num_weights,) or v.dtype != torch.float32 for v in out):
+            raise ValueError(f"what is trained needs vectors of {self.num_weights} float32 numbers")
+        visits["weights"] = [v.data_ptr() for v in out]
+        table = None
+        if isinstance(samples, StoredSamples):
+            table = samples.table
+            visits["x"], visits["labels"] = samples.inputs.ctypes.data, samples.labels.ctypes.data
+            visits["samples"] = len(samples.labels)
+        else:
+            for field, values in (("x", [s.x for s in samples]), ("labels", [s.y for s in samples])):
+                visits[field] = [v.data_ptr() for v in values]
+            visits["samples"] = [len(s) for s in samples]
+        visits["first"], visits["count"], visits["epoch"] = lengths
+        size = min(batch, max(int(visits["epoch"].max(initial=1)), 1))
+        workspace = self._workspace_for(size)
+        bindings.train_visits(
+            self.layers, visits, self.num_weights, table, order, size, sgd, self.momentum, workspace
+        )
+        return visits["loss"], visits["max_abs"]
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor:
         """Return the logits [n, L], or the input of the last layer [n, e].

@@ -357,15 +357,42 @@ static void conv_grad_params(const struct network *net, const struct layer *l, s
 
 /* ---- Networks ---- */
 
-/* Copies n samples to the input of the first layer; `order` as for pack_lanes. */
-static void load_batch(const struct network *net, const float *x, const int64_t *order, ptrdiff_t n)
+/* Where samples come from: floats, or bytes and the float that each byte of a channel stands for. */
+struct samples {
+    const float *x;       /* [samples, size] */
+    const uint8_t *bytes; /* [samples, channels, size / channels] where x is null */
+    const float *table;   /* [channels, 256] */
+    ptrdiff_t channels;
+};
+
+/* Writes the floats that the bytes of one sample stand for, `step` apart. */
+static inline void look_up(const uint8_t *bytes, const struct samples *from, float *to, ptrdiff_t size, const ptrdiff_t step)
+{
+    const ptrdiff_t plane = size / from->channels;
+    for (ptrdiff_t c = 0; c < from->channels; c++)
+        for (ptrdiff_t i = c * plane; i < (c + 1) * plane; i++)
+            to[i * step] = from->table[c * 256 + bytes[i]];
+}
+
+/* Copies n samples to the input of the first layer: those of `order`, or the first ones if it is null. */
+static void load_batch(const struct network *net, const struct samples *from, const int64_t *order, ptrdiff_t n)
 {
     const ptrdiff_t size = input_size(net->layers);
-    if (net->layers[0].kind != DENSE)
-        pack_lanes(x, order, net->activation[0], n, size);
+    const float *x = from->x;
+    float *to = net->activation[0];
+    if (!x && net->layers[0].kind != DENSE) {
+        if (n % LANES)
+            memset(to + n / LANES * size * LANES, 0, (size_t)(size * LANES) * sizeof *to);
+        for (ptrdiff_t s = 0; s < n; s++)
+            look_up(from->bytes + order[s] * size, from, to + s / LANES * size * LANES + s % LANES, size, LANES);
+    } else if (!x)
+        for (ptrdiff_t s = 0; s < n; s++)
+            look_up(from->bytes + order[s] * size, from, to + s * size, size, 1);
+    else if (net->layers[0].kind != DENSE)
+        pack_lanes(x, order, to, n, size);
     else
         for (ptrdiff_t s = 0; s < n; s++)
-            memcpy(net->activation[0] + s * size, x + (order ? order[s] : s) * size, (size_t)size * sizeof *x);
+            memcpy(to + s * size, x + (order ? order[s] : s) * size, (size_t)size * sizeof *x);
 }
 
 static void forward(const struct network *net, const float *w, ptrdiff_t n, const struct kernels *run)
@@ -439,9 +466,10 @@ static void backward(struct network *net, struct params p, ptrdiff_t n, const st
     }
 }
 
-/* Returns the mean cross-entropy of logits [n, classes] and writes its gradient g [n, classes]. */
-static double cross_entropy(const float *logits, float *g, const int64_t *labels, const int64_t *order, ptrdiff_t n,
-                            ptrdiff_t classes)
+/* Returns the mean cross-entropy of logits [n, classes] and writes its gradient g [n, classes]. weights: null, or the factor
+ * of each sample's loss. Sample s is number order[s] of labels and weights. */
+static double cross_entropy(const float *logits, float *g, const int64_t *labels, const float *weights, const int64_t *order,
+                            ptrdiff_t n, ptrdiff_t classes)
 {
     double loss = 0;
     for (ptrdiff_t s = 0; s < n; s++, logits += classes, g += classes) {
@@ -453,7 +481,11 @@ static double cross_entropy(const float *logits, float *g, const int64_t *labels
             sum += exp(logits[c] - max);
         for (ptrdiff_t c = 0; c < classes; c++)
             g[c] = (float)((exp(logits[c] - max) / sum - (c == label)) / (double)n);
-        loss += log(sum) + max - logits[label];
+        const double value = log(sum) + max - logits[label];
+        if (weights)
+            for (ptrdiff_t c = 0; c < classes; c++)
+                g[c] *= weights[order[s]];
+        loss += weights ? weights[order[s]] * value : value;
     }
     return loss / (double)n;
 }
@@ -469,48 +501,225 @@ int mpifl_forward(const struct layer *layers, ptrdiff_t num_layers, const float 
         return SMALL_WORKSPACE;
     for (ptrdiff_t start = 0; start < count; start += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
-        load_batch(&net, x + start * input_size(layers), 0, n);
+        load_batch(&net, &(struct samples){.x = x + start * input_size(layers)}, 0, n);
         forward(&net, weights, n, select_kernels());
         memcpy(y + start * outputs, net.activation[num_layers], (size_t)(n * outputs) * sizeof *y);
     }
     return 0;
 }
 
-/* Takes SGD steps on the samples order[0 .. count), `batch` at a time, and writes the sum of the mean losses of the batches
- * to *loss. Returns 0, or, before any weight changes, BAD_LABEL, BAD_INDEX (in order) or SMALL_WORKSPACE.
- *
- * weights, momentum: [parameters]; grad: null, or where the gradient of one batch is stored while nothing else changes;
- * x: [samples, inputs]; labels: [samples]; steps_done: steps taken before; last: whether no step follows these;
- * workspace: [size]. */
-int mpifl_train(const struct layer *layers, ptrdiff_t num_layers, float *weights, float *momentum, float *grad,
-                const float *x, const int64_t *labels, ptrdiff_t samples, const int64_t *order, ptrdiff_t count,
-                ptrdiff_t batch, float lr, float momentum_factor, float weight_decay, ptrdiff_t steps_done, int last,
-                float *workspace, ptrdiff_t size, double *loss)
+/* What the steps of one visit have in common. */
+struct training {
+    const struct kernels *run;
+    struct samples samples;
+    const int64_t *labels;
+    const float *sample_weights; /* null, or the factor of each sample's loss */
+    ptrdiff_t batch;
+    float lr, momentum_factor, weight_decay;
+};
+
+/* Returns 0 if order[0 .. count) are samples whose labels are classes. */
+static int check_order(const int64_t *order, ptrdiff_t count, ptrdiff_t samples, const int64_t *labels, ptrdiff_t classes)
 {
-    const struct kernels *run = select_kernels();
-    const struct params params = {weights, momentum, grad};
-    const ptrdiff_t classes = output_size(layers + num_layers - 1);
-    struct network net;
-    double total = 0;
     for (ptrdiff_t s = 0; s < count; s++) {
         if (order[s] < 0 || order[s] >= samples)
             return BAD_INDEX;
         if (labels[order[s]] < 0 || labels[order[s]] >= classes)
             return BAD_LABEL;
     }
-    if (network_init(&net, layers, num_layers, batch, workspace) > size)
-        return SMALL_WORKSPACE;
+    return 0;
+}
+
+/* Takes a step on each batch of order[0 .. count); returns the sum of their mean losses. */
+static double train_epoch(struct network *net, const struct training *t, struct params params, const int64_t *order,
+                          ptrdiff_t count, ptrdiff_t steps_done, int last)
+{
+    const ptrdiff_t batch = t->batch, classes = output_size(net->layers + net->num_layers - 1);
+    double total = 0;
     for (ptrdiff_t start = 0; start < count; start += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
         const int first_step = steps_done + start == 0, last_step = last && start + batch >= count;
-        const struct sgd sgd = sgd_options(lr, momentum_factor, weight_decay, first_step, last_step);
-        load_batch(&net, x, order + start, n);
-        forward(&net, weights, n, run);
-        total += cross_entropy(net.activation[num_layers], net.grad, labels, order + start, n, classes);
-        backward(&net, params, n, &sgd, run);
+        const struct sgd sgd = sgd_options(t->lr, t->momentum_factor, t->weight_decay, first_step, last_step);
+        load_batch(net, &t->samples, order + start, n);
+        forward(net, params.weights, n, t->run);
+        total += cross_entropy(net->activation[net->num_layers], net->grad, t->labels, t->sample_weights, order + start, n,
+                               classes);
+        backward(net, params, n, &sgd, t->run);
     }
-    *loss = total;
+    return total;
+}
+
+/* Takes SGD steps on the samples order[0 .. count), `batch` at a time, and writes the sum of the mean losses of the batches
+ * to *loss. Returns 0, or, before any weight changes, BAD_LABEL, BAD_INDEX (in order) or SMALL_WORKSPACE.
+ *
+ * weights, momentum: [parameters]; grad: null, or where the gradient of one batch is stored while nothing else changes;
+ * x: [samples, inputs]; labels: [samples]; sample_weights: null, or the factor of each sample's loss [samples];
+ * steps_done: steps taken before; last: whether no step follows these; workspace: [size]. */
+int mpifl_train(const struct layer *layers, ptrdiff_t num_layers, float *weights, float *momentum, float *grad,
+                const float *x, const int64_t *labels, const float *sample_weights, ptrdiff_t samples, const int64_t *order,
+                ptrdiff_t count, ptrdiff_t batch, float lr, float momentum_factor, float weight_decay, ptrdiff_t steps_done,
+                int last, float *workspace, ptrdiff_t size, double *loss)
+{
+    const struct training t = {select_kernels(), {.x = x}, labels, sample_weights, batch, lr, momentum_factor, weight_decay};
+    const int status = check_order(order, count, samples, labels, output_size(layers + num_layers - 1));
+    struct network net;
+    if (status)
+        return status;
+    if (network_init(&net, layers, num_layers, batch, workspace) > size)
+        return SMALL_WORKSPACE;
+    *loss = train_epoch(&net, &t, (struct params){weights, momentum, grad}, order, count, steps_done, last);
     return 0;
+}
+
+/* ---- Visits, one after the other ---- */
+
+/* One visit; bindings.VISIT has the same fields. */
+struct visit {
+    const float *start;    /* [parameters] that it begins with */
+    float *weights;        /* [parameters], written */
+    const void *x;         /* its samples: bytes where there is a table, floats elsewhere */
+    const int64_t *labels; /* [samples] */
+    int64_t samples;
+    int64_t first;  /* where its order begins in the order of all visits */
+    int64_t count;  /* samples of all its epochs, repeated ones too */
+    int64_t epoch;  /* samples of an epoch; the last one may be shorter */
+    double loss;    /* written: mean loss of its steps, 0 if there is none */
+    double max_abs; /* written: largest absolute weight in the end, NaN if one is NaN */
+};
+
+/* Returns the size of struct visit in bytes. */
+ptrdiff_t mpifl_visit_size(void) { return sizeof(struct visit); }
+
+/* Returns the largest absolute value, or NaN if there is one. Without the sign, floats compare as their bits do. */
+static float max_abs(const float *x, ptrdiff_t count)
+{
+    uint32_t largest = 0;
+    float value;
+    for (ptrdiff_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fffffff;
+        largest = bits > largest ? bits : largest;
+    }
+    memcpy(&value, &largest, sizeof value);
+    return value;
+}
+
+/* Trains `num_visits` visits by SGD, each from its own weights and with a new momentum. Returns 0, or BAD_LABEL, BAD_INDEX or
+ * SMALL_WORKSPACE; the weights of the visits then count no more.
+ *
+ * parameters: weights of the network; table: null, or the float that each byte of each channel stands for [channels, 256];
+ * order: samples of all visits; momentum: [parameters], scratch; workspace: [size]. */
+int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff_t parameters, struct visit *visits,
+                       ptrdiff_t num_visits, const float *table, ptrdiff_t channels, const int64_t *order, ptrdiff_t batch,
+                       float lr, float momentum_factor, float weight_decay, float *momentum, float *workspace,
+                       ptrdiff_t size)
+{
+    const ptrdiff_t classes = output_size(layers + num_layers - 1);
+    struct network net;
+    if (network_init(&net, layers, num_layers, batch, workspace) > size)
+        return SMALL_WORKSPACE;
+    for (struct visit *v = visits; v < visits + num_visits; v++) {
+        const struct samples samples = {table ? 0 : v->x, table ? v->x : 0, table, channels};
+        const struct training t = {select_kernels(), samples, v->labels, 0, batch, lr, momentum_factor, weight_decay};
+        const int64_t *of_visit = order + v->first;
+        const int status = check_order(of_visit, v->count, v->samples, v->labels, classes);
+        ptrdiff_t steps = 0;
+        double total = 0;
+        if (status)
+            return status;
+        memcpy(v->weights, v->start, (size_t)parameters * sizeof *v->weights);
+        for (ptrdiff_t done = 0; done < v->count; done += v->epoch) {
+            const ptrdiff_t count = v->count - done < v->epoch ? v->count - done : v->epoch;
+            const int last = done + count == v->count;
+            total += train_epoch(&net, &t, (struct params){v->weights, momentum, 0}, of_visit + done, count, steps, last);
+            steps += (count + batch - 1) / batch;
+        }
+        v->loss = steps ? total / (double)steps : 0;
+        v->max_abs = max_abs(v->weights, parameters);
+    }
+    return 0;
+}
+
+/* ---- The order of samples: NumPy's Generator(Philox(SeedSequence(entropy))).permutation(n) ---- */
+
+static uint32_t hashed(uint32_t value, uint32_t *factor, uint32_t multiplier)
+{
+    value ^= *factor;
+    *factor *= multiplier;
+    value *= *factor;
+    return value ^ value >> 16;
+}
+
+/* SeedSequence: mixes 128 bits of entropy into the key of Philox. */
+static void seed_sequence(const uint32_t entropy[4], uint64_t key[2])
+{
+    uint32_t pool[4], factor = 0x43b0d7e5, words[4];
+    for (int i = 0; i < 4; i++)
+        pool[i] = hashed(entropy[i], &factor, 0x931e8875);
+    for (int from = 0; from < 4; from++)
+        for (int to = 0; to < 4; to++)
+            if (from != to) {
+                const uint32_t mixed = 0xca01f9dd * pool[to] - 0x4973f715 * hashed(pool[from], &factor, 0x931e8875);
+                pool[to] = mixed ^ mixed >> 16;
+            }
+    factor = 0x8b51f9dd;
+    for (int i = 0; i < 4; i++)
+        words[i] = hashed(pool[i], &factor, 0x58f38ded);
+    for (int i = 0; i < 2; i++)
+        key[i] = words[2 * i] | (uint64_t)words[2 * i + 1] << 32;
+}
+
+/* Philox 4x64 with 10 rounds: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. */
+struct philox {
+    uint64_t key[2], counter, buffer[4];
+    int used; /* halves of the buffer that were given out */
+};
+
+static uint32_t philox_next(struct philox *p)
+{
+    if (p->used == 8) {
+        uint64_t c[4] = {++p->counter, 0, 0, 0}, k0 = p->key[0], k1 = p->key[1];
+        for (int round = 0; round < 10; round++, k0 += 0x9e3779b97f4a7c15, k1 += 0xbb67ae8584caa73b) {
+            const unsigned __int128 a = (unsigned __int128)0xd2e7470ee14c6c93 * c[0];
+            const unsigned __int128 b = (unsigned __int128)0xca5a826395121157 * c[2];
+            const uint64_t next[4] = {(uint64_t)(b >> 64) ^ c[1] ^ k0, (uint64_t)b, (uint64_t)(a >> 64) ^ c[3] ^ k1, (uint64_t)a};
+            memcpy(c, next, sizeof c);
+        }
+        memcpy(p->buffer, c, sizeof c);
+        p->used = 0;
+    }
+    const uint64_t word = p->buffer[p->used / 2];
+    return (uint32_t)(p->used++ % 2 ? word >> 32 : word);
+}
+
+/* Returns a number from 0 to max, each as likely: draws until the lowest bits, those of `mask`, are none beyond. */
+static uint32_t philox_up_to(struct philox *p, uint32_t max, uint32_t mask)
+{
+    uint32_t value = philox_next(p) & mask;
+    while (value > max)
+        value = philox_next(p) & mask;
+    return value;
+}
+
+/* Writes one permutation of 0 .. sizes[i] - 1 after the other. entropy: 4 words for each; sizes: below 2^32. */
+void mpifl_permutations(const uint32_t *entropy, const int64_t *sizes, ptrdiff_t count, int64_t *out)
+{
+    for (ptrdiff_t i = 0; i < count; out += sizes[i], i++) {
+        struct philox p = {.counter = 0, .used = 8};
+        uint32_t mask = 0xffffffff;
+        seed_sequence(entropy + 4 * i, p.key);
+        for (int64_t s = 0; s < sizes[i]; s++)
+            out[s] = s;
+        for (int64_t s = sizes[i] - 1; s > 0; s--) {
+            while (mask >> 1 >= s)
+                mask >>= 1;
+            const uint32_t other = philox_up_to(&p, (uint32_t)s, mask);
+            const int64_t kept = out[s];
+            out[s] = out[other];
+            out[other] = kept;
+        }
+    }
 }
 
 /* Takes one SGD step with the gradient grad [count]. */

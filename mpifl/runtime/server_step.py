@@ -592,7 +592,7 @@ class ServerStep:
     def _gather(self, batch: TaskBatch, results: VisitResults, hook: str) -> GatheredReports | None:
         """Return all reports of a step on rank 0, booked in the ledger; None elsewhere, or if none came."""
         with self.watch("wait"):
-            tables = report_tables(results.headers)
+            tables = results.tables
             parts = self.transport.gather((tables, results.seconds, results.dropped), "notes")
         if parts is None:
             return None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
+from mpifl.core.algorithm import only_trains
 from mpifl.core.capabilities import RememberedUploads, SecondLook, ServerEvaluation, upload_named, uses
 from mpifl.core.client import Client, Peer
 from mpifl.core.devices import (
@@ -35,7 +37,7 @@ from mpifl.traffic.payload import Payload
 
 from .hook_errors import Dropped, VisitPlace, attempt, hook_name
 from .hooks import ClientHooks
-from .protocol import ClientTask, Exchanges, ReportHeader, TaskBatch
+from .protocol import ClientTask, Exchanges, ReportHeader, ReportTable, TaskBatch, report_tables
 from .step_config import StepConfig
 
 Coded = tuple[Report, Mapping[str, int]]  # what arrives at the server, and the bytes of its vectors
@@ -49,6 +51,7 @@ class VisitResults:
 
     Attributes:
         headers: of the reports, for rank 0.
+        table: of the reports that were made as columns, for rank 0; None where there is none.
         uploads: name -> vectors [w], all components of all uploads; valid until the next step.
         dropped: visits that failed and are left out.
         seconds: that all visits took.
@@ -58,6 +61,17 @@ class VisitResults:
     uploads: Mapping[str, list[torch.Tensor]]
     dropped: list[Dropped]
     seconds: float
+    table: ReportTable | None = None
+
+    @property
+    def tables(self) -> list[ReportTable]:
+        """The reports as tables, for rank 0."""
+        return report_tables(self.headers) if self.table is None else [self.table]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the reports, in the order of the uploads."""
+        return [h.number for h in self.headers] if self.table is None else self.table.number.tolist()
 
 
 class Worker:
@@ -76,6 +90,7 @@ class Worker:
         self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
         kept = self._remembered is not None or uses(config.algorithm, SecondLook) or config.payload.compresses
         self._sums_only = config.exact and not kept
+        self._plain = only_trains(config.algorithm) and config.stack == 1
         self._buffer = UploadBuffer()
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
 
@@ -105,6 +120,10 @@ class Worker:
             fingerprint: whether clients give their one-shot statistics instead of training.
         """
         start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
+        plain = None if fingerprint else self._plain_visits(batch)
+        if plain is not None:
+            table, models = plain
+            return VisitResults([], {"model": models}, [], perf_counter() - start, table)
         uploads: dict[str, list[torch.Tensor]] = {}
         peers = [self.client(k, visit, batch.step) for k, visit in batch.peers]
         visits = _Blocks(self, batch)
@@ -129,11 +148,65 @@ class Worker:
         """Return how far each visit of a step moved the model that it downloaded: [d] each, as reported."""
         tasks = {task.number: task for task in batch.visits}
         starts = (
-            self.message(tasks[header.number], batch.step, batch.version).vectors["model"][0]
-            for header in results.headers
+            self.message(tasks[number], batch.step, batch.version).vectors["model"][0]
+            for number in results.numbers
         )
         models = results.uploads.get("model", [])
         return [w - x.to(w.device) for w, x in zip(models, starts, strict=True)]
+
+    def _only_trains(self, batch: TaskBatch) -> bool:
+        """Return whether visits of a step only train, and nothing happens to their uploads."""
+        c = self.config
+        changed = c.payload.compresses or c.payload.dtype != "float32" or c.attack is not None
+        asks = batch.peers or batch.compared is not None or c.clients.keeps_optimizer or self._remembered
+        whole = all(task.fresh and task.work is None and "model" in task.reads for task in batch.visits)
+        return self._plain and whole and bool(batch.visits) and not (changed or asks or c.protection)
+
+    def _plain_visits(self, batch: TaskBatch) -> tuple[ReportTable, list[torch.Tensor]] | None:
+        """Return the reports and uploads of visits that only train, made without an object for each visit.
+
+        None where visits do more, where nobody can train them together, or where one fails: then each is a
+        visit by itself, which also says what is wrong.
+        """
+        if not self._only_trains(batch):
+            return None
+        c, tasks = self.config, batch.visits
+        clients = np.array([task.client for task in tasks], np.int64)
+        visits = np.array([task.visit for task in tasks], np.int64)
+        with self.watch("load"):
+            rows = {id(t.reads): t.reads["model"] for t in tasks}
+            models = {i: read_rows(self.tables.rows, "model", which)[0] for i, which in rows.items()}
+            starts = [models[id(task.reads)] for task in tasks]
+        self._buffer.clear()
+        out = self._buffer.rows(len(starts[0]), len(tasks))
+        c.counter.begin()
+        made = []
+        for some in _runs(c.federation.sizes[clients, 0]):
+            with self.watch("train"):
+                addresses, key = (clients[some], visits[some]), self._key("visit")
+                trained = c.clients.train_visits(addresses, starts[some], out[some], key, batch.step)
+            if trained is None:
+                return None
+            made.append(trained)
+            c.counter.advance(len(trained.loss))
+        width = len(starts[0])
+        table = ReportTable(
+            number=np.array([task.number for task in tasks], np.int64),
+            client=clients,
+            num_samples=np.concatenate([t.num_samples for t in made]),
+            fresh=True,
+            notes={},
+            findings={},
+            metrics={"train_loss": np.concatenate([t.loss for t in made])},
+            max_abs={"model": np.concatenate([t.max_abs for t in made])[:, None]},
+            sizes={"model": width},
+            widths={"model": width},
+            bytes={"model": c.payload.size(width)},
+            note_sizes={},
+            exchanges={},
+            unsent=(),
+        )
+        return table, out
 
     def _room(self) -> int:
         """Return the bytes of a step's uploads that may stay on the device."""
@@ -413,6 +486,24 @@ class _Blocks:
         return self._trained.pop(task.number, None) or self.worker.visit(task, self.batch)
 
 
+RUN = 64, 1 << 13  # visits, and samples, that are trained in one call at most
+
+
+def _runs(sizes: np.ndarray) -> Iterator[slice]:
+    """Yield which visits are trained in one call, so that a rank that is stopped or watched hears of it.
+
+    Args:
+        sizes: samples of each visit [m].
+    """
+    first, samples = 0, 0
+    for i, size in enumerate(sizes.tolist()):
+        if i > first and (i - first == RUN[0] or samples + size > RUN[1]):
+            yield slice(first, i)
+            first, samples = i, 0
+        samples += size
+    yield slice(first, len(sizes))
+
+
 def _rows(upload: torch.Tensor) -> list[torch.Tensor]:
     """Return the components [d] of an upload, [d] or [C, d]."""
     return [upload] if upload.ndim == 1 else list(upload)
@@ -459,6 +550,10 @@ class UploadBuffer:
         if visits * size < LEAST:
             return rows
         return [self._next(len(row)).copy_(row) for row in rows]
+
+    def rows(self, width: int, count: int) -> list[torch.Tensor]:
+        """Return rows [width] to write uploads to, in main memory; they last until `clear`."""
+        return [self._next(width) for _ in range(count)]
 
     def _next(self, width: int) -> torch.Tensor:
         rows, number = self._rows.setdefault(width, []), self._used[width]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import count
 from math import ceil
 from typing import NamedTuple
@@ -11,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mpifl.core.client import Direction, Loss, Trained
-from mpifl.core.federation import Split
+from mpifl.core.client import Direction, Loss, Trained, TrainedVisits
+from mpifl.core.federation import Split, StoredSamples
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part, bounds
 from mpifl.core.rng import Key
+from mpifl.kernels import bindings
 
 from .config import LocalConfig
 
@@ -64,6 +66,38 @@ class Request(NamedTuple):
         return Trained(vector, steps, loss, self.config.lr_at(self.step), momentum)
 
 
+class VisitRequests(NamedTuple):
+    """Several visits that only train, on the loss of the task; see `Request`.
+
+    Attributes:
+        client: who, int64 [m].
+        visit: number of visits that each made before, int64 [m].
+        starts: the vector [d] that each starts from.
+        out: vectors float32 [d] in main memory for what is trained.
+        samples: where those of all are stored, or those of each.
+        config: how all train.
+        key: above those of the visits, which are `key.of(client, visit)`.
+        step: the server step, from 1.
+    """
+
+    client: np.ndarray
+    visit: np.ndarray
+    starts: Sequence[torch.Tensor]
+    out: Sequence[torch.Tensor]
+    samples: StoredSamples | Sequence[Split]
+    config: LocalConfig
+    key: Key
+    step: int
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of samples of each visit, int64 [m]."""
+        samples = self.samples
+        if isinstance(samples, StoredSamples):
+            return samples.sizes
+        return np.array([len(s) for s in samples], np.int64)
+
+
 class Backend(ABC):
     """One way to train a request. A learner asks its backends in order; the first that accepts trains."""
 
@@ -74,6 +108,41 @@ class Backend(ABC):
     @abstractmethod
     def train(self, request: Request) -> Trained:
         """Train a request that was accepted."""
+
+    def train_visits(self, visits: VisitRequests) -> TrainedVisits | None:
+        """Train visits that do nothing else, one after the other; None (the default) where that cannot be.
+
+        What is in `visits.out` counts only where an outcome is returned.
+        """
+        return None
+
+
+def permutations(entropy: bytes, sizes: np.ndarray) -> np.ndarray:
+    """Return one permutation of 0 .. size - 1 after the other, each as `Key.numpy().permutation` draws it.
+
+    Args:
+        entropy: of the keys, 16 bytes each (`Key.entropies`).
+        sizes: int64 [permutations].
+
+    Returns:
+        int64 [sum of sizes].
+    """
+    if bindings.TRAINING_AVAILABLE and _as_numpy():
+        return bindings.permutations(entropy, sizes)
+    parts = [_permutation(entropy[16 * i : 16 * i + 16], size) for i, size in enumerate(sizes.tolist())]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _permutation(entropy: bytes, size: int) -> np.ndarray:
+    seed = np.random.SeedSequence(int.from_bytes(entropy, "little"))
+    return np.random.Generator(np.random.Philox(seed)).permutation(size)
+
+
+@cache
+def _as_numpy() -> bool:
+    """Return whether the kernels permute as the NumPy in use; a release may change how it draws."""
+    entropy, size = bytes(range(16)), 300
+    return np.array_equal(bindings.permutations(entropy, np.array([size])), _permutation(entropy, size))
 
 
 def epoch_orders(
@@ -94,7 +163,8 @@ def epoch_orders(
     for epoch in count():
         if steps <= 0 or not usable:
             return
-        order = key.of("epoch", epoch).numpy().permutation(num_samples)[:usable]
+        entropy = key.entropies([("epoch", epoch)])
+        order = permutations(entropy, np.array([num_samples], np.int64))[:usable]
         order = order[: steps * config.batch_size]
         steps -= ceil(len(order) / config.batch_size)
         yield order

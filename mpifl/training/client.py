@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained
+from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained, TrainedVisits
 from mpifl.core.devices import CPU, split_on
 from mpifl.core.errors import Missing
-from mpifl.core.federation import ClientData, Federation, Split
+from mpifl.core.federation import ClientData, Federation, Split, StoredSamples
 from mpifl.core.optimizer_memory import OptimizerMemory
 from mpifl.core.parameters import Layout, Part
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
 from mpifl.core.types import State, Vector
 
+from .backend import VisitRequests
 from .config import LocalConfig
 from .learner import Learner
 from .own_metrics import OwnMetric
@@ -281,6 +282,25 @@ class LocalClients(ClientHost):
     def public_clients(self) -> Sequence[LocalClient]:
         """Return the labelled sets that the server owns, each as a client."""
         return public_clients(self.federation, self.learner, self.local)
+
+    def train_visits(
+        self,
+        visits: tuple[np.ndarray, np.ndarray],
+        starts: Sequence[Vector],
+        out: Sequence[Vector],
+        key: Key,
+        step: int,
+    ) -> TrainedVisits | None:
+        """Train clients at visits that do nothing else by the kernels; None where these cannot."""
+        if not self.learner.trains_visits or self.differing or self.local.keep_optimizer:
+            return None
+        samples: StoredSamples | list[Split] | None = self.federation.stored(*visits)
+        if samples is None:
+            clients = zip(*(numbers.tolist() for numbers in visits), strict=True)
+            samples = [self.federation.client(k, visit).train for k, visit in clients]
+        asked = VisitRequests(*visits, starts, out, samples, self.local, key, step)
+        made = (backend.train_visits(asked) for backend in self.learner.backends)
+        return next((trained for trained in made if trained is not None), None)
 
     def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """Return what several visits make, trained side by side."""

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import nn
 
-from mpifl.core.client import Client, Loss, Trained
+from mpifl.core.client import Client, Trained, WeightedLoss
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
-from mpifl.core.task import Task
 from mpifl.core.types import Vector
 
 
@@ -92,17 +90,9 @@ def train_components(
     Returns:
         The trained models [K, d] and the sum of their mean losses.
     """
-    trained = [client.sgd(w, key, loss=_weighted(q_k, client.task)) for w, q_k in zip(models, q, strict=True)]
+    losses = [WeightedLoss(q_k, client.task) for q_k in q]
+    trained = [client.sgd(w, key, loss=loss) for w, loss in zip(models, losses, strict=True)]
     return torch.stack([t.vector for t in trained]), sum(t.loss for t in trained)
-
-
-def _weighted(q: torch.Tensor, task: Task) -> Loss:
-    """Return the loss of a task in which sample s has weight q[s]."""
-
-    def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return (q[index] * task.losses(module(x), y)).mean()
-
-    return loss
 
 
 def evaluate_mixture(client: Client, models: torch.Tensor, pi: Vector, split: Split) -> dict[str, float]:

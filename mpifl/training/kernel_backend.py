@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import partial
 
+import numpy as np
 import torch
 
-from mpifl.core.client import Trained
-from mpifl.core.federation import Split
+from mpifl.core.client import Trained, TrainedVisits, WeightedLoss
+from mpifl.core.federation import Split, StoredSamples
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part, bounds
 from mpifl.core.rng import Key
@@ -16,7 +17,7 @@ from mpifl.kernels import bindings
 from mpifl.kernels.network import Network, can_read, can_read_images, unpatched
 
 from .augmentation import AUGMENTATIONS
-from .backend import Backend, Request, epoch_orders
+from .backend import Backend, Request, VisitRequests, epoch_orders, permutations
 from .config import LocalConfig
 from .model_context import ModelContext
 from .optimizer import adam
@@ -60,7 +61,8 @@ class KernelBackend(Backend):
     def accepts(self, request: Request) -> bool:
         """Return whether the kernels know the model, the loss and the kind of data."""
         split = request.split
-        return request.loss is None and can_read(split) and self._network(split.x, request.part) is not None
+        known = request.loss is None
+        return known and can_read(split) and self._network(split.x, request.part) is not None
 
     def train(self, request: Request) -> Trained:
         """Train in one call per epoch; in one per step where there is a direction, and for Adam."""
@@ -84,9 +86,39 @@ class KernelBackend(Backend):
             change,
             update,
             request.kept,
+            request.loss.weights.contiguous() if isinstance(request.loss, WeightedLoss) else None,
         )
         weights, steps, loss = made
         return request.outcome(weights, steps, loss)
+
+    def train_visits(self, visits: VisitRequests) -> TrainedVisits | None:
+        """Train visits in one call; None where the kernels cannot, or where weights are not finite."""
+        config, samples, sizes = visits.config, visits.samples, visits.sizes
+        stored = samples if isinstance(samples, StoredSamples) else None
+        splits = [] if isinstance(samples, StoredSamples) else samples
+        if config.optimizer != "sgd" or config.augment != "none" or not all(map(can_read, splits)):
+            return None
+        shapes = {tuple(s.x.shape[1:]) for s in splits} if stored is None else {stored.inputs.shape[1:]}
+        network = self._network(torch.empty(0, *shapes.pop())) if len(shapes) == 1 else None
+        if network is None:
+            return None
+        taken = np.array([config.num_trained(n) for n in sizes.tolist()], np.int64)
+        epochs = -(-taken // np.maximum(sizes, 1))
+        numbers = (visits.client.tolist(), visits.visit.tolist(), epochs.tolist())
+        addresses = ((k, v, "epoch", i) for k, v, most in zip(*numbers, strict=True) for i in range(most))
+        order = permutations(visits.key.entropies(addresses), np.repeat(sizes, epochs))
+        drawn = sizes * epochs
+        if stored is not None:
+            order = stored.index[np.repeat(np.cumsum(sizes) - sizes, drawn) + order]
+        lengths = np.cumsum(drawn) - drawn, taken, np.maximum(sizes, 1)
+        rates = config.lr_at(visits.step), config.momentum, config.weight_decay
+        try:
+            loss, max_abs = network.train_visits(
+                visits.starts, visits.out, samples, order, lengths, config.batch_size, rates
+            )
+        except IndexError:  # a label is no class: one visit by itself says whose
+            return None
+        return TrainedVisits(sizes, loss, max_abs) if np.isfinite(max_abs).all() else None
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
         """Return the logits [n, L] or embeddings [n, e] of images `x`; None where PyTorch must make them."""

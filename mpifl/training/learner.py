@@ -85,6 +85,11 @@ class Learner:
             PyTorchBackend(context),
         )
 
+    @property
+    def trains_visits(self) -> bool:
+        """Whether a backend may train many visits in one call."""
+        return self.kernels is not None
+
     def without_training(self) -> Learner:
         """Return a learner of the same model that takes no step, and none of its auxiliary network."""
         dry = copy(self)

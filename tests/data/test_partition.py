@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from mpifl.core.rng import key
 from mpifl.data.partition.csr import Csr, everyone, from_lists, from_owner, hold_out, stack
@@ -27,6 +28,7 @@ from mpifl.data.partition.shards import (
     owners_by_shards,
     owners_by_weight,
 )
+from mpifl.data.scenario import FixedPartition, Partition
 
 
 def rng(name: str = "test") -> np.random.Generator:
@@ -240,3 +242,24 @@ print(time.process_time() - start, int(peak.split()[1]) / 2**20)
     seconds, gibibytes = (float(word) for word in done.stdout.split())
     assert seconds < 10, seconds
     assert gibibytes < 1, gibibytes
+
+
+@pytest.mark.parametrize("kind", ["index", "slices", "shared"])
+def test_the_samples_of_several_clients_are_those_of_each(kind):
+    if kind == "index":
+        csr = from_lists([np.array([3, 1]), np.array([], int), np.array([7, 8, 9]), np.array([2])])
+    elif kind == "slices":
+        csr = Csr(np.array([0, 2, 2, 5, 6]))
+    else:
+        csr = from_lists([np.array([3, 1]), np.array([7, 8, 9])], np.array([1, 0, 0, 1]))
+    clients = np.array([2, 0, 1, 3, 2])
+    index, sizes = csr.of_all(clients)
+    each = [np.arange(12)[csr.of(k)] for k in clients.tolist()]
+    assert_array_equal(index, np.concatenate(each))
+    assert_array_equal(sizes, [len(part) for part in each])
+    assert index.dtype == sizes.dtype == np.int64
+    partition = FixedPartition(dict.fromkeys(("train", "val", "test"), csr), None)
+    both = partition.of_all(clients, "train", clients), Partition.of_all(partition, clients, "train", clients)
+    for found in both:
+        assert_array_equal(found[0], index)
+        assert_array_equal(found[1], sizes)

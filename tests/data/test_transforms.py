@@ -5,9 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
 from mpifl.core.torchvision_compat import torchvision
-from mpifl.data.transforms import Border, Colour, Patch, PermuteLabels, Rotate, ToTensor, canvas, rotated
+from mpifl.data.transforms import (
+    Border,
+    Colour,
+    Patch,
+    PermuteLabels,
+    Rotate,
+    ToFeatures,
+    ToTensor,
+    canvas,
+    rotated,
+)
 
 SQUARE = np.array([[[[1, 2], [3, 4]]]], np.uint8)
 ZERO = np.zeros(1, np.int64)
@@ -113,3 +124,14 @@ def test_white_is_painted_in_exactly_the_colour():
     table = tuple((v / 255, 0.0, 1.0) for v in levels.tolist())
     painted, _ = Colour((table,))(white, levels, np.zeros(256, int))
     np.testing.assert_array_equal(painted[:, :, 0, 0], np.stack([levels, 0 * levels, 0 * levels + 255], 1))
+
+
+def test_a_table_holds_what_a_model_gets_for_each_pixel():
+    x = np.random.default_rng(0).integers(0, 256, (7, 3, 9, 5), np.uint8)
+    to_tensor = ToTensor((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261))
+    table = to_tensor.table((3, 9, 5))
+    found = np.stack([table[c].numpy()[x[:, c]] for c in range(3)], 1)
+    assert_array_equal(found, to_tensor(x))
+    assert ToTensor((0.1,), (0.3,), resize=28).table((1, 28, 28)) is not None
+    assert ToTensor((0.1,), (0.3,), resize=32).table((1, 28, 28)) is None
+    assert ToFeatures().table((3,)) is None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from support import worlds
 from torch import nn
 from torch.testing import assert_close
@@ -16,6 +17,7 @@ from mpifl.core.parameters import Layout, flatten
 from mpifl.core.rng import key
 from mpifl.kernels import bindings
 from mpifl.models import MODELS
+from mpifl.training import backend
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 
@@ -349,3 +351,18 @@ def test_the_gradient_is_that_of_the_mean_loss_in_evaluation_mode():
 def test_settings_out_of_range_are_refused_by_name(wrong):
     with pytest.raises(UserError, match=f"^{next(iter(wrong))} = "):
         LocalConfig(**wrong)
+
+
+def test_permutations_are_those_of_numpy(monkeypatch):
+    """Of the kernels, and of NumPy where its draws are others than the kernels know."""
+    sizes = np.array([0, 1, 2, 3, 20, 64, 65, 1000, 70_000])
+    addresses = [("visit", i, "epoch", 0) for i in range(len(sizes))]
+    expected = [key(7, *a).numpy().permutation(n) for a, n in zip(addresses, sizes.tolist(), strict=True)]
+    entropy = key(7).entropies(addresses)
+    assert entropy[:16] == key(7, *addresses[0]).entropy.to_bytes(16, "little")
+    assert_array_equal(backend.permutations(entropy, sizes), np.concatenate(expected))
+    if bindings.TRAINING_AVAILABLE:
+        assert backend._as_numpy()
+    monkeypatch.setattr(backend, "_as_numpy", lambda: False)
+    assert_array_equal(backend.permutations(entropy, sizes), np.concatenate(expected))
+    assert len(backend.permutations(b"", np.zeros(0, np.int64))) == 0

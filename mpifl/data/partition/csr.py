@@ -29,6 +29,14 @@ class Csr:
         start, stop = int(self.offsets[r]), int(self.offsets[r + 1])
         return slice(start, stop) if self.index is None else self.index[start:stop]
 
+    def of_all(self, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the addresses of several clients, one after the other, int64 [n], and sizes, int64 [m]."""
+        rows = clients if self.row is None else self.row[clients]
+        starts, sizes = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+        before = np.cumsum(sizes) - sizes
+        places = np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
+        return (places if self.index is None else self.index[places]).astype(np.int64), sizes
+
     @property
     def sizes(self) -> np.ndarray:
         """Return the number of samples of each client, int64 [N]."""
