@@ -14,7 +14,7 @@ from mpifl.core.mixing import Plan, average
 
 @dataclass(frozen=True)
 class FedAvg(PlainVisits, RowUpdates, Algorithm):
-    """One model for all, which every client trains: w <- sum_k n_k w_k / sum_k n_k."""
+    """One model for all: w <- sum_k n_k w_k / sum_k n_k."""
 
     paper = "mcmahan2017communication"
     needs = Needs(averages=True)
