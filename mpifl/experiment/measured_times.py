@@ -61,6 +61,7 @@ VISITS, EVALUATIONS = 6, 12  # clients that train and are evaluated
 LONGEST_S = 0.25  # of a training
 ENOUGH_S, MOST_REPEATS = 0.5, 12  # visits are measured for so long, unless they would be repeated more often
 GRAM_ROWS = 32
+UNSEEN_VISIT = 1 << 20  # of which no data have been read
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ class MeasuredTimes:
         step: of rank 0 in a step of an asynchronous run, arrivals included.
         evaluation: of a client that is evaluated.
         record: of rank 0 at an evaluation, whatever it has evaluated.
+        unread: of rank 0 at an evaluation, to read the test data that it evaluates itself and only workers have
+            read (`ServerEvaluation`, data that change with every visit); one process has read them.
         checkpoint: of writing one, seconds of the clock.
         spent: seconds of the clock that the measurement took.
         busy: seconds of the clock for each processor second of the visits: how busy this machine is.
@@ -147,6 +150,7 @@ class MeasuredTimes:
     step: float = 0.0
     evaluation: PerSample = PerSample()
     record: float = 0.0
+    unread: float = 0.0
     checkpoint: float = 0.0
     spent: float = 0.0
     busy: float = 1.0
@@ -457,10 +461,14 @@ def _evaluated(
     samples = sizes[clients, 2] + sizes[clients, 0] * context.config.evaluation.train
     timed = [(n, s) for seconds, _ in step.evaluations for n, s in zip(samples, seconds, strict=True)]
     rest = [whole - sum(s) for whole, (s, _) in zip(observer.seconds, step.evaluations, strict=True)]
-    record = median(rest)
+    record, unread = median(rest), 0.0
     if uses(context.config.algorithm, ServerEvaluation) and not context.config.policy.synchronous:
-        record *= len(context.evaluated_clients) / len(clients)  # rank 0 evaluates what clients received
-    return {"evaluation": PerSample.of(*zip(*timed, strict=True)), "record": record}
+        all_of_few = len(context.evaluated_clients) / len(clients)  # rank 0 evaluates what clients received
+        start = step.meter()
+        for k in clients.tolist():
+            step.config.clients.client(k, UNSEEN_VISIT).data.test
+        record, unread = record * all_of_few, (step.meter() - start) * all_of_few
+    return {"evaluation": PerSample.of(*zip(*timed, strict=True)), "record": record, "unread": unread}
 
 
 def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) -> MeasuredTimes:

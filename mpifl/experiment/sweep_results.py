@@ -21,6 +21,7 @@ from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
 from mpifl.results.seed_groups import flat
 from mpifl.results.sweep_figure import Curve, draw
+from mpifl.results.tables import Cell, Table, as_markdown
 
 from .sweep_cases import Case, cases, table_of
 from .sweep_table import Result, label_of, markdown
@@ -212,9 +213,10 @@ def _spread(values: Sequence[Any]) -> Any:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as a Markdown table, with the columns of all rows in order of appearance."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [columns, ["---"] * len(columns), *([str(row.get(c, "")) for c in columns] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+    return as_markdown(
+        Table(columns, tuple(tuple(Cell(str(row.get(c, ""))) for c in columns) for row in rows))
+    )
 
 
 # -- in Python -----------------------------------------------------------------------------------------------

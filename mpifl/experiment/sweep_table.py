@@ -7,17 +7,23 @@ name what stands down and across. Figures of several seeds become their mean and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mpifl.core.errors import UserError, nearest, require
+from mpifl.results import tables
 from mpifl.results.metrics import over_runs
+from mpifl.results.statistics import estimate, rank
+from mpifl.results.tables import as_markdown
 
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
-FIGURE_KEYS = ["of", "percent", "digits"]
+FIGURE_KEYS = ["of", "percent", "digits", "better"]
+MORE, LESS = "more", "less"
+INTERVALS = ("t", "bootstrap", "percentile")
+CONFIDENCE = 0.95
 NUMBER = re.compile(r"\s*(-?\d*\.?\d+)")  # what a published text begins with
 
 
@@ -28,11 +34,15 @@ class TableConfig:
     Attributes:
         title: which table or figure of the paper.
         figures: label -> `{of: a column of metrics.csv (last evaluation) or a number of summary.json,
-            percent: whether hundredths are shown, digits: after the point}`.
+            percent: whether hundredths are shown, digits: after the point, better: more or less, for ranks}`.
         published: row -> list in the order of `figures`, of numbers or of texts that begin with the number;
             null, or nothing more, where the paper prints none. Below the label of the group of columns where
             there are any.
         spread: what the paper's "+-" is.
+        interval: 95 % confidence interval of the mean over seeds, in the place of the standard deviation: t,
+            bootstrap or percentile; empty shows the deviation.
+        ranks: whether average ranks of the rows over the groups of columns follow, with Friedman's test and
+            the critical difference; of figures with three rows and two complete groups.
         blocked: why the table cannot be run with the data at hand; empty where it can.
         notes: readings that decide.
         findings: what came out here, and the tested causes of differences; for `docs/reproductions`.
@@ -42,12 +52,16 @@ class TableConfig:
     figures: dict[str, Any]
     published: dict[str, Any] = field(default_factory=dict)
     spread: str = ""
+    interval: str = ""
+    ranks: bool = False
     blocked: str = ""
     notes: str = ""
     findings: str = ""
 
     def __post_init__(self) -> None:
         require(bool(self.title), "title", self.title, "say which table of which paper it is")
+        known = self.interval in ("", *INTERVALS)
+        require(known, "interval", self.interval, f"take one of {', '.join(INTERVALS)}, or leave it out")
         remedy = "name at least one, as in {ARI: {of: ari}}"
         require(bool(self.figures), "figures", self.figures, remedy)
         for label, given in self.figures.items():
@@ -60,12 +74,20 @@ class TableConfig:
             percent, digits = given.get("percent", False), given.get("digits", 0)
             require(isinstance(percent, bool), f"{path}.percent", percent, "take true or false")
             require(isinstance(digits, int), f"{path}.digits", digits, "take a number of digits")
+            better = given.get("better", MORE)
+            require(better in (MORE, LESS), f"{path}.better", better, f"take {MORE} or {LESS}")
 
     @property
     def columns(self) -> list[Figure]:
         """The figures, in order."""
         return [
-            Figure(label, given["of"], given.get("percent", False), given.get("digits", 2))
+            Figure(
+                label,
+                given["of"],
+                given.get("percent", False),
+                given.get("digits", 2),
+                given.get("better", MORE),
+            )
             for label, given in self.figures.items()
         ]
 
@@ -110,12 +132,14 @@ class Figure:
         of: Column of `metrics.csv` at the last evaluation, or a number of `summary.json` (dotted).
         percent: Whether hundredths are shown.
         digits: After the decimal point.
+        better: `more` or `less`, for ranks.
     """
 
     label: str
     of: str
     percent: bool
     digits: int
+    better: str
 
     def scaled(self, value: float) -> float:
         """Return a value in the unit that the table shows."""
@@ -143,20 +167,30 @@ class Cell:
         published: As the paper prints it; empty where it prints none.
         values: Of each seed, in the table's unit.
         digits: After the decimal point.
+        interval: Kind of the confidence interval; empty: the standard deviation is shown.
     """
 
     published: str
     values: tuple[float, ...]
     digits: int
+    interval: str = ""
 
     @property
     def measured(self) -> str:
-        """Mean, and sample standard deviation over several seeds."""
+        """Mean, and over several seeds sample standard deviation or interval."""
         if not self.values:
             return ""
         centre, spread = over_runs(np.array(self.values))
         more = f" ± {spread:.{self.digits}f}" if len(self.values) > 1 else ""
+        if more and self.interval and np.isfinite(self.values).all():
+            found = estimate(np.array(self.values), self.interval, CONFIDENCE)
+            more = f" [{found.low:.{self.digits}f}, {found.high:.{self.digits}f}]"
         return f"{centre:.{self.digits}f}{more}"
+
+    @property
+    def mean(self) -> float:
+        """Of the seeds; NaN where none ran."""
+        return float(np.mean(self.values)) if self.values else float("nan")
 
     @property
     def difference(self) -> float | None:
@@ -164,7 +198,7 @@ class Cell:
         number = NUMBER.match(self.published)
         if number is None or not self.values:
             return None
-        return float(np.mean(self.values)) - float(number[1])
+        return self.mean - float(number[1])
 
 
 @dataclass(frozen=True)
@@ -227,7 +261,7 @@ def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequ
     for figure, published in zip(table.columns, texts, strict=True):
         values = [result.values.get(figure.of) for result in results]
         shown = tuple(figure.scaled(v) for v in values if v is not None)
-        cells.append(Cell(published, shown, figure.digits))
+        cells.append(Cell(published, shown, figure.digits, table.interval))
     return Line(group, labels, tuple(cells), len(results))
 
 
@@ -243,27 +277,61 @@ def largest_difference(found: Sequence[Line], table: TableConfig) -> tuple[float
 
 
 def markdown(table: TableConfig, results: Sequence[Result]) -> str:
-    """Return the table as Markdown, for each group of columns: published and measured figures."""
+    """Return the table as Markdown, for each group of columns: published and measured figures; then ranks."""
     found = lines(table, results)
     out = []
     for group in dict.fromkeys(line.group for line in found):
         mine = [line for line in found if line.group == group]
         out += [f"**{group}**\n"] if group else []
-        out += [*_rows(table, mine), ""]
+        out.append(as_markdown(_of_group(table, mine)))
+    ranks = _ranks(table, found) if table.ranks else None
+    if ranks is not None:
+        out += ["**Average ranks**\n", as_markdown(ranks)]
     return "\n".join(out)
 
 
-def _rows(table: TableConfig, found: Sequence[Line]) -> Iterator[str]:
-    """Yield the lines of one Markdown table."""
+def _of_group(table: TableConfig, found: Sequence[Line]) -> tables.Table:
+    """Return the rows of one group of columns."""
     printed = [any(line.cells[i].published for line in found) for i in range(len(table.columns))]
     header = [""] * len(found[0].labels)
     for figure, has in zip(table.columns, printed, strict=True):
         header += [f"{figure.label}, published", f"{figure.label}, here"] if has else [figure.label]
-    header.append("seeds")
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
+    rows = []
     for line in found:
         row = [*line.labels]
         for cell, has in zip(line.cells, printed, strict=True):
             row += [cell.published or "-"] * has + [cell.measured or "-"]
-        yield f"| {' | '.join([*row, str(line.seeds)])} |"
+        rows.append(tuple(tables.Cell(text) for text in (*row, str(line.seeds))))
+    several = any(line.seeds > 1 for line in found) and table.interval
+    notes = (f"[]: {100 * CONFIDENCE:.0f} % confidence interval of the mean ({table.interval})",)
+    return tables.Table((*header, "seeds"), tuple(rows), notes if several else ())
+
+
+def _ranks(table: TableConfig, found: Sequence[Line]) -> tables.Table | None:
+    """Return the average rank of each row over the groups of columns; None where too few are complete.
+
+    A rank needs all rows of a group, an average two groups, Friedman's test three rows.
+    """
+    rows = list(dict.fromkeys(line.labels for line in found))
+    texts, notes = [[" ".join(row)] for row in rows], []
+    header = [""]
+    for i, figure in enumerate(table.columns):
+        means = {(line.group, line.labels): line.cells[i].mean for line in found}
+        groups = list(dict.fromkeys(line.group for line in found))
+        scores = np.array([[means.get((group, row), np.nan) for row in rows] for group in groups])
+        scores = scores[np.isfinite(scores).all(axis=1)]
+        if len(scores) < 2 or len(rows) < 3:
+            continue
+        ranking = rank(scores, figure.better == MORE)
+        header.append(figure.label)
+        for text, average in zip(texts, ranking.average, strict=True):
+            text.append(f"{average:.3g}")
+        notes.append(
+            f"{figure.label}: {len(scores)} groups, {figure.better} is better; Friedman p = {ranking.p:.2g}; "
+            f"averages that differ by less than {ranking.critical_difference:.3g} are not distinguishable"
+        )
+    if len(header) == 1:
+        return None
+    return tables.Table(
+        tuple(header), tuple(tuple(tables.Cell(text) for text in line) for line in texts), tuple(notes)
+    )

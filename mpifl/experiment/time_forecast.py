@@ -447,7 +447,7 @@ class Ranks:
         self.held: dict[int, deque[tuple[int, float]]] = {r: deque() for r in range(1, num_ranks)}
         self.open = dict.fromkeys(self.held, 0)  # tasks of a worker whose reports rank 0 has not received
         self.waiting: list[tuple[float, int, float]] = []  # due, number, seconds
-        self.reports: list[tuple[int, int]] = []  # worker and number, not received
+        self.reports: deque[tuple[int, int]] = deque()  # worker and number, not received
         self.answers = set[int]()
         self.under_way = 0
 
@@ -494,8 +494,8 @@ class Ranks:
         self._poll()
 
     def _poll(self) -> None:
-        found, self.reports = self.reports, []
-        for rank, number in found:
+        while self.reports:  # more may come while rank 0 receives one
+            rank, number = self.reports.popleft()
             self.work(self.handover)
             self.answers.add(number)
             self.open[rank] -= 1
@@ -586,10 +586,10 @@ def _arrivals(
                 now += each + measured.record
             else:
                 ranks.evaluate(owners, evaluations)
-                ranks.work(EXCHANGES * POLL_S + measured.record)
+                ranks.work(EXCHANGES * POLL_S + measured.record + measured.unread)
                 now = ranks.now
             out.evaluations += 1
-            out.work += work + measured.record
+            out.work += work + measured.record + measured.unread * (ranks is not None)
             evaluated += now - last
             last = now
     once = each + measured.record

@@ -418,7 +418,7 @@ def test_a_sweep_that_cannot_run_is_refused_before_it_begins(vary, message):
 
 def test_a_table_has_the_columns_of_all_rows():
     text = table([{"a": 1, "b": 2}, {"a": 3, "c": 4}])
-    assert text == "| a | b | c |\n| --- | --- | --- |\n| 1 | 2 |  |\n| 3 |  | 4 |\n"
+    assert text == "| a | b | c |\n| --- | ---: | ---: |\n| 1 | 2 |  |\n| 3 |  | 4 |\n"
 
 
 def test_sections_are_labelled_by_name_and_mappings_by_their_keys():

@@ -74,6 +74,8 @@ def test_a_group_of_columns_changes_single_rows():
         ({"table": {**TABLE, "published": {"FedAvgg": [1, 2]}}}, "published.FedAvgg"),
         ({"table": {**TABLE, "published": {"FedAvg": [1, 2, 3]}}}, "take a list of 2 figures"),
         ({"table": {**TABLE, "figures": {}}}, "table.figures"),
+        ({"table": {**TABLE, "interval": "normal"}}, "table.interval"),
+        ({"table": {**TABLE, "figures": {"a": {"of": "ari", "better": "lower"}}}}, "table.figures.a.better"),
         ({"table": {**TABLE, "figures": {"a": {"of": "ari", "percnt": True}}}}, "table.figures.a.percnt"),
         ({"table": {"title": "T", "figures": TABLE["figures"], "titel": 1}}, "table.titel"),
     ],
@@ -100,6 +102,34 @@ def test_figures_of_seeds_stand_beside_the_published_ones():
     assert "| Local | 38.3 | 40.00 | 0 | 1.00 | 1 |" in text
     difference, where = largest_difference(lines(table, found), table)
     assert (round(difference, 2), where) == (1.8, "FedAvg avg")
+
+
+def test_intervals_take_the_place_of_deviations():
+    """26 % of two seeds, 1 point of standard error, and t = 12.71 for one degree of freedom: 26 -+ 12.71."""
+    text = markdown(
+        from_tree(TableConfig, {**TABLE, "interval": "t"}), results(FedAvg=[0.25, 0.27], Local=[0.4])
+    )
+    assert "| FedAvg | 24.2 (2.6) | 26.00 [13.29, 38.71] | - | 1.00 [1.00, 1.00] | 2 |" in text
+    assert "| Local | 38.3 | 40.00 | 0 | 1.00 | 1 |" in text
+    assert "95 % confidence interval of the mean (t)" in text
+
+
+def test_ranks_of_rows_over_groups_of_columns():
+    """By hand: C is best in all three groups, A and B are tied once and each second once: (2.5 + 2 + 3) / 3.
+    A fourth group, in which a row is missing, does not count; of the loss less is better.
+    """
+    figures = {"acc": {"of": "accuracy_mean"}, "loss": {"of": "loss", "better": "less"}}
+    table = from_tree(TableConfig, {"title": "T", "figures": figures, "ranks": True})
+    scores = {"X": (0.5, 0.5, 0.9), "Y": (0.6, 0.5, 0.7), "Z": (0.1, 0.2, 0.3), "W": (0.9, 0.8)}
+    found = [
+        Result({"rows": row, "columns": group}, {"accuracy_mean": value, "loss": 1 - value})
+        for group, values in scores.items()
+        for row, value in zip("ABC", values, strict=False)
+    ]
+    last = markdown(table, found).partition("**Average ranks**")[2]
+    assert [f"| {row} | {r} | {r} |" in last for row, r in (("A", 2.5), ("B", 2.5), ("C", 1))] == [True] * 3
+    assert "acc: 3 groups, more is better; Friedman p = " in last
+    assert "Average ranks" not in markdown(table, found[:3]), "one group"
 
 
 def test_published_numbers_stand_in_the_row_and_group_that_they_were_printed_for():

@@ -302,6 +302,17 @@ def test_ranks_of_an_asynchronous_run_share_cores():
     assert one.now == pytest.approx(1 + 2 * SHORT_POLLING)
 
 
+def test_reports_that_come_while_another_is_received_are_received_too():
+    """The second worker ends while rank 0 takes a second to receive the first one's report."""
+    ranks = Ranks(3, handover=1.0)
+    ranks.submit(0, 0.0, 1.0)
+    ranks.submit(1, 1.0, 1.5)
+    ranks.result(1)
+    assert ranks.now == 4.0
+    ranks.result(0)
+    assert ranks.now == 4.0
+
+
 def test_messages_take_rank_0_and_workers_time():
     """Four visits of 1 s, 0.5 s of handover at each side: the last report is received at 4 x 1.5 + 0.5."""
     ranks = Ranks(2, handover=0.5)
