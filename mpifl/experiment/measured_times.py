@@ -123,8 +123,8 @@ class MeasuredTimes:
         step: of rank 0 in a step of an asynchronous run, arrivals included.
         evaluation: of a client that is evaluated.
         record: of rank 0 at an evaluation, whatever it has evaluated.
-        unread: of rank 0 at an evaluation, to read the test data that it evaluates itself and only workers have
-            read (`ServerEvaluation`, data that change with every visit); one process has read them.
+        unread: of rank 0 at an evaluation, to read the test data that it evaluates itself where only workers
+            have read them (`ServerEvaluation`, data that change with every visit).
         checkpoint: of writing one, seconds of the clock.
         spent: seconds of the clock that the measurement took.
         busy: seconds of the clock for each processor second of the visits: how busy this machine is.
@@ -466,7 +466,7 @@ def _evaluated(
         all_of_few = len(context.evaluated_clients) / len(clients)  # rank 0 evaluates what clients received
         start = step.meter()
         for k in clients.tolist():
-            step.config.clients.client(k, UNSEEN_VISIT).data.test
+            len(step.config.clients.client(k, UNSEEN_VISIT).data.test)
         record, unread = record * all_of_few, (step.meter() - start) * all_of_few
     return {"evaluation": PerSample.of(*zip(*timed, strict=True)), "record": record, "unread": unread}
 
