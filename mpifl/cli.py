@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import mpifl
 from mpifl.core.errors import UserError, require
@@ -46,6 +46,7 @@ CONFIG: dict[str, Any] = {"help": "a YAML file, or the name of a configuration t
 RUN: dict[str, Any] = {"help": "a run folder"}
 RUNS: dict[str, Any] = {"help": "run folders, or folders of them", "nargs": "*", "metavar": "RUN"}
 FLAG: dict[str, Any] = {"action": "store_true"}
+ALONE = ("watch", "launch")  # commands that look at files only: neither MPI nor PyTorch is loaded for them
 LONG = ("run", "resume", "sweep", "plan", "prepare", "data")  # commands that are never silent for long
 START_SECONDS = 4.0  # of silence; Python has been at it for a while before
 BIND = {**FLAG, "help": "print host, device, CPU mask and threads of every rank"}
@@ -139,9 +140,14 @@ def watch(transport: Transport, args: argparse.Namespace) -> int:
 
 def titles_of_cases(folder: Path) -> dict[str, str]:
     """Return name of the run folder -> title of each case that a sweep will have."""
-    from mpifl.experiment.sweep_results import titles
+    from mpifl.results.watch import plain_titles
 
-    return titles(folder)
+    plain = plain_titles(folder)
+    if plain is None:  # its cases are whole configurations, or parts of them: they have to be read
+        from mpifl.experiment.sweep_results import titles
+
+        plain = titles(folder)
+    return plain
 
 
 ONLY = {"metavar": "KEY=LABEL,...", "action": "append", "help": "only these values of a varied key"}
@@ -618,6 +624,9 @@ def main(argv: Sequence[str]) -> int:
     except UserError as error:
         return refused(error)
     from mpifl.comm.mpi_startup import launch_info
+
+    if args.command in ALONE and launch_info(os.environ).size == 1:
+        return alone(args)
     from mpifl.results.progress import Progress
 
     quiet = args.quiet or bool(launch_info(os.environ).rank)
@@ -634,6 +643,25 @@ def main(argv: Sequence[str]) -> int:
         shown.title, shown.quiet = args.command, quiet or args.command not in LONG
         code = outcome(transport, lambda: COMMANDS[args.command][0](transport, args))
     transport.finalize(code)
+    return code
+
+
+class Alone:
+    """What a command of `ALONE` needs of a transport: it is the only process."""
+
+    size, rank, is_server = 1, 0, True
+
+
+def alone(args: argparse.Namespace) -> int:
+    """Run a command that needs no transport; return the exit code."""
+    try:
+        code = COMMANDS[args.command][0](cast("Transport", Alone()), args) or 0
+        sys.stdout.flush()
+    except UserError as error:
+        return refused(error)
+    except BrokenPipeError:  # the reader left: mpifl launch slurm | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code
 
 

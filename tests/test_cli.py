@@ -321,21 +321,39 @@ def test_bash_completes_commands_options_keys_and_choices(said):
 # -- the program itself --------------------------------------------------------------------------------------
 
 LIGHT = """
-import sys
+import contextlib, io, sys
 from mpifl.cli import main
-try:
-    main({!r})
-except SystemExit:
-    print('torch' in sys.modules)
+for words in {!r}:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        assert not main(words)
+    print(words, [name for name in {!r} if name in sys.modules])
 """
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"]])
-def test_help_and_version_import_nothing_heavy(words):
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT.format(words)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "False"
+def heavy(lines: list[list[str]], names: list[str]) -> set[str]:
+    """Return which modules are loaded after some commands, each in words, in one new process."""
+    code = LIGHT.format(lines, names)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = done.stdout.splitlines()
+    assert len(said) == len(lines)
+    return {line for line in said if not line.endswith(" []")}
+
+
+def test_version_and_every_help_import_nothing_heavy():
+    helps = [[name, "--help"] for name in COMMANDS]
+    loaded = ["torch", "numpy", "mpi4py", "pandas", "scipy", "rich", "yaml"]
+    assert heavy([["--version"], ["--help"], *helps], loaded) == set()
+
+
+def test_watch_and_launch_import_neither_torch_nor_mpi(tmp_path):
+    """A sweep of which one run has begun, a run, and a job script."""
+    tree = {"name": "s", "vary": {"algorithm": ["fedavg", {"name": "ifca"}], "seed": [0, 1]}}
+    (tmp_path / "sweep.yaml").write_text(json.dumps(tree))
+    (tmp_path / "s-fedavg-0").mkdir()
+    (tmp_path / "s-fedavg-0" / "run.json").write_text("{}")
+    words = [["launch", "slurm"]]
+    words += [["watch", "--once", str(folder)] for folder in (tmp_path, tmp_path / "s-fedavg-0")]
+    assert heavy(words, ["torch", "mpi4py", "pandas", "scipy"]) == set()
 
 
 @pytest.mark.parametrize("command", ["calibrate", "doctor", "schema"])

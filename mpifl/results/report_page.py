@@ -41,6 +41,7 @@ LISTS = (
 NO_COLUMNS = ("seeds", "machine", "algorithm", "started")  # facts that other columns of the table tell
 MAX_COMMANDS = 3
 WIDE = ' class="text"'  # of cells with long texts
+WORD = ' class="word"'  # of cells with short ones
 MAX_WORDS = 40  # of a fact that is a column of the table of runs
 
 
@@ -181,7 +182,7 @@ def _commands(groups: Sequence[Group]) -> str:
         out.append(f'<div class="command"><code>{code}</code><button type="button">Copy</button></div>')
     rest = len(runs) - MAX_COMMANDS
     more = (
-        f'<p class="note">and so on for the other {rest}, with the folders of the table of runs.</p>'
+        f'<p class="note">and so on for {rest} more, with the folders of the table of runs.</p>'
         if rest > 0
         else ""
     )
@@ -304,18 +305,33 @@ def _table(name: str, table: Table) -> str:
     def text(cell: Cell) -> str:
         return marks[cell.mark].format(escape(cell.text).replace("+-", "&plusmn;").replace("inf", "&infin;"))
 
-    head = "".join(f'<th scope="col">{escape(c)}</th>' for c in table.columns)
+    kinds = [
+        WIDE if far else WORD * _is_words([row[i].text for row in table.rows]) for i, far in enumerate(wide)
+    ]
+    head = "".join(f'<th scope="col"{k}>{escape(c)}</th>' for c, k in zip(table.columns, kinds, strict=True))
     body = "".join(
         f'<tr><th scope="row">{escape(first.text)}</th>'
-        + "".join(f"<td{WIDE * w}>{text(c)}</td>" for c, w in zip(rest, wide[1:], strict=True))
+        + "".join(f"<td{k}>{text(c)}</td>" for c, k in zip(rest, kinds[1:], strict=True))
         + "</tr>\n"
         for first, *rest in table.rows
     )
-    notes = "".join(f'<p class="note">{text(Cell(note))}</p>' for note in table.notes)
+    notes = "".join(f'<p class="note">{_as_marked(text(Cell(note)))}</p>' for note in table.notes)
     table_ = (
         f'<table class="sortable" id="{name}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>'
     )
     return f'<div class="scroll tall" tabindex="0">{table_}</div>{notes}'
+
+
+def _is_words(texts: Sequence[str]) -> bool:
+    """Return whether a column holds words: it is aligned to the left."""
+    return any(texts) and not any(
+        re.match(r"[<>]?\s*[-+]?(\d+(\.\d+)?\b|inf|nan|never)", text) for text in texts
+    )
+
+
+def _as_marked(note: str) -> str:
+    """Return a note with the marks of the page instead of those of a terminal."""
+    return note.replace("* best:", "<b>bold</b>: best:").replace("; ~ ", "; &asymp; ")
 
 
 def _file(name: str, title: str) -> str:

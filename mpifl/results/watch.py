@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -368,6 +369,40 @@ def _clock(moment: float, now: float) -> str:
     """Return a time of day, with the date where that is not today's."""
     then, today = datetime.fromtimestamp(moment), datetime.fromtimestamp(now)
     return then.strftime("%H:%M:%S" if then.date() == today.date() else "%Y-%m-%d %H:%M:%S")
+
+
+READ_WHOLE = {"configuration", "rows", "columns", "name"}  # keys of `vary` that may name folders
+
+
+def plain_titles(folder: Path) -> dict[str, str] | None:
+    """Return name of the run folder -> title of the cases of a sweep, without reading what they would run.
+
+    Args:
+        folder: The sweep's.
+
+    Returns:
+        None where the names depend on more than the varied values; `experiment.sweep_results.titles` knows.
+    """
+    tree = _yaml(folder / "sweep.yaml")
+    name, vary = tree.get("name"), tree.get("vary")
+    if not isinstance(name, str) or not isinstance(vary, dict) or not vary or READ_WHOLE & vary.keys():
+        return None
+    if not all(isinstance(key, str) and isinstance(values, (list, dict)) for key, values in vary.items()):
+        return None
+    found = {}
+    for labels in product(*map(_labels, vary.values())):
+        title = ", ".join(f"{key} {label}" for key, label in zip(vary, labels, strict=True))
+        words = ("".join(c if c.isalnum() or c in "._" else "_" for c in label) for label in labels)
+        found[f"{name}-{'-'.join(words)}"] = title
+    return found
+
+
+def _labels(values: list[Any] | dict[Any, Any]) -> list[str]:
+    """Return the labels of a varied key's values, as `experiment.sweep_cases` makes them."""
+    if isinstance(values, dict):
+        return [str(label) for label in values]
+    named = [value.get("name", value) if isinstance(value, dict) else value for value in values]
+    return [str(name).rpartition("/")[2] for name in named]
 
 
 class Watched:

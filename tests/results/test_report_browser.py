@@ -86,6 +86,32 @@ def test_every_figure_is_drawn_without_an_error(page):
     assert page.errors == []
 
 
+PLOTS = "[...document.querySelectorAll('figure .plot')].filter((p) => p._fullLayout && p.clientWidth)"
+
+
+def test_charts_keep_their_height_and_the_page_its_width_when_the_window_changes(page):
+    """A chart that adapts to the window takes the height of its element, which may be none."""
+    heights = f"{PLOTS}.map((p) => p._fullLayout.height)"
+    before = page(heights)
+    for width in (700, 1280):
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+        )
+        page(f"Promise.all({PLOTS}.map((p) => Plotly.Plots.resize(p))).then(() => null)")
+        assert page(f"{PLOTS}.every((p) => p.style.height === `${{p._fullLayout.height}}px`)")
+        assert page("document.documentElement.scrollWidth <= innerWidth")
+    page("redraws.forEach((redraw) => redraw())")
+    assert page(heights) == before
+
+
+def test_staleness_is_of_a_run_of_its_own(page):
+    assert page("[...document.getElementById('stale-run').options].length") == 3
+    page("""{ const e = document.getElementById('stale-run');
+        e.value = '2'; e.dispatchEvent(new Event('change')); }""")
+    assert "uploads of fedavg, lr 0.3" in page("document.getElementById('lags-caption').textContent")
+    assert "lr 0.2" in page("document.getElementById('run').selectedOptions[0].textContent")
+
+
 def test_a_click_on_a_name_hides_its_curve_and_a_key_brings_it_back(page):
     assert page(NAMES) == ["fedavg, lr 0.1", "fedavg, lr 0.2", "fedavg, lr 0.3"]
     page("document.querySelector('#legend [data-group=\"1\"]').click()")

@@ -12,14 +12,18 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import yaml
 from support import chrome
 
+import mpifl
 from mpifl import cli
 from mpifl.core.errors import Stopped, UserError
 from mpifl.core.progress import ROUND, doing
+from mpifl.experiment.loader import read
+from mpifl.experiment.sweep_results import titles
 from mpifl.results import watch
 from mpifl.results.progress import FILE, ProgressFile
-from mpifl.results.watch import Seen, SeenCases, Watched, holds_runs, look, one_line, sparkline
+from mpifl.results.watch import Seen, SeenCases, Watched, holds_runs, look, one_line, plain_titles, sparkline
 from mpifl.results.watch_page import HOST, server
 
 NOW = 1_800_000_000.0
@@ -417,3 +421,17 @@ def test_the_page_draws_what_comes_and_needs_no_network(job, ask, tmp_path):
         page("poll()")
         assert page("document.getElementById('text').textContent").startswith("complete")
         assert page.errors == []
+
+
+SWEEPS = sorted((Path(mpifl.__file__).parent / "configs" / "sweeps").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_plain_titles_are_those_of_the_cases_or_none(path, tmp_path):
+    """What is read without PyTorch is what the sweep itself says; none where that depends on files."""
+    tree = read(str(path))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(tree))
+    plain = plain_titles(tmp_path)
+    whole = {"configuration", "rows", "columns", "name"} & {*tree["vary"]}
+    assert (plain is None) == bool(whole)
+    assert plain is None or plain == titles(tmp_path)

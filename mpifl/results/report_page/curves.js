@@ -65,19 +65,20 @@ function drawCurves() {
       hovertemplate: `<b>%{fullData.name}</b><br>%{y:.5~g}${metric.unit ? ` ${metric.unit}` : ""}%{customdata[0]}<br>%{customdata[1]}<extra></extra>`,
     });
   }
-  const shapes = [];
+  const shapes = [], marks = []; // the target's name stands outside of the axes: no curve runs through it
   if (metric.id === D.metric.id && Number.isFinite(target)) {
-    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: { color: variable("--soft"), width: 1.3, dash: "dash" }, label: { text: `target ${withUnit(number(target), D.metric.unit)}`, textposition: "start", yanchor: "bottom", font: { size: 11, color: variable("--soft") } } });
+    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: { color: variable("--soft"), width: 1.3, dash: "dash" } });
+    marks.push({ xref: "paper", x: 1, y: logY ? Math.log10(target) : target, xanchor: "left", yanchor: "middle", align: "left", showarrow: false, text: ` target<br> ${withUnit(rounded(target), D.metric.unit)}`, font: { size: 11, color: variable("--soft") } });
   }
   const unit = metric.unit ? `, ${metric.unit}` : "";
   const title = metric.title + unit;
   chart("curves-figure", traces, {
-    height: narrow() ? 360 : 460, shapes, hovermode: "closest",
+    height: narrow() ? 360 : 460, shapes, annotations: marks, margin: { l: 56, r: marks.length ? 66 : 16, t: 30, b: 46 }, hovermode: "closest",
     xaxis: { type: logX ? "log" : "linear", title: { text: axis.title + (axis.unit ? `, ${axis.unit}` : "") }, rangemode: logX ? "normal" : "tozero" },
     yaxis: { type: logY ? "log" : "linear", title: { text: narrow() ? short(title, 34) : title } },
   }, () => curveRows(metric, axis));
   const smooth = width > 1 ? ` Smoothed: each point is the mean of the last ${width} evaluations.` : "";
-  byId("curves-caption").textContent = `${metric.title} against ${axis.title}; ${state.visible.size} of ${N} shown.${smooth}`;
+  byId("curves-caption").textContent = `${metric.title} against ${axis.title}${N > 1 ? `; ${state.visible.size} of ${N} shown` : ""}.${smooth}`;
   const plot = byId("curves-figure").querySelector(".plot");
   plot.setAttribute("aria-label", `Line chart: ${metric.title} against ${axis.title}. ${best(metric.id, 3).map((i) => `${D.groups[i].name} ends at ${withUnit(lastOf(i, metric.id), metric.unit)}`).join("; ")}. The table below has all values.`);
   byId("bands").closest("label").hidden = !D.groups.some((g) => g.seeds > 1);
@@ -95,10 +96,15 @@ function curveRows(metric, axis) {
 
 // -- legend -----------------------------------------------------------------------------------------------
 
+const SHAPES = { // of the marks of curves, around (0, 0)
+  "circle": "M-3.2,0a3.2,3.2 0 1 0 6.4,0a3.2,3.2 0 1 0 -6.4,0", "square": "M-3,-3h6v6h-6z", "triangle-up": "M0,-3.6L3.6,2.8H-3.6z", "diamond": "M0,-4L4,0L0,4L-4,0z",
+  "x": "M-3,-3L3,3M3,-3L-3,3", "cross": "M-3.6,0H3.6M0,-3.6V3.6", "star": "M0,-4L1.1,-1.3L4,-1.2L1.7,.6L2.5,3.4L0,1.8L-2.5,3.4L-1.7,.6L-4,-1.2L-1.1,-1.3z", "pentagon": "M0,-3.6L3.4,-1.1L2.1,2.9H-2.1L-3.4,-1.1z",
+};
+
 function swatch(i) {
   const dashes = { solid: "", dash: "6 3", dot: "2 3", dashdot: "6 3 2 3" }[dash(i)];
   const holder = element("span", { "aria-hidden": "true" });
-  holder.innerHTML = `<svg width="34" height="12"><line x1="1" x2="33" y1="6" y2="6" stroke="${colour(i)}" stroke-width="2.5" stroke-dasharray="${dashes}"/><circle cx="17" cy="6" r="3.2" fill="${colour(i)}"/></svg>`;
+  holder.innerHTML = `<svg width="34" height="12"><line x1="1" x2="33" y1="6" y2="6" stroke="${colour(i)}" stroke-width="2.5" stroke-dasharray="${dashes}"/><path d="${SHAPES[mark(i)]}" transform="translate(17 6)" fill="${colour(i)}" stroke="${colour(i)}"/></svg>`;
   return holder;
 }
 
@@ -150,22 +156,29 @@ function costs(target, axis) {
 function drawTarget() {
   const { target } = chosen();
   const axis = D.curves.known.find((a) => a.id === byId("cost").value);
-  const all = costs(target, axis.id).sort((a, b) => (a.mean ?? Infinity) - (b.mean ?? Infinity));
+  const all = costs(target, axis.id).sort((a, b) => (b.met === b.seeds) - (a.met === a.seeds) || (a.mean ?? Infinity) - (b.mean ?? Infinity)); // first those whose seeds all reach it
   const reached = all.filter((b) => b.met).length;
   const bars = N <= MAX_BARS ? all : all.slice(0, Math.min(reached + 3, MAX_BARS)); // of many, few that never reach it
-  const lowest = bars.find((b) => b.mean > 0)?.mean;
+  const lowest = bars.find((b) => b.mean > 0 && b.met === b.seeds)?.mean;
+  const spread = (b) => b.met > 1 && b.high > b.low;
+  const far = bars.map((b, j) => (spread(b) ? j : -1)).filter((j) => j >= 0); // bars with whiskers
   const room = narrow() ? 22 : 44;
-  const text = bars.map((b) => (b.met ? ` ${withUnit(Number(b.mean.toPrecision(4)), axis.unit)}${b.met < b.seeds ? ` (${b.met} of ${b.seeds} seeds)` : ""}${lowest && b.mean > lowest * 1.005 ? `, ${number(Number((b.mean / lowest).toPrecision(3)))}×` : ""}` : " not reached"));
+  const text = bars.map((b) => (b.met ? ` ${withUnit(Number(b.mean.toPrecision(4)), axis.unit)}${b.met < b.seeds ? ` (${b.met} of ${b.seeds} seeds)` : ""}${lowest && b.met === b.seeds && b.mean > lowest * 1.005 ? `, ${number(Number((b.mean / lowest).toPrecision(3)))}×` : ""}` : " not reached"));
   const plot = chart("target-figure", [{
-    type: "bar", orientation: "h", y: bars.map((_, j) => j), x: bars.map((b) => b.mean ?? 0), text, textposition: "outside", cliponaxis: false,
-    marker: { color: bars.map((b) => colour(b.i)) }, customdata: bars.map((b) => escaped(b.name)), hovertemplate: "<b>%{customdata}</b><br>%{text}<extra></extra>",
-    error_x: bars.some((b) => b.met > 1) ? { type: "data", symmetric: false, array: bars.map((b) => (b.met > 1 ? b.high - b.mean : 0)), arrayminus: bars.map((b) => (b.met > 1 ? b.mean - b.low : 0)), thickness: 1.2, width: 3, color: variable("--soft") } : undefined,
+    type: "bar", orientation: "h", y: bars.map((_, j) => j), x: bars.map((b) => b.mean ?? 0), text, textposition: bars.map((b) => (spread(b) ? "none" : "outside")), cliponaxis: false,
+    marker: { color: bars.map((b) => colour(b.i)), opacity: bars.map((b) => (b.met < b.seeds ? 0.55 : 1)) }, customdata: bars.map((b) => escaped(b.name)), hovertemplate: "<b>%{customdata}</b><br>%{text}<extra></extra>",
+  }, {
+    mode: "markers", y: far, x: far.map((j) => bars[j].mean), marker: { size: 1, color: variable("--soft") }, hoverinfo: "skip", cliponaxis: false,
+    error_x: { type: "data", symmetric: false, array: far.map((j) => bars[j].high - bars[j].mean), arrayminus: far.map((j) => bars[j].mean - bars[j].low), thickness: 1.2, width: 3, color: variable("--soft") },
+  }, { // behind the whiskers
+    mode: "text", y: far, x: far.map((j) => bars[j].high), text: far.map((j) => ` ${text[j]}`), textposition: "middle right", cliponaxis: false, hoverinfo: "skip",
   }], {
     height: 94 + 26 * bars.length, bargap: 0.3, margin: { l: 10, r: 150, t: 30, b: 44 },
-    yaxis: { tickvals: bars.map((_, j) => j), ticktext: bars.map((b) => escaped(short(b.name, room))), autorange: "reversed", showgrid: false, ticks: "" },
-    xaxis: { title: { text: `${axis.title}${axis.unit ? `, ${axis.unit}` : ""} until the target` }, rangemode: "tozero" },
+    yaxis: { tickvals: bars.map((_, j) => j), ticktext: bars.map((b) => escaped(short(b.name, room))), autorange: "reversed", showgrid: false, ticks: "", zeroline: false },
+    xaxis: { title: { text: `until the target: ${axis.title}${axis.unit ? `, ${axis.unit}` : ""}` }, rangemode: "tozero" },
   }, () => [["run", `${axis.title} until the target${axis.unit ? `, ${axis.unit}` : ""}`, "least", "most", "seeds that reach it", "seeds"], ...all.map((b) => [b.name, b.mean, b.met ? b.low : null, b.met ? b.high : null, b.met, b.seeds])]);
-  byId("target-caption").textContent = `What a mean ${D.metric.title} of ${withUnit(number(target), D.metric.unit)} takes: ${reached} of ${N} reach it${D.groups.some((g) => g.seeds > 1) ? "; mean over the seeds that do, whiskers from the least to the most" : ""}${bars.length < N ? `; ${bars.length} are drawn, the table has all` : ""}.`;
+  const alone = reached ? `${withUnit(rounded(all[0].mean), axis.unit || axis.title)}${all[0].met < all[0].seeds ? `, and ${all[0].met} of ${all[0].seeds} seeds reach it` : ""}` : "it is not reached";
+  byId("target-caption").textContent = N === 1 ? `What a mean ${D.metric.title} of ${withUnit(rounded(target), D.metric.unit)} takes: ${alone}.` : `What a mean ${D.metric.title} of ${withUnit(rounded(target), D.metric.unit)} takes: ${reached} of ${N} reach it${D.groups.some((g) => g.seeds > 1) ? "; mean over the seeds that do, whiskers from the least to the most" : ""}${bars.length < N ? `; ${bars.length} are drawn, the table has all` : ""}.`;
   plot.setAttribute("aria-label", `Bar chart: ${byId("target-caption").textContent} The table below has all values.`);
 }
 
@@ -182,7 +195,7 @@ function drawTraffic() {
   }));
   const plot = chart("traffic-figure", traces, {
     barmode: "stack", height: 94 + 26 * order.length, bargap: 0.3, margin: { l: 10, r: 20, t: 30, b: 44 },
-    yaxis: { tickvals: order.map((_, j) => j), ticktext: order.map(([, i]) => escaped(short(D.groups[i].name, room))), autorange: "reversed", showgrid: false, ticks: "" },
+    yaxis: { tickvals: order.map((_, j) => j), ticktext: order.map(([, i]) => escaped(short(D.groups[i].name, room))), autorange: "reversed", showgrid: false, ticks: "", zeroline: false },
     xaxis: { title: { text: "MB sent by unicast, both directions" }, rangemode: "tozero" },
   }, () => [["run", ...parts.map((p) => `${p}, MB`), "all, MB"], ...order.map(([total, i]) => [D.groups[i].name, ...megabytes[i], total])]);
   key("traffic-key", parts.map((part, p) => [colour(p), part]));
@@ -195,7 +208,8 @@ function startCurves() {
   options(byId("cost"), D.curves.known.map((a) => [a.id, a.title]));
   if (D.curves.metrics.some((m) => m.id === D.metric.id)) byId("metric").value = D.metric.id;
   byId("cost").value = D.curves.known.some((a) => a.id === "bytes") ? "bytes" : "round";
-  byId("target").value = number(D.target);
+  byId("target").value = rounded(D.target);
+  byId("target-figure").classList.toggle("sentence", N === 1); // one bar tells nothing that its caption does not
   byId("target-unit").textContent = D.metric.unit ? `target, ${D.metric.unit}` : "target";
   state.visible = new Set(N > 2 * FIRST_SHOWN ? best(D.metric.id, FIRST_SHOWN) : [...Array(N).keys()]);
   byId("axis").closest("label").hidden = D.curves.axes.length < 2;

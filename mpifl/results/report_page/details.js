@@ -5,8 +5,7 @@ const has = (id, condition) => { byId(id).hidden = !condition; return condition;
 const named = (kind, label) => (label < 0 ? `no ${kind}` : `${kind} ${label}`);
 
 // The colour of each cluster: that of the true group that most of its clients belong to, where no larger cluster has it.
-function tints() {
-  const { cluster, group } = run();
+function tints({ cluster, group } = run()) {
   const sizes = new Map();
   cluster.forEach((label) => sizes.set(label, (sizes.get(label) || 0) + 1));
   const labels = [...sizes.keys()].sort((a, b) => sizes.get(b) - sizes.get(a) || a - b);
@@ -228,7 +227,7 @@ function drawClients() {
     hovertemplate: "<b>client %{customdata[0]}</b>: %{y:.4~g}" + unit + "<br>%{customdata[1]}<br>%{customdata[2]}<extra></extra>",
   }], {
     height: 300, bargap: order.length > 150 ? 0 : 0.15, margin: { l: 52, r: 16, t: 30, b: 40 },
-    xaxis: { title: { text: `${order.length} clients` }, showticklabels: order.length <= 40, tickvals: order.map((_, j) => j), ticktext: order.map((k) => clients.client[k]), tickangle: 0, tickfont: { size: 10 }, showgrid: false, ticks: "" },
+    xaxis: { title: { text: `${order.length} clients` }, showticklabels: order.length <= 40, tickvals: order.map((_, j) => j), ticktext: order.map((k) => clients.client[k]), tickangle: 0, tickfont: { size: 10 }, showgrid: false, zeroline: false, ticks: "" },
     yaxis: { title: { text: title }, rangemode: "tozero" },
     shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: mean, y1: mean, line: { color: variable("--soft"), width: 1.2, dash: "dash" }, label: { text: `mean ${number(Number(mean.toPrecision(4)))}${unit}`, textposition: "end", yanchor: "bottom", font: { size: 11, color: variable("--text") } } }],
   }, () => [["client", title, "cluster", ...(clients.group ? ["group"] : []), ...(clients.train ? ["training samples"] : [])], ...order.map((k) => [clients.client[k], score[k], clients.cluster[k], ...(clients.group ? [clients.group[k]] : []), ...(clients.train ? [clients.train[k]] : [])])]);
@@ -247,23 +246,21 @@ function drawSilhouette() {
 // -- staleness --------------------------------------------------------------------------------------------
 
 function drawStaleness() {
-  const found = run().staleness;
+  const late = D.details[Number(byId("stale-run").value)], found = late.staleness;
   const all = D.details.map((d, i) => ({ i, name: d.name, s: d.staleness })).filter((d) => d.s);
-  byId("staleness").querySelector(".none").hidden = Boolean(found);
-  byId("staleness").querySelector(".controls").hidden = !found;
   if (has("lags-figure", found)) {
     const [q10, median, q90, most] = found.quantiles;
     const wide = found.width > 1;
-    const at = (lag, text, y) => ({ type: "line", yref: "paper", x0: lag, x1: lag, y0: 0, y1: 1, line: { color: variable("--soft"), width: 1.2, dash: "dash" }, label: { text, textposition: "end", yanchor: "top", textangle: 0, padding: 4 + y, font: { size: 11, color: variable("--text") } } });
+    const at = (lag, text, y) => ({ type: "line", yref: "paper", x0: lag, x1: lag, y0: 0, y1: 1, line: { color: variable("--soft"), width: 1.2, dash: "dash" }, label: { text, textposition: "end", xanchor: "left", yanchor: "top", textangle: 0, padding: 4 + y, font: { size: 11, color: variable("--text") } } });
     const plot = chart("lags-figure", [{
       type: "bar", x: found.bars.map(([lag]) => lag + (found.width - 1) / 2), y: found.bars.map(([, n]) => (100 * n) / found.arrivals), width: found.width * 0.92,
       marker: { color: colour(0) }, customdata: found.bars.map(([lag, n]) => [wide ? `${lag} to ${lag + found.width - 1}` : lag, n]), hovertemplate: "staleness %{customdata[0]}<br>%{customdata[1]} uploads, %{y:.3~g} %<extra></extra>",
     }], {
       height: 300, bargap: 0, shapes: [at(median, `median ${median}`, 0), ...(q90 > median ? [at(q90, `90 % below ${q90}`, 16)] : [])],
       xaxis: { title: { text: "staleness: server steps between download and upload" } },
-      yaxis: { title: { text: byId("logstale").checked ? "share of uploads, % (log)" : "share of uploads, %" }, type: byId("logstale").checked ? "log" : "linear" },
+      yaxis: byId("logstale").checked ? { title: { text: "share of uploads, % (log)" }, type: "log" } : { title: { text: "share of uploads, %" }, range: [0, (118 * Math.max(...found.bars.map(([, n]) => n))) / found.arrivals] }, // room for the names of the lines
     }, () => [["staleness from", "uploads"], ...found.bars]);
-    byId("lags-caption").textContent = `${found.arrivals} uploads of ${run().name}: a tenth up to ${q10}, half up to ${median}, nine tenths up to ${q90}, all up to ${most} server steps.`;
+    byId("lags-caption").textContent = `${found.arrivals} uploads of ${late.name}: a tenth up to ${q10}, half up to ${median}, nine tenths up to ${q90}, all up to ${most} server steps.`;
     plot.setAttribute("aria-label", `Histogram: ${byId("lags-caption").textContent}`);
   }
   if (has("ranges-figure", all.length > 1)) {
@@ -275,19 +272,19 @@ function drawStaleness() {
       { mode: "markers", y: rows.map((_, j) => j), x: rows.map((r) => r.s.quantiles[3]), marker: { symbol: "circle-open", size: 7, color: variable("--soft") }, hoverinfo: "skip" },
     ], {
       height: 104 + 26 * rows.length, margin: { l: 10, r: 16, t: 30, b: 44 }, bargap: 0.35,
-      yaxis: { tickvals: rows.map((_, j) => j), ticktext: rows.map((r) => escaped(short(r.name, room))), autorange: "reversed", showgrid: false, ticks: "" }, xaxis: { title: { text: "staleness, server steps" }, rangemode: "tozero" },
+      yaxis: { tickvals: rows.map((_, j) => j), ticktext: rows.map((r) => escaped(short(r.name, room))), autorange: "reversed", showgrid: false, ticks: "", zeroline: false }, xaxis: { title: { text: "staleness, server steps" }, rangemode: "tozero" },
     }, () => [["run", "tenth", "median", "nine tenths", "most", "uploads"], ...all.map((r) => [r.name, ...r.s.quantiles, r.s.arrivals])]);
     plot.setAttribute("aria-label", `Staleness of ${rows.length} runs: range from the tenth to nine tenths of the uploads, with median and most.`);
   }
   if (has("late-figure", found && found.clients.length)) {
     const clients = [...found.clients].sort((a, b) => a[3] - b[3] || a[4] - b[4]);
-    const tint = tints();
+    const tint = tints(late);
     const plot = chart("late-figure", [{
-      mode: "markers", x: clients.map((_, j) => j), y: clients.map((c) => c[3]), marker: { size: 7, color: clients.map((c) => colour(tint(run().cluster[c[0]]))) },
+      mode: "markers", x: clients.map((_, j) => j), y: clients.map((c) => c[3]), marker: { size: 7, color: clients.map((c) => colour(tint(late.cluster[c[0]]))) },
       error_y: { type: "data", symmetric: false, array: clients.map((c) => c[4] - c[3]), arrayminus: clients.map((c) => c[3] - c[2]), thickness: 1, width: 0, color: variable("--soft") },
       customdata: clients.map((c) => c.map(number)), hovertemplate: "<b>client %{customdata[0]}</b>, %{customdata[1]} uploads<br>median %{customdata[3]}, tenth %{customdata[2]}, nine tenths %{customdata[4]}<extra></extra>",
     }], {
-      height: 300, xaxis: { title: { text: "clients, by median" }, showticklabels: clients.length <= 30, tickvals: clients.map((_, j) => j), ticktext: clients.map((c) => c[0]), showgrid: false, ticks: "" }, yaxis: { title: { text: "staleness, server steps" }, rangemode: "tozero" },
+      height: 300, xaxis: { title: { text: "clients, by median" }, showticklabels: clients.length <= 30, tickvals: clients.map((_, j) => j), ticktext: clients.map((c) => c[0]), showgrid: false, zeroline: false, ticks: "" }, yaxis: { title: { text: "staleness, server steps" }, rangemode: "tozero" },
     }, () => [["client", "uploads", "tenth", "median", "nine tenths"], ...clients]);
     plot.setAttribute("aria-label", `Staleness of each of ${clients.length} clients: median, and the range from a tenth to nine tenths.`);
   }
@@ -311,7 +308,7 @@ function drawPhases() {
   }));
   const plot = chart("phases-figure", traces, {
     barmode: "stack", height: 94 + 26 * rows.length, bargap: 0.3, margin: { l: 10, r: 20, t: 30, b: 44 },
-    yaxis: { tickvals: rows.map((_, j) => j), ticktext: rows.map((r) => escaped(short(r.name, room))), autorange: "reversed", showgrid: false, ticks: "" },
+    yaxis: { tickvals: rows.map((_, j) => j), ticktext: rows.map((r) => escaped(short(r.name, room))), autorange: "reversed", showgrid: false, ticks: "", zeroline: false },
     xaxis: { title: { text: share ? "share of the time of all phases, %" : "seconds" }, rangemode: "tozero", ...(share ? { range: [0, 100] } : {}) },
   }, () => [["rank", ...used.map(([n]) => `${n}, s`), "all phases, s"], ...rows.map((r, j) => [r.name, ...used.map(([, p]) => r.seconds[p]), total[j]])]);
   key("phases-key", used.map(([name, p]) => [colour(p), name]));
@@ -319,9 +316,16 @@ function drawPhases() {
   plot.setAttribute("aria-label", `Stacked bars: ${byId("phases-caption").textContent}`);
 }
 
+const FEW_CLIENTS = 40; // as many have room beside the matrix
+
 function drawRun() {
+  const { clients, matrices, silhouette } = run(), beside = matrices && !silhouette && clients && clients.client.length <= FEW_CLIENTS && !narrow();
+  byId(beside ? "beside" : "below").append(byId("clients-figure"));
   [drawFlow, drawOver, drawConfusion, drawMatrix, drawClients, drawSilhouette].forEach((draw) => draw());
-  if (byId("staleness")) drawStaleness();
+  if (byId("stale-run")) {
+    if (run().staleness) byId("stale-run").value = byId("run").value; // a run in rounds leaves the one that is shown
+    drawStaleness();
+  }
   drawPhases();
 }
 
@@ -330,6 +334,12 @@ function startDetails() {
   byId("run").value = D.start;
   byId("run").closest("label").hidden = D.details.length < 2;
   byId("run").addEventListener("change", drawRun);
+  const late = D.details.map((d, i) => [i, d.name]).filter(([i]) => D.details[i].staleness);
+  if (byId("stale-run")) {
+    options(byId("stale-run"), late);
+    byId("stale-run").closest("label").hidden = late.length < 2;
+    byId("stale-run").addEventListener("change", drawStaleness);
+  }
   byId("matrix").addEventListener("change", drawMatrix);
   for (const id of ["score", "tint", "order"]) byId(id).addEventListener("change", drawClients);
   byId("shares").addEventListener("change", drawPhases);

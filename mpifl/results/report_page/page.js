@@ -20,6 +20,7 @@ const escaped = (text) =>
   String(text).replace(/[&<>"']/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" })[c]);
 const short = (text, most) => (text.length <= most ? text : `${text.slice(0, most - 1)}…`);
 const number = (value) => (value === null || value === undefined ? "" : Number(Number(value).toPrecision(5)).toString());
+const rounded = (value) => Number(Number(value).toPrecision(4));
 const withUnit = (value, unit) => `${number(value)}${unit ? ` ${unit}` : ""}`;
 const narrow = () => window.innerWidth < 860;
 const shown = (value) => value !== null && value !== undefined;
@@ -100,6 +101,7 @@ function chart(id, traces, layout, rows) {
     const own = whole[key] || {};
     whole[key] = { ...axisStyle(), ...own, title: { ...axisStyle().title, ...own.title } };
   }
+  plot.style.height = `${whole.height}px`; // a chart that adapts to the window takes the height of its element
   Plotly.react(plot, traces, whole, CONFIG);
   if (rows) tableBehind(figure, rows);
   return plot;
@@ -179,6 +181,7 @@ function filterable(input, table, count) {
     }
     count.textContent = `${left} of ${table.tBodies[0].rows.length} rows`;
   };
+  input.closest(".controls").hidden = table.tBodies[0].rows.length < 4; // few rows are seen at once
   input.addEventListener("input", filter);
   filter();
 }
