@@ -61,8 +61,17 @@ class KernelBackend(Backend):
     def accepts(self, request: Request) -> bool:
         """Return whether the kernels know the model, the loss and the kind of data."""
         split = request.split
-        known = request.loss is None
+        known = request.loss is None or self._weights(request) is not None
         return known and can_read(split) and self._network(split.x, request.part) is not None
+
+    def _weights(self, request: Request) -> torch.Tensor | None:
+        """Return the weight [n] of each sample in the task's loss; None where the loss is another one."""
+        loss = request.loss
+        if type(loss) is not WeightedLoss or not loss.task.cross_entropy:
+            return None
+        w = loss.weights
+        fits = w.dtype == torch.float32 and w.device.type == "cpu" and w.shape == (len(request.split),)
+        return w.detach().contiguous() if fits else None
 
     def train(self, request: Request) -> Trained:
         """Train in one call per epoch; in one per step where there is a direction, and for Adam."""
@@ -86,7 +95,7 @@ class KernelBackend(Backend):
             change,
             update,
             request.kept,
-            request.loss.weights.contiguous() if isinstance(request.loss, WeightedLoss) else None,
+            self._weights(request),
         )
         weights, steps, loss = made
         return request.outcome(weights, steps, loss)

@@ -15,6 +15,7 @@ from numpy.testing import assert_array_equal
 from torch import nn
 from torch.testing import assert_close
 
+from mpifl.core.client import WeightedLoss
 from mpifl.core.federation import Split
 from mpifl.core.parameters import flatten
 from mpifl.core.rng import key
@@ -22,8 +23,11 @@ from mpifl.kernels import bindings
 from mpifl.kernels.network import Network
 from mpifl.models import MODELS
 from mpifl.models.base import Net
+from mpifl.training.backend import Request
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
+from mpifl.training.model_context import ModelContext
+from mpifl.training.tasks import NextToken
 
 pytestmark = pytest.mark.skipif(
     not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "the kernels are there"
@@ -80,6 +84,44 @@ def test_the_models_of_the_papers_agree_with_pytorch(name, config):
     assert learner.kernels.networks
     assert all(learner.kernels.networks.values())
     agree(ours, theirs, learner.init)
+
+
+@pytest.mark.parametrize("how", ["plain", "direction", "adam", "augmented"])
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+def test_losses_with_weights_of_samples_agree_with_pytorch(name, how):
+    """As FedEM and FedRC train components; some samples count for nothing."""
+    weights = torch.rand(23, generator=torch.Generator().manual_seed(2)) * 2
+    weights[::5] = 0
+    config = CONFIGS["augmented" if how == "augmented" else "momentum and decay"]
+    config = LocalConfig(epochs=2, batch_size=7, lr=0.01, optimizer="adam") if how == "adam" else config
+    asked = {"loss": WeightedLoss(weights, ModelContext(nn.Linear(1, 1), "cpu").task)}
+    if how == "direction":
+        asked["direction"] = lambda g, w: 0.5 * g
+    ours, theirs, learner = both(lambda: MODELS[name]().build((1, 28, 28), 10), split(23), config, **asked)
+    assert next(iter(learner.kernels.networks.values())) is not None
+    if how == "adam":  # divides by the root of a square: tiny gradients differ by more
+        assert_close(ours.vector, theirs.vector, rtol=0, atol=1e-3 * 0.01 * 8)
+        assert_close(ours.loss, theirs.loss, rtol=1e-5, atol=1e-6)
+    else:
+        agree(ours, theirs, learner.init)
+    other, _, _ = both(lambda: MODELS[name]().build((1, 28, 28), 10), split(23), config)
+    assert abs(other.loss - ours.loss) > 0.01
+
+
+def test_losses_of_another_kind_are_left_to_pytorch():
+    learner = Learner(MODELS["mlp"]().build((1, 28, 28), 10))
+    samples, task = split(6), ModelContext(nn.Linear(1, 1), "cpu").task
+    asked = Request(learner.init, samples, CONFIGS["plain"], key(1))
+    own = type("Own", (WeightedLoss,), {"__call__": lambda *_: None})
+    taken = {
+        WeightedLoss(torch.ones(6), task): True,
+        WeightedLoss(torch.ones(6).double(), task): False,
+        WeightedLoss(torch.ones(5), task): False,
+        WeightedLoss(torch.ones(6), NextToken()): False,
+        own(torch.ones(6), task): False,
+    }
+    for loss, known in taken.items():
+        assert learner.kernels.accepts(asked._replace(loss=loss)) == known
 
 
 @pytest.mark.parametrize("name", LEFT)
