@@ -51,7 +51,7 @@ from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.attacks import Attack, UploadAttack
-from mpifl.simulation.policies import AsynchronousPolicy
+from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.round_rules import RoundRule
 from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.simulation.visit_times import visit_duration
@@ -498,7 +498,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     # times
     for k in range(min(n, 10)):  # what is far too long shall be found before anything is trained
         parts.duration.end(k, 0, 0.0)
-    clock = policy.open_clock(config.clock, parts.duration, federation, num_sampled, system)
+    clock = policy.open_clock(ClockParts(config.clock, parts.duration, federation, num_sampled, system))
 
     # clients that are trained together
     stack = config.system.stack

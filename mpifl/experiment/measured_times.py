@@ -48,7 +48,7 @@ from mpifl.runtime.protocol import GatheredReports
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ServerStep, StepResult
 from mpifl.runtime.synchronous import SynchronousEngine
-from mpifl.simulation.policies import Buffer
+from mpifl.simulation.policies import Buffer, ClockParts
 from mpifl.simulation.round_rules import RoundPlan
 from mpifl.training.backend import Backend, Request, VisitRequests
 from mpifl.training.client import public_clients
@@ -562,15 +562,14 @@ def _arrivals(
         _evenly(context.federation.sizes[context.evaluated_clients, 2], EVALUATIONS)
     ]
     evaluation = replace(context.config.evaluation, every=0, at_start=False, clients=len(evaluated))
+    parts = ClockParts(context.config.clock, context.duration, context.federation, m, context.system_key)
     small = replace(
         context,
         config=replace(context.config, rounds=steps, evaluation=evaluation),
         decisions=replace(
             context.decisions,
             num_sampled=m,
-            clock=policy.open_clock(
-                context.config.clock, context.duration, context.federation, m, context.system_key
-            ),
+            clock=policy.open_clock(parts),
         ),
     )
     rows: list[dict[str, Any]] = []

@@ -86,14 +86,14 @@ class Observed:
         """
         if self.info is None:
             return
-        times = record.step, record.seconds, record.virtual_seconds
+        now = self.info, record.step, record.seconds, record.virtual_seconds, moved["up"], moved["down"]
         when = f"after step {record.step}"
         if record.step:
-            done = Round(self.info, *times, tuple(record.cohort.tolist()), moved["up"], moved["down"])
+            done = Round(*now, tuple(record.cohort.tolist()))
             self.callbacks.call("on_round", done, when)
         if row is not None:
             scores = {int(c["client"]): {n: v for n, v in c.items() if n != "client"} for c in clients}
-            found = Evaluation(self.info, *times, frozen(row), frozen(scores), moved["up"], moved["down"])
+            found = Evaluation(*now, frozen(row), frozen(scores))
             self.callbacks.call("on_evaluation", found, when)
         if self.callbacks.failure is not None:
             self.signals.stop = True

@@ -29,7 +29,7 @@ from mpifl.core.mixing import Plan
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.scheduler import Scheduler
 from mpifl.simulation.clock import Clock, DrawnClock, WallTime
-from mpifl.simulation.policies import AsynchronousPolicy
+from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.visits import DispatchState, Visit
 
 from .context import RunContext
@@ -362,8 +362,8 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
     if isinstance(config.clock, WallTime):  # arrivals are real: about in the order of the starts
         clock = DrawnClock()
     else:
-        opened = policy.open_clock(config.clock, context.duration, context.federation, m, context.system_key)
-        clock = opened
+        parts = ClockParts(config.clock, context.duration, context.federation, m, context.system_key)
+        clock = policy.open_clock(parts)
     per_visit = 1 if config.algorithm.needs.single_upload else m
     down, up = (size // per_visit for size in traffic.per_round)
     busy, visits, out = set[int](), np.zeros(n, np.int64), list[Event]()

@@ -41,15 +41,14 @@ class RunInfo:
 
 
 @dataclass(frozen=True)
-class Round:
-    """A server step.
+class Moment:
+    """A moment of a run, after a server step.
 
     Attributes:
         run: The run.
         step: Server steps so far.
         seconds: Real seconds since the run began.
         virtual_seconds: On the federation's clock; None where it has none.
-        clients: Whose uploads were mixed.
         bytes_up: What clients have sent so far, in bytes.
         bytes_down: What clients have received so far, in bytes.
     """
@@ -58,34 +57,32 @@ class Round:
     step: int
     seconds: float
     virtual_seconds: float | None
-    clients: tuple[int, ...]
     bytes_up: int
     bytes_down: int
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """An evaluation.
+class Round(Moment):
+    """A server step; see `Moment`.
 
     Attributes:
-        run: The run.
-        step: Server steps so far.
-        seconds: Real seconds since the run began.
-        virtual_seconds: On the federation's clock; None where it has none.
-        metrics: Column -> value of the new row of `metrics.csv`.
-        clients: Client -> name -> its own scores, of each evaluated client.
-        bytes_up: What clients have sent so far, in bytes.
-        bytes_down: What clients have received so far, in bytes.
+        clients: Whose uploads were mixed.
     """
 
-    run: RunInfo
-    step: int
-    seconds: float
-    virtual_seconds: float | None
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation(Moment):
+    """An evaluation; see `Moment`.
+
+    Attributes:
+        metrics: Column -> value of the new row of `metrics.csv`.
+        clients: Client -> name -> its own scores, of each evaluated client.
+    """
+
     metrics: Mapping[str, float | int]
     clients: Mapping[int, Mapping[str, float]]
-    bytes_up: int
-    bytes_down: int
 
 
 def frozen(tree: Any) -> Any:

@@ -78,14 +78,7 @@ class SecureSums(Protocol):
     def begin(
         self, mixings: Sequence[Mixing], clients: np.ndarray, step: int, widths: Mapping[str, int]
     ) -> tuple[list[Mixing], Sequence[Sent]]:
-        """Return the mixings of a round under masks, and what its clients send.
-
-        Args:
-            mixings: as planned; each upload enters one row of each.
-            clients: of each upload [m].
-            step: number of the round.
-            widths: name of an upload -> numbers in it.
-        """
+        """Return the mixings of a round under masks, and what its clients send; see `SecureRounds.begin`."""
 
     def commit(self) -> None:
         """Go on to the next round."""

@@ -40,6 +40,25 @@ class EngineFactory(Protocol[E_co]):
         """Return the engine that takes uploads one by one, under a policy."""
 
 
+@dataclass(frozen=True)
+class ClockParts:
+    """What the clock of a run is made of.
+
+    Attributes:
+        clock: the section `clock`.
+        duration: how long visits take on the clients' devices and links.
+        federation: the clients.
+        num_sampled: clients of a cohort, by `participation`.
+        key: of the system's draws.
+    """
+
+    clock: ClockConfig
+    duration: VisitDuration
+    federation: Federation
+    num_sampled: int
+    key: Key
+
+
 class Policy(ABC):
     """What drives a federation.
 
@@ -91,22 +110,11 @@ class Policy(ABC):
         return
 
     @abstractmethod
-    def open_clock(
-        self,
-        clock: ClockConfig,
-        duration: VisitDuration,
-        federation: Federation,
-        num_sampled: int,
-        key: Key,
-    ) -> Clock | None:
+    def open_clock(self, given: ClockParts) -> Clock | None:
         """Return the clock of a run; None: rounds need none, they last as long as their slowest client.
 
         Args:
-            clock: the section `clock`.
-            duration: how long visits take on the clients' devices and links.
-            federation: the clients.
-            num_sampled: clients of a cohort, by `participation`.
-            key: of the system's draws.
+            given: what it is made of.
 
         Raises:
             UserError: clock, network and population do not fit.
@@ -135,18 +143,11 @@ class RoundsPolicy(Policy):
         remedy = "has no effect under policy rounds, whose virtual time follows delay and network"
         require(clock == VirtualTime(), "clock", clock, f"{remedy}; leave it out")
 
-    def open_clock(
-        self,
-        clock: ClockConfig,
-        duration: VisitDuration,
-        federation: Federation,
-        num_sampled: int,
-        key: Key,
-    ) -> None:
+    def open_clock(self, given: ClockParts) -> None:
         """Return None; under a rule, the ends of visits must not depend on each other."""
         remedy = "who is back first is known for links of the clients' own; take unicast, no server_bytes_s"
-        own = self.rule is None or not duration.network.shared
-        require(own, "network.cast", duration.network.cast, remedy)
+        network = given.duration.network
+        require(self.rule is None or not network.shared, "network.cast", network.cast, remedy)
 
 
 @dataclass(frozen=True)
@@ -198,19 +199,12 @@ class OverSelection(RoundsPolicy):
         """Return m (1 + extra), rounded up, at most all."""
         return min(num_clients, ceil(wanted * (1 + self.extra) - 1e-9))
 
-    def open_clock(
-        self,
-        clock: ClockConfig,
-        duration: VisitDuration,
-        federation: Federation,
-        num_sampled: int,
-        key: Key,
-    ) -> None:
+    def open_clock(self, given: ClockParts) -> None:
         """Return None; refuse rounds of all clients, of which nobody is left to be drawn beside them."""
         remedy = "has no effect on rounds of all clients; take cohort_size or participation, or 0"
-        more = self.num_started(num_sampled, federation.num_clients) > num_sampled
+        more = self.num_started(given.num_sampled, given.federation.num_clients) > given.num_sampled
         require(more or not self.extra, "policy.extra", self.extra, remedy)
-        super().open_clock(clock, duration, federation, num_sampled, key)
+        super().open_clock(given)
 
 
 @dataclass(frozen=True)
@@ -328,20 +322,14 @@ class AsynchronousPolicy(Policy):
     def check_clock(self, clock: ClockConfig) -> None:
         """Accept every clock."""
 
-    def open_clock(
-        self,
-        clock: ClockConfig,
-        duration: VisitDuration,
-        federation: Federation,
-        num_sampled: int,
-        key: Key,
-    ) -> Clock:
+    def open_clock(self, given: ClockParts) -> Clock:
         """Return the clock that the configuration names; see `Policy`."""
         remedy = "group broadcasts and the server's shared link are timed under policy rounds; take unicast"
-        require(not duration.network.shared, "network.cast", duration.network.cast, remedy)
-        self.concurrency(federation.num_clients, num_sampled)  # checks its numbers
-        duration = self.upload_interval(duration, federation)
-        return clock.open(self, duration, federation.num_clients, key)
+        network, num_clients = given.duration.network, given.federation.num_clients
+        require(not network.shared, "network.cast", network.cast, remedy)
+        self.concurrency(num_clients, given.num_sampled)  # checks its numbers
+        duration = self.upload_interval(given.duration, given.federation)
+        return given.clock.open(self, duration, num_clients, given.key)
 
     def upload_interval(self, duration: VisitDuration, federation: Federation) -> VisitDuration:
         """Return how long a client takes from a download to its upload.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.runs import run_each
 
 from mpifl import cli
 from mpifl.results.export import final_frame, frame
@@ -24,11 +25,7 @@ RUNS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Two synchronous runs and an asynchronous one, of two rounds each."""
-    out = tmp_path_factory.mktemp("runs")
-    for name, options in RUNS.items():
-        place = ["--output.folder", str(out), "--output.id", name, "--evaluation.every", "1", "-q"]
-        assert cli.main(["run", str(TINY), *place, *options]) == 0
-    return out
+    return run_each(tmp_path_factory.mktemp("runs"), RUNS)
 
 
 def test_a_row_is_a_run_and_evaluation_and_a_column_a_varied_key(folder):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.runs import run_each
 
 from mpifl import cli
 from mpifl.core.errors import UserError
@@ -36,11 +37,7 @@ RUNS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Runs of three configurations, one of them with two seeds, one asynchronous."""
-    out = tmp_path_factory.mktemp("runs")
-    for name, options in RUNS.items():
-        place = ["--output.folder", str(out), "--output.id", name, "--evaluation.every", "1", "-q"]
-        assert cli.main(["run", str(TINY), *place, *options]) == 0
-    return out
+    return run_each(tmp_path_factory.mktemp("runs"), RUNS)
 
 
 @pytest.fixture(scope="module")

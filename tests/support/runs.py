@@ -201,6 +201,19 @@ OF_A_LAUNCH = ("wall_seconds", "mpi_bytes", "peak_bytes", "ranks", "ranks_lost",
 OF_A_CLOCK = ("arrivals", "refused", "staleness_mean", "staleness_max", "concurrency", "clock_seconds")
 
 
+def run_each(out: Path, runs: Mapping[str, Sequence[str]]) -> Path:
+    """Run the tiny configuration with options, each evaluated after each round; return the folder of them.
+
+    Args:
+        out: the folder.
+        runs: id -> options.
+    """
+    for name, options in runs.items():
+        place = ["--output.folder", str(out), "--output.id", name, "--evaluation.every", "1", "-q"]
+        assert cli.main(["run", str(CONFIG), *place, *options]) == 0
+    return out
+
+
 def columns_of(path: Path) -> dict[str, list[str]]:
     """Return the columns of a CSV file by name, without those of wall clocks."""
     with path.open(newline="") as file:
