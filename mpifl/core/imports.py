@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -74,3 +75,19 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
     return module
+
+
+@contextmanager
+def hidden(*names: str) -> Iterator[None]:
+    """Have imports of packages fail within the block, for a package that only tries them.
+
+    Args:
+        names: of the packages; those that are imported already stay visible.
+    """
+    hiding = [name for name in names if name not in sys.modules]
+    sys.modules |= dict.fromkeys(hiding)  # type: ignore[arg-type]  # None: the import fails
+    try:
+        yield
+    finally:
+        for name in hiding:
+            del sys.modules[name]

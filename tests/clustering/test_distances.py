@@ -1,5 +1,8 @@
 """Distances between clients, by hand."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -154,3 +157,17 @@ def test_distances_do_not_change_their_arguments():
     D.emd(x, y)
     D.matching_distance(x, y)
     assert_array_equal((x, y), before)
+
+
+@pytest.mark.nightly
+def test_a_worker_measures_distances_without_scikit_learn():
+    """POT would import it, and with it pandas: 75 MB in every rank. Later imports find it."""
+    code = (
+        "import sys, numpy as np\n"
+        "from mpifl.clustering.distances import emd\n"
+        "assert emd(np.eye(2), np.eye(3)[:, :2], 'euclidean') > 0\n"
+        "print(sorted({'ot', 'sklearn', 'pandas', 'pyarrow', 'torchvision'} & {*sys.modules}))\n"
+        "import sklearn"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['ot']"
