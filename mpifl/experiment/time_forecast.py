@@ -39,6 +39,7 @@ from .traffic_forecast import TrafficForecast
 MOST_STEPS = 400  # that are dealt or played through; the mean of the later half stands for the rest
 LAUNCH_S = 0.3  # in which mpirun starts
 MPI_CPU_S = 0.55  # processor seconds of a rank to load MPI and connect: 2.5 instead of 1.95 until it is ready
+EXIT_CPU_S = 0.5  # processor seconds of a rank from its last result until the process has ended
 POLL_S = 1e-3  # until a rank that waits looks again: pauses grow to 2 ms
 POLLING = 0.03  # of a core, that a rank takes which waits for a round
 SHORT_POLLING = 0.3  # ... for a few milliseconds: a poll takes 45 us, and the first pauses are hardly longer
@@ -190,9 +191,11 @@ def forecast_time(
     }
     once = measured.checkpoint + around.kept_bytes / CHECKPOINT_BYTES_S
     parts["checkpoints"] = once * _num_checkpoints(context, sum(parts.values()))
-    parts["end"] = around.end + measured.checkpoint
+    parts["end"] = around.end + measured.checkpoint + EXIT_CPU_S * slowdown
     terms = {"training": spent.training, "rank 0": spent.server, "network": spent.network}
-    processor = (start + around.open) * num_ranks + around.figures + spent.work + work + around.end
+    processor = (
+        (start + around.open + EXIT_CPU_S) * num_ranks + around.figures + spent.work + work + around.end
+    )
     mean = rounds / context.config.rounds
     return TimeForecast(num_ranks, parts, mean, processor, max(terms, key=lambda name: terms[name]))
 

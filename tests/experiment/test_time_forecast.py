@@ -25,6 +25,7 @@ from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
 from mpifl.experiment.time_forecast import (
     END,
     EVALUATE,
+    EXIT_CPU_S,
     MPI_CPU_S,
     OWN_CORES,
     POLLING,
@@ -164,8 +165,10 @@ def test_a_round_lasts_as_long_as_its_busiest_worker(ranks, round_s):
     found = foretold(context(), one, ranks)
     assert found.round_s == pytest.approx(round_s, abs=0.02)
     assert found.parts["rounds"] == pytest.approx(3 * round_s, abs=0.05)
-    start = MPI_CPU_S * ranks * (ranks > 1)
-    assert found.processor == pytest.approx(12.0 + start), "three rounds of four visits, wherever they are"
+    begin_and_end = (MPI_CPU_S * (ranks > 1) + EXIT_CPU_S) * ranks
+    assert found.processor == pytest.approx(12.0 + begin_and_end), (
+        "three rounds of four visits, wherever they are"
+    )
     assert found.limits == "training"
 
 
@@ -201,7 +204,7 @@ def test_the_parts_of_a_run_add_up():
             "rounds": 3 * (4 * 1.2 + 4 * 0.5 + 2.0 + 4 * 0.25 + 1.5) + 4 * 1.0,
             "evaluation": 2 * (3.0 + 1.0),
             "checkpoints": 3 * 0.5,
-            "end": 0.75,
+            "end": 0.75 + EXIT_CPU_S,
         }
     )
     assert found.total == pytest.approx(sum(found.parts.values()))
