@@ -674,7 +674,7 @@ def as_json(seen: Seen | SeenCases, now: float | None = None) -> str:
     """Return what a folder tells as JSON, for the page in a browser."""
     tree = {"kind": "cases" if isinstance(seen, SeenCases) else "run", "now": now or time.time()}
     if isinstance(seen, SeenCases):
-        few = {"state", "text", "step", "rounds", "left_s", "folder"}
+        few = {"state", "text", "step", "rounds", "left_s", "folder", "metric"}
         cases = [
             {"title": title, **{k: v for k, v in asdict(case).items() if k in few}}
             | {name: case.last(name) for name in ("accuracy", "worst", "ari")}

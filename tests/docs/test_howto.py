@@ -90,8 +90,9 @@ def folder(tmp_path, monkeypatch, capsys):
         for number in range(80):
             picture = Image.fromarray(rng.integers(0, 255, (40, 40, 3), dtype=np.uint8))
             picture.save(tmp_path / "photos" / label / f"{number}.png")
-    for name in ("a", "b", "c"):
-        assert cli.main(["run", "quickstart", "-q", "--output.id", name, *SMALL]) == 0
+    for name, algorithm in (("a", "emdcfl"), ("b", "fedavg"), ("c", "ifca")):
+        named = ["--output.id", name, "--algorithm.name", algorithm]
+        assert cli.main(["run", "quickstart", "-q", *named, *SMALL]) == 0
         Path(f"runs/quickstart-{name}").rename(f"runs/{name}")
     (tmp_path / "two.yaml").write_text("base: quickstart\nname: two\nvary: {seed: [0, 1]}\n")
     assert cli.main(["sweep", "two.yaml", "-q", "--output.id", "x", *SMALL]) == 0

@@ -20,6 +20,7 @@ function inBytes(value) {
   return `${Number((value / size).toPrecision(4))} ${unit}`;
 }
 
+const figure = (metric, value) => (!shown(value) ? "" : metric === "accuracy" ? `${(100 * value).toFixed(2)} %` : number(value));
 const end = (curves, name) => curves[name]?.[curves[name].length - 1];
 
 function tile(text, about) {
@@ -40,9 +41,8 @@ function drawRun(seen) {
   byId("doing").textContent = seen.doing && !seen.over ? `now: ${seen.doing}` : "";
   const tiles = [[`${seen.step}/${seen.rounds || "?"}`, "rounds"]];
   if (shown(seen.left_s)) tiles.push([inWords(seen.left_s), "left, about"]);
-  const figure = (value) => (seen.metric === "accuracy" ? `${(100 * value).toFixed(2)} %` : number(value));
-  if (shown(end(curves, "accuracy"))) tiles.push([figure(end(curves, "accuracy")), `mean ${seen.metric}`]);
-  if (shown(end(curves, "worst"))) tiles.push([figure(end(curves, "worst")), "worst client"]);
+  if (shown(end(curves, "accuracy"))) tiles.push([figure(seen.metric, end(curves, "accuracy")), `mean ${seen.metric}`]);
+  if (shown(end(curves, "worst"))) tiles.push([figure(seen.metric, end(curves, "worst")), "worst client"]);
   if (shown(end(curves, "clusters"))) tiles.push([number(end(curves, "clusters")), "clusters"]);
   if (shown(end(curves, "ari"))) tiles.push([end(curves, "ari").toFixed(2), "ARI"]);
   if (shown(end(curves, "bytes_up"))) tiles.push([inBytes(end(curves, "bytes_up") + (end(curves, "bytes_down") || 0)), "bytes, up and down"]);
@@ -85,8 +85,8 @@ function drawCharts(seen) {
   draw("loss-figure", [["loss", same], ["train_loss", same]]);
   draw("clusters-figure", [["clusters", same], ["ari", same, { yaxis: "y2" }]], { margin: { l: 56, r: 46, t: 30, b: 46 }, yaxis: { rangemode: "tozero" }, yaxis2: { overlaying: "y", side: "right", range: [0, 1.05], dtick: 0.25, automargin: false, showgrid: false } });
   draw("bytes-figure", [["bytes_up", megabytes], ["bytes_down", megabytes]]);
-  byId("sizes").hidden = !seen.clusters.length;
-  if (seen.clusters.length) {
+  byId("sizes").hidden = seen.clusters.length < 2; // one bar tells nothing
+  if (seen.clusters.length > 1) {
     const names = seen.clusters.map(([label]) => `cluster ${label}`);
     chart("sizes-figure", [{ type: "bar", x: names, y: seen.clusters.map(([, n]) => n), marker: { color: colour(0) } }],
       { height: 220, yaxis: { title: { text: "clients" } }, xaxis: { type: "category" } }, () => [["cluster", "clients"], ...seen.clusters]);
@@ -98,7 +98,7 @@ function drawCases(seen) {
   byId("cases-title").textContent = seen.cases.length === 1 ? "1 run" : `${seen.cases.length} runs`;
   table("cases", ["run", "state", "round", "mean", "worst", "ARI", "left", ""], seen.cases.map((c) => [
     element("a", { href: `/?case=${encodeURIComponent(c.title)}` }, c.title), c.state, c.rounds ? `${c.step}/${c.rounds}` : "",
-    c.accuracy, c.worst, c.ari, shown(c.left_s) ? inWords(c.left_s) : "",
+    figure(c.metric, c.accuracy), figure(c.metric, c.worst), shown(c.ari) ? c.ari.toFixed(2) : "", shown(c.left_s) ? inWords(c.left_s) : "",
     ["running", "complete", "waiting"].includes(c.state) ? "" : c.text]));
 }
 
