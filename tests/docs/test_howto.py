@@ -78,6 +78,23 @@ def test_every_mark_of_a_block_is_known_and_every_other_block_is_of_mpifl_alone(
             assert re.match(r"(mpirun -n \d+ )?mpifl \w", line), (page, line)
 
 
+PICTURE = re.compile(r"!\[[^]]*\]\((\S+)\)")
+BY_HAND = {"round.svg"}  # a diagram, no figure of a run
+
+
+def test_every_figure_stands_in_a_section_that_names_its_command():
+    seen = set()
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for part in re.split(r"^#+ ", page.read_text(), flags=re.MULTILINE):
+            for name in PICTURE.findall(part):
+                seen.add(Path(name).name)
+                assert Path(name).name in BY_HAND or re.search(r"mpifl (sweep|compare|report|data) ", part), (
+                    name
+                )
+    kept = {path.name for folder in ("figures", "images") for path in (ROOT / "docs" / folder).iterdir()}
+    assert seen == kept | BY_HAND
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch, capsys):
     """A folder with runs a, b and c, a sweep, pictures of three classes, and the files of the repository."""
