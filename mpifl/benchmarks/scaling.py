@@ -1,12 +1,17 @@
 """One workload on 1 to n workers, and an extrapolation to many more (`mpifl bench scaling`).
 
-Strong scaling keeps the cohort, weak scaling keeps the visits per worker. The extrapolation is a sum of three
+Strong scaling keeps the cohort, weak scaling keeps the visits per worker. The extrapolation is a sum of four
 terms, which shows the one that limits first:
 
     training   visit_s * ceil(m / w)         visits are whole: the busiest of w workers has ceil(m / w); data
                                              and the sum of the upload included
     server     once_s + rank_s * w           fitted to what is left of a round beside that, w = 1..n here
+    notes      tasks out, reports back       columns of each visit and a header for each worker, over the
+                                             server's link
     network    trees of ceil(log2 P) levels  a broadcast of the model and a reduction of int64 sums
+
+Where ranks are numbered node by node, the first levels of such a tree are those within the nodes: a reduction
+per node before the one over nodes has as many levels, and sends as much over the network.
 """
 
 from __future__ import annotations
@@ -35,6 +40,9 @@ from .workloads import WORKLOADS
 MANY = (16, 64, 256, 1024)
 BUSY = ("train", "load", "reduce")  # phases of a worker that are part of its visits
 LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network assumed in the extrapolation
+VISIT_BYTES, RANK_BYTES = 120, 3000  # of tasks and reports: the columns of a visit, the headers of a worker
+REGISTERED_BYTES, PROCESS_BYTES = 50, 280e6  # of rank 0: each registered client, and what a process takes
+REGISTERED = (10**6, 10**7, 10**8)
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,13 @@ class Model:
         return {
             "training": self.visit_s * ceil(self.m / workers),
             "server": self.once_s + self.rank_s * workers,
+            "notes": 2 * workers * LATENCY_S + (VISIT_BYTES * self.m + RANK_BYTES * workers) / BYTES_S,
             "network": moved,
         }
+
+    def server_bytes(self, registered: int) -> float:
+        """Return the memory of rank 0 with so many registered clients: three rows are in it at a time."""
+        return PROCESS_BYTES + REGISTERED_BYTES * registered + 3 * 4 * self.d
 
     def seconds(self, workers: int) -> float:
         """Return the seconds of a round."""
@@ -159,10 +172,17 @@ def lines(out: dict[str, Any], model: Model) -> list[str]:
         "",
         f"model: {model.visit_s * 1e3:.2f} ms a visit, server {model.once_s * 1e3:.2f} ms a round and "
         f"{model.rank_s * 1e3:.3f} ms a worker; network of {LATENCY_S * 1e6:g} us and {BYTES_S / 1e9:g} GB/s",
-        "  ranks  s/round  strong  binds",
+        "memory of rank 0: "
+        + ", ".join(f"{model.server_bytes(n) / 1e9:.1f} GB of {n:,} registered clients" for n in REGISTERED),
+        "  ranks  s/round  strong   ms of training   server    notes  network  binds",
     ]
     for ranks in MANY:
         seconds = model.seconds(ranks - 1)
         efficiency = model.seconds(1) / ((ranks - 1) * seconds)
-        page.append(f"{ranks:7d} {seconds:8.4f} {efficiency:7.0%}  {model.binds(ranks - 1)}")
+        terms = model.terms(ranks - 1)
+        each = "".join(f"{1e3 * terms[name]:9.3f}" for name in ("server", "notes", "network"))
+        page.append(
+            f"{ranks:7d} {seconds:8.4f} {efficiency:7.0%} {1e3 * terms['training']:16.3f}{each}  "
+            f"{model.binds(ranks - 1)}"
+        )
     return page

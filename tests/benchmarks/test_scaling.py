@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pytest
 
-from mpifl.benchmarks.scaling import Model, fit, lines
+from mpifl.benchmarks.scaling import RANK_BYTES, VISIT_BYTES, Model, fit, lines
+from mpifl.benchmarks.server import figures
+from mpifl.benchmarks.server import lines as server_lines
+from mpifl.runtime.protocol import ReportHeader, TaskBatch, TaskTable, report_tables
 
 
 def test_the_terms_are_found_again():
@@ -40,3 +46,33 @@ def test_one_worker_gives_no_slope_and_the_page_says_what_binds():
     page = lines({"workload": "W1", "m": 10, "strong": measured, "weak": measured}, model)
     assert [line.split()[0] for line in page[-4:]] == ["16", "64", "256", "1024"]
     assert page[-1].endswith(("server", "training"))
+
+
+def test_the_notes_of_a_round_are_as_large_as_the_model_says():
+    """Tasks and reports of 1000 visits of FedAvg, on one worker and on two."""
+    report = dict(num_samples=20, fresh=True, notes={}, findings={}, metrics={"train_loss": 0.5})
+    one = {"max_abs": {"model": [1.0]}, "sizes": {"model": 9}, "widths": {"model": 9}, "bytes": {"model": 36}}
+    headers = [ReportHeader(number=i, client=i, **report, **one) for i in range(1000)]
+    numbers = np.arange(1000)
+    tasks = TaskTable(numbers, numbers, numbers, [{"model": (0,)}], np.zeros(1000, np.int64))
+    for workers in (1, 2):
+        parts = [report_tables(headers[w::workers]) for w in range(workers)]
+        batches = [TaskBatch(1, 0, t, {}) for t in tasks.dealt(numbers % workers, workers)]
+        size = sum(len(pickle.dumps(part, protocol=5)) for part in (*parts, *batches))
+        assert size <= VISIT_BYTES * 1000 + RANK_BYTES * workers
+        assert size >= 0.5 * VISIT_BYTES * 1000
+
+
+def test_memory_grows_with_registered_clients():
+    """Ten million: 280 MB and 500 MB, and three rows of a million numbers."""
+    model = Model(visit_s=1.0, once_s=0.0, rank_s=0.0, m=1, d=10**6)
+    assert model.server_bytes(10**7) == pytest.approx(280e6 + 500e6 + 12e6)
+
+
+def test_what_rank_0_computes_is_divided_into_rounds_and_clients():
+    """2 ms beside: a round of 2 clients takes 2 ms, one of 1002 takes 5: 3 us a client."""
+    found = figures({2: [0.002, 0.009, 0.001], 1002: [0.005]})
+    assert found["round_s"] == 0.002
+    assert found["client_s"]["1002"] == pytest.approx(3e-6)
+    page = server_lines({"ranks": 3, "sizes": [1002], "methods": {"fedavg": found}})
+    assert page[-1].split() == ["fedavg", "2.00", "3.0"]
