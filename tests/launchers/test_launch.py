@@ -263,3 +263,21 @@ def test_an_installation_is_made_anew_when_any_of_its_sources_changes(tmp_path):
         found.append(stamp())
     assert {file.name for file in sources} >= {"common.h", "reductions.c", "training.c", "training_simd.inc"}
     assert len(set(found)) == len(sources) + 1
+
+
+def test_what_wheels_carry_for_nobody_is_taken_out(tmp_path):
+    """A stub of Python says where packages lie; PyTorch's tests go, its programs and its libraries stay."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(f"#!/bin/sh\necho {tmp_path}/packages\n")
+    (tmp_path / "bin" / "python").chmod(0o755)
+    kept = {"torch/bin/torch_shm_manager", "torch/lib/libtorch.so", "torch/testing/__init__.py"}
+    for name in (*kept, "torch/test/a_test", "torch/bin/test_api"):
+        (tmp_path / "packages" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "packages" / name).touch()
+    program = f"set -euo pipefail; source {LAUNCH}/common.sh; environment={tmp_path}; slim"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    left = {
+        str(p.relative_to(tmp_path / "packages")) for p in (tmp_path / "packages").rglob("*") if p.is_file()
+    }
+    assert left == kept
