@@ -63,6 +63,7 @@ def test_processes_of_another_mpis_launcher_do_not_run_alone(mpirun, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_stopped_before_mpi_is_up_ends_the_job(mpirun, tmp_path):
     asked = deaths.arguments(tmp_path, "x", "fedavg", tmp_path)
     plan, begin = [{"rank": 1, "call": "start", "signal": 19}], time.monotonic()

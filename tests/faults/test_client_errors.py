@@ -160,17 +160,17 @@ def test_code_of_a_method_that_ends_or_fails_ends_the_run_with_one_message(where
     said_once(where, code, capsys.readouterr().err, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("where", "kind", "ranks"),
+    ("where", "kind"),
     [
-        ("judging", "events", 2),
-        *(pytest.param(where, "rounds", 3, marks=NIGHTLY) for where in ENDS),
-        *(pytest.param(where, "events", 3, marks=NIGHTLY) for where in ("server", "client", "judging")),
+        *((where, "rounds") for where in ENDS),
+        *((where, "events") for where in ("server", "client", "judging")),
     ],
 )
-def test_it_ends_all_ranks_with_one_message(where, kind, ranks, mpirun, tmp_path):
+def test_it_ends_all_ranks_with_one_message(where, kind, mpirun, tmp_path):
     asked = words(tmp_path, "x", *leaving(tmp_path, where), *KINDS[kind])
-    end = mpirun(ranks, "-m", "mpifl", *asked, env=worlds.PYTHONPATH, timeout=300)
+    end = mpirun(3, "-m", "mpifl", *asked, env=worlds.PYTHONPATH, timeout=300)
     said_once(where, end.returncode, end.stderr, tmp_path)
     assert "MPI_ABORT" not in end.stderr
 

@@ -76,6 +76,7 @@ def test_a_configuration_gives_the_digest_of_the_old_release(name, old):
         assert load(again).summary["digest"] == load(before).summary["digest"]
 
 
+@pytest.mark.nightly
 def test_finished_runs_are_reported(old):
     runs = ["methods-x", "cohorts-finished", "number-finished", "arrivals-finished", "ucfl-finished"]
     assert cli.main(["report", *runs, "--out", "page", "--quiet"]) == 0

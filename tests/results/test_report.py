@@ -397,6 +397,7 @@ def test_every_matrix_over_clients_is_drawn_ordered_by_cluster(tmp_path):
         figures.matrices([Group("one", (finished.Run(tmp_path, {}, {"clients": 4}),))])
 
 
+@pytest.mark.nightly
 def test_figures_fit_a_column_with_chosen_names_and_letters_that_need_no_font(folder, tmp_path):
     """3.3 in are 237.6 points; fonts are in the PDF, letters of the SVG are outlines."""
     place = ["--out", str(tmp_path), "--width", "3.3", "--label", "fedavg=FedAvg, ours"]

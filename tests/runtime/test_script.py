@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from support import worlds
 from support.runs import CONFIG
 
@@ -47,6 +48,7 @@ if run is not None:
 """
 
 
+@pytest.mark.nightly
 def test_ten_lines_that_raise_end_with_one_message(mpirun, tmp_path):
     done = mpirun(2, "-c", TEN_LINES, CONFIG, tmp_path, env=worlds.PYTHONPATH, timeout=120)
     assert done.returncode == 2

@@ -108,11 +108,12 @@ sys.exit(cli.main(["doctor"]))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ranks", "told"),
     [
         (2, "the exchange between rank 0 on "),
-        pytest.param(3, "no word from rank 1 on ", marks=pytest.mark.nightly),
+        (3, "no word from rank 1 on "),
     ],
 )
 def test_a_rank_that_does_not_answer_is_named_in_time(ranks, told, mpirun):

@@ -20,7 +20,9 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize(  # a sweep draws a figure
+    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind == "sweep")) for kind in TEMPLATES]
+)
 def test_what_is_written_runs_by_the_commands_that_are_named(kind, here, capsys):
     assert main(["init", kind, f"Our{kind.capitalize()}"]) == 0
     written, *commands = capsys.readouterr().out.splitlines()
