@@ -18,7 +18,7 @@ from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results.supervision import Signals
 from mpifl.runtime.run_state import SAVE, STOP, CheckpointConfig
 from mpifl.runtime.worker import Worker
-from mpifl.training.client import LocalClient
+from mpifl.training.client import LocalClient, LocalClients
 
 JUDGED = [
     "--rounds",
@@ -75,15 +75,19 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def let_clients_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have two clients fail at every visit."""
-    real = Worker._train
+    """Have two clients fail at every visit, also where visits are made in one call."""
+    real, together = Worker._train, LocalClients.train_visits
 
     def train(self: Worker, client: LocalClient, *rest: Any) -> Any:
         if client.id in (2, 5):
             raise RuntimeError("no memory left")
         return real(self, client, *rest)
 
+    def train_visits(self: LocalClients, visits: tuple[np.ndarray, np.ndarray], *rest: Any) -> Any:
+        return None if np.isin(visits[0], (2, 5)).any() else together(self, visits, *rest)
+
     monkeypatch.setattr(Worker, "_train", train)
+    monkeypatch.setattr(LocalClients, "train_visits", train_visits)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -94,6 +98,7 @@ def test_all_files_of_a_run_that_stopped_and_went_on_are_those_of_one_that_did_n
     if name == "clients that fail":
         let_clients_fail(monkeypatch)
     assert start(tmp_path / "one", cache, name) == 0
+    assert (tmp_path / "one" / "tiny-x" / "dropped.csv").exists() == (name == "clients that fail")
     for at, command in ((2, None), (3, "resume"), (9, "resume")):
         stop_after(at, monkeypatch)
         words = ["resume", str(tmp_path / "two" / "tiny-x"), "--quiet"]
