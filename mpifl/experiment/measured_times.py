@@ -416,6 +416,18 @@ def _evenly(sizes: np.ndarray, count: int) -> np.ndarray:
     return np.unique(order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)])
 
 
+def _judged(context: RunContext, visited: np.ndarray) -> np.ndarray:
+    """Return which clients are evaluated, ascending: some of those that were visited, where there are two.
+
+    For clients that no round has visited, methods such as IFCA choose a model at each evaluation; in a run
+    there soon are few of them.
+    """
+    clients: np.ndarray = np.intersect1d(context.evaluated_clients, visited)
+    clients = clients if len(clients) > 1 else context.evaluated_clients
+    picked: np.ndarray = clients[_evenly(context.federation.sizes[clients, 2], EVALUATIONS)]
+    return picked
+
+
 def _saved(server: Server, step: ServerStep, **values: Any) -> Saved:
     """Return the state of a run that has taken no step."""
     saved = Saved(0, values={"seconds": 0.0, **values})
@@ -481,9 +493,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
     if uses(algorithm, RememberedUploads) and m < context.problem.num_clients:
         others = np.setdiff1d(np.arange(len(sizes)), chosen)[: len(chosen)]
         cohorts[2] = others if len(others) else chosen
-    evaluated = context.evaluated_clients[
-        _evenly(context.federation.sizes[context.evaluated_clients, 2], EVALUATIONS)
-    ]
+    evaluated = _judged(context, chosen)
     schedule = EvaluationSchedule(evaluated, 1)
     engine = SynchronousEngine(step, _Cohorts(cohorts), len(cohorts), schedule)  # type: ignore[arg-type]
     observer, clock, start = _Observer(context, step, folder), perf_counter(), process_time()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 from support import worlds
 from support.cases import OPTIONS
 
@@ -341,6 +342,14 @@ def test_an_asynchronous_run_is_as_fast_as_its_workers():
 
 
 MEASURED = ["fedavg", "scaffold", "emdcfl", "ucfl", "ifca", "fedasync", "fedsoft_async"]
+
+
+def test_evaluations_are_measured_of_clients_that_have_trained():
+    """IFCA chooses anew, at each evaluation, for those that have not: 20 clients, of which 6 train."""
+    run = context(clients=20, evaluation=EvaluationConfig(every=0))
+    trained = np.arange(0, 12, 2)
+    assert_array_equal(measured_times._judged(run, trained), trained)
+    assert len(measured_times._judged(run, trained[:1])) == measured_times.EVALUATIONS
 
 
 @pytest.mark.parametrize("name", MEASURED)
