@@ -57,7 +57,7 @@ PYTEST = (
 )
 WITH_NIGHTLY = ("tests/comm", "tests/mpi/test_hosts.py")  # nightly tests of others take minutes
 PASSED, NONE_COLLECTED, USAGE = 0, 5, 4  # exit codes of pytest
-SUFFIXES = (".c", ".h")
+SUFFIXES = (".c", ".h", ".inc")
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,7 @@ class Copy:
             if bug.compiled:
                 for library in self._libraries():
                     after.callback(library.write_bytes, library.read_bytes())
-                said = self._compile()
-                if said:
-                    return Outcome(bug, "killed", "the compiler", perf_counter() - start, said)
+                self._compile(bug)
             for tests in bug.stages:
                 code, said = self.run(tests, limit)
                 if code not in (PASSED, NONE_COLLECTED):
@@ -207,14 +205,19 @@ class Copy:
         return outcome
 
     def _libraries(self) -> list[Path]:
-        return sorted((self.folder / "mpifl" / "core").glob("*.so"))
+        return sorted((self.folder / "mpifl").rglob("*.so"))
 
-    def _compile(self) -> str:
-        """Build the extensions anew; return what the compiler said where it failed."""
+    def _compile(self, bug: Bug) -> None:
+        """Build the extensions anew, with a bug in them.
+
+        Raises:
+            ValueError: it does not compile, so that no test would look at it, or no library was built.
+        """
         before = {p: p.stat().st_mtime_ns for p in self._libraries()}
         code, said = self._build()
         changed = any(p.stat().st_mtime_ns != before.get(p) for p in self._libraries())
-        return "" if code == 0 and changed else said or "no library was built"
+        if code != 0 or not changed:
+            raise ValueError(f"{bug.area}/{bug.name}: {said or 'no library was built'}")
 
     def _build(self) -> tuple[int | None, str]:
         """Build those extensions whose sources have changed; return exit code and words."""
@@ -270,7 +273,7 @@ def evaluate(
         say: is told of each outcome.
 
     Raises:
-        ValueError: an entry does not apply, or the test that saw it fails without it.
+        ValueError: an entry does not apply or compile, or the test that saw it fails without it.
     """
     for bug in bugs:
         bug.planted((ROOT / bug.file).read_text())

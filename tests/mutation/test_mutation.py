@@ -6,7 +6,10 @@ All of them: `python tests/mutation/run.py`.
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,8 @@ from mutation import run
 
 BUGS = run.load()
 SAMPLE = 12
+IN_C = 4  # one of so many bugs in C is in the sample
+CC = shutil.which("gcc") or shutil.which("cc")
 
 
 @pytest.mark.parametrize("area", sorted({bug.area for bug in BUGS}))
@@ -75,6 +80,56 @@ def test_a_test_that_fails_without_the_bug_sees_nothing(codes, expected, tmp_pat
     assert asked == [(["tests/core"], "n = 2\n"), *again]
 
 
+def test_every_bug_outside_python_is_compiled():
+    others = [bug for bug in BUGS if not bug.file.endswith(".py")]
+    assert all(bug.compiled for bug in others)
+    assert len({Path(bug.file).suffix for bug in others}) > 2
+
+
+C_BUG = run.Bug("x", "b", "hole", "mpifl/a.c", "n = 1", "n = 2", "w", ("tests/core",))
+
+
+def copy_with_a_library(folder):
+    copy = run.Copy.__new__(run.Copy)
+    copy.folder = folder
+    (folder / "mpifl" / "deep").mkdir(parents=True)
+    (folder / "mpifl" / "a.c").write_text("n = 1\n")
+    (folder / "mpifl" / "deep" / "a.so").write_text("1")
+    return copy
+
+
+def test_a_bug_in_c_is_in_the_library_while_its_tests_run_and_not_afterwards(tmp_path, monkeypatch):
+    copy, seen = copy_with_a_library(tmp_path), []
+    library = tmp_path / "mpifl" / "deep" / "a.so"
+
+    def build(self):
+        library.unlink()
+        library.write_text("2")
+        os.utime(library, ns=(1, 1))
+        return 0, ""
+
+    def pretended(self, tests, limit):
+        seen.append(library.read_text())
+        return (
+            1 if seen[-1] == "2" else run.PASSED
+        ), "FAILED tests/core/test_a.py::test_b - AssertionError\n"
+
+    monkeypatch.setattr(run.Copy, "_build", build)
+    monkeypatch.setattr(run.Copy, "run", pretended)
+    assert copy.evaluate(C_BUG, 1.0, True).by == "tests/core/test_a.py::test_b"
+    assert seen == ["2", "1"]
+
+
+@pytest.mark.parametrize(
+    ("built", "message"), [((1, "no such type"), "no such type"), ((0, ""), "no library")]
+)
+def test_a_bug_in_c_that_gives_no_library_is_no_bug(built, message, tmp_path, monkeypatch):
+    copy = copy_with_a_library(tmp_path)
+    monkeypatch.setattr(run.Copy, "_build", lambda self: built)
+    with pytest.raises(ValueError, match=f"x/b: {message}"):
+        copy.evaluate(C_BUG, 1.0, True)
+
+
 def test_the_table_counts_by_area_and_kind():
     def outcome(area: str, kind: str, verdict: str) -> run.Outcome:
         return run.Outcome(run.Bug(area, "n", kind, "f", "o", "n", "w", ("t",)), verdict, "", 0.0)
@@ -100,6 +155,8 @@ def test_the_first_test_that_failed_is_named():
 @pytest.mark.nightly
 def test_a_sample_of_the_bugs_is_killed():
     seen = [bug for bug in BUGS if not bug.survives and not bug.compiled]
-    chosen = np.random.default_rng(0).choice(len(seen), SAMPLE, replace=False)
-    outcomes = run.evaluate([seen[i] for i in sorted(chosen)], say=lambda line: None)
+    chosen = [seen[i] for i in np.random.default_rng(0).choice(len(seen), SAMPLE, replace=False)]
+    if CC is not None:
+        chosen += [bug for bug in BUGS if bug.compiled and not bug.survives][::IN_C]
+    outcomes = run.evaluate(chosen, say=lambda line: None)
     assert [o.bug.name for o in outcomes if o.verdict == "survived"] == []
