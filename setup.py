@@ -8,7 +8,8 @@ from setuptools import Extension, setup
 
 FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math"]
 FOLDER = Path("mpifl/kernels")
-SOURCES = [str(FOLDER / name) for name in ("common.h", "reductions.c", "training.c", "training_simd.inc")]
+NAMES = "common.h", "dispatch.h", "reductions.c", "training.c", "training_simd.inc", "channels_last.c"
+SOURCES = [str(FOLDER / name) for name in (*NAMES, "channels_last_simd.inc")]
 # bindings.py computes the hash again at import and does not use libraries built from other sources
 HASH = hashlib.sha256(b"".join(Path(name).read_bytes() for name in SOURCES)).hexdigest()[:12]
 
@@ -30,5 +31,6 @@ setup(
     ext_modules=[
         extension("reductions", "-ffp-contract=off"),
         extension("training", "-ffp-contract=fast", "-Wno-psabi"),
+        extension("channels_last", "-ffp-contract=fast", "-Wno-psabi"),
     ]
 )

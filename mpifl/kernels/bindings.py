@@ -1,10 +1,11 @@
-"""Python bindings of the C kernels: exact sums and pooling (reductions.c), network training (training.c).
+"""Python bindings of the C kernels.
 
-The kernels are built when mpifl is installed where there is a C compiler. Check `AVAILABLE` before a call of
-`exact_sum_add`, `exact_sum_finish`, `max_abs` or pooling: these return the bits of the PyTorch code that
-replaces them elsewhere. Check `TRAINING_AVAILABLE` before `forward`, `train` and `sgd_step`: their last bits
-differ from PyTorch's. Libraries built from sources other than the ones beside this file are not used; `BUILD`
-describes the libraries in use and `PROBLEM` says why there are none.
+Exact sums and pooling (reductions.c), training of networks (training.c), layers of wide networks
+(channels_last.c). They are built when mpifl is installed where there is a C compiler. Check `AVAILABLE`
+before a call of `exact_sum_add`, `exact_sum_finish`, `max_abs` or pooling: these return the bits of the code
+of PyTorch that replaces them elsewhere. Check `TRAINING_AVAILABLE` before `forward`, `train`, `sgd_step` and
+`convolve3x3`: their last bits differ from PyTorch's. Libraries built from sources other than the ones beside
+this file are not used; `BUILD` describes the libraries in use and `PROBLEM` says why there are none.
 
 Every function checks type, device, memory layout and length of its tensors and raises `ValueError`, because C
 code that reads beyond the end of a tensor returns numbers as well.
@@ -26,8 +27,11 @@ import torch
 from mpifl.core.devices import CPU
 
 FOLDER = Path(__file__).parent
-SOURCES = "common.h", "reductions.c", "training.c", "training_simd.inc"  # setup.py hashes them in this order
-VERSION = 7  # of the signatures below; as in common.h
+SOURCES = (  # setup.py hashes them in this order
+    *("common.h", "dispatch.h", "reductions.c", "training.c", "training_simd.inc"),
+    *("channels_last.c", "channels_last_simd.inc"),
+)
+VERSION = 9  # of the signatures below; as in common.h
 REINSTALL = "install mpifl again where there is a C compiler (pip install -e . in a checkout)"
 
 Pointer, Size = ctypes.c_void_p, ctypes.c_ssize_t
@@ -50,6 +54,10 @@ REDUCTIONS: Signatures = {
     "max_pool2x2": (None, [Pointer, Pointer, Pointer, Size, Size]),
     # grad, index, out, lines, width
     "max_pool2x2_backward": (None, [Pointer, Pointer, Pointer, Size, Size]),
+    # x, out, index, lines, width, channels
+    "max_pool2x2_last": (None, [Pointer, Pointer, Pointer, Size, Size, Size]),
+    # grad, index, out, lines, width, channels
+    "max_pool2x2_last_backward": (None, [Pointer, Pointer, Pointer, Size, Size, Size]),
     # x, out, lines, width
     "avg_pool2x2": (None, [Pointer, Pointer, Size, Size]),
     # grad, out, lines, width
@@ -67,15 +75,15 @@ TRAINING: Signatures = {
     "workspace_size": (Size, [*NETWORK, Size]),
     # layers, num_layers; weights, x, y; count, batch; workspace, size
     "forward": (c_int, [*NETWORK, Pointer, Pointer, Pointer, Size, Size, *WORKSPACE]),
-    # layers, num_layers; weights, momentum, grad; x, labels, sample_weights, samples; order, count, batch;
-    # lr, momentum_factor, weight_decay; steps_done, last; workspace, size; loss
+    # layers, num_layers; weights, momentum, grad; x, labels, sample_weights, samples; order, factors, count,
+    # batch; lr, momentum_factor, weight_decay; steps_done, last; workspace, size; loss
     "train": (
         c_int,
         [
             *NETWORK,
             *(Pointer, Pointer, Pointer),
             *(Pointer, Pointer, Pointer, Size),
-            *(Pointer, Size, Size),
+            *(Pointer, Pointer, Size, Size),
             *RATES,
             *(Size, c_int),
             *WORKSPACE,
@@ -94,9 +102,22 @@ TRAINING: Signatures = {
     # weights, momentum, grad, count; lr, momentum_factor, weight_decay; steps_done
     "sgd_step": (None, [Pointer, Pointer, Pointer, Size, *RATES, Size]),
 }
+CONVOLUTION = [Size, Size, Size, Size, Size]  # n, height, width, in, out
+CHANNELS_LAST: Signatures = {
+    "supported": (c_int, []),
+    # on
+    "use_narrow_vectors": (None, [c_int]),
+    # in, out
+    "convolve3x3_workspace": (Size, [Size, Size]),
+    # x, w, bias, y; n, height, width, in, out; flip, workspace
+    "convolve3x3": (None, [Pointer, Pointer, Pointer, Pointer, *CONVOLUTION, c_int, Pointer]),
+    # x, g, gw; n, height, width, in, out; workspace
+    "convolve3x3_backward": (None, [Pointer, Pointer, Pointer, *CONVOLUTION, Pointer]),
+}
 
+STRIP = 32  # channels are a multiple of it; as in channels_last.c
 MAX_POOL_WIDTH = 2048  # pixels in a row of an image
-CONV, RELU, MAX_POOL, AVG_POOL, FLATTEN, DENSE = range(6)  # Layer.kind; as in training.c
+CONV, RELU, MAX_POOL, AVG_POOL, FLATTEN, DENSE, DROPOUT = range(7)  # Layer.kind; as in training.c
 BAD_LABEL, BAD_INDEX, SMALL_WORKSPACE = -1, -2, -3  # errors; as in training.c
 
 
@@ -104,11 +125,12 @@ class Layer(NamedTuple):
     """One layer of a network, as `struct layer` in training.c.
 
     Attributes:
-        kind: one of `CONV`, `RELU`, `MAX_POOL`, `AVG_POOL`, `FLATTEN`, `DENSE`.
+        kind: one of `CONV`, `RELU`, `MAX_POOL`, `AVG_POOL`, `FLATTEN`, `DENSE`, `DROPOUT`.
         in_channels: channels of the input; inputs of a dense layer.
         in_height: pixels; 1 for a dense layer.
         in_width: pixels; 1 for a dense layer.
-        out_channels: channels of the output of a convolution; outputs of a dense layer.
+        out_channels: channels of the output of a convolution; outputs of a dense layer; factors that dropout
+            draws for a sample: one for each number of a row, or for each channel of an image.
         kernel: side of the kernel of a convolution.
         padding: pixels on each side of the input of a convolution.
         weight_offset: index of the first weight in the flat parameter vector.
@@ -192,27 +214,33 @@ def _build_of(library: ctypes.CDLL) -> dict[str, str]:
     return {"sources": sources, "flags": flags, "compiler": compiler}
 
 
-def _open_both() -> tuple[ctypes.CDLL | None, ctypes.CDLL | None, str]:
-    """Return both libraries, or neither and the reason."""
+def _open_all() -> tuple[dict[str, ctypes.CDLL], str]:
+    """Return all libraries by name, or none and the reason."""
     try:
         sources = hash_of_sources()
-        return _open("reductions", REDUCTIONS, sources), _open("training", TRAINING, sources), ""
+        return {name: _open(name, signatures, sources) for name, signatures in LIBRARIES.items()}, ""
     except Unavailable as why:
-        return None, None, str(why)
+        return {}, str(why)
 
 
-_REDUCTIONS, _TRAINING, PROBLEM = _open_both()
-BUILD: dict[str, str] = {} if _TRAINING is None else _build_of(_TRAINING)  # sources, flags, compiler
-AVAILABLE = _REDUCTIONS is not None
-TRAINING_AVAILABLE = _TRAINING is not None and bool(_TRAINING.mpifl_supported())
+LIBRARIES = {"reductions": REDUCTIONS, "training": TRAINING, "channels_last": CHANNELS_LAST}
+_OPEN, PROBLEM = _open_all()
+BUILD: dict[str, str] = _build_of(_OPEN["training"]) if _OPEN else {}  # sources, flags, compiler
+AVAILABLE = bool(_OPEN)
+TRAINING_AVAILABLE = AVAILABLE and bool(_OPEN["training"].mpifl_supported())
+_FUNCTIONS = {
+    name: getattr(library, f"mpifl_{name}")
+    for of, library in _OPEN.items()
+    for name in LIBRARIES[of]
+    if name not in ("supported", "use_narrow_vectors")
+}
 if AVAILABLE and not TRAINING_AVAILABLE:
     PROBLEM = "this processor has no fused multiply-add, which the training kernels need"
 
 
 def _call(name: str, *arguments: object) -> Any:
-    library = _REDUCTIONS if name in REDUCTIONS else _TRAINING
-    assert library is not None, "check AVAILABLE or TRAINING_AVAILABLE first"
-    return getattr(library, f"mpifl_{name}")(*arguments)
+    assert AVAILABLE, "check AVAILABLE or TRAINING_AVAILABLE first"
+    return _FUNCTIONS[name](*arguments)
 
 
 def _tensor(x: torch.Tensor, name: str, dtype: torch.dtype = torch.float32, numel: int | None = None) -> int:
@@ -357,6 +385,44 @@ def max_pool2x2_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.Tenso
     return out
 
 
+def max_pool2x2_last(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `max_pool2x2` does, both channels last.
+
+    Args:
+        x: float32 [n, c, H, W], channels last, both sides even.
+
+    Raises:
+        ValueError: `x` is another kind of tensor.
+    """
+    n, c, h, w = _image_shape(x)
+    images = _channels_last(x, "images", x.shape)
+    out = torch.empty((n, c, h // 2, w // 2), dtype=torch.float32, memory_format=torch.channels_last)
+    index = torch.empty_like(out, dtype=torch.uint8)
+    if out.numel():
+        _call("max_pool2x2_last", images, out.data_ptr(), index.data_ptr(), n * (h // 2), w // 2, c)
+    return out, index
+
+
+def max_pool2x2_last_backward(grad: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the gradient [n, c, H, W] of the input of `max_pool2x2_last`, channels last.
+
+    Args:
+        grad: gradient of the output, float32 [n, c, H/2, W/2], channels last.
+        index: as returned by `max_pool2x2_last`.
+
+    Raises:
+        ValueError: a tensor has another type, device, layout or length.
+    """
+    n, c, h, w = index.shape
+    arguments = (
+        _channels_last(grad, "a gradient", index.shape),
+        _channels_last(index, "index", index.shape, torch.uint8),
+    )
+    out = torch.empty((n, c, 2 * h, 2 * w), dtype=torch.float32, memory_format=torch.channels_last)
+    _call("max_pool2x2_last_backward", *arguments, out.data_ptr(), n * h, w, c)
+    return out
+
+
 def avg_pool2x2(x: torch.Tensor) -> torch.Tensor:
     """Return the mean of each 2x2 window [n, c, H/2, W/2]; `x` and errors as for `max_pool2x2`."""
     n, c, h, w = _image_shape(x)
@@ -380,7 +446,8 @@ def avg_pool2x2_backward(grad: torch.Tensor) -> torch.Tensor:
 
 def use_narrow_vectors(on: bool) -> None:
     """Use AVX2 on a processor that has AVX-512, or the widest vectors again; the bits are the same."""
-    _call("use_narrow_vectors", on)
+    for name in ("training", "channels_last"):
+        _OPEN[name].mpifl_use_narrow_vectors(on)
 
 
 def workspace_size(layers: np.ndarray, batch: int) -> int:
@@ -459,6 +526,7 @@ def train(
     last: bool,
     workspace: torch.Tensor,
     sample_weights: torch.Tensor | None = None,
+    factors: torch.Tensor | None = None,
 ) -> float:
     """Take SGD steps on the samples in `order`; return the sum of the mean losses of the batches.
 
@@ -476,6 +544,7 @@ def train(
         last: whether no step follows these; the momentum is not written by the last one.
         workspace: float32, as many as `workspace_size` returns.
         sample_weights: factor of each sample's loss, float32 [N], contiguous; None for 1.
+        factors: of dropout, batch after batch and in it layer after layer, float32; None drops nothing.
 
     Raises:
         IndexError: a label is no class, or an index in `order` no sample.
@@ -484,6 +553,7 @@ def train(
     network, space = _network(layers, batch), (_tensor(workspace, "workspace"), workspace.numel())
     x, y = samples
     p, inputs, loss = weights.numel(), len(y) * _num_inputs(layers), c_double()
+    drawn = len(order) * int(layers["out_channels"][layers["kind"] == DROPOUT].sum())
     arguments = (
         _tensor(weights, "weights"),
         _tensor(momentum, "momentum", numel=p),
@@ -493,6 +563,7 @@ def train(
         None if sample_weights is None else _tensor(sample_weights, "weights of samples", numel=len(y)),
         len(y),
         _array(order, "order", np.int64),
+        None if factors is None else _tensor(factors, "factors of dropout", numel=drawn),
         len(order),
         batch,
     )
@@ -589,3 +660,110 @@ def sgd_step(
     p = gradient.numel()
     vectors = (_tensor(v, "a vector", numel=p) for v in (weights, momentum, gradient))
     _call("sgd_step", *vectors, p, *sgd, steps_done)
+
+
+# -- layers of wide networks ---------------------------------------------------------------------------------
+
+
+def _channels_last(
+    x: torch.Tensor, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32
+) -> int:
+    """Return the address of images.
+
+    Raises:
+        ValueError: they are no tensor of `dtype` and `shape` on the CPU whose channels lie side by side.
+    """
+    found = x.dtype is dtype and x.device == CPU and x.is_contiguous(memory_format=torch.channels_last)
+    if not found or x.shape != tuple(shape):
+        got = f"{x.dtype} {list(x.shape)} with steps {list(x.stride())} on {x.device}"
+        raise ValueError(f"{name} must be {dtype} {list(shape)} on the CPU, channels last, got {got}")
+    return x.data_ptr()
+
+
+def _convolution(n: int, height: int, width: int, channels: int, out_channels: int) -> tuple[int, ...]:
+    """Return the shape of a convolution as the kernels take it.
+
+    Raises:
+        ValueError: there is no image, or a number of channels is no multiple of `STRIP`.
+    """
+    shape = n, height, width, channels, out_channels
+    if min(shape) < 1 or channels % STRIP or out_channels % STRIP:
+        raise ValueError(f"{shape}: there must be pixels, and channels in multiples of {STRIP}")
+    return shape
+
+
+def convolve3x3_workspace(channels: int, out_channels: int) -> int:
+    """Return how many floats of workspace a convolution and its gradients need."""
+    return int(_call("convolve3x3_workspace", channels, out_channels))
+
+
+def convolve3x3(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    workspace: torch.Tensor,
+    back: bool = False,
+) -> torch.Tensor:
+    """Return a 3x3 convolution with a margin of one pixel, [n, o, H, W], channels last.
+
+    Args:
+        x: float32 [n, c, H, W], channels last; c and o are multiples of `STRIP`.
+        weight: float32 [o, c, 3, 3], contiguous.
+        bias: float32 [o]; None for none.
+        workspace: float32, as many as `convolve3x3_workspace` returns.
+        back: whether `x` is the gradient of the output, and that of the input is asked for; `weight` is then
+            [c, o, 3, 3].
+
+    Raises:
+        ValueError: a tensor has another type, device, layout or length.
+    """
+    n, channels, height, width = x.shape
+    out_channels = len(weight[0] if back else weight)
+    shape = _convolution(n, height, width, channels, out_channels)
+    y = torch.empty((n, out_channels, height, width), dtype=torch.float32, memory_format=torch.channels_last)
+    tensors = (
+        _channels_last(x, "images", x.shape),
+        _tensor(weight, "weights", numel=9 * channels * out_channels),
+        None if bias is None else _tensor(bias, "a bias", numel=out_channels),
+        y.data_ptr(),
+    )
+    space = _workspace(workspace, channels, out_channels)
+    _call("convolve3x3", *tensors, *shape, back, space)
+    return y
+
+
+def convolve3x3_backward(x: torch.Tensor, grad: torch.Tensor, workspace: torch.Tensor) -> torch.Tensor:
+    """Return the gradient [o, c, 3, 3] of the weights of `convolve3x3`.
+
+    Args:
+        x: its input, float32 [n, c, H, W], channels last.
+        grad: gradient of its output, float32 [n, o, H, W], channels last.
+        workspace: float32, as many as `convolve3x3_workspace` returns.
+
+    Raises:
+        ValueError: a tensor has another type, device, layout or length.
+    """
+    n, channels, height, width = x.shape
+    out_channels = grad.shape[1]
+    shape = _convolution(n, height, width, channels, out_channels)
+    weight = torch.empty((out_channels, channels, 3, 3), dtype=torch.float32)
+    tensors = (
+        _channels_last(x, "images", x.shape),
+        _channels_last(grad, "a gradient", (n, out_channels, height, width)),
+        weight.data_ptr(),
+    )
+    space = _workspace(workspace, channels, out_channels)
+    _call("convolve3x3_backward", *tensors, *shape, space)
+    return weight
+
+
+def _workspace(workspace: torch.Tensor, channels: int, out_channels: int) -> int:
+    """Return the address of a workspace.
+
+    Raises:
+        ValueError: it is too small for a convolution, or another kind of tensor.
+    """
+    needed = convolve3x3_workspace(channels, out_channels)
+    if workspace.numel() < needed:
+        raise ValueError(f"{workspace.numel()} floats of workspace are fewer than {needed}")
+    return _tensor(workspace, "workspace")

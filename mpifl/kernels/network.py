@@ -21,14 +21,18 @@ from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Layout, Part
 
 from . import bindings
-from .bindings import AVG_POOL, CONV, DENSE, FLATTEN, LAYER, MAX_POOL, RELU, Layer, Sgd
+from .bindings import AVG_POOL, CONV, DENSE, DROPOUT, FLATTEN, LAYER, MAX_POOL, RELU, Layer, Sgd
 from .pooling import AvgPool, MaxPool, plain
 
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: AVG_POOL, AvgPool: AVG_POOL}
 MAX_LAYERS, MAX_KERNEL = 64, 12  # limits of training.c
 MAX_CHANNEL_PRODUCT = 2048  # input times output channels of a convolution; beyond, PyTorch is faster
 EVAL_BATCH = 64  # samples; their activations fit in the L2 cache
-KNOWN: tuple[type[nn.Module], ...] = nn.Sequential, nn.Linear, nn.Conv2d, nn.ReLU, nn.Flatten, *POOLS
+KNOWN: tuple[type[nn.Module], ...] = (
+    *(nn.Sequential, nn.Linear, nn.Conv2d, nn.ReLU, nn.Flatten),
+    *POOLS,
+    *(nn.Dropout, nn.Dropout2d),
+)
 FORWARDS = [(cls, cls.forward) for cls in KNOWN]
 Shape = tuple[int, ...]
 Change = Callable[[torch.Tensor, int], torch.Tensor]  # (images of a step, steps before) -> images
@@ -44,9 +48,13 @@ class Network:
         num_weights: p, the length of the flat parameter vector.
         part: the slices that are trained.
         embeds: whether the input of the last layer is the embedding.
+        rates: of the layers of dropout, in order.
     """
 
-    def __init__(self, layers: np.ndarray, num_weights: int, part: Part, embeds: bool) -> None:
+    def __init__(
+        self, layers: np.ndarray, num_weights: int, part: Part, embeds: bool, rates: Sequence[float] = ()
+    ) -> None:
+        self.rates = tuple(rates)
         self.layers, self.num_weights, self.part = layers, num_weights, part
         self.embeds = embeds and len(layers) > 1
         self.momentum, self.gradient = _zeros(num_weights), _zeros(num_weights)
@@ -56,8 +64,8 @@ class Network:
     def of(cls, module: nn.Module, layout: Layout, shape: Shape, part: Part | None = None) -> Network | None:
         """Return the network of a module, or None if the kernels cannot train it.
 
-        The kernels train sequences of dense layers, small convolutions, ReLU, flattening and 2x2 pooling,
-        without hooks, methods of their own, buffers or shared weights.
+        The kernels train sequences of dense layers, small convolutions, ReLU, flattening, 2x2 pooling and
+        dropout, without hooks, methods of their own, buffers or shared weights.
 
         Args:
             module: the model.
@@ -73,7 +81,8 @@ class Network:
         if layers is None or not layers["trainable"].any():
             return None
         embeds = _declares_sequence(module) and type(getattr(module, "head", None)) is nn.Linear
-        return cls(layers, layout.num_parameters, part, embeds)
+        rates = [m.p for m in modules if isinstance(m, nn.Dropout | nn.Dropout2d) and m.p]
+        return cls(layers, layout.num_parameters, part, embeds, rates)
 
     def train(
         self,
@@ -89,6 +98,8 @@ class Network:
         sample_weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, int, float]:
         """Train; return the new parameters [p], the number of steps, and the mean loss.
+
+        What dropout draws comes from PyTorch's default generator, as it does in PyTorch's layers.
 
         Args:
             start: parameters [p].
@@ -134,6 +145,7 @@ class Network:
                 last=kept is None and i == len(pieces) - 1,
                 workspace=workspace,
                 sample_weights=factors,
+                factors=self._drawn(len(index), batch),
             )
             if by_steps:
                 made = self.gradient if direction is None else direction(self.gradient, weights)
@@ -233,6 +245,19 @@ class Network:
             )
             total.add_(self.gradient, alpha=len(index) / len(split))
         return total
+
+    def _drawn(self, count: int, batch: int) -> torch.Tensor | None:
+        """Return the factors of dropout for `count` samples, `batch` at a time; None where nothing drops."""
+        widths = self.layers["out_channels"][self.layers["kind"] == DROPOUT].tolist()
+        if not widths:
+            return None
+        out, start = torch.empty(count * sum(widths), dtype=torch.float32, device="cpu"), 0
+        for first in range(0, count, batch):
+            for width, rate in zip(widths, self.rates, strict=True):
+                size = width * min(batch, count - first)
+                out[start : start + size].bernoulli_(1 - rate).div_(1 - rate)
+                start += size
+        return out
 
     def _float32(self, vector: torch.Tensor) -> torch.Tensor:
         """Return a vector [p] as contiguous float32.
@@ -371,7 +396,8 @@ def _layers(
         layer = _layer(module, offsets.get(module), shape)
         if layer is None or (module in seen and module in offsets):
             return None
-        if layer.kind != FLATTEN or len(shape) > 1:  # flattening a flat input changes nothing
+        idle = (layer.kind == FLATTEN and len(shape) == 1) or (layer.kind == DROPOUT and not module.p)
+        if not idle:
             layers.append(layer)
         seen.add(module)
         shape = _shape_after(layer, shape)
@@ -398,6 +424,10 @@ def _layer(module: nn.Module, offsets: Offsets | None, shape: Shape) -> Layer | 
         return Layer(FLATTEN, *image)
     if type(module) in POOLS and len(shape) == 3 and min(shape[1:]) > 1 and plain(module):
         return Layer(POOLS[type(module)], *image)
+    if type(module) is nn.Dropout and len(shape) == 1 and module.p < 1:
+        return Layer(DROPOUT, *image, channels)
+    if type(module) is nn.Dropout2d and len(shape) == 3 and module.p < 1:
+        return Layer(DROPOUT, *image, channels)
     if type(module) is nn.Linear and offsets and shape == (module.in_features,):
         return Layer(DENSE, *image, module.out_features, 1, 0, *offsets)
     if type(module) is nn.Conv2d and offsets and len(shape) == 3 and _small(module, shape):

@@ -16,6 +16,7 @@ from mpifl.core.module_checks import untouched
 
 from . import bindings
 
+LAST = torch.channels_last
 MIN_NUMEL = 1 << 14  # elements; below, PyTorch's function costs less than one written in Python
 
 
@@ -27,7 +28,8 @@ def _repeat2x2(grad: torch.Tensor) -> torch.Tensor:
 class _MaxPool2x2(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        out, index = bindings.max_pool2x2(x)
+        ctx.last = not x.is_contiguous()
+        out, index = bindings.max_pool2x2_last(x) if ctx.last else bindings.max_pool2x2(x)
         ctx.save_for_backward(index)
         return out
 
@@ -35,6 +37,8 @@ class _MaxPool2x2(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         (index,), grad = ctx.saved_tensors, grads[0]
         if not torch.is_grad_enabled():
+            if ctx.last:
+                return bindings.max_pool2x2_last_backward(grad.contiguous(memory_format=LAST), index)
             return bindings.max_pool2x2_backward(grad.contiguous(), index)
         h, w = index.shape[2:]  # the gradient will be differentiated again
         pixel = torch.arange(4, dtype=torch.uint8).view(2, 2).repeat(h, w)
@@ -53,8 +57,13 @@ class _AvgPool2x2(torch.autograd.Function):
         return _repeat2x2(grads[0]) * 0.25
 
 
-def _fits(x: torch.Tensor) -> bool:
-    """Return whether the kernels take `x`: large contiguous float32 [n, c, H, W] with even sides, on CPU."""
+def _fits(x: torch.Tensor, last: bool = False) -> bool:
+    """Return whether the kernels take `x`: large contiguous float32 [n, c, H, W] with even sides, on CPU.
+
+    Args:
+        x: images.
+        last: whether channels may lie side by side, too.
+    """
     return (
         x.numel() >= MIN_NUMEL
         and not is_functorch_wrapped_tensor(x)
@@ -63,7 +72,7 @@ def _fits(x: torch.Tensor) -> bool:
         and x.dim() == 4
         and x.shape[2] % 2 == x.shape[3] % 2 == 0
         and 0 < x.shape[3] <= bindings.MAX_POOL_WIDTH
-        and x.is_contiguous()
+        and (x.is_contiguous() or (last and x.is_contiguous(memory_format=LAST)))
     )
 
 
@@ -72,7 +81,7 @@ class MaxPool(nn.MaxPool2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [n, c, H//2, W//2]."""
-        if not _fits(x):
+        if not _fits(x, last=True):
             return cast(torch.Tensor, super().forward(x))
         return cast(torch.Tensor, _MaxPool2x2.apply(x))  # type: ignore[no-untyped-call]
 

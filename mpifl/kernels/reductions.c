@@ -146,22 +146,9 @@ void mpifl_exact_sum_finish(const int64_t *restrict sums, double spacing, const 
     }
 }
 
-/* Returns the largest absolute value of x [count], or NaN if x contains one. Without the sign bit, floats are ordered as
- * their bits are. */
+/* Returns the largest absolute value of x [count], or NaN if x contains one. */
 DISPATCHED
-float mpifl_max_abs(const float *restrict x, ptrdiff_t count)
-{
-    int32_t largest = 0;
-    float value;
-    for (ptrdiff_t i = 0; i < count; i++) {
-        int32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        bits &= 0x7fffffff;
-        largest = bits > largest ? bits : largest;
-    }
-    memcpy(&value, &largest, sizeof value);
-    return value;
-}
+float mpifl_max_abs(const float *restrict x, ptrdiff_t count) { return largest_abs(x, count); }
 
 /* ---- Pooling of 2x2 windows with stride 2: the bits of PyTorch's layers ---- */
 
@@ -213,6 +200,46 @@ void mpifl_max_pool2x2_backward(const float *restrict grad, const uint8_t *restr
         memset(pixels, 0, (size_t)(4 * width) * sizeof *pixels);
         for (ptrdiff_t i = 0; i < width; i++)
             pixels[(where[i] >> 1) * 2 * width + 2 * i + (where[i] & 1)] = g[i];
+    }
+}
+
+/* mpifl_max_pool2x2 of images whose channels lie side by side. x: [lines, 2, 2 * width, channels]; out, index: [lines,
+ * width, channels]. */
+DISPATCHED
+void mpifl_max_pool2x2_last(const float *restrict x, float *restrict out, uint8_t *restrict index, ptrdiff_t lines,
+                            ptrdiff_t width, ptrdiff_t channels)
+{
+    for (ptrdiff_t window = 0; window < lines * width; window++, out += channels, index += channels) {
+        const float *restrict top = x + (window / width * 4 * width + window % width * 2) * channels;
+        const float *restrict bottom = top + 2 * width * channels;
+        for (ptrdiff_t c = 0; c < channels; c++) {
+            const float a = top[c], b = top[channels + c], d = bottom[c], e = bottom[channels + c];
+            const int32_t right = (b > a) | (b != b);
+            const float upper = right ? b : a;
+            const int32_t lower = (d > upper) | (d != d);
+            const float three = lower ? d : upper;
+            const int32_t last = (e > three) | (e != e);
+            out[c] = last ? e : three;
+            index[c] = (uint8_t)(last ? 3 : lower ? 2 : right);
+        }
+    }
+}
+
+/* Writes the gradient of the input of mpifl_max_pool2x2_last. grad, index: [lines, width, channels]; out: [lines, 2, 2 *
+ * width, channels]. */
+DISPATCHED
+void mpifl_max_pool2x2_last_backward(const float *restrict grad, const uint8_t *restrict index, float *restrict out,
+                                     ptrdiff_t lines, ptrdiff_t width, ptrdiff_t channels)
+{
+    for (ptrdiff_t window = 0; window < lines * width; window++, grad += channels, index += channels) {
+        float *restrict top = out + (window / width * 4 * width + window % width * 2) * channels;
+        float *restrict bottom = top + 2 * width * channels;
+        for (ptrdiff_t c = 0; c < channels; c++) {
+            top[c] = index[c] == 0 ? grad[c] : 0;
+            top[channels + c] = index[c] == 1 ? grad[c] : 0;
+            bottom[c] = index[c] == 2 ? grad[c] : 0;
+            bottom[channels + c] = index[c] == 3 ? grad[c] : 0;
+        }
     }
 }
 

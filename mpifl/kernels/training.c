@@ -10,18 +10,17 @@
 #include <string.h>
 
 #include "common.h"
+#include "dispatch.h"
 
 enum { LANES = 16, MAX_TILE = 12, MAX_LAYERS = 64 };
-enum { CONV, RELU, MAX_POOL, AVG_POOL, FLATTEN, DENSE }; /* struct layer: kind; as in bindings.py */
+enum { CONV, RELU, MAX_POOL, AVG_POOL, FLATTEN, DENSE, DROPOUT }; /* struct layer: kind; as in bindings.py */
 enum { BAD_LABEL = -1, BAD_INDEX = -2, SMALL_WORKSPACE = -3 }; /* errors; as in bindings.py */
-
-#define UNROLL(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
 /* One layer; bindings.LAYER has the same fields. For a dense layer, in_height and in_width are 1. */
 struct layer {
     int64_t kind;
     int64_t in_channels, in_height, in_width;
-    int64_t out_channels;  /* of a convolution; units of a dense layer */
+    int64_t out_channels;  /* of a convolution; units of a dense layer; factors of dropout for a sample */
     int64_t kernel;        /* side of the kernel of a convolution */
     int64_t padding;       /* on all four sides of the input of a convolution */
     int64_t weight_offset; /* in the flat vector of all weights */
@@ -72,13 +71,8 @@ struct kernels {
     void (*pool2x2_backward)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
 };
 
-static int narrow_only;
-
-/* Selects the narrower vectors of a processor that has two widths (on != 0), or the widest; for tests. */
-void mpifl_use_narrow_vectors(int on) { narrow_only = on; }
-
 #ifdef __x86_64__
-#define TARGET __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")))
+#define TARGET TARGET_AVX512
 #define NAME(f) f##_avx512
 #define WIDTH 16
 #define NT_MR 5
@@ -90,7 +84,7 @@ void mpifl_use_narrow_vectors(int on) { narrow_only = on; }
 #define CONV_KR 4
 #include "training_simd.inc"
 
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET TARGET_AVX2
 #define NAME(f) f##_avx2
 #define WIDTH 8
 #define NT_MR 2
@@ -104,10 +98,8 @@ void mpifl_use_narrow_vectors(int on) { narrow_only = on; }
 
 static const struct kernels *select_kernels(void)
 {
-    if (!narrow_only && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq"))
-        return &kernels_avx512;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &kernels_avx2 : 0;
+    const int kind = vectors();
+    return kind == WIDE_VECTORS ? &kernels_avx512 : kind == NARROW_VECTORS ? &kernels_avx2 : 0;
 }
 #elif defined(__aarch64__)
 #define TARGET
@@ -126,9 +118,6 @@ static const struct kernels *select_kernels(void) { return &kernels_neon; }
 #else
 static const struct kernels *select_kernels(void) { return 0; }
 #endif
-
-/* Returns whether this processor has fused multiply-add, on which the bits of the results depend. */
-int mpifl_supported(void) { return select_kernels() != 0; }
 
 /* Returns the size of struct layer in bytes. */
 ptrdiff_t mpifl_layer_size(void) { return sizeof(struct layer); }
@@ -191,10 +180,11 @@ static ptrdiff_t output_size(const struct layer *l)
 struct network {
     const struct layer *layers;
     ptrdiff_t num_layers;
-    float *activation[MAX_LAYERS + 1]; /* input of each layer, and output of the last one; ReLU works in place */
+    float *activation[MAX_LAYERS + 1]; /* input of each layer, and output of the last one; ReLU and dropout work in place */
     float *grad, *grad_next;           /* gradient of the current activation and of the one below, swapped by each layer */
     float *padded;                     /* input of a convolution for one group, padded left and right */
     float *reordered;                  /* weights of a convolution, output channels last */
+    const float *factors;              /* of dropout in this step, [layers, n, out_channels]; null: nothing is dropped */
     float *grad_lanes, *grad_flat;     /* gradient of weights and bias of a convolution: lane by lane, and summed */
 };
 
@@ -219,13 +209,17 @@ static ptrdiff_t network_init(struct network *net, const struct layer *layers, p
     const ptrdiff_t lanes = groups_of(max_batch) * LANES;
     ptrdiff_t grad_size = 0, padded_size = 0, weights_size = 0;
     int in_lanes = layers[0].kind != DENSE; /* otherwise activations are rows */
-    net->layers = layers, net->num_layers = num_layers;
+    int of_max_pool = 0;                    /* whether the last activations are those of max pooling */
+    net->layers = layers, net->num_layers = num_layers, net->factors = 0;
     net->activation[0] = arena_alloc(&arena, (in_lanes ? lanes : max_batch) * input_size(layers));
     for (ptrdiff_t i = 0; i < num_layers; i++) {
         const struct layer *l = layers + i;
         in_lanes = in_lanes && l->kind != FLATTEN;
         const ptrdiff_t size = (in_lanes ? lanes : max_batch) * output_size(l);
-        net->activation[i + 1] = l->kind == RELU ? net->activation[i] : arena_alloc(&arena, size);
+        /* max pooling goes back by its output, which ReLU may change (gradients are zero there), dropout may not */
+        const int in_place = l->kind == RELU || (l->kind == DROPOUT && !of_max_pool);
+        of_max_pool = l->kind == MAX_POOL || (in_place && of_max_pool);
+        net->activation[i + 1] = in_place ? net->activation[i] : arena_alloc(&arena, size);
         grad_size = max_of(grad_size, max_of(size, lanes * input_size(l)));
         if (l->kind == CONV) {
             const struct conv f = conv_forward_shape(l), b = conv_backward_shape(l);
@@ -395,6 +389,34 @@ static void load_batch(const struct network *net, const struct samples *from, co
             memcpy(to + s * size, x + (order ? order[s] : s) * size, (size_t)size * sizeof *x);
 }
 
+/* Multiplies x by the factors of a dropout layer: one for each number of rows, one for each channel of images in lanes. */
+static void drop(const struct layer *l, const float *factors, float *x, ptrdiff_t n, int in_lanes)
+{
+    const ptrdiff_t width = l->out_channels, pixels = l->in_height * l->in_width;
+    if (!in_lanes)
+        for (ptrdiff_t i = 0; i < n * width; i++)
+            x[i] *= factors[i];
+    else
+        for (ptrdiff_t k = 0; k < groups_of(n); k++)
+            for (ptrdiff_t c = 0; c < width; c++) {
+                float lanes[LANES] = {0};
+                for (ptrdiff_t s = 0; s < LANES && k * LANES + s < n; s++)
+                    lanes[s] = factors[(k * LANES + s) * width + c];
+                for (ptrdiff_t i = 0; i < pixels; i++, x += LANES)
+                    for (ptrdiff_t s = 0; s < LANES; s++)
+                        x[s] *= lanes[s];
+            }
+}
+
+/* Returns how many factors of dropout the layers before `end` take for a sample. */
+static ptrdiff_t factors_before(const struct network *net, ptrdiff_t end)
+{
+    ptrdiff_t count = 0;
+    for (ptrdiff_t i = 0; i < end; i++)
+        count += net->layers[i].kind == DROPOUT ? net->layers[i].out_channels : 0;
+    return count;
+}
+
 static void forward(const struct network *net, const float *w, ptrdiff_t n, const struct kernels *run)
 {
     const ptrdiff_t groups = groups_of(n);
@@ -408,6 +430,12 @@ static void forward(const struct network *net, const float *w, ptrdiff_t n, cons
             break;
         case RELU:
             run->relu(x, (in_lanes ? groups * LANES : n) * input_size(l));
+            break;
+        case DROPOUT:
+            if (y != x)
+                memcpy(y, x, (size_t)((in_lanes ? groups * LANES : n) * input_size(l)) * sizeof *y);
+            if (net->factors)
+                drop(l, net->factors + n * factors_before(net, i), y, n, in_lanes);
             break;
         case MAX_POOL:
         case AVG_POOL:
@@ -445,6 +473,10 @@ static void backward(struct network *net, struct params p, ptrdiff_t n, const st
             break;
         case RELU:
             run->relu_backward(y, g, (in_lanes ? groups * LANES : n) * input_size(l));
+            continue;
+        case DROPOUT:
+            if (net->factors)
+                drop(l, net->factors + n * factors_before(net, i), g, n, in_lanes);
             continue;
         case MAX_POOL:
         case AVG_POOL:
@@ -514,6 +546,7 @@ struct training {
     struct samples samples;
     const int64_t *labels;
     const float *sample_weights; /* null, or the factor of each sample's loss */
+    const float *factors;        /* of dropout, step after step; null: nothing is dropped */
     ptrdiff_t batch;
     float lr, momentum_factor, weight_decay;
 };
@@ -540,6 +573,7 @@ static double train_epoch(struct network *net, const struct training *t, struct 
         const ptrdiff_t n = count - start < batch ? count - start : batch;
         const int first_step = steps_done + start == 0, last_step = last && start + batch >= count;
         const struct sgd sgd = sgd_options(t->lr, t->momentum_factor, t->weight_decay, first_step, last_step);
+        net->factors = t->factors ? t->factors + start * factors_before(net, net->num_layers) : 0;
         load_batch(net, &t->samples, order + start, n);
         forward(net, params.weights, n, t->run);
         total += cross_entropy(net->activation[net->num_layers], net->grad, t->labels, t->sample_weights, order + start, n,
@@ -554,13 +588,15 @@ static double train_epoch(struct network *net, const struct training *t, struct 
  *
  * weights, momentum: [parameters]; grad: null, or where the gradient of one batch is stored while nothing else changes;
  * x: [samples, inputs]; labels: [samples]; sample_weights: null, or the factor of each sample's loss [samples];
- * steps_done: steps taken before; last: whether no step follows these; workspace: [size]. */
+ * factors: null, or those of dropout, batch after batch [layers, n, out_channels]; steps_done: steps taken before; last:
+ * whether no step follows these; workspace: [size]. */
 int mpifl_train(const struct layer *layers, ptrdiff_t num_layers, float *weights, float *momentum, float *grad,
                 const float *x, const int64_t *labels, const float *sample_weights, ptrdiff_t samples, const int64_t *order,
-                ptrdiff_t count, ptrdiff_t batch, float lr, float momentum_factor, float weight_decay, ptrdiff_t steps_done,
+                const float *factors, ptrdiff_t count, ptrdiff_t batch, float lr, float momentum_factor, float weight_decay, ptrdiff_t steps_done,
                 int last, float *workspace, ptrdiff_t size, double *loss)
 {
-    const struct training t = {select_kernels(), {.x = x}, labels, sample_weights, batch, lr, momentum_factor, weight_decay};
+    const struct training t = {select_kernels(), {.x = x}, labels, sample_weights, factors, batch,
+                               lr, momentum_factor, weight_decay};
     const int status = check_order(order, count, samples, labels, output_size(layers + num_layers - 1));
     struct network net;
     if (status)
@@ -590,21 +626,6 @@ struct visit {
 /* Returns the size of struct visit in bytes. */
 ptrdiff_t mpifl_visit_size(void) { return sizeof(struct visit); }
 
-/* Returns the largest absolute value, or NaN if there is one. Without the sign, floats compare as their bits do. */
-static float max_abs(const float *x, ptrdiff_t count)
-{
-    uint32_t largest = 0;
-    float value;
-    for (ptrdiff_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        bits &= 0x7fffffff;
-        largest = bits > largest ? bits : largest;
-    }
-    memcpy(&value, &largest, sizeof value);
-    return value;
-}
-
 /* Trains `num_visits` visits by SGD, each from its own weights and with a new momentum. Returns 0, or BAD_LABEL, BAD_INDEX or
  * SMALL_WORKSPACE; the weights of the visits then count no more.
  *
@@ -621,7 +642,7 @@ int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff
         return SMALL_WORKSPACE;
     for (struct visit *v = visits; v < visits + num_visits; v++) {
         const struct samples samples = {table ? 0 : v->x, table ? v->x : 0, table, channels};
-        const struct training t = {select_kernels(), samples, v->labels, 0, batch, lr, momentum_factor, weight_decay};
+        const struct training t = {select_kernels(), samples, v->labels, 0, 0, batch, lr, momentum_factor, weight_decay};
         const int64_t *of_visit = order + v->first;
         const int status = check_order(of_visit, v->count, v->samples, v->labels, classes);
         ptrdiff_t steps = 0;
@@ -636,7 +657,7 @@ int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff
             steps += (count + batch - 1) / batch;
         }
         v->loss = steps ? total / (double)steps : 0;
-        v->max_abs = max_abs(v->weights, parameters);
+        v->max_abs = largest_abs(v->weights, parameters);
     }
     return 0;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import count
 from math import ceil
@@ -115,6 +115,12 @@ class Backend(ABC):
         What is in `visits.out` counts only where an outcome is returned.
         """
         return None
+
+
+def train_visits(backends: Iterable[Backend], visits: VisitRequests) -> TrainedVisits | None:
+    """Return what the first of some backends that can makes of visits; None where none can."""
+    made = (backend.train_visits(visits) for backend in backends)
+    return next((trained for trained in made if trained is not None), None)
 
 
 def permutations(entropy: bytes, sizes: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from mpifl.core.rng import Key
 from mpifl.core.task import Task
 from mpifl.core.types import State, Vector
 
-from .backend import VisitRequests
+from .backend import VisitRequests, train_visits
 from .config import LocalConfig
 from .learner import Learner
 from .own_metrics import OwnMetric
@@ -299,8 +299,7 @@ class LocalClients(ClientHost):
             clients = zip(*(numbers.tolist() for numbers in visits), strict=True)
             samples = [self.federation.client(k, visit).train for k, visit in clients]
         asked = VisitRequests(*visits, starts, out, samples, self.local, key, step)
-        made = (backend.train_visits(asked) for backend in self.learner.backends)
-        return next((trained for trained in made if trained is not None), None)
+        return train_visits(self.learner.backends, asked)
 
     def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """Return what several visits make, trained side by side."""

@@ -48,7 +48,7 @@ class _Adam:
 
 
 class KernelBackend(Backend):
-    """Trains by SGD or Adam on cross-entropy; knows dense layers, small convolutions, ReLU and pooling.
+    """Trains by SGD or Adam on cross-entropy; knows dense layers, small convolutions, ReLU, pooling, dropout.
 
     Args:
         context: the model, on the CPU. The kernels work on vectors of their own and leave it as it is.
@@ -85,6 +85,8 @@ class KernelBackend(Backend):
         if config.augment != "none":
             change = partial(_augmented, AUGMENTATIONS[config.augment], request.key)
         update = _Adam(config, lr, len(request.start), request.kept) if config.optimizer == "adam" else None
+        if network.rates:
+            self.context.seed(request.key.of("dropout"))
         made = network.train(
             request.start,
             split,
@@ -109,7 +111,7 @@ class KernelBackend(Backend):
             return None
         shapes = {tuple(s.x.shape[1:]) for s in splits} if stored is None else {stored.inputs.shape[1:]}
         network = self._network(torch.empty(0, *shapes.pop())) if len(shapes) == 1 else None
-        if network is None:
+        if network is None or network.rates:
             return None
         taken = np.array([config.num_trained(n) for n in sizes.tolist()], np.int64)
         epochs = -(-taken // np.maximum(sizes, 1))
@@ -129,10 +131,12 @@ class KernelBackend(Backend):
             return None
         return TrainedVisits(sizes, loss, max_abs) if np.isfinite(max_abs).all() else None
 
-    def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor | None:
+    def outputs(
+        self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False, train_mode: bool = False
+    ) -> torch.Tensor | None:
         """Return the logits [n, L] or embeddings [n, e] of images `x`; None where PyTorch must make them."""
         network = self._network(x) if can_read_images(x) else None
-        if network is None or (embedding and not network.embeds):
+        if network is None or (embedding and not network.embeds) or (train_mode and network.rates):
             return None
         return network.outputs(vector, x, embedding)
 

@@ -23,6 +23,7 @@ from .cuda_graph import CudaGraphBackend
 from .kernel_backend import KernelBackend
 from .model_context import ModelContext
 from .pytorch_backend import NoTraining, PyTorchBackend, mean_gradient, outputs
+from .tasks import Classification
 
 STACK_SIZES = (4, 16, 64, 256)
 STACK_GAIN = 1.1  # a stack must be so many times faster than one client after the other
@@ -68,14 +69,13 @@ class Learner:
         auxiliary: Learner | None = None,
         task: Task | None = None,
     ) -> None:
-        self.context = context = ModelContext(model, device, task)
-        self.task = context.task
+        self.task = task or Classification()
+        known = kernels and not graphs and self.task.cross_entropy
+        self.context = context = ModelContext(model, device, self.task, known)
         self.device, self.layout, self.flat = context.device, context.layout, context.flat
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)
         self.auxiliary, self.dry_run = auxiliary, False
-        on_cpu = self.device.type == "cpu"
-        known = on_cpu and not graphs and self.task.cross_entropy
-        self.kernels = KernelBackend(context) if kernels and known else None
+        self.kernels = KernelBackend(context) if known and self.device.type == "cpu" else None
         stacked = LockstepBackend(context)
         self.lockstep: LockstepRunner = stacked.runner
         self.backends: tuple[Backend, ...] = (
@@ -148,9 +148,9 @@ class Learner:
             vector: the model [d].
             x: samples [n, ...], on any device.
             embedding: return the embeddings [n, e] instead.
-            train_mode: leave dropout and batch norm as in training; kernels know neither.
+            train_mode: leave dropout and batch norm as in training.
         """
-        made = None if self.kernels is None else self.kernels.outputs(vector, x, embedding)
+        made = None if self.kernels is None else self.kernels.outputs(vector, x, embedding, train_mode)
         return outputs(self.context, vector, x, embedding, train_mode) if made is None else made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from mpifl.core.parameters import FlatModel, Part, bounds
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
 from mpifl.kernels.pooling import use_fast_pooling
+from mpifl.kernels.wide_layers import ChannelsLast, has_wide_convolutions
 
 from .backend import epoch_orders
 from .config import LocalConfig
@@ -56,6 +57,7 @@ class ModelContext:
         model: the module; its parameters become views of one flat vector.
         device: where it computes.
         task: what it is trained for; None: classification.
+        kernels: whether kernels may compute layers inside PyTorch's loop, with other last bits.
 
     Attributes:
         device: where the model is.
@@ -73,7 +75,11 @@ class ModelContext:
     """
 
     def __init__(
-        self, model: nn.Module, device: str | torch.device = "cpu", task: Task | None = None
+        self,
+        model: nn.Module,
+        device: str | torch.device = "cpu",
+        task: Task | None = None,
+        kernels: bool = False,
     ) -> None:
         self.device, self.task = torch.device(device), task or Classification()
         self.flat = FlatModel(use_fast_pooling(model), self.device)
@@ -81,6 +87,7 @@ class ModelContext:
         self.momentum = torch.zeros_like(self.flat.weights)
         self.square = torch.zeros_like(self.flat.weights)
         self.untouched = Untouched(self.flat.module)
+        self._wide = kernels and self.device.type == "cpu" and has_wide_convolutions(model)
         self.draws = any(is_random(m) for m in model.modules())
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self.drop_single = bool(norms)
@@ -88,6 +95,13 @@ class ModelContext:
         remedy = "batch norm without momentum depends on which clients a rank trained before; give it one"
         require(all(m.momentum is not None for m in norms), "model", "batch norm", remedy)
         self._moving: dict[tuple[tuple[int, int], ...] | None, MovingPart] = {}
+
+    def kernels(self) -> AbstractContextManager[object]:
+        """Return what makes layers of the model the kernels' while it is active.
+
+        They compute with one thread: where PyTorch has more, it keeps all layers.
+        """
+        return ChannelsLast() if self._wide and torch.get_num_threads() == 1 else nullcontext()
 
     def moving(self, part: Part | None) -> MovingPart:
         """Return what moves when `part` is trained (None: everything): all in it that is not frozen."""

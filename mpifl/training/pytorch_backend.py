@@ -97,7 +97,7 @@ def train_by_steps(
     update = OptimizerStep(context, config, lr, part, request.direction, kept=request.kept)
     total, augmented = torch.zeros((), device=context.device), config.augment != "none"
     context.seed(request.key.of("dropout"))
-    with nullcontext() if part is None else context.only(part):
+    with context.kernels(), nullcontext() if part is None else context.only(part):
         replacement = None if full_batch is None else full_batch()
         if replacement is not None:
             update.load()  # what takes the steps has cleared it
@@ -125,7 +125,8 @@ def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, bat
     module = flat.load(vector, train=False)
     flat.grad.zero_()
     for index in torch.arange(len(split), device=context.device).split(batch_size):
-        loss = context.task.total_loss(module(split.x[index]), split.y[index])
+        with context.kernels():
+            loss = context.task.total_loss(module(split.x[index]), split.y[index])
         (loss / len(split)).backward()
     return flat.grad.clone()
 
@@ -143,4 +144,5 @@ def outputs(
     if train_mode and context.draws:
         context.seed(key(0, "outputs"))
     function = module.embed if embedding else module
-    return torch.cat([function(batch.to(context.device)) for batch in x.split(EVAL_BATCH)])  # type: ignore[operator]  # every model has embed
+    with context.kernels():
+        return torch.cat([function(batch.to(context.device)) for batch in x.split(EVAL_BATCH)])  # type: ignore[operator]  # every model has embed

@@ -48,9 +48,9 @@ def test_the_hash_of_the_sources_changes_with_each_of_them(tmp_path):
 
 
 @built
-@pytest.mark.parametrize("name", ["reductions", "training"])
+@pytest.mark.parametrize("name", bindings.LIBRARIES)
 def test_a_library_built_from_other_sources_is_not_used(name):
-    signatures = {"reductions": bindings.REDUCTIONS, "training": bindings.TRAINING}[name]
+    signatures = bindings.LIBRARIES[name]
     assert bindings._open(name, signatures, bindings.BUILD["sources"])
     assert bindings._open(name, signatures, ""), "where no sources lie beside it"
     with pytest.raises(bindings.Unavailable, match="other sources"):
@@ -61,11 +61,11 @@ def test_a_library_built_from_other_sources_is_not_used(name):
 
 def test_libraries_that_are_missing_or_broken_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(bindings, "FOLDER", tmp_path)
-    assert bindings._open_both()[:2] == (None, None)
-    assert "not built" in bindings._open_both()[2]
+    assert bindings._open_all()[0] == {}
+    assert "not built" in bindings._open_all()[1]
     for suffix in bindings.EXTENSION_SUFFIXES:
         (tmp_path / f"reductions{suffix}").write_bytes(b"no library")
-    assert "do not load" in bindings._open_both()[2]
+    assert "do not load" in bindings._open_all()[1]
 
 
 def c_fields(struct: str) -> list[str]:
@@ -90,7 +90,7 @@ COMPILERS = {
 
 
 @sources
-@pytest.mark.parametrize("name", ["reductions", "training"])
+@pytest.mark.parametrize("name", bindings.LIBRARIES)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_the_sources_compile_without_a_warning(name, compiler, tmp_path):
     """With clang from the package ziglang as well, if it is installed."""
@@ -198,6 +198,7 @@ def test_pooling_refuses_images_it_cannot_read():
         ({"order": np.arange(5, dtype=np.int32)}, ValueError),
         ({"order": np.array([0, 5])}, IndexError),
         ({"order": np.array([-1])}, IndexError),
+        ({"factors": torch.ones(1)}, ValueError),
         ({"layers": np.zeros((1, 10), np.int64)}, ValueError),
         ({"layers": np.zeros(1, bindings.LAYER.descr[:9])}, ValueError),
         ({"workspace": torch.zeros(3)}, ValueError),

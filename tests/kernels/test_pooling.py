@@ -52,6 +52,23 @@ def test_value_and_gradient_have_the_bits_of_pytorch(kind, shape):
     assert found[0][1].any()
 
 
+@pytest.mark.parametrize(
+    "shape", [(2, 64, 28, 28), (3, 35, 14, 30), (5, 3, 36, 34), (1, 2048, 2, 4)], ids=str
+)
+def test_channels_last_have_the_bits_of_pytorch_too(shape):
+    found = []
+    for layer in PAIRS["max"]:
+        x = images(*shape).contiguous(memory_format=torch.channels_last).requires_grad_()
+        out = layer(x)
+        out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(0)))
+        found.append((out.detach(), x.grad))
+    for theirs, ours in zip(*found, strict=True):
+        assert torch.equal(theirs.nan_to_num(-7), ours.nan_to_num(-7))
+        assert ours.is_contiguous(memory_format=torch.channels_last)
+    assert found[1][0].isnan().any()
+    assert found[1][1].any()
+
+
 @pytest.mark.parametrize("kind", PAIRS)
 def test_what_is_not_contiguous_goes_to_pytorch(kind):
     theirs, ours = PAIRS[kind]

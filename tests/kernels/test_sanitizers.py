@@ -19,7 +19,7 @@ from mpifl.kernels import bindings
 ROOT = Path(__file__).parents[2]
 GCC = shutil.which("gcc")
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g"
-TESTS = "test_bindings.py", "test_network.py", "test_pooling.py", "test_exact_sum.py"
+TESTS = "test_bindings.py", "test_network.py", "test_pooling.py", "test_wide_layers.py", "test_exact_sum.py"
 LEFT_OUT = "not warning and not left_to_pytorch and not where_there_is_a_compiler"  # no kernel runs in these
 EXAMPLES, LIMIT_S = "300", 3600
 BEYOND = """
@@ -59,7 +59,7 @@ def copy(tmp_path_factory) -> Path:
         command, cwd=folder, env={**os.environ, "CFLAGS": FLAGS}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert len(list(folder.glob("mpifl/kernels/*.so"))) == 2, done.stderr
+    assert len(list(folder.glob("mpifl/kernels/*.so"))) == len(bindings.LIBRARIES), done.stderr
     return folder
 
 

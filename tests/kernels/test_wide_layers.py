@@ -1,0 +1,274 @@
+"""Layers of wide networks by the kernels inside PyTorch's loop: how exact they are, and who takes which."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from mpifl.core.federation import Split
+from mpifl.core.rng import key
+from mpifl.kernels import bindings
+from mpifl.kernels.wide_layers import MIN_TILES, ChannelsLast
+from mpifl.models import MODELS
+from mpifl.models.cnn import EmdCNN
+from mpifl.models.resnet import ResNet18Cifar
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
+
+pytestmark = pytest.mark.skipif(
+    not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "the kernels are there"
+)
+
+LAST = torch.channels_last
+SHAPES = [  # n, c, o, H, W
+    (8, 32, 32, 8, 8),
+    (2, 64, 32, 28, 28),
+    (3, 32, 96, 13, 18),
+    (33, 64, 64, 4, 4),
+    (40, 96, 32, 1, 3),
+    (50, 160, 32, 2, 5),
+]
+ROUNDED = 5e-6  # of the largest number; PyTorch's are below 1e-6, and 5e-6 in gradients of weights
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """Return the names of the functions of the kernels that are called from now on."""
+    found: list[str] = []
+    for name in ("convolve3x3", "convolve3x3_backward"):
+        known = getattr(bindings, name)
+
+        def spy(*args, name=name, known=known, **named):
+            found.append(name)
+            return known(*args, **named)
+
+        monkeypatch.setattr(bindings, name, spy)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(shape: tuple[int, ...], bias: bool, kernels: bool = True, dtype: torch.dtype = torch.float32):
+    """Return output and gradients of a convolution of drawn images."""
+    n, c, o, h, w = shape
+    x, weight, offset = draw(n, c, h, w), draw(o, c, 3, 3, seed=1) / (9 * c) ** 0.5, draw(o, seed=2)
+    asked = [t.to(dtype).requires_grad_() for t in (x, weight, *([offset] if bias else []))]
+    with ChannelsLast() if kernels else nullcontext():
+        y = torch.conv2d(asked[0], asked[1], asked[2] if bias else None, padding=1)
+    return [y.detach(), *torch.autograd.grad(y, asked, draw(*y.shape, seed=3).to(dtype))]
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "none"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolutions_and_gradients_agree_with_float64(shape, bias, calls):
+    for ours, exact in zip(gradients(shape, bias), gradients(shape, bias, False, torch.float64), strict=True):
+        assert ours.shape == exact.shape
+        assert float((ours - exact).abs().max()) <= ROUNDED * float(exact.abs().max())
+    assert calls == ["convolve3x3", "convolve3x3", "convolve3x3_backward"]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_narrow_and_wide_vectors_have_the_same_bits(shape):
+    found = []
+    try:
+        for narrow in (True, False):
+            bindings.use_narrow_vectors(narrow)
+            found.append(gradients(shape, True))
+    finally:
+        bindings.use_narrow_vectors(False)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_the_layout_of_images_changes_no_bit():
+    weight, x = draw(32, 32, 3, 3), draw(8, 32, 9, 9)
+    found = []
+    for images in (x, x.contiguous(memory_format=LAST), x.repeat(1, 1, 1, 2)[..., :9]):
+        with ChannelsLast():
+            found.append(torch.conv2d(images, weight, padding=1))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert found[0].is_contiguous(memory_format=LAST)
+
+
+def test_gradients_can_be_differentiated_again():
+    found = []
+    for kernels in (True, False):
+        x, weight = draw(8, 32, 8, 8).requires_grad_(), draw(32, 32, 3, 3, seed=1).requires_grad_()
+        with ChannelsLast() if kernels else nullcontext():
+            y = torch.conv2d(x, weight, None, padding="same").square().sum()
+        first = torch.autograd.grad(y, (x, weight), create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().mean() for g in first), (x, weight)))
+    for ours, theirs in zip(*found, strict=True):
+        assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+
+
+OTHERS = {
+    "float64": lambda: (draw(8, 32, 8, 8).double(), draw(32, 32, 3, 3).double(), None, 1, 1),
+    "few pixels": lambda: (draw(MIN_TILES - 1, 32, 4, 4), draw(32, 32, 3, 3), None, 1, 1),
+    "few channels": lambda: (draw(32, 16, 8, 8), draw(32, 16, 3, 3), None, 1, 1),
+    "one channel": lambda: (draw(32, 1, 8, 8), draw(32, 1, 3, 3), None, 1, 1),
+    "larger kernels": lambda: (draw(32, 32, 8, 8), draw(32, 32, 5, 5), None, 1, 2),
+    "stride": lambda: (draw(32, 32, 8, 8), draw(32, 32, 3, 3), None, 2, 1),
+    "no margin": lambda: (draw(32, 32, 8, 8), draw(32, 32, 3, 3)),
+    "dilation": lambda: (draw(32, 32, 8, 8), draw(32, 32, 3, 3), None, 1, 1, 2),
+    "groups": lambda: (draw(32, 64, 8, 8), draw(64, 32, 3, 3), None, 1, 1, 1, 2),
+    "one image": lambda: (draw(32, 64, 64), draw(32, 32, 3, 3), None, 1, 1),
+}
+
+
+@pytest.mark.parametrize("given", OTHERS.values(), ids=OTHERS)
+def test_what_the_kernels_do_not_know_is_left_to_pytorch(given, calls):
+    x, *options = given()
+    if x.dim() == 3:
+        x = x[:, :32, :32].repeat(1, 1, 1)
+    with ChannelsLast():
+        found = torch.conv2d(x, *options)
+    assert_close(found, torch.conv2d(x, *options), rtol=1e-4, atol=1e-4)
+    assert calls == []
+
+
+def test_wrapped_tensors_are_left_to_pytorch(calls):
+    """A stack of clients' models goes through `torch.func`."""
+    x, weights = draw(8, 32, 8, 8), draw(3, 32, 32, 3, 3)
+    with ChannelsLast():
+        stacked = torch.vmap(lambda w: torch.conv2d(x, w, padding=1))(weights)
+    assert calls == []
+    assert_close(stacked[1], torch.conv2d(x, weights[1], padding=1), rtol=1e-4, atol=1e-4)
+
+
+MODELS_TAKEN = {
+    "emdcnn": (EmdCNN(channels=(64, 64), embedding=16), (1, 8, 8)),
+    "resnet18": (ResNet18Cifar(width=32), (3, 8, 8)),
+}
+CONFIG = LocalConfig(epochs=1, batch_size=48, lr=0.05, momentum=0.9)
+
+
+def learner_of(name: str, kernels: bool = True) -> tuple[Learner, Split]:
+    options, shape = MODELS_TAKEN[name]
+    torch.manual_seed(3)
+    labels = torch.randint(0, 10, (48,), generator=torch.Generator().manual_seed(0))
+    return Learner(options.build(shape, 10), kernels=kernels), Split(draw(48, *shape), labels)
+
+
+@pytest.mark.parametrize("name", MODELS_TAKEN)
+def test_a_step_is_as_close_to_float64_as_pytorchs(name, calls):
+    found = {}
+    for kernels in (True, False):
+        learner, samples = learner_of(name, kernels)
+        types = [type(m) for m in learner.flat.module.modules()]
+        found[kernels] = learner.sgd(learner.init, samples, CONFIG, key(1)).vector
+        assert [type(m) for m in learner.flat.module.modules()] == types
+        assert bool(calls) == kernels
+        calls.clear()
+    module = copy.deepcopy(learner.flat.module).double().train()
+    module.load_state_dict({n: t.double() for n, t in learner_state(name).items()})
+    loss = nn.functional.cross_entropy(module(samples.x.double()), samples.y)
+    moved = torch.autograd.grad(loss, list(module.parameters()))
+    p = learner.layout.num_parameters
+    exact = learner.init[:p].double() - CONFIG.lr * torch.cat([g.reshape(-1) for g in moved])
+    change = float((exact - learner.init[:p]).norm())
+    ours, theirs = (float((found[kernels][:p] - exact).norm()) / change for kernels in (True, False))
+    assert ours <= max(4 * theirs, 1e-5)
+    assert_close(found[True][p:], found[False][p:], rtol=1e-4, atol=1e-5)  # running means
+
+
+def learner_state(name: str) -> dict[str, torch.Tensor]:
+    """Return the initial state of a model."""
+    return learner_of(name)[0].flat.module.state_dict()
+
+
+@pytest.mark.parametrize("name", MODELS_TAKEN)
+def test_logits_and_gradients_of_learners_are_the_kernels(name, calls):
+    made = {}
+    for kernels in (True, False):
+        learner, samples = learner_of(name, kernels)
+        vector = learner.init
+        made[kernels] = [
+            learner.outputs(vector, samples.x),
+            learner.outputs(vector, samples.x, embedding=True),
+        ]
+        made[kernels].append(learner.gradient(vector, samples))
+        assert bool(calls) == kernels
+        calls.clear()
+    for ours, theirs in zip(made[True], made[False], strict=True):
+        assert float((ours - theirs).norm()) <= 1e-4 * float(theirs.norm())
+
+
+def test_with_more_threads_pytorch_keeps_all_layers(calls):
+    learner, samples = learner_of("emdcnn")
+    torch.set_num_threads(2)
+    learner.sgd(learner.init, samples, CONFIG, key(1))
+    assert calls == []
+    torch.set_num_threads(1)
+    learner.sgd(learner.init, samples, CONFIG, key(1))
+    assert calls != []
+
+
+def test_a_visit_has_the_same_bits_after_any_other(calls):
+    """A workspace of an earlier visit may be larger, and full of other numbers."""
+    learner, samples = learner_of("emdcnn")
+    first = learner.sgd(learner.init, samples, CONFIG, key(1)).vector
+    other, more = learner_of("resnet18")
+    other.sgd(other.init, more, CONFIG, key(2))
+    assert torch.equal(learner.sgd(learner.init, samples, CONFIG, key(1)).vector, first)
+
+
+def test_networks_of_the_small_kernels_stay_theirs(calls):
+    learner = Learner(MODELS["lenet5"]().build((1, 28, 28), 10))
+    learner.sgd(learner.init, Split(draw(8, 1, 28, 28), torch.zeros(8, dtype=torch.int64)), CONFIG, key(1))
+    assert all(learner.kernels.networks.values())
+    assert calls == []
+
+
+def images(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape).contiguous(memory_format=LAST)
+
+
+SPACE = bindings.convolve3x3_workspace(32, 64) if bindings.TRAINING_AVAILABLE else 1
+GIVEN = images(2, 32, 5, 5), torch.zeros(64, 32, 3, 3), torch.zeros(64), torch.zeros(SPACE)
+WRONG = {
+    "channels first": (0, torch.zeros(2, 32, 5, 5)),
+    "float64 images": (0, images(2, 32, 5, 5).double()),
+    "other channels": (0, images(2, 64, 5, 5)),
+    "channels that are no strip": (0, images(2, 31, 5, 5)),
+    "no images": (0, images(0, 32, 5, 5)),
+    "float64 weights": (1, torch.zeros(64, 32, 3, 3).double()),
+    "weights with gaps": (1, torch.zeros(64, 32, 3, 6)[..., ::2]),
+    "smaller kernels": (1, torch.zeros(64, 32, 3, 2)),
+    "a short bias": (2, torch.zeros(63)),
+    "a small workspace": (3, torch.zeros(SPACE - 1)),
+    "a workspace of another type": (3, torch.zeros(SPACE).double()),
+}
+
+
+@pytest.mark.parametrize(("place", "wrong"), WRONG.values(), ids=WRONG)
+def test_convolutions_refuse_what_they_cannot_read(place, wrong):
+    given = list(GIVEN)
+    bindings.convolve3x3(*given)
+    given[place] = wrong
+    with pytest.raises(ValueError, match=r"must|fewer"):
+        bindings.convolve3x3(*given)
+    x, _, _, workspace = GIVEN
+    bindings.convolve3x3_backward(x, images(2, 64, 5, 5), workspace)
+    for grad in (
+        torch.zeros(2, 64, 5, 5),
+        images(2, 64, 5, 4),
+        images(1, 64, 5, 5),
+        images(2, 64, 5, 5).double(),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            bindings.convolve3x3_backward(x, grad, workspace)
