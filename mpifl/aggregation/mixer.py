@@ -8,7 +8,8 @@ count limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -40,7 +41,8 @@ class RankMixPlan:
         rows: indices of the active rows [Ka], in the order in which they travel.
         weights: float64 [Ka, uploads that this rank adds].
         spacing: grid spacing of each active row [Ka].
-        counts: number of uploads on each rank.
+        num_uploads: on all ranks.
+        counts: number of uploads on each rank; on rank 0.
         owned: number of active rows on each rank; for `SCATTER` only.
         keep: what remains of each active row [Ka]; for `SCATTER` only.
         masks: hide single uploads; None where nothing does.
@@ -55,7 +57,8 @@ class RankMixPlan:
     rows: np.ndarray
     weights: np.ndarray
     spacing: np.ndarray
-    counts: tuple[int, ...]
+    num_uploads: int
+    counts: tuple[int, ...] = ()
     owned: tuple[int, ...] = ()
     keep: np.ndarray | None = None
     masks: RankMasks | None = None
@@ -106,20 +109,26 @@ class Mixer:
             uploads: this rank's uploads [w] by name, in ascending order of their number.
             before: tables that were changed in this step already, on rank 0; None for none.
         """
-        rank_plans = None
+        plans: Sequence[Sequence[RankMixPlan]] | None = None
+        weights, counts = None, list[int]()
         if self.transport.is_server:
             assert mixings is not None
             assert upload_info is not None or not any(m.of for m in mixings)
             none = (np.zeros(0), np.zeros(0, np.int64))
-            plans = [
-                self._plan(m, *(upload_info(m.of) if m.of and upload_info is not None else none))
-                for m in mixings
-            ]
-            rank_plans = [[p[r] for p in plans] for r in range(self.transport.size)]
-            self.last_collectives = [p[0].collective for p in plans]
+            info = [upload_info(m.of) if m.of and upload_info is not None else none for m in mixings]
+            plans, weights, counts = self._by_rank(mixings, info)
+            self.last_collectives = [p.collective for p in plans[0]]
         changed: dict[str, torch.Tensor] = {}
-        for i, plan in enumerate(self.transport.scatter(rank_plans, "plan")):
-            mine = parts_of(uploads.get(plan.of, []), plan.part)
+        mine_of, sent = self.transport.scatterv(plans, weights, counts, "plan")
+        start = 0
+        own = np.frombuffer(sent, float)
+        for i, plan in enumerate(mine_of):
+            given, num_rows = uploads.get(plan.of, []), len(plan.rows)
+            if not (self.transport.is_server and plan.collective == GATHER):  # else it has those of all
+                part = own[start : start + len(given) * num_rows].reshape(len(given), num_rows)
+                start += part.size
+                plan = replace(plan, weights=np.ascontiguousarray(part.T))
+            mine = parts_of(given, plan.part)
             if plan.collective == SCATTER:
                 self._scatter(plan, mine)
             else:
@@ -129,8 +138,45 @@ class Mixer:
                     changed[plan.into] = new
         return changed
 
-    def _plan(self, mixing: Mixing, max_abs: np.ndarray, owners: np.ndarray) -> list[RankMixPlan]:
-        """Return the plan of each rank for `mixing`.
+    def _by_rank(
+        self, mixings: Sequence[Mixing], info: Sequence[tuple[np.ndarray, np.ndarray]]
+    ) -> tuple[list[list[RankMixPlan]], np.ndarray, list[int]]:
+        """Return the plans of each rank, without weights but where the uploads come to rank 0; and these.
+
+        Workers have the same plans, unless masks hide uploads.
+
+        Args:
+            mixings: as decided on rank 0.
+            info: largest absolute value and rank of each upload [m], of each mixing.
+
+        Returns:
+            The plans; the weights as they are sent, by rank, mixing, and upload; numbers for each rank.
+        """
+        size = self.transport.size
+        plans = [self._plan(m, *of) for m, of in zip(mixings, info, strict=True)]
+        rest = [replace(p, weights=p.weights[:, :0], counts=()) for p in plans]
+        parts: list[list[np.ndarray]] = []
+        for i, (p, (_, owners)) in enumerate(zip(plans, info, strict=True)):
+            order, gathered = gather_order(owners), p.collective == GATHER
+            plans[i] = replace(p, weights=p.weights[:, order] if gathered else p.weights[:, :0])
+            sent = p.weights.T[order].astype(float)
+            ends = [0, *np.cumsum(p.counts).tolist()]
+            parts.append([sent[lo:hi].reshape(-1) for lo, hi in pairwise(ends)])
+            if gathered:
+                parts[-1][0] = np.zeros(0)
+        by_rank = [plans, *[rest] * (size - 1)]
+        for i, mixing in enumerate(mixings):
+            if mixing.masks is not None:
+                for r in range(size):
+                    uploads = np.flatnonzero(info[i][1] == r)
+                    masks = mixing.masks.of_rank(plans[i].rows, uploads, r == 0)
+                    by_rank[r] = [*by_rank[r][:i], replace(by_rank[r][i], masks=masks), *by_rank[r][i + 1 :]]
+        flat = [x for some in zip(*parts, strict=True) for x in some]
+        counts = [sum(map(len, some)) for some in zip(*parts, strict=True)]
+        return by_rank, np.concatenate([np.zeros(0), *flat]), counts or [0] * size
+
+    def _plan(self, mixing: Mixing, max_abs: np.ndarray, owners: np.ndarray) -> RankMixPlan:
+        """Return the plan for `mixing` with the weights of all ranks, without masks.
 
         Args:
             mixing: as decided on rank 0.
@@ -158,30 +204,26 @@ class Mixer:
             rows = moving[np.lexsort((moving, sharded.owner[moving]))]
             owned = tuple(np.bincount(sharded.owner[rows], minlength=size))
         weights = mixing.weights[rows]
-        everyone = gather_order(owners)
         spacing = spacings(weights, max_abs)
         if masks is not None:
             spacing = masks.coarser * spacings(masks.told[rows], max_abs)
         keep = None if mixing.keep is None or sharded is None else mixing.keep[rows]
         counts = tuple(int(c) for c in np.bincount(owners, minlength=size))
-        return [
-            RankMixPlan(
-                collective=collective,
-                into=mixing.into,
-                of=mixing.of,
-                part=mixing.part,
-                width=self.tables.width(mixing.into),
-                rows=rows,
-                weights=weights[:, everyone] if collective == GATHER and r == 0 else weights[:, owners == r],
-                spacing=spacing,
-                counts=counts,
-                owned=tuple(int(o) for o in owned),
-                keep=keep,
-                masks=None if masks is None else masks.of_rank(rows, np.flatnonzero(owners == r), r == 0),
-                scale=None if masks is None else masks.scale[rows],
-            )
-            for r in range(size)
-        ]
+        return RankMixPlan(
+            collective=collective,
+            into=mixing.into,
+            of=mixing.of,
+            part=mixing.part,
+            width=self.tables.width(mixing.into),
+            rows=rows,
+            weights=weights,
+            spacing=spacing,
+            num_uploads=len(owners),
+            counts=counts,
+            owned=tuple(int(o) for o in owned),
+            keep=keep,
+            scale=None if masks is None else masks.scale[rows],
+        )
 
     def _to_server(
         self,
@@ -196,7 +238,7 @@ class Mixer:
             old = changed.get(plan.into, self.tables.central[plan.into])
             new = torch.empty(mixing.num_rows, plan.width)
         self.transport.barrier()
-        for columns in _blocks(plan.width, sum(plan.counts) if plan.collective == GATHER else len(plan.rows)):
+        for columns in _blocks(plan.width, plan.num_uploads if plan.collective == GATHER else len(plan.rows)):
             block = [u[columns] for u in mine]
             add = self._gather if plan.collective == GATHER else self._reduce
             sums = add(plan, block, columns)

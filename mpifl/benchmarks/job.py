@@ -47,22 +47,29 @@ class TurnRunner:
 
     def lead(self, connection: Connection) -> None:
         """Run turns until the measuring process asks for no more; on rank 0."""
-        self.run_command("begin")
+        self._command("begin")
         report: dict[str, Any] = {"ready": True}
-        while rounds := self.report(connection, report):
-            begin = perf_counter()
-            for _ in range(rounds):
-                self.run_command("step")
-            report = {"seconds": perf_counter() - begin}
-        self.run_command("end")
+        while asked := self._next(connection, report):
+            report = self.turn(asked)
+        self._command("end")
 
-    def run_command(self, command: str) -> None:
-        """Have every rank execute a command; on rank 0."""
+    def turn(self, asked: int) -> dict[str, Any]:
+        """Run a turn; return what it took, seconds among it; on rank 0.
+
+        Args:
+            asked: Number of rounds.
+        """
+        begin = perf_counter()
+        for _ in range(asked):
+            self._command("step")
+        return {"seconds": perf_counter() - begin}
+
+    def _command(self, command: str) -> None:
         run_command(self.server_step, command, self.execute)
 
-    def report(self, connection: Connection, report: dict[str, Any]) -> int:
+    def _next(self, connection: Connection, report: dict[str, Any]) -> int:
         """Report the turn that ended; return what is asked for the next one, 0 for the end."""
-        self.run_command("usage")
+        self._command("usage")
         assert self.used is not None
         connection.send(
             {

@@ -6,9 +6,11 @@ terms, which shows the one that limits first:
     training   visit_s * ceil(m / w)         visits are whole: the busiest of w workers has ceil(m / w); data
                                              and the sum of the upload included
     server     once_s + rank_s * w           fitted to what is left of a round beside that, w = 1..n here
-    notes      tasks out, reports back       columns of each visit and a header for each worker, over the
-                                             server's link
+    ranks      tasks out, reports back       of each worker: rank 0's time, messages over the server's link
     network    trees of ceil(log2 P) levels  a broadcast of the model and a reduction of int64 sums
+
+The last two, and the bytes of registered clients, are those of `mpifl plan`, which says the same for any
+configuration.
 
 Where ranks are numbered node by node, the first levels of such a tree are those within the nodes: a reduction
 per node before the one over nodes has as many levels, and sends as much over the network.
@@ -31,6 +33,8 @@ from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.parameters import Layout
 from mpifl.data import open_federation, prepare
 from mpifl.experiment import loader
+from mpifl.experiment.memory_forecast import CLIENT_BYTES
+from mpifl.experiment.time_forecast import RANK_S, ranks_seconds
 from mpifl.models import build_model
 from mpifl.simulation.sampling import cohort_size
 
@@ -40,8 +44,7 @@ from .workloads import WORKLOADS
 MANY = (16, 64, 256, 1024)
 BUSY = ("train", "load", "reduce")  # phases of a worker that are part of its visits
 LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network assumed in the extrapolation
-VISIT_BYTES, RANK_BYTES = 120, 3000  # of tasks and reports: the columns of a visit, the headers of a worker
-REGISTERED_BYTES, PROCESS_BYTES = 50, 280e6  # of rank 0: each registered client, and what a process takes
+PROCESS_BYTES = 280e6  # of rank 0, without registered clients
 REGISTERED = (10**6, 10**7, 10**8)
 
 
@@ -52,7 +55,7 @@ class Model:
     Attributes:
         visit_s: Seconds of a visit.
         once_s: Seconds of the server in a round.
-        rank_s: Seconds of the server in a round, for each worker.
+        rank_s: Seconds of the server in a round for each worker, beside its messages.
         m: Visits in a round.
         d: Numbers in the model.
     """
@@ -70,13 +73,13 @@ class Model:
         return {
             "training": self.visit_s * ceil(self.m / workers),
             "server": self.once_s + self.rank_s * workers,
-            "notes": 2 * workers * LATENCY_S + (VISIT_BYTES * self.m + RANK_BYTES * workers) / BYTES_S,
+            "ranks": ranks_seconds(costs, self.m, workers),
             "network": moved,
         }
 
     def server_bytes(self, registered: int) -> float:
         """Return the memory of rank 0 with so many registered clients: three rows are in it at a time."""
-        return PROCESS_BYTES + REGISTERED_BYTES * registered + 3 * 4 * self.d
+        return PROCESS_BYTES + CLIENT_BYTES * registered + 3 * 4 * self.d
 
     def seconds(self, workers: int) -> float:
         """Return the seconds of a round."""
@@ -100,9 +103,9 @@ def fit(measured: dict[int, dict[str, float]], m: int, d: int) -> Model:
     workers = np.array(sorted(measured), float)
     rest = np.array([max(0.0, measured[int(w)]["seconds"] - busy[int(w)]) for w in workers])
     rank_s = 0.0
-    if len(workers) > 1:
-        rank_s = max(0.0, float(np.polyfit(workers, rest, 1)[0]))
-    once_s = max(0.0, float(np.mean(rest - rank_s * workers)))
+    if len(workers) > 2:  # two points on shared cores say nothing of what a worker costs
+        rank_s = max(0.0, float(np.polyfit(workers, rest, 1)[0]) - RANK_S)
+    once_s = max(0.0, float(np.mean(rest - (rank_s + RANK_S) * workers)))
     least = int(workers[0])
     return Model(busy[least] * least / m, once_s, rank_s, m, d)
 
@@ -174,13 +177,13 @@ def lines(out: dict[str, Any], model: Model) -> list[str]:
         f"{model.rank_s * 1e3:.3f} ms a worker; network of {LATENCY_S * 1e6:g} us and {BYTES_S / 1e9:g} GB/s",
         "memory of rank 0: "
         + ", ".join(f"{model.server_bytes(n) / 1e9:.1f} GB of {n:,} registered clients" for n in REGISTERED),
-        "  ranks  s/round  strong   ms of training   server    notes  network  binds",
+        "  ranks  s/round  strong   ms of training   server    ranks  network  binds",
     ]
     for ranks in MANY:
         seconds = model.seconds(ranks - 1)
         efficiency = model.seconds(1) / ((ranks - 1) * seconds)
         terms = model.terms(ranks - 1)
-        each = "".join(f"{1e3 * terms[name]:9.3f}" for name in ("server", "notes", "network"))
+        each = "".join(f"{1e3 * terms[name]:9.3f}" for name in ("server", "ranks", "network"))
         page.append(
             f"{ranks:7d} {seconds:8.4f} {efficiency:7.0%} {1e3 * terms['training']:16.3f}{each}  "
             f"{model.binds(ranks - 1)}"

@@ -3,7 +3,7 @@
 For each of three methods one job on a few ranks, of as many clients as the largest round has; workers answer
 with the model that they were sent. Rank 0's processor time is counted but for that in which it polls for
 messages. A round of two clients gives what a round costs beside its clients; what larger ones cost more is
-the cost of their clients.
+the cost of their clients. What each rank costs is measured by `many_ranks`.
 
 The job is started below mpirun as `python -m mpifl.benchmarks.server SOCKET CONFIG [--key.path value ...]`.
 """
@@ -33,7 +33,8 @@ from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.training.client import LocalClient
 
 from . import job
-from .turns import Connection, Job, scratch_folder
+from .many_ranks import measure_many_ranks
+from .turns import Job, scratch_folder
 
 CONFIG = "bench/million"
 METHODS = {
@@ -43,6 +44,7 @@ METHODS = {
 }
 FEW = 2  # clients of the round that is all but empty; UCFL wants two
 SIZES = (100, 1000, 5000)
+MANY_RANKS_M = 2048  # clients of a round, where the number of ranks is varied
 ROUNDS = 9
 
 
@@ -74,6 +76,8 @@ def measure_server(
             finally:
                 one.end()
             out["methods"][method] = figures(taken)
+    several = [*METHODS["fedavg"], "--model.hidden", "[8]", "--cohort_size", str(MANY_RANKS_M), *options]
+    out["by_ranks"] = measure_many_ranks(CONFIG, several)
     print("\n".join(lines(out)), flush=True)
     return out
 
@@ -103,6 +107,9 @@ def lines(out: dict[str, Any]) -> list[str]:
     for method, f in out["methods"].items():
         each = "".join(f"{1e6 * f['client_s'][str(m)]:7.1f}" for m in out["sizes"])
         page.append(f"{method:7s} {1e3 * f['round_s']:17.2f} {'':15s}{each}")
+    few, *many = out["by_ranks"]
+    costs = (f"{n}: {1e6 * (out['by_ranks'][n] - out['by_ranks'][few]) / (n - few):.0f}" for n in many)
+    page.append(f"us a rank of many, FedAvg with {MANY_RANKS_M} clients a round: {', '.join(costs)}")
     return page
 
 
@@ -165,21 +172,17 @@ class SizedRounds(job.TurnRunner):
         super().__init__(rounds)
         self.polls = polls
 
-    def round(self, num_clients: int) -> dict[str, float]:
-        """Return the seconds of a round, and rank 0's processor time without polls."""
-        self.rounds.sampler = replace(self.rounds.sampler, num_sampled=num_clients)
-        begin, cpu, polled = time.perf_counter(), time.thread_time(), self.polls.seconds
-        self.run_command("step")
-        cpu = time.thread_time() - cpu - (self.polls.seconds - polled)
-        return {"seconds": time.perf_counter() - begin, "server_cpu": cpu}
+    def turn(self, asked: int) -> dict[str, Any]:
+        """Run a round; return its seconds, and rank 0's processor time without polls.
 
-    def lead(self, connection: Connection) -> None:
-        """Run rounds until the measuring process asks for no more; on rank 0."""
-        self.run_command("begin")
-        report: dict[str, Any] = {"ready": True}
-        while num_clients := self.report(connection, report):
-            report = self.round(num_clients)
-        self.run_command("end")
+        Args:
+            asked: Number of clients.
+        """
+        self.rounds.sampler = replace(self.rounds.sampler, num_sampled=asked)
+        cpu, polled = time.thread_time(), self.polls.seconds
+        taken = super().turn(1)
+        cpu = time.thread_time() - cpu - (self.polls.seconds - polled)
+        return {**taken, "server_cpu": cpu}
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import functools
 import os
 import pickle
 import signal
+import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from .transport import (
     RankLost,
     Single,
     Transport,
+    bytes_of,
     device_ranks,
     divided,
 )
@@ -39,6 +41,7 @@ from .transport import (
 TYPES = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T}
 TAGS = 30000  # tags of scatter and gather cycle through so many numbers; MPI guarantees 32767
 HEADER, BLOCK, ALARM = 30001, 30002, 30003
+LENGTH = struct.Struct("q")  # bytes of the rows, in front of them; the value follows
 POLLS_PER_CHECK = 16  # polls without a message between two checks whether another rank has failed
 MOST_SENDS = 32  # sends under way, above which those that are complete are dropped
 EXIT_SECONDS = 3.0
@@ -159,29 +162,82 @@ class Mpi(Transport):
         assert values is not None
         raw: dict[int, bytes] = {}
         blobs = [raw.get(id(p)) or raw.setdefault(id(p), pickle.dumps(p, protocol=5)) for p in values[1:]]
+        self._send_each(blobs, tag, purpose)
+        return values[0]
+
+    def _send_each(self, blobs: Sequence[bytes], tag: int, purpose: str) -> None:
+        """Send ranks 1, 2, ... a message each."""
         with self.traffic("send", purpose, sent=sum(map(len, blobs)), messages=len(blobs)):
             pending = [
                 self.comm.Isend([b, len(b), MPI.BYTE], dest=r, tag=tag) for r, b in enumerate(blobs, 1)
             ]
-            wait_until(lambda: all([request.Test() for request in pending]))
-        return values[0]
+            wait_until(lambda: MPI.Request.Testall(pending))
+
+    @guarded
+    def scatterv(
+        self, values: Sequence[Any] | None, rows: np.ndarray | None, counts: Sequence[int], purpose: str
+    ) -> tuple[Any, memoryview]:
+        """Send each rank its value and its rows; see `Transport`."""
+        tag = self._tag()
+        if self.rank:
+            mine, pickled = self._parts(self._recv_bytes(0, tag, purpose))
+            return pickle.loads(pickled), mine
+        assert values is not None
+        assert rows is not None
+        data, raw = bytes_of(rows), dict[int, bytes]()
+        size = data.nbytes // max(1, sum(counts))
+        ends = [0, *(np.cumsum(counts) * size).tolist()]
+        blobs = []
+        for p, lo, hi in zip(values[1:], ends[1:], ends[2:], strict=False):
+            value = raw.get(id(p)) or raw.setdefault(id(p), pickle.dumps(p, protocol=5))
+            blobs.append(b"".join((LENGTH.pack(hi - lo), data[lo:hi], value)))
+        self._send_each(blobs, tag, purpose)
+        return values[0], data[: ends[1]]
+
+    @guarded
+    def gatherv(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
+        """Send this rank's value and rows to rank 0; see `Transport`."""
+        tag = self._tag()
+        if self.rank:
+            value = pickle.dumps(value, protocol=5)
+            self._send_to_server(b"".join((LENGTH.pack(len(rows)), rows, value)), tag, purpose)
+            return None
+        values, blobs, known = [value], [memoryview(rows)], dict[bytes, Any]()
+        for blob in self._recv_each(tag, purpose):
+            data, pickled = self._parts(blob)
+            key = bytes(pickled)
+            if key not in known:
+                known[key] = pickle.loads(key)
+            values.append(known[key])
+            blobs.append(data)
+        return values, blobs
+
+    def _parts(self, blob: bytearray) -> tuple[memoryview, memoryview]:
+        """Return the rows and the pickled value of a message."""
+        (size,) = LENGTH.unpack_from(blob)
+        parts = memoryview(blob)[LENGTH.size :]
+        return parts[:size], parts[size:]
 
     @guarded
     def gather(self, value: Any, purpose: str) -> list[Any] | None:
         """Send this rank's value to rank 0; see `Transport`."""
         tag = self._tag()
         if not self.rank:
-            out = [value]
-            for r in range(1, self.size):
-                self._waiting_for = tag, r
-                out.append(self._recv(r, tag, purpose))
-            self._waiting_for = tag, self.size
-            return out
-        blob = pickle.dumps(value, protocol=5)
+            return [value, *map(pickle.loads, self._recv_each(tag, purpose))]
+        self._send_to_server(pickle.dumps(value, protocol=5), tag, purpose)
+        return None
+
+    def _send_to_server(self, blob: bytes, tag: int, purpose: str) -> None:
         with self.traffic("send", purpose, sent=len(blob), messages=1):
             request = self.comm.Isend([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
             wait_until(request.Test)
-        return None
+
+    def _recv_each(self, tag: int, purpose: str) -> Iterator[bytearray]:
+        """Yield the message of each other rank, in rank order; on rank 0."""
+        for r in range(1, self.size):
+            self._waiting_for = tag, r
+            yield self._recv_bytes(r, tag, purpose)
+        self._waiting_for = tag, self.size
 
     def waiting_for(self) -> list[str]:
         """Return the ranks without a message that has arrived."""
@@ -189,13 +245,16 @@ class Mpi(Transport):
         return [self.names[r] for r in range(first, self.size) if not self.comm.Iprobe(r, tag)]
 
     def _recv(self, source: int, tag: int, purpose: str) -> Any:
+        return pickle.loads(self._recv_bytes(source, tag, purpose))
+
+    def _recv_bytes(self, source: int, tag: int, purpose: str) -> bytearray:
         with self.traffic("receive", purpose):
             status = MPI.Status()
             message = wait_until(lambda: self.comm.Improbe(source, tag, status) or self._check_alarm())
             blob = bytearray(status.Get_count(MPI.BYTE))
             message.Recv([blob, len(blob), MPI.BYTE])
             self._received = len(blob)
-        return pickle.loads(blob)
+        return blob
 
     def _check_alarm(self) -> Any:
         """Raise the error of another rank, if it has sent one; called after a poll without a message."""

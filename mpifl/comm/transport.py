@@ -17,6 +17,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from mpifl.core.errors import CodeFailed, UserError
@@ -96,6 +97,37 @@ class Transport(ABC):
 
         Args:
             value: of this rank.
+            purpose: under which it is counted.
+        """
+
+    @abstractmethod
+    def scatterv(
+        self, values: Sequence[Any] | None, rows: np.ndarray | None, counts: Sequence[int], purpose: str
+    ) -> tuple[Any, memoryview]:
+        """Send rank r `values[r]` and `counts[r]` rows of a block; return this rank's value and rows.
+
+        Both travel in one message, and a value that several ranks get is pickled once: what a rank costs is
+        a message. As in `scatter`, a rank that waits polls.
+
+        Args:
+            values: on rank 0; None elsewhere.
+            rows: contiguous, by rank [sum counts, ...]; on rank 0, None elsewhere.
+            counts: rows of each rank; on rank 0.
+            purpose: under which it is counted.
+
+        Returns:
+            The value, and the bytes of the rows.
+        """
+
+    @abstractmethod
+    def gatherv(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
+        """Return the values and the bytes of all ranks, in rank order, on rank 0; None elsewhere.
+
+        Values that are equal once pickled are one object.
+
+        Args:
+            value: of this rank.
+            rows: of this rank.
             purpose: under which it is counted.
         """
 
@@ -274,6 +306,18 @@ class Single(Transport):
         self.last_call = time.monotonic()
         return [value]
 
+    def scatterv(
+        self, values: Sequence[Any] | None, rows: np.ndarray | None, counts: Sequence[int], purpose: str
+    ) -> tuple[Any, memoryview]:
+        """Return the only value, and all rows."""
+        assert rows is not None
+        return self.scatter(values, purpose), bytes_of(rows)
+
+    def gatherv(self, value: Any, rows: bytes, purpose: str) -> tuple[list[Any], list[memoryview]] | None:
+        """Return the only value, and its rows."""
+        self.last_call = time.monotonic()
+        return [value], [memoryview(rows)]
+
     def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Return the rows of this process."""
         return self.traffic.rows(self.rank)
@@ -320,6 +364,11 @@ class Single(Transport):
     def abort(self, code: int) -> None:
         """End the process."""
         os._exit(code)
+
+
+def bytes_of(rows: np.ndarray) -> memoryview:
+    """Return the bytes of an array, of a contiguous one without a copy."""
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
 
 
 def divided(nodes: Sequence[int], count: int) -> list[list[int]]:

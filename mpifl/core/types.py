@@ -50,7 +50,8 @@ class CohortReads(Mapping[int, Reads]):
     @property
     def first(self) -> list[int]:
         """The first client of each of the distinct reads."""
-        return [int(k) for k in self.clients[np.unique(self.which, return_index=True)[1]]]
+        new = np.flatnonzero(np.diff(np.maximum.accumulate(self.which), prepend=-1))
+        return [int(k) for k in self.clients[new]]
 
     @cached_property
     def _numbers(self) -> dict[int, int]:

@@ -6,17 +6,19 @@ mixing moves them. `GatheredReports` is what rank 0 makes of all reports of a st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, overload
 
 import numpy as np
 
+from mpifl.comm.transport import bytes_of
 from mpifl.core.errors import MethodError
 from mpifl.core.types import Notes, Reads
 from mpifl.traffic.ledger import count_numbers
 
+SHARED_READS = 16  # reads that differ, up to which every rank is sent all of them
 Exchanges = Mapping[tuple[str, str, int], tuple[int, int]]
 
 
@@ -50,26 +52,22 @@ class TaskTable(Sequence[ClientTask]):
     """Tasks column by column.
 
     Attributes:
-        number: of each report in the step, int64 [n].
-        client: who, int64 [n].
-        visit: number of visits that each client made before, int64 [n].
+        columns: int64 [n, 4]: number of the report in the step; client; number of visits that it made before;
+            number of its reads, -1 where a remembered upload is brought back.
         reads: what clients download; those that differ.
-        which: number of each client's reads among them, int64 [n]; -1 where a remembered upload is brought
-            back.
         looks_at: see `ClientTask`, bool [n, m]; None for all.
         clip: see `ClientTask`.
+        work: client -> share of its mini-batches; of those that do not do all.
     """
 
-    number: np.ndarray
-    client: np.ndarray
-    visit: np.ndarray
+    columns: np.ndarray
     reads: Sequence[Reads]
-    which: np.ndarray
     looks_at: np.ndarray | None = None
     clip: float | None = None
+    work: Mapping[int, Fraction] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.number)
+        return len(self.columns)
 
     @overload
     def __getitem__(self, i: int) -> ClientTask: ...
@@ -79,34 +77,45 @@ class TaskTable(Sequence[ClientTask]):
         return tuple(self)[i]
 
     def __iter__(self) -> Iterator[ClientTask]:
-        columns = (c.tolist() for c in (self.number, self.client, self.visit, self.which))
-        for i, (number, client, visit, which) in enumerate(zip(*columns, strict=True)):
+        for i, (number, client, visit, which) in enumerate(self.columns.tolist()):
             reads, looks_at = self.reads[which] if which >= 0 else {}, self.looks_at
-            looks_at = None if looks_at is None else looks_at[i]
-            yield ClientTask(number, client, visit, reads, which >= 0, looks_at, self.clip)
+            looks_at, work = None if looks_at is None else looks_at[i], self.work.get(client)
+            yield ClientTask(number, client, visit, reads, which >= 0, looks_at, self.clip, work)
 
-    def dealt(self, owners: np.ndarray, num_ranks: int) -> list[TaskTable]:
-        """Return the tasks of each rank, in this order.
+    def dealt(self, owners: np.ndarray, num_ranks: int) -> tuple[list[TaskTable], np.ndarray, list[int]]:
+        """Return the tasks of each rank, in this order: what they have beside their columns, and these.
+
+        Where that is little, it is one object for all ranks.
 
         Args:
             owners: rank of each task [n].
             num_ranks: P.
+
+        Returns:
+            Tables without columns, one for each rank; the columns of all, by rank; the tasks of each rank.
         """
         order = np.argsort(owners, kind="stable")
-        out = []
-        for chosen in np.split(order, np.searchsorted(owners[order], np.arange(1, num_ranks))):
-            used, which = np.unique(self.which[chosen], return_inverse=True)
+        counts = np.bincount(owners, minlength=num_ranks)
+        columns, nothing = self.columns[order], self.columns[:0]
+        if len(self.reads) <= SHARED_READS and self.looks_at is None and not self.work:
+            return [replace(self, columns=nothing)] * num_ranks, columns, counts.tolist()
+        out, start = [], 0
+        for count in counts.tolist():
+            mine = columns[start : start + count]  # a view: reads are numbered anew
+            used, which = np.unique(mine[:, 3], return_inverse=True)
             skipped = int(len(used) > 0 and used[0] < 0)
+            mine[:, 3] = which - skipped
             reads = [self.reads[i] for i in used[skipped:].tolist()]
-            columns = (self.number[chosen], self.client[chosen], self.visit[chosen])
-            looks_at = None if self.looks_at is None else self.looks_at[chosen]
-            out.append(TaskTable(*columns, reads, which - skipped, looks_at, self.clip))
-        return out
+            looks_at = None if self.looks_at is None else self.looks_at[order[start : start + count]]
+            work = {k: self.work[k] for k in mine[:, 1].tolist() if k in self.work}
+            out.append(TaskTable(nothing, reads, looks_at, self.clip, work))
+            start += count
+        return out, columns, counts.tolist()
 
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """What one worker does in one step.
+    """What one worker does in one step. On the way, the columns of its tasks are not among `visits`.
 
     Attributes:
         step: number of the server step, from 1; 0 before training.
@@ -124,10 +133,26 @@ class TaskBatch:
     peers: tuple[tuple[int, int], ...] = ()
     compared: tuple[str, int] | None = None
 
-    def shortened(self, work: Mapping[int, Fraction]) -> TaskBatch:
-        """Return the same tasks; those of the clients in `work` end after a share of their mini-batches."""
-        visits = tuple(replace(t, work=work[t.client]) if t.client in work else t for t in self.visits)
-        return replace(self, visits=visits)
+    def having(self, rows: memoryview) -> TaskBatch:
+        """Return a batch that came without columns with these, one task after the other."""
+        assert isinstance(self.visits, TaskTable)
+        columns = np.frombuffer(rows, np.int64).reshape(-1, self.visits.columns.shape[1])
+        return replace(self, visits=tuple(replace(self.visits, columns=columns)))
+
+
+@dataclass(frozen=True)
+class DealtTasks:
+    """The tasks of all ranks, as they are sent.
+
+    Attributes:
+        batches: of each rank, without the columns of its tasks.
+        columns: of all tasks, by rank, int64 [n, 4].
+        counts: tasks of each rank.
+    """
+
+    batches: Sequence[TaskBatch]
+    columns: np.ndarray
+    counts: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -216,6 +241,81 @@ class ReportTable:
     def __len__(self) -> int:
         return len(self.number)
 
+    def _columns(self) -> list[np.ndarray]:
+        groups = (self.notes, self.findings, self.metrics, self.max_abs, self.note_sizes)
+        return [self.number, self.client, self.num_samples, *(c for g in groups for c in g.values())]
+
+    def _with(self, columns: Iterable[np.ndarray]) -> ReportTable:
+        """Return the same table with other columns, in the order of `_columns`."""
+        left = iter(columns)
+        number, client, num_samples = next(left), next(left), next(left)
+        groups = (self.notes, self.findings, self.metrics, self.max_abs, self.note_sizes)
+        notes, findings, metrics, max_abs, note_sizes = ({name: next(left) for name in g} for g in groups)
+        return replace(
+            self,
+            number=number,
+            client=client,
+            num_samples=num_samples,
+            notes=notes,
+            findings=findings,
+            metrics=metrics,
+            max_abs=max_abs,
+            note_sizes=note_sizes,
+        )
+
+    def _row_type(self) -> np.dtype[Any]:
+        return np.dtype([(str(i), c.dtype, c.shape[1:]) for i, c in enumerate(self._columns())])
+
+    def packed(self) -> tuple[ReportTable, memoryview]:
+        """Return the table without its reports, the same on all ranks, and the bytes of these.
+
+        A table whose columns hold objects stays whole.
+        """
+        kind = self._row_type()
+        if kind.hasobject:
+            return self, memoryview(b"")
+        rows = np.empty(len(self), kind)
+        for name, column in zip(kind.names or (), self._columns(), strict=True):
+            rows[name] = column
+        return self._with(c[:0] for c in self._columns()), bytes_of(rows)
+
+    def unpacked(self, rows: Sequence[memoryview]) -> tuple[ReportTable, np.ndarray]:
+        """Return this table with the reports of several ranks, and the number in `rows` of each's rank [m].
+
+        Args:
+            rows: of each rank, as `packed` returned them.
+        """
+        if len(self):
+            return self, np.zeros(len(self), np.int64)
+        kind = self._row_type()
+        found = np.frombuffer(b"".join(rows), kind)
+        owners = np.repeat(np.arange(len(rows)), [len(part) // kind.itemsize for part in rows])
+        order = np.argsort(found["0"])
+        return self._with(found[name][order] for name in kind.names or ()), owners[order]
+
+
+def joined_tables(
+    heads: Sequence[Sequence[ReportTable]], rows: Sequence[Sequence[memoryview]]
+) -> tuple[list[ReportTable], list[np.ndarray]]:
+    """Return the tables of all ranks, those of one form as one, and the rank of each of their reports.
+
+    Args:
+        heads: tables without reports, of each rank; where ranks have the same list, they are of one form.
+        rows: bytes of their reports, of each rank.
+    """
+    forms: dict[tuple[int, int], tuple[ReportTable, list[int], list[memoryview]]] = {}
+    for rank, (some, parts) in enumerate(zip(heads, rows, strict=True)):
+        for place, (head, part) in enumerate(zip(some, parts, strict=True)):
+            _, ranks, found = forms.setdefault((id(some), place), (head, [], []))
+            ranks.append(rank)
+            found.append(part)
+    tables, owners = [], []
+    for head, ranks, found in forms.values():
+        table, numbers = head.unpacked(found)
+        tables.append(table)
+        owners.append(np.array(ranks)[numbers])
+    return tables, owners
+
 
 def report_tables(headers: Sequence[ReportHeader]) -> list[ReportTable]:
     """Return reports as tables, one for each form; `headers` in the order of their numbers."""
@@ -282,20 +382,20 @@ class GatheredReports:
 
 
 def gathered_reports(
-    tables: Sequence[ReportTable], ranks: Sequence[int], staleness: np.ndarray, hook: str
+    tables: Sequence[ReportTable], owners: Sequence[np.ndarray], staleness: np.ndarray, hook: str
 ) -> GatheredReports:
     """Return all reports of a step as one value.
 
     Args:
         tables: of the m reports.
-        ranks: rank that holds the uploads of each table.
+        owners: rank that holds the uploads of each report, of each table.
         staleness: server steps since each read the server [m], in the order of their numbers.
         hook: class and hook that made the reports, for the errors.
 
     Raises:
         MethodError: clients upload or note other names or shapes.
     """
-    pairs = sorted(zip(tables, ranks, strict=True), key=lambda pair: int(pair[0].number[0]))
+    pairs = sorted(zip(tables, owners, strict=True), key=lambda pair: int(pair[0].number[0]))
     tables, sizes = [table for table, _ in pairs], [len(table) for table, _ in pairs]
     first, order = tables[0], _order(tables)
     for table in tables:
@@ -311,7 +411,7 @@ def gathered_reports(
         columns={name: _joined(parts, order) for name, parts in _note_columns(tables, hook).items()},
     )
     max_abs = {name: _joined([t.max_abs[name] for t in tables], order) for name in first.max_abs}
-    return GatheredReports(tables, np.repeat([rank for _, rank in pairs], sizes)[order], notes, max_abs)
+    return GatheredReports(tables, _joined([ranks for _, ranks in pairs], order), notes, max_abs)
 
 
 def _order(tables: Sequence[ReportTable]) -> np.ndarray:

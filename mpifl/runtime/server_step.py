@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from itertools import filterfalse
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,24 +38,26 @@ from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import CohortReads, Notes, Reads, Server
 from mpifl.simulation.round_rules import RoundPlan
-from mpifl.traffic.ledger import TIME_STAMP, Ledger
+from mpifl.traffic.ledger import TIME_STAMP, Ledger, is_among
 
 from .aggregators import Aggregator, MpiAggregator, Uploads
 from .hook_errors import ClientError, Dropped, hook_name
 from .hooks import ServerHooks
 from .protocol import (
+    DealtTasks,
     GatheredReports,
     ReportHeader,
     ReportTable,
     TaskBatch,
     TaskTable,
     gathered_reports,
+    joined_tables,
     mean_metrics,
     report_tables,
 )
 from .scheduler import Scheduler
 from .step_config import StepConfig
-from .worker import VisitResults, Worker
+from .worker import VisitResults, Worker, rows_and_seconds
 
 MODEL_BLOCK = 1 << 26  # numbers of client models that are gathered at a time
 
@@ -513,13 +517,11 @@ class ServerStep:
 
     # -- tasks and reports -----------------------------------------------------------------------------------
 
-    def _train_batches(
-        self, server: Server, cohort: np.ndarray, plan: RoundPlan | None = None
-    ) -> list[TaskBatch]:
+    def _train_batches(self, server: Server, cohort: np.ndarray, plan: RoundPlan | None = None) -> DealtTasks:
         step, clients = server.version + 1, cohort
         if uses(self.algorithm, RememberedUploads):
             clients = np.union1d(cohort, np.flatnonzero(self.visits))
-        fresh = np.isin(clients, cohort)
+        fresh = is_among(clients, cohort)
         reads = self.hooks.reads("reads", server, clients[fresh])
         widths = {name: self.tables.width(name) for name in server.tables}
         late = {} if plan is None else self.hooks.reads("reads", server, plan.late)
@@ -529,8 +531,11 @@ class ServerStep:
         peers = tuple((int(k), int(self.visits[k])) for k in clients) if probes else ()
         pairs = self.hooks.pairs(server, clients, fresh) if probes else None
         compared = self.hooks.measured_table(server)
-        batches = self._batches(step, clients, reads, costs, server.version, fresh, peers, compared, pairs)
-        return batches if plan is None or not plan.work else [b.shortened(plan.work) for b in batches]
+        work = {} if plan is None else plan.work
+        batches = self._batches(
+            step, clients, reads, costs, server.version, fresh, peers, compared, pairs, work
+        )
+        return batches
 
     def _batches(
         self,
@@ -543,7 +548,8 @@ class ServerStep:
         peers: tuple[tuple[int, int], ...] = (),
         compared: tuple[str, int] | None = None,
         pairs: np.ndarray | None = None,
-    ) -> list[TaskBatch]:
+        work: Mapping[int, Fraction] = MappingProxyType({}),
+    ) -> DealtTasks:
         """Return the tasks of each rank; report numbers follow the order of `clients`.
 
         `reads` are those of the clients that are `fresh`, in the same order.
@@ -556,13 +562,17 @@ class ServerStep:
         which = np.full(len(clients), -1)
         which[slice(None) if fresh is None else fresh] = reads.which
         clip = None if self.config.protection is None else self.config.protection.clip
-        numbers, visits = np.arange(len(clients)), self.visits[clients]
-        tasks = TaskTable(numbers, clients, visits, reads.distinct, which, pairs, clip)
-        dealt = tasks.dealt(self.scheduler.assign(clients, costs), self.transport.size)
-        return [TaskBatch(step, version, mine, missing, peers, compared) for mine in dealt]
+        columns = np.stack((np.arange(len(clients)), clients, self.visits[clients], which), axis=1)
+        tasks = TaskTable(columns, reads.distinct, pairs, clip, {**work})
+        dealt, columns, counts = tasks.dealt(self.scheduler.assign(clients, costs), self.transport.size)
+        batches: dict[int, TaskBatch] = {}  # where ranks have one table, they have one batch
+        for mine in dealt:
+            if id(mine) not in batches:
+                batches[id(mine)] = TaskBatch(step, version, mine, missing, peers, compared)
+        return DealtTasks([batches[id(mine)] for mine in dealt], columns, counts)
 
     def _counted(
-        self, what: str, batches: Sequence[TaskBatch] | None, unit: str = "visits", main: bool = False
+        self, what: str, batches: DealtTasks | None, unit: str = "visits", main: bool = False
     ) -> AbstractContextManager[Any]:
         """Return a stage that counts what the ranks do with their tasks, on rank 0; nobody looks elsewhere.
 
@@ -571,20 +581,22 @@ class ServerStep:
         if batches is None:
             return nullcontext()
         here, counter = self.transport.nodes[self.transport.rank], self.config.counter
-        tasks = [len(batch.visits) for batch in batches]
-        near = sum(n for n, node in zip(tasks, self.transport.nodes, strict=True) if node == here)
-        before, total = counter.total(), sum(tasks)
+        near = sum(n for n, node in zip(batches.counts, self.transport.nodes, strict=True) if node == here)
+        before, total = counter.total(), sum(batches.counts)
 
         def count() -> int:
             return (counter.total() - before) * total // near if near else 0
 
         return doing(what, total, unit, count, main=main)
 
-    def _scatter(self, batches: Sequence[TaskBatch] | None) -> TaskBatch:
+    def _scatter(self, tasks: DealtTasks | None) -> TaskBatch:
         """Return this rank's tasks, after the rows they read were broadcast."""
         with self.watch("wait"):
-            batch: TaskBatch = self.transport.scatter(batches, "orders")
-            batch = replace(batch, visits=tuple(batch.visits))
+            if tasks is None:
+                told, rows = self.transport.scatterv(None, None, (), "orders")
+            else:
+                told, rows = self.transport.scatterv(tasks.batches, tasks.columns, tasks.counts, "orders")
+            batch: TaskBatch = told.having(rows)
         with self.watch("broadcast"):
             self.tables.share(batch.missing)
         return batch
@@ -592,27 +604,27 @@ class ServerStep:
     def _gather(self, batch: TaskBatch, results: VisitResults, hook: str) -> GatheredReports | None:
         """Return all reports of a step on rank 0, booked in the ledger; None elsewhere, or if none came."""
         with self.watch("wait"):
-            tables = results.tables
-            parts = self.transport.gather((tables, results.seconds, results.dropped), "notes")
+            parts = self.transport.gatherv(*results.packed(), "notes")
         if parts is None:
             return None
+        heads, dropped = [head for head, _ in parts[0]], [d for _, some in parts[0] for d in some]
+        seconds, rows = zip(*(rows_and_seconds(data) for data in parts[1]), strict=True)
+        tables, owners = joined_tables(heads, rows)
         weighs = self.config.effort is not None and hook == "local_update"
-        work = [
-            float(sum((self.costs[t.client] if weighs else t.num_samples).sum() for t in part if t.fresh))
-            for part, _, _ in parts
-        ]
-        self.scheduler.record_speeds(work, [seconds for _, seconds, _ in parts])
-        tables = [table for part, _, _ in parts for table in part]
-        dropped = sorted((d for *_, some in parts for d in some), key=lambda d: d.client)
+        work = np.zeros(self.transport.size)
+        for t, ranks in zip(tables, owners, strict=True):
+            if t.fresh:
+                work += np.bincount(ranks, self.costs[t.client] if weighs else t.num_samples, len(work))
+        self.scheduler.record_speeds(work.tolist(), seconds)
+        dropped.sort(key=lambda d: d.client)
         self.drop(dropped, nobody=not any(table.fresh for table in tables))
         for table in tables:
             self.book(batch.step, table)
         self.train_metrics = mean_metrics(tables)
         if not tables:  # nobody was drawn, by Poisson sampling
             return None
-        ranks = [rank for rank, (part, _, _) in enumerate(parts) for _ in part]
         none = np.zeros(sum(map(len, tables)), np.int64)
-        return gathered_reports(tables, ranks, none, hook_name(self.algorithm, hook))
+        return gathered_reports(tables, owners, none, hook_name(self.algorithm, hook))
 
     def reports_of(self, headers: Sequence[ReportHeader], staleness: np.ndarray) -> GatheredReports:
         """Return the reports of a step as one value, where all uploads are on rank 0.
@@ -623,7 +635,8 @@ class ServerStep:
         """
         tables = report_tables(headers)
         hook = hook_name(self.algorithm, "local_update")
-        return gathered_reports(tables, [0] * len(tables), staleness, hook)
+        owners = [np.zeros(len(table), np.int64) for table in tables]
+        return gathered_reports(tables, owners, staleness, hook)
 
     def drop(self, dropped: Sequence[Dropped], nobody: bool) -> None:
         """Remember visits that are left out; on rank 0.

@@ -15,6 +15,7 @@ from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.round_rules import RoundPlan, RoundRule, RoundStart
 from mpifl.simulation.sampling import Sampler
 from mpifl.traffic.encoding import download_bytes, time_stamp_bytes
+from mpifl.traffic.ledger import is_among
 
 from .engine import Engine, EvaluationSchedule, Record
 from .recovery import END, run_command, serve_commands
@@ -180,7 +181,7 @@ class SynchronousEngine(Engine):
 
         def visits(clients: np.ndarray) -> np.ndarray:
             """Return how many visits clients had begun before the step."""
-            before: np.ndarray = counted[clients] - np.isin(clients, trained) + self.left_out[clients]
+            before: np.ndarray = counted[clients] - is_among(clients, trained) + self.left_out[clients]
             return before
 
         moved = ledger.close(step, cohort, visits)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any
 
@@ -63,15 +65,29 @@ class VisitResults:
     seconds: float
     table: ReportTable | None = None
 
-    @property
-    def tables(self) -> list[ReportTable]:
-        """The reports as tables, for rank 0."""
-        return report_tables(self.headers) if self.table is None else [self.table]
+    def packed(self) -> tuple[tuple[list[ReportTable], list[Dropped]], bytes]:
+        """Return what travels to rank 0: tables without reports and who is left out; and bytes.
+
+        The former are equal on ranks whose reports have one form; `rows_and_seconds` takes the bytes apart.
+        """
+        tables = report_tables(self.headers) if self.table is None else [self.table]
+        packed = [table.packed() for table in tables]
+        heads, rows = [head for head, _ in packed], [found for _, found in packed]
+        lengths = struct.pack(f"d{1 + len(rows)}q", self.seconds, len(rows), *map(len, rows))
+        return (heads, self.dropped), b"".join((lengths, *rows))
 
     @property
     def numbers(self) -> list[int]:
         """The numbers of the reports, in the order of the uploads."""
         return [h.number for h in self.headers] if self.table is None else self.table.number.tolist()
+
+
+def rows_and_seconds(data: memoryview) -> tuple[float, list[memoryview]]:
+    """Return the seconds that a rank's visits took, and the rows of each of its tables; see `packed`."""
+    seconds, count = struct.unpack_from("dq", data)
+    lengths = struct.unpack_from(f"{count}q", data, 16)
+    ends = [*accumulate(lengths, initial=16 + 8 * count)]
+    return seconds, [data[lo:hi] for lo, hi in pairwise(ends)]
 
 
 class Worker:

@@ -152,7 +152,22 @@ class Moves(Sequence[Moved]):
     def sizes(self) -> Moves:
         """Return one of each kind: of clients that train or do not, and moved as many bytes."""
         kinds = self.table[:, MOVED.index("trains") :]
+        if (kinds == kinds[:1]).all():  # faster
+            return Moves(self.table[:1])
         return Moves(self.table[np.unique(kinds, axis=0, return_index=True)[1]])
+
+
+def is_among(clients: np.ndarray, some: np.ndarray) -> np.ndarray:
+    """Return which of some clients are among others, bool [c].
+
+    Args:
+        clients: [c].
+        some: the others; ascending.
+    """
+    if clients is some or not len(some):
+        return np.full(len(clients), clients is some)
+    found: np.ndarray = some[np.minimum(np.searchsorted(some, clients), len(some) - 1)] == clients
+    return found
 
 
 def count_numbers(value: Any) -> int:
@@ -237,13 +252,19 @@ class Ledger:
 
     def _moved_so_far(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return who moved something in the step under way [c], ascending, and its bytes down and up [c]."""
-        single = np.array([[k, *sizes] for k, sizes in self._open.items()], np.int64).reshape(-1, 3)
-        who, down, up = single.T
-        parts = [(who, "down", down), (who, "up", up), *self._open_columns]
-        who, at = np.unique(np.concatenate([client for client, _, _ in parts]), return_inverse=True)
+        parts = self._open_columns
+        if self._open or not parts:
+            single = np.array([[k, *sizes] for k, sizes in self._open.items()], np.int64).reshape(-1, 3)
+            who, down, up = single.T
+            parts = [(who, "down", down), (who, "up", up), *parts]
+        who = parts[0][0]
+        if (who[:-1] < who[1:]).all() and all(np.array_equal(client, who) for client, _, _ in parts):
+            everywhere: list[Any] = [slice(None)] * len(parts)  # all of them move the same clients
+        else:
+            who, at = np.unique(np.concatenate([client for client, _, _ in parts]), return_inverse=True)
+            everywhere = np.split(at, np.cumsum([len(client) for client, _, _ in parts])[:-1])
         sums = {way: np.zeros(len(who), np.int64) for way in ("down", "up")}
-        ends = np.cumsum([len(client) for client, _, _ in parts])
-        for (_, way, size), places in zip(parts, np.split(at, ends[:-1]), strict=True):
+        for (_, way, size), places in zip(parts, everywhere, strict=True):
             sums[way][places] += size  # each client once
         return who, sums["down"], sums["up"]
 
@@ -381,7 +402,7 @@ class Ledger:
         """
         self._open_columns.append((cohort, "down", 0))  # also who moved nothing
         who, down, up = self._moved_so_far()
-        done = np.stack([np.full(len(who), step), who, visits(who), np.isin(who, cohort), down, up], axis=1)
+        done = np.stack([np.full(len(who), step), who, visits(who), is_among(who, cohort), down, up], axis=1)
         self._open, self._open_columns = {}, []
         self._moved.append(done if self._kept is None else done[self._kept[who]])
         return Moves(done)

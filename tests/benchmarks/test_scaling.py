@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mpifl.benchmarks.scaling import RANK_BYTES, VISIT_BYTES, Model, fit, lines
+from mpifl.benchmarks.scaling import Model, fit, lines
 from mpifl.benchmarks.server import figures
 from mpifl.benchmarks.server import lines as server_lines
-from mpifl.runtime.protocol import ReportHeader, TaskBatch, TaskTable, report_tables
+from mpifl.experiment.time_forecast import RANK_BYTES, RANK_S, VISIT_BYTES
+from mpifl.runtime.protocol import ReportHeader, TaskBatch, TaskTable
+from mpifl.runtime.worker import VisitResults
+
+TINY = str(Path(__file__).parents[1] / "configs" / "tiny.yaml")
 
 
 def test_the_terms_are_found_again():
@@ -20,7 +26,7 @@ def test_the_terms_are_found_again():
     }
     model = fit(measured, m=100, d=1000)
     found = [model.visit_s, model.once_s, model.rank_s]
-    assert found == pytest.approx([0.01, 0.004, 0.001])
+    assert found == pytest.approx([0.01, 0.004, 0.001 - RANK_S]), "messages are a term of their own"
 
 
 def test_visits_are_whole_and_the_server_binds_in_the_end():
@@ -54,19 +60,23 @@ def test_the_notes_of_a_round_are_as_large_as_the_model_says():
     one = {"max_abs": {"model": [1.0]}, "sizes": {"model": 9}, "widths": {"model": 9}, "bytes": {"model": 36}}
     headers = [ReportHeader(number=i, client=i, **report, **one) for i in range(1000)]
     numbers = np.arange(1000)
-    tasks = TaskTable(numbers, numbers, numbers, [{"model": (0,)}], np.zeros(1000, np.int64))
-    for workers in (1, 2):
-        parts = [report_tables(headers[w::workers]) for w in range(workers)]
-        batches = [TaskBatch(1, 0, t, {}) for t in tasks.dealt(numbers % workers, workers)]
-        size = sum(len(pickle.dumps(part, protocol=5)) for part in (*parts, *batches))
+    columns = np.stack((numbers, numbers, numbers, np.zeros(1000, np.int64)), axis=1)
+    tasks = TaskTable(columns, [{"model": (0,)}])
+    for workers in (1, 2, 1000):
+        size = 0
+        for w in range(workers):
+            value, rows = VisitResults(headers[w::workers], {}, [], 0.0).packed()
+            size += len(pickle.dumps(value, protocol=5)) + len(rows)
+        tables, sent, _ = tasks.dealt(numbers % workers, workers)
+        size += sent.nbytes + sum(len(pickle.dumps(TaskBatch(1, 0, t, {}), protocol=5)) for t in tables)
         assert size <= VISIT_BYTES * 1000 + RANK_BYTES * workers
-        assert size >= 0.5 * VISIT_BYTES * 1000
+        assert size >= 0.5 * (VISIT_BYTES * 1000 + RANK_BYTES * workers)
 
 
 def test_memory_grows_with_registered_clients():
-    """Ten million: 280 MB and 500 MB, and three rows of a million numbers."""
+    """Ten million: 280 MB and 560 MB, and three rows of a million numbers."""
     model = Model(visit_s=1.0, once_s=0.0, rank_s=0.0, m=1, d=10**6)
-    assert model.server_bytes(10**7) == pytest.approx(280e6 + 500e6 + 12e6)
+    assert model.server_bytes(10**7) == pytest.approx(280e6 + 560e6 + 12e6)
 
 
 def test_what_rank_0_computes_is_divided_into_rounds_and_clients():
@@ -74,5 +84,19 @@ def test_what_rank_0_computes_is_divided_into_rounds_and_clients():
     found = figures({2: [0.002, 0.009, 0.001], 1002: [0.005]})
     assert found["round_s"] == 0.002
     assert found["client_s"]["1002"] == pytest.approx(3e-6)
-    page = server_lines({"ranks": 3, "sizes": [1002], "methods": {"fedavg": found}})
-    assert page[-1].split() == ["fedavg", "2.00", "3.0"]
+    by_ranks = {2: 0.004, 102: 0.006}
+    page = server_lines({"ranks": 3, "sizes": [1002], "methods": {"fedavg": found}, "by_ranks": by_ranks})
+    assert page[-2].split() == ["fedavg", "2.00", "3.0"]
+    assert page[-1].endswith("102: 20")
+
+
+def test_rank_0_of_many_takes_the_steps_of_a_run(mpirun):
+    """More ranks than clients: some workers report nothing."""
+    options = ["--algorithm.name", "fedavg", "--cohort_size", "2"]
+    work = "import sys, mpifl.benchmarks.many_ranks as many; "
+    work += "print(many.seconds_of_rank_0(sys.argv[1], sys.argv[2:], (2, 9), 2))"
+    done = mpirun(1, "-c", work, TINY, *options)
+    assert done.returncode == 0, done.stderr
+    found = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert [*found] == [2, 9]
+    assert min(found.values()) > 0

@@ -391,6 +391,25 @@ def products_come_in_the_order_of_the_reports(t: Mpi, folder: Path) -> None:
 
 
 @body
+def rows_come_with_values(t: Mpi, folder: Path) -> None:
+    """Rank r has r rows [r, 2]; rank 1 alone is told something else."""
+    rows = np.array([[float(r), i] for r in range(t.size) for i in range(r)]).reshape(-1, 2)
+    told = [{"all": r == 1} for r in range(t.size)]
+    given = (told, rows, [*range(t.size)]) if t.is_server else (None, None, ())
+    value, mine = t.scatterv(*given, "test")
+    assert value == told[t.rank]
+    mine = np.frombuffer(mine, float).reshape(-1, 2)
+    assert mine.tolist() == [[t.rank, i] for i in range(t.rank)]
+    answer = t.gatherv(value, bytes(mine), "test")
+    assert (answer is None) == (not t.is_server)
+    if answer is not None:
+        values, found = answer
+        assert values == told
+        assert b"".join(found) == rows.tobytes()
+        assert t.size < 4 or values[2] is values[3], "equal values are unpickled once"
+
+
+@body
 def verbs_do_what_they_say(t: Mpi, folder: Path) -> None:
     task_batches = [{"for": r, "all": list(range(r))} for r in range(t.size)]
     assert t.scatter(task_batches if t.is_server else None, "test") == task_batches[t.rank]

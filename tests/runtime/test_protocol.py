@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 from numpy.testing import assert_array_equal
 
@@ -12,9 +16,11 @@ from mpifl.runtime.protocol import (
     ReportHeader,
     TaskTable,
     gathered_reports,
+    joined_tables,
     mean_metrics,
     report_tables,
 )
+from mpifl.runtime.worker import VisitResults, rows_and_seconds
 
 
 def test_largest_values_and_ranks_of_components_go_together():
@@ -37,7 +43,8 @@ def test_reports_of_several_forms_and_ranks_stand_in_the_order_of_their_numbers(
     noted = {"notes": {"tau": 1}, "metrics": {"loss": 1.0}}
     first = report_tables([header(0, 2, metrics={"loss": 4.0}), header(2, 4, **noted)])
     second = report_tables([header(1, 3, fresh=False)])
-    reports = gathered_reports([*second, *first], [2, 1, 1], np.zeros(3, np.int64), "M.local_update")
+    owners = [np.array([rank]) for rank in (2, 1, 1)]
+    reports = gathered_reports([*second, *first], owners, np.zeros(3, np.int64), "M.local_update")
     assert_array_equal(reports.notes.client, [2, 3, 4])
     assert_array_equal(reports.notes.fresh, [True, False, True])
     assert_array_equal(reports.notes["tau"], [np.nan, np.nan, 1])
@@ -53,11 +60,97 @@ def test_what_probes_exchanged_is_added_over_the_reports_of_a_table():
 
 def test_tasks_of_each_rank_hold_the_reads_that_it_needs():
     """Client 5, on rank 2, brings back a remembered upload; nobody is on rank 0."""
-    number, client = np.arange(4), np.array([3, 4, 5, 6])
+    client = np.array([3, 4, 5, 6])
+    columns = np.stack((np.arange(4), client, client + 10, np.array([1, 0, -1, 1])), axis=1)
     reads = [{"model": (0,)}, {"model": (1,)}]
-    tasks = TaskTable(number, client, client + 10, reads, np.array([1, 0, -1, 1]))
-    nobody, one, two = tasks.dealt(np.array([1, 2, 2, 1]), 3)
-    assert len(nobody) == 0
-    assert [*one] == [ClientTask(0, 3, 13, reads[1]), ClientTask(3, 6, 16, reads[1])]
-    assert one.reads == [reads[1]]
-    assert [*two] == [ClientTask(1, 4, 14, reads[0]), ClientTask(2, 5, 15, {}, fresh=False)]
+    works = {6: Fraction(1, 2)}
+    looks = np.eye(4, dtype=bool)
+    for work, looks_at in (({}, None), (works, None), ({}, looks), (works, looks)):
+        tasks = TaskTable(columns, reads, looks_at, None, work)
+        nobody, one, two = parted(tasks, np.array([1, 2, 2, 1]), 3)
+        assert len(nobody) == 0
+        found = [replace(task, looks_at=None) for task in (*one, *two)]
+        half = work.get(6)
+        assert found == [
+            ClientTask(0, 3, 13, reads[1]),
+            ClientTask(3, 6, 16, reads[1], work=half),
+            ClientTask(1, 4, 14, reads[0]),
+            ClientTask(2, 5, 15, {}, fresh=False),
+        ]
+        if looks_at is not None:
+            assert_array_equal([task.looks_at for task in (*one, *two)], looks[[0, 3, 1, 2]])
+
+
+def test_many_reads_go_only_to_the_ranks_whose_clients_have_them():
+    columns = np.stack([np.arange(40)] * 4, axis=1)
+    reads = [{"model": (i,)} for i in range(40)]
+    one, two = parted(TaskTable(columns, reads), np.arange(40) % 2, 2)
+    assert [len(one.reads), len(two.reads)] == [20, 20]
+    assert [task.reads for task in two] == reads[1::2]
+
+
+def parted(tasks: TaskTable, owners: np.ndarray, num_ranks: int) -> list[TaskTable]:
+    """Return the tasks of each rank as they arrive there."""
+    tables, columns, counts = tasks.dealt(owners, num_ranks)
+    own = np.split(columns, np.cumsum(counts)[:-1])
+    return [replace(table, columns=mine) for table, mine in zip(tables, own, strict=True)]
+
+
+def test_reports_of_all_ranks_become_one_table_for_each_form_in_the_order_of_their_numbers():
+    """Rank 1 has reports 0 and 3, rank 3 has 1, and 2 of another form; rank 2 has none."""
+
+    sent = {"max_abs": {"model": [1.0]}, "sizes": {"model": 2}}
+
+    def noted(number: int) -> ReportHeader:
+        notes = {"tau": number, "w": np.array([number, 1.5], np.float32)}
+        return header(number, 10 + number, notes=notes, metrics={"loss": number / 3}, **sent)
+
+    ranks = [[], [noted(0), noted(3)], [], [noted(1), header(2, 12, notes={"why": 7}, **sent)]]
+    packed = [VisitResults(headers, {}, [], 0.5).packed() for headers in ranks]
+    heads = [value[0] for value, _ in packed]
+    heads[2] = heads[0]  # equal, so that they arrive as one object
+    seconds, rows = zip(*(rows_and_seconds(memoryview(data)) for _, data in packed), strict=True)
+    assert seconds == (0.5,) * 4
+    tables, owners = joined_tables(heads, rows)
+    assert sorted(table.number.tolist() for table in tables) == [[0, 3], [1], [2]]
+    reports = gathered_reports(tables, owners, np.zeros(4, np.int64), "M.local_update")
+    assert_array_equal(reports.notes.client, [10, 11, 12, 13])
+    assert_array_equal(reports.owners, [1, 3, 3, 1])
+    assert_array_equal(reports.notes["tau"], [0, 1, np.nan, 3])
+
+
+def test_ranks_with_reports_of_one_form_share_a_table():
+    ranks = [[], [header(1, 11), header(2, 12)], [header(0, 10), header(3, 13)]]
+    packed = [VisitResults(headers, {}, [], 0.5).packed() for headers in ranks]
+    assert pickle.dumps(packed[1][0]) == pickle.dumps(packed[2][0])
+    heads = [packed[0][0][0], packed[1][0][0], packed[1][0][0]]
+    rows = [rows_and_seconds(memoryview(data))[1] for _, data in packed]
+    (table,), (owners,) = joined_tables(heads, rows)
+    assert_array_equal(table.client, [10, 11, 12, 13])
+    assert_array_equal(owners, [2, 1, 1, 2])
+
+
+def test_a_table_comes_back_as_it_was():
+    notes = {"tau": 3, "w": np.array([1.0, np.nan], np.float32)}
+    fields = {"metrics": {"loss": 1 / 3}, "max_abs": {"model": [1.0, 2.0]}, "sizes": {"model": 2}}
+    (table,) = report_tables([header(i, 7 - i, notes=notes, findings={"f": i}, **fields) for i in range(3)])
+    head, rows = table.packed()
+    assert len(head) == 0
+    found, owners = pickle.loads(pickle.dumps(head)).unpacked([rows])
+    assert_array_equal(owners, [0, 0, 0])
+    for name, there in vars(table).items():
+        again = vars(found)[name]
+        if isinstance(there, dict) and there and isinstance(next(iter(there.values())), np.ndarray):
+            assert {n: v.dtype for n, v in there.items()} == {n: v.dtype for n, v in again.items()}
+            for n, values in there.items():
+                assert_array_equal(again[n], values)
+        else:
+            assert_array_equal(again, there)
+
+
+def test_a_column_of_objects_travels_whole():
+    (table,) = report_tables([header(0, 1, findings={"who": {"a": 1}})])
+    head, rows = table.packed()
+    found, owners = head.unpacked([rows])
+    assert found.findings["who"].tolist() == [{"a": 1}]
+    assert_array_equal(owners, [0])

@@ -1,0 +1,181 @@
+"""What rank 0 computes for each rank, where there are more ranks than a machine can hold.
+
+This process is rank 0 of P ranks: it deals tasks, sends them through MPI, receives reports through MPI and
+mixes, by the code of every run. Its messages go to itself (MPI_COMM_SELF); the reports that P - 1 workers
+would send back are made here, and neither they nor their way count. What is left out are the collectives
+(the barrier, the broadcast of rows, the sum): trees of MPI, which cost rank 0 a message or two a level.
+
+Started below mpirun as `python -m mpifl.benchmarks.many_ranks CONFIG [--key.path value ...]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mpifl.aggregation.client_store import ClientStore
+from mpifl.comm import mpi
+from mpifl.comm.mpi import LENGTH, Mpi
+from mpifl.comm.mpi_startup import mpirun
+from mpifl.comm.transport import MpiTraffic, Single
+from mpifl.core.errors import UserError
+from mpifl.core.process import keep_freed
+from mpifl.experiment.build import build, build_engine, build_server_step
+from mpifl.experiment.loader import load
+from mpifl.runtime.protocol import ReportTable, TaskBatch
+from mpifl.runtime.recovery import run_command
+from mpifl.runtime.worker import VisitResults
+
+from .turns import ONE_MACHINE
+
+RANKS = (2, 16, 64, 256, 1024)  # the first for comparison
+ROUNDS = 15
+MPI: Any = vars(mpi)["MPI"]
+OUT, BACK = 1, 2  # tags of messages to the workers, and from them
+
+
+class _Workers:
+    """Stands for the communicator of P ranks at rank 0.
+
+    Attributes:
+        seconds: processor time that does not count.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._comm = MPI.COMM_SELF.Dup()
+        self._told: dict[int, bytes] = {}  # rank -> the last message to it
+        self._pending: int | None = None  # the rank whose report is under way
+        self._sent: tuple[Any, bytes] = None, b""  # the last report
+
+    def Isend(self, buffer: list[Any], dest: int, tag: int) -> Any:
+        """Send a message to a worker, and receive it there."""
+        request = self._comm.Isend(buffer, 0, tag=OUT)
+        begin = time.thread_time()
+        got = bytearray(buffer[1])
+        self._comm.Recv([got, MPI.BYTE], 0, tag=OUT)
+        self._told[dest] = bytes(got)
+        self.seconds += time.thread_time() - begin
+        return request
+
+    def Improbe(self, source: int, tag: int, status: Any) -> Any:
+        """Return the message of a worker, which is sent when it is first asked for."""
+        if self._pending != source:
+            begin = time.thread_time()
+            blob = _report(self._told[source])
+            if self._sent[0] is not None:
+                self._sent[0].Wait()
+            self._pending, self._sent = source, (self._comm.Isend([blob, MPI.BYTE], 0, tag=BACK), blob)
+            self.seconds += time.thread_time() - begin
+        message = self._comm.Improbe(0, BACK, status)
+        if message is not None:
+            self._pending = None
+        return message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+
+def _report(blob: bytes) -> bytes:
+    """Return the message by which a worker answers its tasks: models as they came."""
+    (size,) = LENGTH.unpack_from(blob)
+    rows, told = memoryview(blob)[LENGTH.size :][:size], blob[LENGTH.size + size :]
+    batch: TaskBatch = pickle.loads(told).having(rows)
+    client = np.array([task.client for task in batch.visits], np.int64)
+    m = len(client)
+    table = ReportTable(
+        number=np.array([task.number for task in batch.visits], np.int64),
+        client=client,
+        num_samples=np.full(m, 20),
+        fresh=True,
+        notes={},
+        findings={},
+        metrics={"train_loss": np.full(m, 0.5)},
+        max_abs={"model": np.ones((m, 1))},
+        sizes={"model": WIDTH[0]},
+        widths={"model": WIDTH[0]},
+        bytes={"model": 4 * WIDTH[0]},
+        note_sizes={},
+        exchanges={},
+        unsent=(),
+    )
+    value, data = VisitResults([], {}, [], 1e-3, table if m else None).packed()
+    return b"".join((LENGTH.pack(len(data)), data, pickle.dumps(value, protocol=5)))
+
+
+WIDTH = [0]  # numbers in the model
+
+
+class ManyRanks(Mpi):
+    """Rank 0 of P ranks that are not there.
+
+    Args:
+        size: P.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.workers_there = _Workers()
+        self.comm: Any = self.workers_there
+        self.rank, self.size, self.traffic = 0, size, MpiTraffic()
+        self.nodes, self.names, self.lost = (0,) * size, tuple(map(str, range(size))), []
+        self._sequence, self._waiting_for, self._received, self._empty_polls = 0, (0, size), 0, 0
+
+
+def measure_many_ranks(config: str, options: Sequence[str]) -> dict[int, float]:
+    """Return the processor seconds of rank 0 in a round, by the number of ranks; starts a process for it.
+
+    Args:
+        config: a configuration.
+        options: command-line options, laid over it; also those of FedAvg.
+    """
+    command = [*mpirun(1), "mpifl.benchmarks.many_ranks", config, *options]
+    environment = {**ONE_MACHINE, **os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError("bench", "server", "the job ended: " + " / ".join(done.stderr.splitlines()[-8:]))
+    return {int(size): seconds for size, seconds in json.loads(done.stdout.splitlines()[-1]).items()}
+
+
+def seconds_of_rank_0(name: str, options: list[str], sizes: tuple[int, ...], rounds: int) -> dict[int, float]:
+    """Return the median processor seconds of rank 0 in a round, by the number of ranks.
+
+    Args:
+        name: a configuration of a method whose clients upload one model.
+        options: command-line options, laid over it.
+        sizes: numbers of ranks.
+        rounds: of which the median is taken, after three others.
+    """
+    config = replace(load(name, options), rounds=1 << 40)
+    context = build(config, Single())
+    WIDTH[0] = context.problem.layout.size
+    out = {}
+    for size in sizes:
+        transport = ManyRanks(size)
+        with tempfile.TemporaryDirectory() as place:
+            there = replace(context, transport=transport)
+            step = build_server_step(there, ClientStore("many", place))
+            engine: Any = build_engine(there, step)
+            taken = []
+            run_command(step, "begin", engine.execute)
+            for _ in range(rounds + 3):
+                begin, left_out = time.thread_time(), transport.workers_there.seconds
+                run_command(step, "step", engine.execute)
+                taken.append(time.thread_time() - begin - (transport.workers_there.seconds - left_out))
+        out[size] = statistics.median(taken[3:])
+    return out
+
+
+if __name__ == "__main__":
+    keep_freed()
+    print(json.dumps(seconds_of_rank_0(sys.argv[1], sys.argv[2:], RANKS, ROUNDS)))
