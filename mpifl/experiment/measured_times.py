@@ -50,7 +50,7 @@ from mpifl.runtime.server_step import ServerStep, StepResult
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.policies import Buffer, ClockParts
 from mpifl.simulation.round_rules import RoundPlan
-from mpifl.training.backend import Backend, Request, VisitRequests
+from mpifl.training.backend import Backend, Request, VisitRequests, train_visits
 from mpifl.training.client import public_clients
 from mpifl.training.learner import Learner
 
@@ -196,7 +196,7 @@ class CutBackend(Backend):
         """Train a request, or its first steps."""
         config, n = request.config, len(request.split)
         per_epoch = ceil(n / config.batch_size)
-        steps = config.epochs * per_epoch if config.steps is None else config.steps
+        steps = config.num_steps(n)
         kind = (request.kind, request.loss is None, request.direction is None)
         if kind not in self.step_s:
             few = min(steps, 2)
@@ -216,8 +216,7 @@ class CutBackend(Backend):
         steps = max(map(visits.config.num_steps, visits.sizes.tolist()), default=0)
         if not self.step_s or steps * max(self.step_s.values()) > LONGEST_S:
             return None
-        made = (backend.train_visits(visits) for backend in self.backends)
-        return next((trained for trained in made if trained is not None), None)
+        return train_visits(self.backends, visits)
 
     def _timed(self, request: Request, steps: int, lasting: bool = False) -> tuple[Trained, float]:
         """Train for some steps; unless it is lasting, as if that had not been and taken no time."""
@@ -416,7 +415,7 @@ def _evenly(sizes: np.ndarray, count: int) -> np.ndarray:
     return np.unique(order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)])
 
 
-def _judged(context: RunContext, visited: np.ndarray) -> np.ndarray:
+def _judged(context: RunContext, visited: Sequence[int] | np.ndarray = ()) -> np.ndarray:
     """Return which clients are evaluated, ascending: some of those that were visited, where there are two.
 
     For clients that no round has visited, methods such as IFCA choose a model at each evaluation; in a run
@@ -568,9 +567,7 @@ def _arrivals(
     m = min(context.decisions.num_sampled, max(VISITS, size))
     steps = max(2, ceil(2 * VISITS / size)) if policy.single_upload or size > 1 else 2  # type: ignore[attr-defined]
     steps *= repeats
-    evaluated = context.evaluated_clients[
-        _evenly(context.federation.sizes[context.evaluated_clients, 2], EVALUATIONS)
-    ]
+    evaluated = _judged(context)
     evaluation = replace(context.config.evaluation, every=0, at_start=False, clients=len(evaluated))
     parts = ClockParts(context.config.clock, context.duration, context.federation, m, context.system_key)
     small = replace(

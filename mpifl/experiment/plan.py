@@ -232,8 +232,9 @@ def time_lines(
         f"measured                {measured.num_visits} visits in {measured.spent:.1f} s{cut}; "
         f"a visit of {measured.samples} samples takes {each:.3g} ms of a core",
         f"time                    {_seconds(found.total)} in all: {parts}",
-        f"a round                 {_seconds(found.round_s)}, most of it {found.limits}; "
-        f"{_seconds(found.processor)} of processors in all",
+        f"a round                 {_seconds(found.round_s)}, most of it {found.limits}: "
+        + ", ".join(f"{name} {_seconds(s)}" for name, s in found.terms.items() if s > 0)
+        + f"; {_seconds(found.processor)} of processors in all",
         f"to ask for              {allocation}   (time x {MARGIN:g}, memory x {MEMORY_MARGIN:g}; nodes of "
         f"{cores} cores)",
     ]
@@ -246,13 +247,16 @@ def time_lines(
         )
     if not asked.ranks:
         return lines
-    lines += ["", "  ranks  cores  s a round     in all  efficiency  limited by      server  busiest worker"]
     table = [at(ranks) for ranks in asked.ranks]
+    terms = "".join(f"{f'{name}, ms':>13}" for name in found.terms)
+    end = "  limited by      server  busiest worker"
+    lines += ["", f"  ranks  cores  s a round{terms}     in all  efficiency{end}"]
     for one, efficiency in zip(table, efficiencies(table, at(2)), strict=True):
         server, worker = room(one.num_ranks)
         lines.append(
-            f"{one.num_ranks:7d} {_cores_of(machine, one.num_ranks):6d} {one.round_s:10.4g} "
-            f"{_seconds(one.total):>10} {efficiency:11.0%}  {one.limits:10} {_size(server):>11} "
+            f"{one.num_ranks:7d} {_cores_of(machine, one.num_ranks):6d} {one.round_s:10.4g}"
+            + "".join(f"{1e3 * seconds:13.4g}" for seconds in one.terms.values())
+            + f" {_seconds(one.total):>10} {efficiency:11.0%}  {one.limits:10} {_size(server):>11} "
             f"{_size(worker):>15}"
         )
     lines.append("efficiency: seconds of a round on one worker / (workers x seconds of a round)")

@@ -45,6 +45,8 @@ POLLING = 0.03  # of a core, that a rank takes which waits for a round
 SHORT_POLLING = 0.3  # ... for a few milliseconds: a poll takes 45 us, and the first pauses are hardly longer
 HANDOVER_S = 4e-4  # of rank 0 and of a worker for the two messages of a visit: pickling, MPI; 0.26 to 0.5 ms
 EXCHANGES = 3  # of a round that rank 0 or the workers wait for: command, tasks, reports
+RANK_S = 25e-6  # processor seconds of rank 0 for the tasks and the report of a worker (`mpifl bench server`)
+VISIT_BYTES, RANK_BYTES = 90, 1500  # of tasks and reports: the columns of a visit, the headers of a worker
 CHECKPOINT_BYTES_S = 200e6  # of the client state in checkpoints
 
 
@@ -125,14 +127,21 @@ class TimeForecast:
         parts: part -> seconds; they add up to the whole.
         round_s: of a round, or step: their mean.
         processor: of all ranks together, without those in which they wait.
-        limits: what most of a round is spent on.
+        terms: of a round, by what they are spent on: `training`, at the busiest worker; `rank 0`, which books
+            and decides; `ranks`, tasks and reports of all workers at rank 0 and on its link; `network`, the
+            trees by which rows go out and sums come back. Of arrivals, which overlap, they are shares.
     """
 
     num_ranks: int
     parts: Mapping[str, float]
     round_s: float
     processor: float
-    limits: str
+    terms: Mapping[str, float]
+
+    @property
+    def limits(self) -> str:
+        """What most of a round is spent on."""
+        return max(self.terms, key=lambda name: self.terms[name])
 
     @property
     def total(self) -> float:
@@ -146,6 +155,7 @@ class _Spent:
 
     training: float = 0.0
     server: float = 0.0
+    ranks: float = 0.0
     network: float = 0.0
     evaluation: float = 0.0
     work: float = 0.0  # of all ranks
@@ -192,12 +202,19 @@ def forecast_time(
     once = measured.checkpoint + around.kept_bytes / CHECKPOINT_BYTES_S
     parts["checkpoints"] = once * _num_checkpoints(context, sum(parts.values()))
     parts["end"] = around.end + measured.checkpoint + EXIT_CPU_S * slowdown
-    terms = {"training": spent.training, "rank 0": spent.server, "network": spent.network}
+    terms = {
+        "training": spent.training,
+        "rank 0": spent.server,
+        "ranks": spent.ranks,
+        "network": spent.network,
+    }
     processor = (
         (start + around.open + EXIT_CPU_S) * num_ranks + around.figures + spent.work + work + around.end
     )
     mean = rounds / context.config.rounds
-    return TimeForecast(num_ranks, parts, mean, processor, max(terms, key=lambda name: terms[name]))
+    share = mean / max(sum(terms.values()), 1e-12)
+    terms = {name: seconds * share for name, seconds in terms.items()}
+    return TimeForecast(num_ranks, parts, mean, processor, terms)
 
 
 def _costs(context: RunContext, num_ranks: int) -> Costs | None:
@@ -287,9 +304,13 @@ def _rounds(
         out.training += training
         out.server += server
         out.network += moved
+        told = 0.0
+        if costs is not None:
+            told = EXCHANGES * POLL_S + ranks_seconds(costs, len(clients), len(scheduler.workers))
+        out.ranks += told
         mixing = measured.mix * len(clients) + measured.mix_once * max(1, num_ranks - 1)
-        out.work += float(seconds.sum()) + mixing + server
-        out.rounds.append(training + server + moved)
+        out.work += float(seconds.sum()) + mixing + server + RANK_S * len(scheduler.workers) * (num_ranks > 1)
+        out.rounds.append(training + server + told + moved)
         if schedule.due(step, config.rounds):
             out.evaluations += 1
     rest = config.rounds - most
@@ -300,10 +321,24 @@ def _rounds(
     return out
 
 
+def ranks_seconds(costs: Costs, visits: float, workers: int) -> float:
+    """Return the seconds that rank 0 takes for the tasks and reports of a round, and for their way.
+
+    Messages of an exchange are under way together: its latency counts once.
+
+    Args:
+        costs: of messages.
+        visits: in the round.
+        workers: ranks that host clients.
+    """
+    on_link = (VISIT_BYTES * visits + RANK_BYTES * workers) / costs.bytes_s
+    return RANK_S * workers + EXCHANGES * costs.latency_s + on_link
+
+
 def _network(context: RunContext, plan: Plan, around: Surroundings, costs: Costs, num_ranks: int) -> float:
-    """Return the seconds in which a round's messages travel."""
+    """Return the seconds in which a round's rows and sums travel."""
     exact, d = context.config.system.sums == "exact", context.problem.layout.size
-    seconds = EXCHANGES * (POLL_S + costs.latency_s * max(1, num_ranks - 1))
+    seconds = 0.0
     for mixing in plan.mixings:
         rows, uploads = mixing.num_rows, mixing.weights.shape[1]
         collective = choose(rows, uploads, exact)

@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 from support import worlds
 from support.cases import OPTIONS
 
-from mpifl.aggregation.collective_choice import Given
+from mpifl.aggregation.collective_choice import Given, between
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.client import Trained
 from mpifl.core.errors import UserError
@@ -30,6 +30,7 @@ from mpifl.experiment.time_forecast import (
     MPI_CPU_S,
     OWN_CORES,
     POLLING,
+    RANK_S,
     SHORT_POLLING,
     START,
     STEP,
@@ -41,6 +42,7 @@ from mpifl.experiment.time_forecast import (
     arrivals,
     efficiencies,
     forecast_time,
+    ranks_seconds,
 )
 from mpifl.experiment.traffic_forecast import check_uploads, forecast, without_training
 from mpifl.runtime.run_state import CheckpointConfig
@@ -167,7 +169,8 @@ def test_a_round_lasts_as_long_as_its_busiest_worker(ranks, round_s):
     assert found.round_s == pytest.approx(round_s, abs=0.02)
     assert found.parts["rounds"] == pytest.approx(3 * round_s, abs=0.05)
     begin_and_end = (MPI_CPU_S * (ranks > 1) + EXIT_CPU_S) * ranks
-    assert found.processor == pytest.approx(12.0 + begin_and_end), (
+    messages = 3 * RANK_S * (ranks - 1)
+    assert found.processor == pytest.approx(12.0 + begin_and_end + messages), (
         "three rounds of four visits, wherever they are"
     )
     assert found.limits == "training"
@@ -221,15 +224,22 @@ def test_statistics_are_dealt_too():
 
 
 def test_a_slow_network_limits_many_ranks():
-    """Ten milliseconds a message, and a visit of one: P = 5 waits for messages."""
+    """Ten milliseconds a message, and a visit of one: P = 5 waits for tasks and reports."""
     system = SystemConfig(cost=Given(latency_s=0.01, bytes_s=1e9))
     found = foretold(context(system=system), MeasuredTimes(PerSample(0.001), PerSample(0.001)), 5)
-    assert found.limits == "network"
-    assert found.round_s > 3 * 4 * 0.01
+    assert found.limits == "ranks"
+    assert found.round_s > 3 * 0.01
+    assert sum(found.terms.values()) == pytest.approx(found.round_s)
+
+
+def test_each_worker_costs_rank_0_its_messages():
+    """Three exchanges of 1 ms; four visits of 90 bytes, 1500 bytes a worker over 1 MB/s, 25 us a worker."""
+    costs = between(1e-3, 1e6, 9)
+    assert ranks_seconds(costs, 4, 8) == pytest.approx(3 * 1e-3 + 8 * (25e-6 + 1500e-6) + 4 * 90e-6)
 
 
 def test_efficiency_is_that_of_one_worker_by_workers_and_seconds():
-    ten, three = (TimeForecast(p, {}, s, 0.0, "training") for p, s in ((2, 10.0), (5, 4.0)))
+    ten, three = (TimeForecast(p, {}, s, 0.0, {"training": s}) for p, s in ((2, 10.0), (5, 4.0)))
     assert efficiencies([ten, three], ten) == pytest.approx([1.0, 10 / (4 * 4.0)])
 
 
@@ -384,7 +394,7 @@ def test_an_allocation_has_margins():
     1 GB + 10 x 0.2 GB + 1 GB = 4 GB, a quarter more is 5 GB; 3000 s, half as much more, is 1:15 h. All on one
     node: 1 GB + 32 x 0.2 GB = 7.4 GB.
     """
-    found = TimeForecast(33, {"rounds": 3000.0}, 30.0, 0.0, "training")
+    found = TimeForecast(33, {"rounds": 3000.0}, 30.0, 0.0, {"training": 30.0})
     asked = Allocation.of(found, server=10**9, worker=2 * 10**8, kept=3 * 10**9, cores=Cores(16))
     assert str(asked) == "--nodes 3 --ntasks 33 --mem 5000M --time 01:15:00"
     one = Allocation.of(found, server=10**9, worker=2 * 10**8, kept=0, cores=Cores(16, nodes=1))
