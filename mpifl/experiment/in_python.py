@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpifl.comm.transport import Transport, on_server
+from mpifl.core.case_names import label_of
 from mpifl.core.errors import require
 from mpifl.core.old_keys import renamed
 from mpifl.data import open_federation
@@ -21,9 +22,8 @@ from . import loader
 from .run import run as run_experiment
 from .schema import Config, check_sections
 from .sweep import sweep as run_sweep
-from .sweep_cases import Part
+from .sweep_cases import Part, changed
 from .sweep_results import Sweep, load_sweep
-from .sweep_table import label_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -249,4 +249,4 @@ def laid(config: Given, changes: Mapping[str, Any]) -> dict[str, Any]:
             isinstance(config, Mapping), "CONFIG", config, "name a file, or give a mapping of keys to values"
         )
         tree = renamed(config)
-    return loader.merged(tree, renamed(changes))
+    return changed(tree, renamed(changes))

@@ -26,6 +26,7 @@ import yaml
 
 from mpifl.comm.mpi_startup import is_tolerant
 from mpifl.comm.transport import Transport, divided, on_server
+from mpifl.core.case_names import labels_of
 from mpifl.core.errors import CodeFailed, Stopped, UserError, require
 from mpifl.core.files import try_lock, write_atomically
 from mpifl.core.progress import doing
@@ -40,9 +41,8 @@ from .placement import threads_by_mask
 from .retime import write_retimed
 from .run import run
 from .schema import Config
-from .sweep_cases import ALL, Case, Part, cases, trainings
+from .sweep_cases import ALL, Case, Part, cases, changed, trainings
 from .sweep_results import SWEEP_FILE, Found, is_complete, started_with
-from .sweep_table import labels_of
 
 JOIN_SECONDS = 10.0  # that a process waits for another one, which began the same sweep a moment ago
 LOCKS = ".locks"  # a file for each case that some process runs, in the sweep's folder
@@ -59,7 +59,7 @@ def read(name: str, options: Sequence[str]) -> dict[str, Any]:
         name: The configuration: a file, or the name of one that comes with mpifl.
         options: Command-line options.
     """
-    return loader.merged(loader.read(name), loader.overrides(options))
+    return changed(loader.read(name), loader.overrides(options))
 
 
 def sweep(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -18,6 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from mpifl.core.case_names import folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import MAX_NAME_BYTES
@@ -29,7 +30,7 @@ from mpifl.training.per_client import names_devices
 
 from . import loader
 from .schema import Config, OutputConfig, check_sections
-from .sweep_table import COLUMNS, ROWS, SEED, TableConfig, label_of, labels_of
+from .sweep_table import COLUMNS, ROWS, SEED, TableConfig
 
 MAX_CASES = 10_000
 
@@ -51,14 +52,12 @@ class Case:
     @property
     def slug(self) -> str:
         """The labels as one word; the id of the run folder."""
-        return "-".join(
-            "".join(c if c.isalnum() or c in "._" else "_" for c in x) for x in self.labels.values()
-        )
+        return slug_of(self.labels.values())
 
     @property
     def title(self) -> str:
         """The labels, each behind its key."""
-        return ", ".join(f"{key} {label}" for key, label in self.labels.items())
+        return title_of(self.labels)
 
     @cached_property
     def training(self) -> str:
@@ -80,7 +79,7 @@ class Case:
         Args:
             parent: The sweep's folder.
         """
-        return parent / f"{self.config.name}-{self.slug}"
+        return parent / folder_name(self.config.name, self.slug)
 
     def placed(self, parent: Path) -> Config:
         """Return the configuration with the place and the label of its run.
@@ -123,8 +122,13 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     for combination in product(*axes):
         labels = dict(zip(vary, (label for label, _ in combination), strict=True))
         values = dict(zip(vary, (value for _, value in combination), strict=True))
-        out.append(Case(labels, _configuration(tree, labels, values), own))
-        check_sections(out[-1].config)
+        try:
+            out.append(Case(labels, _configuration(tree, labels, values), own))
+            check_sections(out[-1].config)
+        except UserError as error:
+            raise UserError(
+                error.key, error.value, f"{error.remedy} (in the case {title_of(labels)})"
+            ) from None
     slugs = [case.slug for case in out]
     twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
     require(twice is None, "vary", twice, "two cases have the same name; label the values")
@@ -134,6 +138,56 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     if tree.get("table") is not None:
         table_of(tree).check(vary)
     return out
+
+
+def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with a user's changes laid over it.
+
+    In a sweep they count in every case: a part of `vary.rows` or `vary.columns` that has a changed section or
+    key takes the change, too.
+
+    Args:
+        tree: The configuration, as nested mappings.
+        changes: Keys and values, those of `vary` and `table` among them.
+
+    Raises:
+        UserError: A changed key is varied, so that no case would take its value.
+    """
+    out = loader.merged(tree, changes)
+    vary = out.get("vary")
+    own = {name: value for name, value in changes.items() if name not in ("vary", "table")}
+    if not own or not isinstance(vary, dict):
+        return out
+    for key, value in _leaves(own):
+        varied = next((varied for varied in map(str, vary) if f"{key}.".startswith(f"{varied}.")), None)
+        remedy = f"vary.{varied} gives each case its own; take --only {varied}=LABEL, or change vary.{varied}"
+        require(varied is None, key, value, remedy)
+
+    def also(part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        part = renamed(part)
+        part = loader.merged(part, {name: value for name, value in own.items() if name in part})
+        return {**part, ROWS: _each(part[ROWS], also)} if ROWS in part else part
+
+    axes = {key: _each(vary[key], also) for key in (ROWS, COLUMNS) if key in vary}
+    return {**out, "vary": {**vary, **axes}}
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a tree that are no sections, and their values."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _each(values: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the values of a varied key, each changed."""
+    if isinstance(values, dict):
+        return {label: change(value) for label, value in values.items()}
+    return [*map(change, values)] if isinstance(values, list) else values
 
 
 def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[str, Any]) -> Config:
@@ -190,9 +244,8 @@ def _labelled(key: str, values: Any) -> list[tuple[str, Any]]:
     """Return the labels and values of one key."""
     fits = isinstance(values, (list, dict)) and len(values) > 0
     require(fits, f"vary.{key}", values, "take a list of values, or a mapping of labels to values")
-    if isinstance(values, dict):
-        return [(str(label), value) for label, value in values.items()]
-    return [(label_of(value), value) for value in values]
+    every = values.values() if isinstance(values, dict) else values
+    return [*zip(labels_of(values), every, strict=True)]
 
 
 def _check_algorithm(own: Mapping[str, Any], file: Mapping[str, Any], name: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpifl.core.case_names import label_of
 from mpifl.core.errors import require
 from mpifl.core.files import write_atomically
 from mpifl.core.old_keys import renamed
@@ -24,7 +25,7 @@ from mpifl.results.sweep_figure import Curve, draw
 from mpifl.results.tables import Cell, Table, as_markdown
 
 from .sweep_cases import Case, cases, table_of
-from .sweep_table import Result, label_of, markdown
+from .sweep_table import Result, markdown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mpifl.core.case_names import labels_of
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.results import tables
 from mpifl.results.metrics import over_runs
@@ -216,19 +217,6 @@ class Line:
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
     seeds: int
-
-
-def labels_of(values: Any) -> list[str]:
-    """Return the labels of the values of a varied key."""
-    if isinstance(values, dict):
-        return [str(label) for label in values]
-    return [label_of(value) for value in values]
-
-
-def label_of(value: Any) -> str:
-    """Return the label of a value: the name of a section, a file name without its folder."""
-    name = value.get("name", value) if isinstance(value, dict) else value
-    return str(name).rpartition("/")[2]
 
 
 def down(keys: Mapping[str, Any] | Sequence[str]) -> str:

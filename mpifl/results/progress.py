@@ -240,7 +240,7 @@ class ProgressFile:
         self.places, self.visits, self.clock = places, visits, clock
         self.timing: Sequence[Mapping[str, float]] = ()
         self._start, self._estimate = clock(), Estimate()
-        self._over = threading.Event()
+        self._over, self._writing = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="progress file")
 
     def __enter__(self) -> ProgressFile:
@@ -272,7 +272,7 @@ class ProgressFile:
                 return
 
     def write(self, end: str = "", reason: str = "") -> None:
-        """Write the file.
+        """Write the file; one thread at a time.
 
         Args:
             end: `stopped` or `failed`; empty for a run that goes on.
@@ -283,6 +283,11 @@ class ProgressFile:
         assert self.folder is not None
         if not self.folder.is_dir():  # somebody removed it; do not bring it back
             return
+        with self._writing:
+            write_json(self.folder / FILE, self._told(end, reason))
+
+    def _told(self, end: str, reason: str) -> dict[str, Any]:
+        """Return what the file tells now."""
         found = stages()
         left = self._estimate.left(time.monotonic(), found)
         visits = [*self.visits()]
@@ -292,7 +297,7 @@ class ProgressFile:
             about = {name: place.get(name) for name in ("host", "device")}
             about["visits"] = visits[i] if i < len(visits) else None
             ranks.append({**about, "seconds": {name: round(s, 3) for name, s in spent.items()}})
-        tree = {
+        return {
             "time": round(self.clock(), 3),
             "start": round(self._start, 3),
             "host": socket.gethostname(),
@@ -305,4 +310,3 @@ class ProgressFile:
             "reason": reason,
             "ranks": ranks,
         }
-        write_json(self.folder / FILE, tree)

@@ -87,9 +87,10 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     drawn: dict[str, Any] = {}
     for curve in curves:
         axis = axes[0][panels.index(curve.panel)]
-        (drawn[curve.line],) = axis.plot(curve.x, curve.y, **styles[curve.line])
+        style = styles[curve.line] | {"marker": "o" if len(curve.x) == 1 else None}  # a point has no line
+        (drawn[curve.line],) = axis.plot(curve.x, curve.y, **style)
         if curve.train:
-            axis.plot(curve.x, curve.train, **{**styles[curve.line], "ls": "--"})
+            axis.plot(curve.x, curve.train, **{**style, "ls": "--"})
         axis.set(title=curve.panel, xlabel=curve.axis)
     dashed = " (dashed: training data)" if any(c.train for c in curves) else ""
     titles = ", ".join(dict.fromkeys(c.metric for c in curves))

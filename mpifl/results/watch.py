@@ -20,6 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mpifl.core.case_names import folder_name, labels_of, slug_of, title_of
 from mpifl.core.errors import UserError
 from mpifl.core.textfiles import yaml_file
 
@@ -390,19 +391,9 @@ def plain_titles(folder: Path) -> dict[str, str] | None:
     if not all(isinstance(key, str) and isinstance(values, (list, dict)) for key, values in vary.items()):
         return None
     found = {}
-    for labels in product(*map(_labels, vary.values())):
-        title = ", ".join(f"{key} {label}" for key, label in zip(vary, labels, strict=True))
-        words = ("".join(c if c.isalnum() or c in "._" else "_" for c in label) for label in labels)
-        found[f"{name}-{'-'.join(words)}"] = title
+    for labels in product(*map(labels_of, vary.values())):
+        found[folder_name(name, slug_of(labels))] = title_of(dict(zip(vary, labels, strict=True)))
     return found
-
-
-def _labels(values: list[Any] | dict[Any, Any]) -> list[str]:
-    """Return the labels of a varied key's values, as `experiment.sweep_cases` makes them."""
-    if isinstance(values, dict):
-        return [str(label) for label in values]
-    named = [value.get("name", value) if isinstance(value, dict) else value for value in values]
-    return [str(name).rpartition("/")[2] for name in named]
 
 
 class Watched:

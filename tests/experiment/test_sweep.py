@@ -21,6 +21,7 @@ from mpifl.core.errors import Stopped, UserError
 from mpifl.experiment import loader, sweep_results
 from mpifl.experiment import run as running
 from mpifl.experiment import sweep as sweeping
+from mpifl.experiment.in_python import laid
 from mpifl.experiment.loader import load
 from mpifl.experiment.sweep_cases import ALL, cases
 from mpifl.experiment.sweep_results import over_seeds, table
@@ -414,6 +415,67 @@ def test_a_sweep_that_cannot_run_is_refused_before_it_begins(vary, message):
     tree = {"algorithm": "fedavg", "model": "mlp", "vary": vary}
     with pytest.raises(UserError, match=message):
         cases(tree)
+
+
+TABLE = """
+algorithm: fedavg
+model: mlp
+rounds: 9
+vary:
+  rows:
+    ours: {algorithm: {name: ifca, num_clusters: 2}}
+    brief: {rounds: 1}
+  columns:
+    few: {local: {epochs: 2}, rows: {ours: {local: {epochs: 3}}}}
+    many: {local: {momentum: 0.5}}
+"""
+
+
+def of_table(options, tmp_path):
+    (tmp_path / "table.yaml").write_text(TABLE)
+    every = cases(sweeping.read(str(tmp_path / "table.yaml"), options))
+    return {case.slug: case.config for case in every}
+
+
+def test_options_count_in_every_case_over_what_rows_and_columns_say(tmp_path):
+    before = of_table([], tmp_path)
+    assert {slug: c.rounds for slug, c in before.items()} == {
+        "ours-few": 9,
+        "ours-many": 9,
+        "brief-few": 1,
+        "brief-many": 1,
+    }
+    assert [c.local.epochs for c in before.values()] == [3, 1, 2, 1]
+    now = of_table(["--rounds", "4", "--local.epochs=7", "--local.lr", "0.5"], tmp_path)
+    assert {(c.rounds, c.local.epochs, c.local.lr) for c in now.values()} == {(4, 7, 0.5)}
+    assert {type(c.algorithm).__name__ for c in now.values()} == {"FedAvg", "IFCA"}
+    python = laid(str(tmp_path / "table.yaml"), {"rounds": 4})
+    assert {case.config.rounds for case in cases(python)} == {4}
+
+
+def test_an_option_that_one_case_does_not_know_is_refused_and_the_case_named(tmp_path):
+    with pytest.raises(
+        UserError, match=r"algorithm.num_clusters = 3: unknown key.*\(in the case rows brief, "
+    ):
+        of_table(["--algorithm.num_clusters", "3"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("vary", "options", "message"),
+    [
+        (
+            "{seed: [0, 1]}",
+            ["--seed", "5"],
+            "seed = 5: vary.seed gives each case its own; take --only seed=LABEL",
+        ),
+        ("{seed: {a: {data: 0}}}", ["--seed.model", "5"], "seed.model = 5: vary.seed gives"),
+        ("{local.lr: [0.1, 0.2]}", ["--local", "{lr: 3.0}"], "local.lr = 3.0: vary.local.lr gives"),
+        ("{algorithm: [fedavg, ifca]}", ["--algorithm.tau", "3"], "algorithm.tau = 3: vary.algorithm gives"),
+    ],
+)
+def test_an_option_without_effect_is_refused(vary, options, message):
+    with pytest.raises(UserError, match=message):
+        sweeping.read(TINY, ["--vary", vary, *options])
 
 
 def test_a_table_has_the_columns_of_all_rows():

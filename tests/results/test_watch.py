@@ -325,6 +325,26 @@ def test_the_progress_file_tells_how_a_run_ended(tmp_path):
     assert not (tmp_path / FILE).exists()
 
 
+def test_two_threads_never_write_the_progress_file_at_once(tmp_path, monkeypatch):
+    inside, most, second = [], [], threading.Event()
+
+    def write_json(path, tree):
+        inside.append(path)
+        most.append(len(inside))
+        second.wait(0.2)
+        second.set()
+        inside.pop()
+
+    monkeypatch.setattr("mpifl.results.run_folder.write_json", write_json)
+    file = ProgressFile(tmp_path, 9)
+    threads = [threading.Thread(target=file.write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1]
+
+
 def test_a_folder_that_somebody_removed_is_not_brought_back(tmp_path):
     ProgressFile(tmp_path / "gone", 1).write()
     assert not (tmp_path / "gone").exists()

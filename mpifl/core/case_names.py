@@ -1,0 +1,46 @@
+"""What the cases of a sweep are called: labels of varied values, titles, and names of run folders.
+
+Nothing is read or imported for a name, so that `mpifl watch` has those of a running sweep at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def label_of(value: Any) -> str:
+    """Return the label of a value: the name of a section, a file name without its folder."""
+    name = value.get("name", value) if isinstance(value, dict) else value
+    return str(name).rpartition("/")[2]
+
+
+def labels_of(values: Any) -> list[str]:
+    """Return the labels of the values of a varied key, a list or a mapping of labels to values."""
+    if isinstance(values, dict):
+        return [str(label) for label in values]
+    return [label_of(value) for value in values]
+
+
+def title_of(labels: Mapping[str, str]) -> str:
+    """Return the title of a case: its labels, each behind its key.
+
+    Args:
+        labels: varied key -> label of its value.
+    """
+    return ", ".join(f"{key} {label}" for key, label in labels.items())
+
+
+def slug_of(labels: Iterable[str]) -> str:
+    """Return the labels of a case as one word, the id of its run folder."""
+    return "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in label) for label in labels)
+
+
+def folder_name(name: str, slug: str) -> str:
+    """Return the name of a case's run folder.
+
+    Args:
+        name: of its configuration.
+        slug: see `slug_of`.
+    """
+    return f"{name}-{slug}"
