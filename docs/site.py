@@ -16,6 +16,7 @@ from typing import Any
 
 from mpifl.cli import parser
 from mpifl.experiment.reference import Key, keys
+from mpifl.tools.documentation import relinked as replace_links
 
 ROOT = Path(__file__).parents[1]
 PAGES = {  # file at the root of the repository -> its page
@@ -42,7 +43,6 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {  # page -> title, modules
         ("results.comparison", "results.statistics", "results.survival", "results.metrics", "results.export"),
     ),
 }
-LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 # -- generated pages -----------------------------------------------------------------------------------------
@@ -182,8 +182,7 @@ def relinked(text: str, page: str) -> str:
             return words
         return f"{image}[{words}]({posixpath.relpath(place, posixpath.dirname(page) or '.')}{anchor})"
 
-    blocks = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
-    return "".join(b if b.startswith("```") else LINK.sub(replace, b) for b in blocks)
+    return replace_links(text, replace)
 
 
 # -- hooks of MkDocs -----------------------------------------------------------------------------------------

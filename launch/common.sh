@@ -45,8 +45,28 @@ stamp() { cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/kernels/*.
 # bytecode (300 MB): Python writes that of the modules that are imported.
 pip_install() {
     local pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input install --no-compile -c constraints.txt)
-    if [[ -t 1 ]]; then "${pip[@]}" "$@"; return; fi
-    "${pip[@]}" --progress-bar off "$@" | awk '/^ *(Downloading|Using cached|Building|Installing)/ {print "  " substr($0, 1, 100); fflush()}'
+    local code=0 beat
+    heartbeat & beat=$!
+    if [[ -t 1 ]]; then "${pip[@]}" "$@" || code=$?; else
+        "${pip[@]}" --progress-bar off "$@" | awk '/^ *(Downloading|Using cached|Building|Installing)/ {print "  " substr($0, 1, 100); fflush()}' || code=$?
+    fi
+    kill "$beat" 2> /dev/null || true
+    wait "$beat" || true
+    return "$code"
+}
+
+# Until it is ended: how far an installation is, every ten seconds; on a terminal, where pip draws bars, only while it unpacks.
+heartbeat() {
+    local start=$SECONDS size now nap
+    trap 'kill "$nap"; exit' TERM
+    size=$(du -sm "$environment" 2> /dev/null | cut -f 1) || true
+    while kill -0 $$ 2> /dev/null; do
+        sleep 10 > /dev/null 2>&1 & nap=$!
+        wait "$nap"
+        now=$(du -sm "$environment" 2> /dev/null | cut -f 1) || true  # a file may go while it is counted
+        if [[ ! -t 1 || $now != "$size" ]]; then echo "  $((SECONDS - start)) s so far, $now MB in ${environment##*/}"; fi
+        size=$now
+    done
 }
 
 # PyTorch first, and exact: an unpinned one may bring gigabytes of CUDA. TORCH=cpu takes a build without CUDA, from the index in

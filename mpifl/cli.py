@@ -46,7 +46,11 @@ CONFIG: dict[str, Any] = {"help": "a YAML file, or the name of a configuration t
 RUN: dict[str, Any] = {"help": "a run folder"}
 RUNS: dict[str, Any] = {"help": "run folders, or folders of them", "nargs": "*", "metavar": "RUN"}
 FLAG: dict[str, Any] = {"action": "store_true"}
-ALONE = ("watch", "launch")  # commands that look at files only: neither MPI nor PyTorch is loaded for them
+ALONE = (
+    "watch",
+    "launch",
+    "docs",
+)  # commands that look at files only: neither MPI nor PyTorch is loaded for them
 LONG = ("run", "resume", "sweep", "plan", "prepare", "data")  # commands that are never silent for long
 START_SECONDS = 4.0  # of silence; Python has been at it for a while before
 BIND = {**FLAG, "help": "print host, device, CPU mask and threads of every rank"}
@@ -528,11 +532,32 @@ def cite(transport: Transport, args: argparse.Namespace) -> None:
 def completion(transport: Transport, args: argparse.Namespace) -> None:
     """Print a script that completes commands, options and keys: eval "$(mpifl completion bash)"."""
     from mpifl.experiment.reference import keys
+    from mpifl.tools import documentation
     from mpifl.tools.completion import bash
 
     if transport.is_server:
         typed = {name: [option_of(word) for word in words] for name, (_, words) in COMMANDS.items()}
-        print(bash(typed, keys()))
+        print(bash(typed, keys(), documentation.pages()))
+
+
+PAGE = {"nargs": "?", "default": "", "help": "how-to, tutorial/first-run, ...; without it, the list of pages"}
+PATH = {**FLAG, "help": "print where its file is; without a page, where all of them are"}
+
+
+@command(PAGE=PAGE, path=PATH)
+def docs(transport: Transport, args: argparse.Namespace) -> None:
+    """Read the documentation: mpifl docs how-to."""
+    from mpifl.tools import documentation
+
+    file = documentation.find(args.PAGE) if args.PAGE else None
+    if not transport.is_server:
+        return
+    if args.path:
+        print(file or documentation.FOLDER)
+    elif file is None:
+        print(documentation.listed())
+    else:
+        documentation.show(file)
 
 
 # -- the parser ----------------------------------------------------------------------------------------------
@@ -591,8 +616,8 @@ def parser() -> argparse.ArgumentParser:
         "mpifl",
         description=(mpifl.__doc__ or "").partition("\n")[0],
         epilog="mpifl COMMAND --help explains a command, mpifl show KEY a key, mpifl list what there is. "
-        "docs/how-to.md has the commands for your images, your model, two GPUs, stopping and going on, "
-        "networks, attacks, containers.",
+        "`mpifl docs how-to` has the commands for your images, your model, two GPUs, stopping and going on, "
+        "networks, attacks, containers; `mpifl docs` lists the other pages.",
     )
     out.add_argument("--version", action="version", version=f"mpifl {mpifl.__version__}")
     commands = out.add_subparsers(dest="command", required=True, metavar="COMMAND")

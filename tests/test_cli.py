@@ -316,6 +316,7 @@ def test_bash_completes_commands_options_keys_and_choices(said):
     assert completed(said, "mpifl", "run", "--bi") == {"--bind-report"}
     assert completed(said, "mpifl", "run", "x.yaml", "--system.sums", "") == {"exact", "fast"}
     assert completed(said, "mpifl", "show", "fedav") == {"fedavg", "fedavg_ft", "fedavg_memory", "fedavgm"}
+    assert completed(said, "mpifl", "docs", "ho") == {"how-to"}
 
 
 # -- the program itself --------------------------------------------------------------------------------------
@@ -345,13 +346,13 @@ def test_version_and_every_help_import_nothing_heavy():
     assert heavy([["--version"], ["--help"], *helps], loaded) == set()
 
 
-def test_watch_and_launch_import_neither_torch_nor_mpi(tmp_path):
-    """A sweep of which one run has begun, a run, and a job script."""
+def test_watch_launch_and_docs_import_neither_torch_nor_mpi(tmp_path):
+    """A sweep of which one run has begun, a run, a job script, and pages."""
     tree = {"name": "s", "vary": {"algorithm": ["fedavg", {"name": "ifca"}], "seed": [0, 1]}}
     (tmp_path / "sweep.yaml").write_text(json.dumps(tree))
     (tmp_path / "s-fedavg-0").mkdir()
     (tmp_path / "s-fedavg-0" / "run.json").write_text("{}")
-    words = [["launch", "slurm"]]
+    words = [["launch", "slurm"], ["docs"], ["docs", "how-to"]]
     words += [["watch", "--once", str(folder)] for folder in (tmp_path, tmp_path / "s-fedavg-0")]
     assert heavy(words, ["torch", "mpi4py", "pandas", "scipy"]) == set()
 

@@ -26,6 +26,8 @@ _mpifl() {{
         esac
     elif [[ $command == show ]]; then
         COMPREPLY=($(compgen -W "{names}" -- "$word"))
+    elif [[ $command == docs ]]; then
+        COMPREPLY=($(compgen -W "{pages}" -- "$word"))
     else
         COMPREPLY=($(compgen -f -- "$word"))
     fi
@@ -35,13 +37,14 @@ complete -o filenames -F _mpifl mpifl
 CASE = '{indent}{pattern}) COMPREPLY=($(compgen -W "{words}" -- "$word")){more};;'
 
 
-def bash(commands: Mapping[str, Iterable[str]], keys: Iterable[Key]) -> str:
+def bash(commands: Mapping[str, Iterable[str]], keys: Iterable[Key], pages: Iterable[str]) -> str:
     """Return the script.
 
     Args:
         commands: command -> its arguments: options as they are typed, and names in capitals; CONFIG takes the
             keys of the configuration as options, too.
         keys: of the configuration.
+        pages: of the documentation.
     """
     every = list(keys)
     paths = [*dict.fromkeys(key.path for key in every)]
@@ -65,5 +68,9 @@ def bash(commands: Mapping[str, Iterable[str]], keys: Iterable[Key]) -> str:
         [*paths, *dict.fromkeys(value for key in every if key.is_section for value in key.choices)]
     )
     return SCRIPT.format(
-        commands=" ".join(commands), values="\n".join(cases), options="\n".join(options), names=names
+        commands=" ".join(commands),
+        values="\n".join(cases),
+        options="\n".join(options),
+        names=names,
+        pages=" ".join(pages),
     )

@@ -147,3 +147,25 @@ def test_every_example_is_in_the_list():
     for path in EXAMPLES.iterdir():
         if path.name not in ("README.md", "__pycache__"):
             assert path.name in page, path.name
+
+
+def test_accuracy_is_drawn_against_epsilon(tmp_path, monkeypatch):
+    """Two methods: a line each over four values of epsilon, and four horizontal lines."""
+    pytest.importorskip("dp_accounting")
+    small = ["--data", "{source: digits, scenario: {name: rotated, clients: 8}}", "--participation", "1.0"]
+    small += ["--rounds", "1", "--local.epochs", "1", "--evaluation.clients", "8"]
+    place = ["--output.folder", str(tmp_path), "--output.id", "a"]
+    assert cli.main(["sweep", "sweeps/privacy", "-q", *small, *place]) == 0
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_: drawn.append(figure))
+    load_object("docs/examples/accuracy_against_epsilon.py:main", "example")(
+        str(tmp_path / "privacy-a"), "x.png"
+    )
+    lines = drawn[0].axes[0].get_lines()
+    assert [line.get_label() for line in lines] == [
+        *("fedavg", "fedavg, clipped, no noise", "fedavg, neither"),
+        *("ifca", "ifca, clipped, no noise", "ifca, neither"),
+    ]
+    assert [len(line.get_xdata()) for line in lines] == [4, 2, 2, 4, 2, 2]
+    assert all(np.isfinite(np.asarray(line.get_ydata(), dtype=float)).all() for line in lines)
+    assert all(np.diff(lines[0].get_xdata().astype(float)) > 0)

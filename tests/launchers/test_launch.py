@@ -1,6 +1,7 @@
 """The launch scripts hand over what they should; schedulers are stubs that print how they were called."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -281,3 +282,34 @@ def test_what_wheels_carry_for_nobody_is_taken_out(tmp_path):
         str(p.relative_to(tmp_path / "packages")) for p in (tmp_path / "packages").rglob("*") if p.is_file()
     }
     assert left == kept
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_installation_is_not_silent_while_pip_is(terminal, tmp_path):
+    """The stub of pip unpacks until the script, whose ten seconds are short here, has said so twice."""
+    pip = f"""import pathlib, sys, time
+folder = pathlib.Path({str(tmp_path)!r}, "packages")
+folder.mkdir()
+end = time.monotonic() + 60
+while pathlib.Path({str(tmp_path)!r}, "said").read_text().count(" s so far, ") < 2 and time.monotonic() < end:
+    (folder / str(time.monotonic())).write_bytes(b"x" * 2_000_000)
+    time.sleep(0.05)
+sys.exit(3)
+"""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(f"#!{sys.executable}\n{pip}")
+    (tmp_path / "bin" / "python").chmod(0o755)
+    program = f"""set -euo pipefail; source {LAUNCH}/common.sh; environment={tmp_path}
+sleep() {{ command sleep 0.2; }}
+pip_install torch || echo "pip ended with $?"
+"""
+    (tmp_path / "program").write_text(program)
+    command = ["bash", str(tmp_path / "program")]
+    if terminal:
+        command = [sys.executable, "-c", f"import pty; pty.spawn({command})"]
+    with (tmp_path / "said").open("w") as said:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=said, timeout=120)
+    assert done.returncode == 0
+    lines = (tmp_path / "said").read_text().split("\n")
+    assert re.fullmatch(rf"  \d+ s so far, \d+ MB in {tmp_path.name}", lines[0].strip("\r"))
+    assert "pip ended with 3" in lines[-2]

@@ -1,0 +1,138 @@
+"""`mpifl docs`: the pages of docs/ and the examples, which travel with mpifl, in a terminal or a pipe."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from mpifl.core.errors import UserError, nearest
+
+FOLDER = (Path(__file__).parents[1] / "docs").resolve()  # a link in a checkout
+EXAMPLES = (".py", ".yaml", ".ipynb")  # files in docs/examples that are carried beside the pages
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+REMARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
+
+
+# -- what there is -------------------------------------------------------------------------------------------
+
+
+def pages() -> dict[str, Path]:
+    """Return name -> file of every page; that of a folder's README is the folder's."""
+    names = {_name(path): path for path in FOLDER.rglob("*.md")}
+    return dict(sorted(names.items(), key=lambda item: (item[0] != "README", item[0].count("/"), item[0])))
+
+
+def examples() -> dict[str, Path]:
+    """Return name -> file of every example: `examples/echo.py`."""
+    found = sorted(path for path in FOLDER.joinpath("examples").rglob("*") if path.suffix in EXAMPLES)
+    return {path.relative_to(FOLDER).as_posix(): path for path in found}
+
+
+def _name(path: Path) -> str:
+    place = path.relative_to(FOLDER).with_suffix("")
+    inner = place.parent if place.name == "README" and place.parent.name else place
+    return inner.as_posix()
+
+
+def listed() -> str:
+    """Return a line for each page, its name and title, and one for the examples."""
+    titles = {name: _title(path.read_text(encoding="utf-8")) for name, path in pages().items()}
+    width = max(map(len, titles))
+    lines = [f"  {name:{width}}  {title}" for name, title in titles.items()]
+    files = ", ".join(name.removeprefix("examples/") for name in examples())
+    return "\n".join(
+        [
+            "mpifl docs PAGE, which is one of",
+            *lines,
+            f"examples, as mpifl docs examples/FILE: {files}",
+        ]
+    )
+
+
+def _title(text: str) -> str:
+    found = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def find(name: str) -> Path:
+    """Return the file of a page or an example.
+
+    Args:
+        name: as `mpifl docs` lists it, as a path (`docs/how-to.md`), or its last part if only one has it.
+
+    Raises:
+        UserError: there is none, or several are meant.
+    """
+    every = pages() | examples()
+    word = name.removeprefix("./").removeprefix("docs/").removesuffix(".md").removesuffix("/README")
+    if word in every:
+        return every[word]
+    meant = [known for known in every if known.rpartition("/")[2] == word]
+    if len(meant) == 1:
+        return every[meant[0]]
+    remedy = f"take one of {', '.join(meant)}" if meant else f"{nearest(word, [*every])}; see mpifl docs"
+    raise UserError("docs", name, remedy)
+
+
+# -- what is printed -----------------------------------------------------------------------------------------
+
+
+def text_of(path: Path) -> str:
+    """Return a page as it is printed: links name the command that shows where they lead; an example as it is.
+
+    Links to what is not carried become plain text, pictures their description.
+
+    Args:
+        path: of the page or example.
+    """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".md":
+        return text
+    names = {file.relative_to(FOLDER).as_posix(): name for name, file in (pages() | examples()).items()}
+    here = path.parent.relative_to(FOLDER).as_posix()
+
+    def command(found: re.Match[str]) -> str:
+        image, words, target = found[1], found[2], found[3]
+        name = names.get(posixpath.normpath(posixpath.join(here, target)))
+        if image:
+            return f"(picture: {words})"
+        return f"{words} (`mpifl docs {name}`)" if name else words
+
+    return relinked(REMARK.sub("", text), command)
+
+
+def relinked(text: str, replace: Callable[[re.Match[str]], str]) -> str:
+    """Return Markdown whose relative links are replaced, outside of code blocks.
+
+    Args:
+        text: Markdown.
+        replace: match of `LINK` -> text. Its groups: `!` of a picture, words, target, anchor or None.
+    """
+    blocks: Iterable[str] = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(b if b.startswith("```") else LINK.sub(replace, b) for b in blocks)
+
+
+def show(path: Path) -> None:
+    """Print a page: with a pager on a terminal, as Markdown elsewhere; an example as it is.
+
+    Args:
+        path: of the page or example.
+    """
+    text = text_of(path)
+    if not sys.stdout.isatty():
+        print(text, end="")
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    os.environ.setdefault("LESS", "-FRX")  # colours; a short page ends the pager
+    console = Console()
+    with console.pager(styles=True):
+        page = path.suffix == ".md"
+        console.print(
+            Markdown(text) if page else text, markup=False, highlight=False, width=min(console.width, 110)
+        )
