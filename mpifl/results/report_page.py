@@ -39,6 +39,7 @@ LISTS = (
     "seeds",
 )  # facts that are lists: the table shows what differs in them
 NO_COLUMNS = ("seeds", "machine", "algorithm", "started")  # facts that other columns of the table tell
+LATER = ("not reached", "seeds", "rounds", "std over clients", "unplaced clients", "virtual s", "clusters")
 MAX_COMMANDS = 3
 WIDE = ' class="text"'  # of cells with long texts
 WORD = ' class="word"'  # of cells with short ones
@@ -308,7 +309,9 @@ def _table(name: str, table: Table) -> str:
     kinds = [
         WIDE if far else WORD * _is_words([row[i].text for row in table.rows]) for i, far in enumerate(wide)
     ]
-    head = "".join(f'<th scope="col"{k}>{escape(c)}</th>' for c, k in zip(table.columns, kinds, strict=True))
+    head = "".join(
+        f'<th scope="col"{k}{_later(c)}>{escape(c)}</th>' for c, k in zip(table.columns, kinds, strict=True)
+    )
     body = "".join(
         f'<tr><th scope="row">{escape(first.text)}</th>'
         + "".join(f"<td{k}>{text(c)}</td>" for c, k in zip(rest, kinds[1:], strict=True))
@@ -320,6 +323,12 @@ def _table(name: str, table: Table) -> str:
         f'<table class="sortable" id="{name}"><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>'
     )
     return f'<div class="scroll tall" tabindex="0">{table_}</div>{notes}'
+
+
+def _later(title: str) -> str:
+    """Return the attribute of a column that is hidden early where a table has no room."""
+    name = title.partition(",")[0]
+    return f' data-later="{LATER.index(name)}"' if name in LATER else ""
 
 
 def _is_words(texts: Sequence[str]) -> bool:

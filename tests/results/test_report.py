@@ -374,6 +374,17 @@ def test_a_sweep_draws_training_accuracy_in_dashes_of_the_same_colour(tmp_path, 
     assert drawn[1].axes[0].get_ylabel() == "mean accuracy"
 
 
+def test_a_case_with_one_evaluation_is_a_point_in_the_figure_of_its_sweep(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+    curves = [
+        sweep_figure.Curve({"a": "1"}, "round", [40], [0.5], []),
+        sweep_figure.Curve({"a": "2"}, "round", [1, 2], [0.1, 0.2], []),
+    ]
+    sweep_figure.draw(curves, tmp_path / "sweep.png")
+    assert [line.get_marker() for line in drawn[0].axes[0].get_lines()] == ["o", "None"]
+
+
 def test_every_matrix_over_clients_is_drawn_ordered_by_cluster(tmp_path):
     """Clients 0, 2 and 1, 3 are clusters: one matrix of the algorithm, two of matrices.npz; no empty axes."""
     lines = [f"{k},{k % 2},{k // 2},1" for k in range(4)]

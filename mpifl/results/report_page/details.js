@@ -322,23 +322,26 @@ function drawRun() {
   const { clients, matrices, silhouette } = run(), beside = matrices && !silhouette && clients && clients.client.length <= FEW_CLIENTS && !narrow();
   byId(beside ? "beside" : "below").append(byId("clients-figure"));
   [drawFlow, drawOver, drawConfusion, drawMatrix, drawClients, drawSilhouette].forEach((draw) => draw());
-  if (byId("stale-run")) {
-    if (run().staleness) byId("stale-run").value = byId("run").value; // a run in rounds leaves the one that is shown
-    drawStaleness();
-  }
+  if (byId("stale-run")) drawStaleness();
   drawPhases();
+}
+
+function chooseRun() {
+  if (byId("stale-run") && run().staleness) byId("stale-run").value = byId("run").value; // a run in rounds leaves the one that is shown
+  drawRun();
 }
 
 function startDetails() {
   options(byId("run"), D.details.map((d, i) => [i, d.name]));
   byId("run").value = D.start;
   byId("run").closest("label").hidden = D.details.length < 2;
-  byId("run").addEventListener("change", drawRun);
+  byId("run").addEventListener("change", chooseRun);
   const late = D.details.map((d, i) => [i, d.name]).filter(([i]) => D.details[i].staleness);
   if (byId("stale-run")) {
     options(byId("stale-run"), late);
     byId("stale-run").closest("label").hidden = late.length < 2;
     byId("stale-run").addEventListener("change", drawStaleness);
+    if (run().staleness) byId("stale-run").value = D.start;
   }
   byId("matrix").addEventListener("change", drawMatrix);
   for (const id of ["score", "tint", "order"]) byId(id).addEventListener("change", drawClients);

@@ -169,6 +169,44 @@ function sortable(table) {
   });
 }
 
+// Hide columns that have no room, until the reader chooses: first those that say the same in all rows, then those
+// with `data-later`, lowest first, then from the right.
+function choosable(table) {
+  const heads = [...table.tHead.rows[0].cells], rows = [...table.tBodies[0].rows], box = table.closest(".scroll");
+  const show = (column, on) => { for (const row of table.rows) row.cells[column].hidden = !on; };
+  const same = heads.map((_, c) => rows.length > 1 && rows.every((row) => row.cells[c].textContent === rows[0].cells[c].textContent));
+  const rank = (c) => Number(heads[c].dataset.later ?? heads.length);
+  const order = [...heads.keys()].slice(1).sort((a, b) => same[b] - same[a] || rank(a) - rank(b) || b - a);
+  let chosen = false;
+  const boxes = heads.map((head, c) => {
+    const input = element("input", { type: "checkbox" });
+    input.addEventListener("change", () => { chosen = true; show(c, input.checked); said(); });
+    return input;
+  });
+  const every = (on) => () => { chosen = !on; heads.forEach((_, c) => c && show(c, true)); on ? fit() : said(); };
+  const summary = element("summary");
+  const labels = heads.map((head, c) => element("label", {}, boxes[c], head.textContent + (same[c] ? ` (${rows[0].cells[c].textContent || "empty"} in all)` : "")));
+  const buttons = [["All", false], ["As many as fit", true]].map(([text, on]) => element("button", { type: "button", onclick: every(on) }, text));
+  const chooser = element("details", { class: "chooser" }, summary, element("div", { class: "controls" }, ...labels.slice(1), ...buttons));
+  box.before(chooser);
+  const said = () => {
+    boxes.forEach((input, c) => { input.checked = !heads[c].hidden; });
+    const left = heads.filter((head) => !head.hidden).length;
+    summary.textContent = `${left} of ${heads.length} columns: choose`;
+    chooser.hidden = left === heads.length && !chosen;
+  };
+  const fit = () => {
+    if (chosen) return;
+    heads.forEach((_, c) => show(c, true));
+    for (const c of order) {
+      if (box.scrollWidth <= box.clientWidth) break;
+      show(c, false);
+    }
+    said();
+  };
+  drawn(fit);
+}
+
 function filterable(input, table, count) {
   const filter = () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);

@@ -4,6 +4,7 @@ byId("theme").addEventListener("click", switchTheme);
 media.addEventListener("change", themed);
 byId("theme").textContent = isDark() ? "Light" : "Dark";
 document.querySelectorAll("table.sortable").forEach(sortable);
+choosable(byId("final-table"));
 document.querySelectorAll("input[data-filters]").forEach((input) => filterable(input, byId(input.dataset.filters), input.parentElement.parentElement.querySelector("[role=status]")));
 document.querySelectorAll(".command button").forEach((button) => button.addEventListener("click", () => {
   const done = () => { button.textContent = "Copied"; };
