@@ -84,39 +84,42 @@ def ensure(
         CacheMissing: it is missing or damaged and `build` is false.
         UserError: it cannot be written.
     """
-    wrong = "is not there"
-    if os.path.lexists(folder):
-        with doing("checking the data cache"):
-            wrong = flaw(folder, verify)
-    if not wrong:
-        return folder
-    if not build:
+    wrong = _look(folder, verify)
+    if wrong and not build:
         raise CacheMissing(f"the data cache {folder} {wrong}")
-    with _building(folder, progress) as waited:
-        if not waited or flaw(folder, verify=False):
-            _build(folder, fill, progress, wrong)
+    if wrong:
+        with _building(folder, progress):
+            if wrong := _look(folder, verify):  # another process may have built it since
+                _build(folder, fill, progress, wrong)
     return folder
 
 
+def _look(folder: Path, verify: bool) -> str:
+    """Return what is wrong with a folder, or that it is not there; empty if nothing is."""
+    if not os.path.lexists(folder):
+        return "is not there"
+    with doing("checking the data cache"):
+        return flaw(folder, verify)
+
+
 @contextmanager
-def _building(folder: Path, progress: Progress) -> Iterator[bool]:
-    """Wait until no other process builds a folder, and keep others from it; yield whether there was one."""
-    lock, waited = folder.with_name(f".{folder.name}.lock"), False
+def _building(folder: Path, progress: Progress) -> Iterator[None]:
+    """Wait until no other process builds a folder, and keep others from it."""
+    lock = folder.with_name(f".{folder.name}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     except OSError:  # `_build` says why nothing can be written there
-        yield False
+        yield
         return
     with file:
         if not try_lock(file):
             progress(f"another process prepares {folder}: waiting for it")
             with doing("waiting for data that another process prepares"):
-                waited = True
                 while not try_lock(file):
                     time.sleep(WAIT_S)
         try:
-            yield waited
+            yield
         finally:
             lock.unlink(missing_ok=True)
 

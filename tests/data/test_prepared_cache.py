@@ -263,6 +263,22 @@ def test_who_waits_for_another_builder_says_so_and_uses_its_folder(tmp_path):
     assert said == [f"another process prepares {place}: waiting for it"]
 
 
+def test_who_locks_just_after_a_builder_has_finished_uses_its_folder(tmp_path, monkeypatch):
+    """The other process finishes between this one's look at the folder and its lock."""
+    place, try_lock = tmp_path / "a", cache.try_lock
+
+    def late(file) -> bool:
+        cache._build(place, fill, lambda line: None, "is not there")
+        return try_lock(file)
+
+    def twice(folder: Path) -> dict:
+        raise AssertionError("built again")
+
+    monkeypatch.setattr(cache, "try_lock", late)
+    assert cache.ensure(place, twice, lambda line: None) == place
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
 def test_where_nothing_can_be_locked_the_first_to_finish_wins(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "try_lock", lambda file: True)
     place = tmp_path / "a"
