@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from copy import deepcopy
 
 import pytest
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.skipif(
     not bindings.TRAINING_AVAILABLE, reason=bindings.PROBLEM or "the kernels are there"
 )
 
+DROPOUTS = nn.Dropout | nn.Dropout2d
 EXAMPLES = int(os.environ.get("MPIFL_EXAMPLES", "70"))  # generated networks; more under the sanitizers
 DROPPING = ["flt_mlp", "flt_cnn_mnist"]
 TAKEN = ["mlp", "ifca_mlp", "lenet5", "flt_cnn_cifar", "leaf_cnn", "ccfl_cnn", "cfl_cnn", *DROPPING]
@@ -243,7 +245,7 @@ def other_layer(draw, shape: tuple[int, ...]) -> nn.Module:
 @st.composite
 def networks(draw, most: int = 7, sides: int = 11):
     """Return the shape of images, a network of layers in any order for them, and whether the kernels know all
-    its layers.
+    its layers and begin with its first.
     """
     flat = draw(st.integers(0, 9)) == 0
     start = (draw(st.integers(1, 60)),) if flat else tuple(draw(st.integers(1, m)) for m in (3, sides, sides))
@@ -273,9 +275,18 @@ def networks(draw, most: int = 7, sides: int = 11):
         layers, shape = [*layers, layer], after
     if len(shape) > 1 or draw(st.booleans()):
         layers, shape = [*layers, nn.Flatten()], (torch.Size(shape).numel(),)
+    layers = [*layers, nn.Linear(shape[0], 4)]
+    known = known and can_begin(layers)
     cut = draw(st.integers(0, len(layers)))
     layers = [nn.Sequential(*layers[:cut]), *layers[cut:]] if draw(st.booleans()) else layers
-    return start, nn.Sequential(*layers, nn.Linear(shape[0], 4)), known
+    return start, nn.Sequential(*layers), known
+
+
+def can_begin(layers: Sequence[nn.Module]) -> bool:
+    """Return whether the kernels can begin with these layers: they change no sample in place."""
+    first = next(m for m in layers if not (type(m) is nn.Flatten or (isinstance(m, DROPOUTS) and not m.p)))
+    pooled = any(type(m) is nn.Conv2d for m in layers) and not isinstance(first, nn.ReLU | DROPOUTS)
+    return pooled or isinstance(first, nn.Conv2d | nn.Linear)
 
 
 def parts_of(learner: Learner) -> st.SearchStrategy:
@@ -356,7 +367,7 @@ def generated_networks(examples: int, **sizes):
 def test_generated_networks_agree_with_pytorch():
     """Any order of layers with any options, odd sizes, batches of one, single samples, cut last batches."""
     known, taken = generated_networks(EXAMPLES)()
-    assert taken > known / 3 > 10, "the kernels should take much of what they know"
+    assert taken > 0.9 * known > 10, "the kernels should take nearly all they know"
 
 
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.AvgPool2d(2)])
@@ -385,7 +396,7 @@ def test_dropout_leaves_the_pooling_before_it_its_gradients(pool, between):
 @pytest.mark.nightly
 def test_many_generated_networks_agree_with_pytorch():
     known, taken = generated_networks(1500, most=12, sides=17)()
-    assert taken > known / 2 > 250
+    assert taken > 0.9 * known > 250
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "cfl_cnn", *DROPPING])
