@@ -46,11 +46,8 @@ CONFIG: dict[str, Any] = {"help": "a YAML file, or the name of a configuration t
 RUN: dict[str, Any] = {"help": "a run folder"}
 RUNS: dict[str, Any] = {"help": "run folders, or folders of them", "nargs": "*", "metavar": "RUN"}
 FLAG: dict[str, Any] = {"action": "store_true"}
-ALONE = (
-    "watch",
-    "launch",
-    "docs",
-)  # commands that look at files only: neither MPI nor PyTorch is loaded for them
+# commands that look at files only: neither MPI nor PyTorch is loaded for them
+ALONE = ("watch", "launch", "docs")
 LONG = ("run", "resume", "sweep", "plan", "prepare", "data")  # commands that are never silent for long
 START_SECONDS = 4.0  # of silence; Python has been at it for a while before
 BIND = {**FLAG, "help": "print host, device, CPU mask and threads of every rank"}

@@ -165,12 +165,11 @@ class Mixer:
             if gathered:
                 parts[-1][0] = np.zeros(0)
         by_rank = [plans, *[rest] * (size - 1)]
-        for i, mixing in enumerate(mixings):
-            if mixing.masks is not None:
-                for r in range(size):
-                    uploads = np.flatnonzero(info[i][1] == r)
-                    masks = mixing.masks.of_rank(plans[i].rows, uploads, r == 0)
-                    by_rank[r] = [*by_rank[r][:i], replace(by_rank[r][i], masks=masks), *by_rank[r][i + 1 :]]
+        if any(mixing.masks is not None for mixing in mixings):
+            by_rank = [
+                [_hidden(p, m, owners, r) for p, m, (_, owners) in zip(some, mixings, info, strict=True)]
+                for r, some in enumerate(by_rank)
+            ]
         flat = [x for some in zip(*parts, strict=True) for x in some]
         counts = [sum(map(len, some)) for some in zip(*parts, strict=True)]
         return by_rank, np.concatenate([np.zeros(0), *flat]), counts or [0] * size
@@ -412,6 +411,13 @@ def _blocks(width: int, height: int, size: int | None = None) -> Iterator[slice]
     step = max(1024, (BLOCK if size is None else size) // max(height, 1))
     for lo in range(0, width, step):
         yield slice(lo, min(lo + step, width))
+
+
+def _hidden(plan: RankMixPlan, mixing: Mixing, owners: np.ndarray, rank: int) -> RankMixPlan:
+    """Return a rank's plan with the masks that hide its uploads, if there are any."""
+    if mixing.masks is None:
+        return plan
+    return replace(plan, masks=mixing.masks.of_rank(plan.rows, np.flatnonzero(owners == rank), rank == 0))
 
 
 def parts_of(uploads: Sequence[torch.Tensor], part: Part | None) -> Sequence[torch.Tensor]:

@@ -48,12 +48,15 @@ OUT, BACK = 1, 2  # tags of messages to the workers, and from them
 class _Workers:
     """Stands for the communicator of P ranks at rank 0.
 
+    Args:
+        width: numbers in the model that each client uploads.
+
     Attributes:
         seconds: processor time that does not count.
     """
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, width: int) -> None:
+        self.seconds, self.width = 0.0, width
         self._comm = MPI.COMM_SELF.Dup()
         self._told: dict[int, bytes] = {}  # rank -> the last message to it
         self._pending: int | None = None  # the rank whose report is under way
@@ -73,7 +76,7 @@ class _Workers:
         """Return the message of a worker, which is sent when it is first asked for."""
         if self._pending != source:
             begin = time.thread_time()
-            blob = _report(self._told[source])
+            blob = _report(self._told[source], self.width)
             if self._sent[0] is not None:
                 self._sent[0].Wait()
             self._pending, self._sent = source, (self._comm.Isend([blob, MPI.BYTE], 0, tag=BACK), blob)
@@ -87,7 +90,7 @@ class _Workers:
         return getattr(self._comm, name)
 
 
-def _report(blob: bytes) -> bytes:
+def _report(blob: bytes, width: int) -> bytes:
     """Return the message by which a worker answers its tasks: models as they came."""
     (size,) = LENGTH.unpack_from(blob)
     rows, told = memoryview(blob)[LENGTH.size :][:size], blob[LENGTH.size + size :]
@@ -103,9 +106,9 @@ def _report(blob: bytes) -> bytes:
         findings={},
         metrics={"train_loss": np.full(m, 0.5)},
         max_abs={"model": np.ones((m, 1))},
-        sizes={"model": WIDTH[0]},
-        widths={"model": WIDTH[0]},
-        bytes={"model": 4 * WIDTH[0]},
+        sizes={"model": width},
+        widths={"model": width},
+        bytes={"model": 4 * width},
         note_sizes={},
         exchanges={},
         unsent=(),
@@ -114,18 +117,16 @@ def _report(blob: bytes) -> bytes:
     return b"".join((LENGTH.pack(len(data)), data, pickle.dumps(value, protocol=5)))
 
 
-WIDTH = [0]  # numbers in the model
-
-
 class ManyRanks(Mpi):
     """Rank 0 of P ranks that are not there.
 
     Args:
         size: P.
+        width: numbers in the model.
     """
 
-    def __init__(self, size: int) -> None:
-        self.workers_there = _Workers()
+    def __init__(self, size: int, width: int) -> None:
+        self.workers_there = _Workers(width)
         self.comm: Any = self.workers_there
         self.rank, self.size, self.traffic = 0, size, MpiTraffic()
         self.nodes, self.names, self.lost = (0,) * size, tuple(map(str, range(size))), []
@@ -158,10 +159,9 @@ def seconds_of_rank_0(name: str, options: list[str], sizes: tuple[int, ...], rou
     """
     config = replace(load(name, options), rounds=1 << 40)
     context = build(config, Single())
-    WIDTH[0] = context.problem.layout.size
     out = {}
     for size in sizes:
-        transport = ManyRanks(size)
+        transport = ManyRanks(size, context.problem.layout.size)
         with tempfile.TemporaryDirectory() as place:
             there = replace(context, transport=transport)
             step = build_server_step(there, ClientStore("many", place))

@@ -553,7 +553,10 @@ def train(
     network, space = _network(layers, batch), (_tensor(workspace, "workspace"), workspace.numel())
     x, y = samples
     p, inputs, loss = weights.numel(), len(y) * _num_inputs(layers), c_double()
-    drawn = len(order) * int(layers["out_channels"][layers["kind"] == DROPOUT].sum())
+    drawn = None
+    if factors is not None:
+        numel = len(order) * int(layers["out_channels"][layers["kind"] == DROPOUT].sum())
+        drawn = _tensor(factors, "factors of dropout", numel=numel)
     arguments = (
         _tensor(weights, "weights"),
         _tensor(momentum, "momentum", numel=p),
@@ -563,7 +566,7 @@ def train(
         None if sample_weights is None else _tensor(sample_weights, "weights of samples", numel=len(y)),
         len(y),
         _array(order, "order", np.int64),
-        None if factors is None else _tensor(factors, "factors of dropout", numel=drawn),
+        drawn,
         len(order),
         batch,
     )

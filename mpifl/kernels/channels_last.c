@@ -117,7 +117,7 @@ void mpifl_convolve3x3(const float *x, const float *w, const float *bias, float 
 /* gw = gradient of the kernels [out, in, 3, 3] from the input x [n, height, width, in] and the gradient g of the output
  * [n, height, width, out]. in, out: multiples of STRIP; workspace: [mpifl_convolve3x3_workspace]. */
 void mpifl_convolve3x3_backward(const float *x, const float *g, float *gw, ptrdiff_t n, ptrdiff_t height,
-                                   ptrdiff_t width, ptrdiff_t in, ptrdiff_t out, float *workspace)
+                                ptrdiff_t width, ptrdiff_t in, ptrdiff_t out, float *workspace)
 {
     const struct arithmetic *run = select_arithmetic();
     const struct image s = image_of(height, width);

@@ -25,13 +25,14 @@ from .bindings import AVG_POOL, CONV, DENSE, DROPOUT, FLATTEN, LAYER, MAX_POOL, 
 from .pooling import AvgPool, MaxPool, plain
 
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: AVG_POOL, AvgPool: AVG_POOL}
+DROPOUTS = {nn.Dropout: 1, nn.Dropout2d: 3}  # and the dimensions of a sample that they are known for
 MAX_LAYERS, MAX_KERNEL = 64, 12  # limits of training.c
 MAX_CHANNEL_PRODUCT = 2048  # input times output channels of a convolution; beyond, PyTorch is faster
 EVAL_BATCH = 64  # samples; their activations fit in the L2 cache
 KNOWN: tuple[type[nn.Module], ...] = (
     *(nn.Sequential, nn.Linear, nn.Conv2d, nn.ReLU, nn.Flatten),
     *POOLS,
-    *(nn.Dropout, nn.Dropout2d),
+    *DROPOUTS,
 )
 FORWARDS = [(cls, cls.forward) for cls in KNOWN]
 Shape = tuple[int, ...]
@@ -248,9 +249,9 @@ class Network:
 
     def _drawn(self, count: int, batch: int) -> torch.Tensor | None:
         """Return the factors of dropout for `count` samples, `batch` at a time; None where nothing drops."""
-        widths = self.layers["out_channels"][self.layers["kind"] == DROPOUT].tolist()
-        if not widths:
+        if not self.rates:
             return None
+        widths = self.layers["out_channels"][self.layers["kind"] == DROPOUT].tolist()
         out, start = torch.empty(count * sum(widths), dtype=torch.float32, device="cpu"), 0
         for first in range(0, count, batch):
             for width, rate in zip(widths, self.rates, strict=True):
@@ -424,9 +425,7 @@ def _layer(module: nn.Module, offsets: Offsets | None, shape: Shape) -> Layer | 
         return Layer(FLATTEN, *image)
     if type(module) in POOLS and len(shape) == 3 and min(shape[1:]) > 1 and plain(module):
         return Layer(POOLS[type(module)], *image)
-    if type(module) is nn.Dropout and len(shape) == 1 and module.p < 1:
-        return Layer(DROPOUT, *image, channels)
-    if type(module) is nn.Dropout2d and len(shape) == 3 and module.p < 1:
+    if isinstance(module, nn.Dropout | nn.Dropout2d) and _drops(module, shape):
         return Layer(DROPOUT, *image, channels)
     if type(module) is nn.Linear and offsets and shape == (module.in_features,):
         return Layer(DENSE, *image, module.out_features, 1, 0, *offsets)
@@ -434,6 +433,11 @@ def _layer(module: nn.Module, offsets: Offsets | None, shape: Shape) -> Layer | 
         kernel, padding = module.kernel_size[0], int(module.padding[0])
         return Layer(CONV, *image, module.out_channels, kernel, padding, *offsets)
     return None
+
+
+def _drops(module: nn.Dropout | nn.Dropout2d, shape: Shape) -> bool:
+    """Return whether the kernels know this dropout for inputs of `shape`."""
+    return DROPOUTS.get(type(module)) == len(shape) and module.p < 1
 
 
 def _small(module: nn.Conv2d, shape: Shape) -> bool:

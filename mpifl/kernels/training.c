@@ -180,7 +180,7 @@ static ptrdiff_t output_size(const struct layer *l)
 struct network {
     const struct layer *layers;
     ptrdiff_t num_layers;
-    float *activation[MAX_LAYERS + 1]; /* input of each layer, and output of the last one; ReLU and dropout work in place */
+    float *activation[MAX_LAYERS + 1]; /* input of each layer, and output of the last one; see network_init for which share memory */
     float *grad, *grad_next;           /* gradient of the current activation and of the one below, swapped by each layer */
     float *padded;                     /* input of a convolution for one group, padded left and right */
     float *reordered;                  /* weights of a convolution, output channels last */
@@ -592,8 +592,8 @@ static double train_epoch(struct network *net, const struct training *t, struct 
  * whether no step follows these; workspace: [size]. */
 int mpifl_train(const struct layer *layers, ptrdiff_t num_layers, float *weights, float *momentum, float *grad,
                 const float *x, const int64_t *labels, const float *sample_weights, ptrdiff_t samples, const int64_t *order,
-                const float *factors, ptrdiff_t count, ptrdiff_t batch, float lr, float momentum_factor, float weight_decay, ptrdiff_t steps_done,
-                int last, float *workspace, ptrdiff_t size, double *loss)
+                const float *factors, ptrdiff_t count, ptrdiff_t batch, float lr, float momentum_factor,
+                float weight_decay, ptrdiff_t steps_done, int last, float *workspace, ptrdiff_t size, double *loss)
 {
     const struct training t = {select_kernels(), {.x = x}, labels, sample_weights, factors, batch,
                                lr, momentum_factor, weight_decay};

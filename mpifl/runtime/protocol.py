@@ -18,6 +18,8 @@ from mpifl.core.errors import MethodError
 from mpifl.core.types import Notes, Reads
 from mpifl.traffic.ledger import count_numbers
 
+COLUMNS = ("number", "client", "num_samples")  # of a `ReportTable`: one number of each report
+COLUMN_GROUPS = ("notes", "findings", "metrics", "max_abs", "note_sizes")  # name -> one value of each report
 SHARED_READS = 16  # reads that differ, up to which every rank is sent all of them
 Exchanges = Mapping[tuple[str, str, int], tuple[int, int]]
 
@@ -242,26 +244,16 @@ class ReportTable:
         return len(self.number)
 
     def _columns(self) -> list[np.ndarray]:
-        groups = (self.notes, self.findings, self.metrics, self.max_abs, self.note_sizes)
-        return [self.number, self.client, self.num_samples, *(c for g in groups for c in g.values())]
+        own = [getattr(self, name) for name in COLUMNS]
+        return [*own, *(c for name in COLUMN_GROUPS for c in getattr(self, name).values())]
 
     def _with(self, columns: Iterable[np.ndarray]) -> ReportTable:
         """Return the same table with other columns, in the order of `_columns`."""
         left = iter(columns)
-        number, client, num_samples = next(left), next(left), next(left)
-        groups = (self.notes, self.findings, self.metrics, self.max_abs, self.note_sizes)
-        notes, findings, metrics, max_abs, note_sizes = ({name: next(left) for name in g} for g in groups)
-        return replace(
-            self,
-            number=number,
-            client=client,
-            num_samples=num_samples,
-            notes=notes,
-            findings=findings,
-            metrics=metrics,
-            max_abs=max_abs,
-            note_sizes=note_sizes,
-        )
+        changed: dict[str, Any] = {name: next(left) for name in COLUMNS}
+        for name in COLUMN_GROUPS:
+            changed[name] = {key: next(left) for key in getattr(self, name)}
+        return replace(self, **changed)
 
     def _row_type(self) -> np.dtype[Any]:
         return np.dtype([(str(i), c.dtype, c.shape[1:]) for i, c in enumerate(self._columns())])

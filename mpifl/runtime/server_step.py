@@ -532,10 +532,7 @@ class ServerStep:
         pairs = self.hooks.pairs(server, clients, fresh) if probes else None
         compared = self.hooks.measured_table(server)
         work = {} if plan is None else plan.work
-        batches = self._batches(
-            step, clients, reads, costs, server.version, fresh, peers, compared, pairs, work
-        )
-        return batches
+        return self._batches(step, clients, reads, costs, server.version, fresh, peers, compared, pairs, work)
 
     def _batches(
         self,
