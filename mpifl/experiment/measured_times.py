@@ -115,6 +115,7 @@ class MeasuredTimes:
         shown: of what the server makes for them.
         setup: of the first server.
         book: of rank 0, for each visit: tasks out, reports back.
+        book_once: the same, for each step, however many visits it has.
         decide: of rank 0, for each step, at the full size of a cohort.
         mix: of the sums, for each upload.
         mix_once: of the sums, however many uploads there are: rows that are begun and finished.
@@ -142,6 +143,7 @@ class MeasuredTimes:
     shown: float = 0.0
     setup: float = 0.0
     book: float = 0.0
+    book_once: float = 0.0
     decide: float = 0.0
     mix: float = 0.0
     mix_once: float = 0.0
@@ -502,7 +504,8 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
     if not (uses(algorithm, SecondLook) or uses(algorithm, RememberedUploads)):
         repeats = min(MOST_REPEATS, int((ENOUGH_S - step.meter() + began) / max(warm.whole, 1e-9)))
         if repeats > 0:
-            more = SynchronousEngine(step, _Cohorts([chosen] * repeats), repeats, schedule)  # type: ignore[arg-type]
+            both = [chosen, few] * repeats
+            more = SynchronousEngine(step, _Cohorts(both), len(both), schedule)  # type: ignore[arg-type]
             more.run(observer, _saved(server, step, virtual=0.0))
     busy = (perf_counter() - clock) / max(process_time() - start, 1e-9)
     c = len(chosen)
@@ -514,7 +517,7 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         shares = [p.work / max(sum(p.visits), 1e-9) for p in (cold, warm)]
         per_visit = [[s * share for s in p.visits] for p, share in zip((cold, warm), shares, strict=True)]
     again = [] if len(last.visits) != c or uses(algorithm, SecondLook) else [last.visits]
-    again += [part.visits for part in step.parts[4:]]
+    again += [part.visits for part in step.parts[4::2]]
     if not np.array_equal(cohorts[2], chosen):
         everyone = np.union1d(cohorts[1], cohorts[2])
         old = ~np.isin(everyone, cohorts[2])
@@ -522,12 +525,17 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         again = []
     else:
         remembered = 0.0
-    repeated = (warm, last, *step.parts[4:])
-    books = [p.whole - sum(p.visits) - p.advance for p in repeated]
+    repeated, repeated_few = (warm, last, *step.parts[4::2]), (least, *step.parts[5::2])
+    of_all, of_few = (
+        max(0.0, min(p.whole - sum(p.visits) - p.advance for p in parts))
+        for parts in (repeated, repeated_few)
+    )
+    book = max(0.0, of_all - of_few) / max(1, c - len(few))
+    book_once = max(0.0, of_all - c * book)
     of_all, of_few = (
         min(part.advance - part.decide for part in parts)
         - _gram(context, context.problem.layout, count, ComparedUploads, "gram")
-        for parts, count in ((repeated, c), ((least,), len(few)))
+        for parts, count in ((repeated, c), (repeated_few, len(few)))
     )
     mix, mix_once = max(0.0, of_all) / c, 0.0
     if len(few) < c and not uses(algorithm, RememberedUploads) and 0 < of_few < of_all:
@@ -539,7 +547,8 @@ def _rounds(context: RunContext, step: TimedStep, server: Server, folder: Path) 
         look=look,
         looks_once=once,
         remembered=remembered,
-        book=max(0.0, min(books)) / c,
+        book=book,
+        book_once=book_once,
         mix=mix,
         mix_once=mix_once,
         busy=busy,

@@ -300,7 +300,7 @@ def _rounds(
         seen = np.union1d(seen, cohort) if remembers else seen
         with_sums = np.concatenate([seconds + measured.mix, [measured.mix_once] * len(scheduler.workers)])
         training = cores.busiest(np.concatenate([owners, scheduler.workers]), with_sums, num_ranks)
-        server = measured.book * len(clients) + measured.decide + measured.gram
+        server = measured.book_once + measured.book * len(clients) + measured.decide + measured.gram
         out.training += training
         out.server += server
         out.network += moved

@@ -178,13 +178,14 @@ def test_a_round_lasts_as_long_as_its_busiest_worker(ranks, round_s):
 
 def test_the_parts_of_a_run_add_up():
     """Three rounds of four visits of 0.1 s a sample, 12 samples; the first visits 1 s longer; rank 0 takes
-    0.5 s for each visit and 2 s to decide, sums 0.25 s an upload and 1.5 s beside, two evaluations of 3 s
-    and 1 s.
+    0.5 s for each visit and 0.75 s beside, and 2 s to decide, sums 0.25 s an upload and 1.5 s beside, two
+    evaluations of 3 s and 1 s.
     """
     seconds = MeasuredTimes(
         PerSample(0.0, 0.1),
         PerSample(1.0, 0.1),
         book=0.5,
+        book_once=0.75,
         decide=2.0,
         mix=0.25,
         mix_once=1.5,
@@ -205,7 +206,7 @@ def test_the_parts_of_a_run_add_up():
             "start-up": 2.5,
             "data and model": 1.0,
             "set-up statistics": 7.0,
-            "rounds": 3 * (4 * 1.2 + 4 * 0.5 + 2.0 + 4 * 0.25 + 1.5) + 4 * 1.0,
+            "rounds": 3 * (4 * 1.2 + 4 * 0.5 + 0.75 + 2.0 + 4 * 0.25 + 1.5) + 4 * 1.0,
             "evaluation": 2 * (3.0 + 1.0),
             "checkpoints": 3 * 0.5,
             "end": 0.75 + EXIT_CPU_S,
@@ -360,6 +361,14 @@ def test_evaluations_are_measured_of_clients_that_have_trained():
     trained = np.arange(0, 12, 2)
     assert_array_equal(measured_times._judged(run, trained), trained)
     assert len(measured_times._judged(run, trained[:1])) == measured_times.EVALUATIONS
+
+
+def test_what_rank_0_does_once_a_round_is_not_counted_for_each_client(tmp_path, flat_plane):
+    """A round takes a millisecond or so whatever its cohort is, a client some microseconds."""
+    run = context(clients=20, output=OutputConfig(folder=str(tmp_path)))
+    dry = without_training(run)
+    found = measure(run, forecast(dry).server, 0.0)
+    assert found.book_once > 5 * found.book
 
 
 @pytest.mark.parametrize("name", MEASURED)
