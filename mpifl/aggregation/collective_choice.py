@@ -171,9 +171,14 @@ def between(latency_s: float, bytes_s: float, ranks: int) -> Costs:
         bytes_s: bytes per second.
         ranks: P.
     """
-    levels = max(1, ceil(log2(max(ranks, 2))))
+    levels = tree_levels(ranks)
     tree = Line(0.0, levels * latency_s, levels / bytes_s)
     return Costs(latency_s, bytes_s, tree, Line(0.0, latency_s, 1 / bytes_s), tree)
+
+
+def tree_levels(ranks: int) -> int:
+    """Return the levels of a binary tree of so many ranks, which are also the steps of a barrier."""
+    return ceil(log2(max(ranks, 2)))
 
 
 def crossover(costs: Costs | None, rows: int, width: int, ranks: int, exact: bool = True) -> int | None:

@@ -7,7 +7,7 @@ terms, which shows the one that limits first:
                                              and the sum of the upload included
     server     once_s + rank_s * w           fitted to what is left of a round beside that, w = 1..n here
     ranks      tasks out, reports back       of each worker: rank 0's time, messages over the server's link
-    network    trees of ceil(log2 P) levels  a broadcast of the model and a reduction of int64 sums
+    network    trees of ceil(log2 P) levels  a broadcast of the model, a barrier, a reduction of int64 sums
 
 The last two, and the bytes of registered clients, are those of `mpifl plan`, which says the same for any
 configuration.
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from mpifl.aggregation.collective_choice import REDUCE, between
+from mpifl.aggregation.collective_choice import REDUCE, between, tree_levels
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.parameters import Layout
 from mpifl.data import open_federation, prepare
@@ -70,6 +70,7 @@ class Model:
         """Return the seconds of each term."""
         costs = between(LATENCY_S, BYTES_S, workers + 1)
         moved = costs.mixing(REDUCE, 1, self.m, self.d, workers + 1) + costs.sharing(1, self.d)
+        moved += tree_levels(workers + 1) * costs.latency_s  # the barrier before the sum
         return {
             "training": self.visit_s * ceil(self.m / workers),
             "server": self.once_s + self.rank_s * workers,

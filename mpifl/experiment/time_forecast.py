@@ -16,7 +16,7 @@ from math import ceil, inf
 
 import numpy as np
 
-from mpifl.aggregation.collective_choice import Costs, Given, between, choose
+from mpifl.aggregation.collective_choice import Costs, Given, between, choose, tree_levels
 from mpifl.comm.task_pool import depth
 from mpifl.core.capabilities import (
     NewClients,
@@ -44,7 +44,7 @@ POLL_S = 1e-3  # until a rank that waits looks again: pauses grow to 2 ms
 POLLING = 0.03  # of a core, that a rank takes which waits for a round
 SHORT_POLLING = 0.3  # ... for a few milliseconds: a poll takes 45 us, and the first pauses are hardly longer
 HANDOVER_S = 4e-4  # of rank 0 and of a worker for the two messages of a visit: pickling, MPI; 0.26 to 0.5 ms
-EXCHANGES = 3  # of a round that rank 0 or the workers wait for: command, tasks, reports
+EXCHANGES = 3  # of a round that rank 0 or the workers wait for: tasks, reports, plan of the mixing
 RANK_S = 25e-6  # processor seconds of rank 0 for the tasks and the report of a worker (`mpifl bench server`)
 VISIT_BYTES, RANK_BYTES = 90, 1500  # of tasks and reports: the columns of a visit, the headers of a worker
 CHECKPOINT_BYTES_S = 200e6  # of the client state in checkpoints
@@ -336,13 +336,14 @@ def ranks_seconds(costs: Costs, visits: float, workers: int) -> float:
 
 
 def _network(context: RunContext, plan: Plan, around: Surroundings, costs: Costs, num_ranks: int) -> float:
-    """Return the seconds in which a round's rows and sums travel."""
+    """Return the seconds in which a round's rows and sums travel; ranks meet at a barrier before each sum."""
     exact, d = context.config.system.sums == "exact", context.problem.layout.size
     seconds = 0.0
     for mixing in plan.mixings:
         rows, uploads = mixing.num_rows, mixing.weights.shape[1]
         collective = choose(rows, uploads, exact)
         seconds += costs.mixing(collective, rows, uploads, d, num_ranks, exact)
+        seconds += tree_levels(num_ranks) * costs.latency_s
     return seconds + costs.sharing(max(1, around.rows // d), d)
 
 

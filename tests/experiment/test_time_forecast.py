@@ -239,6 +239,21 @@ def test_each_worker_costs_rank_0_its_messages():
     assert ranks_seconds(costs, 4, 8) == pytest.approx(3 * 1e-3 + 8 * (25e-6 + 1500e-6) + 4 * 90e-6)
 
 
+@pytest.mark.parametrize(("ranks", "messages"), [(2, 6), (3, 9), (4, 9), (8, 12)])
+def test_latencies_of_a_round_add_up(ranks, messages):
+    """Three exchanges, and ceil(log2 P) messages each for rows out, the barrier and the sum.
+
+    W3 on virtual hosts, links delayed by 20 ms: 5.2, 7.7, 9.4 and 14.3 delays a round (docs/planning.md).
+    """
+    run = context(system=SystemConfig(cost=Given(latency_s=1.0, bytes_s=1e30)))
+    dry = without_training(run)
+    traffic = forecast(dry)
+    plan, _ = first_plan(dry, traffic.server)
+    times = MeasuredTimes(PerSample(), PerSample())
+    found = forecast_time(run, times, traffic, plan, NOTHING, ranks)
+    assert round(found.round_s) == messages
+
+
 def test_efficiency_is_that_of_one_worker_by_workers_and_seconds():
     ten, three = (TimeForecast(p, {}, s, 0.0, {"training": s}) for p, s in ((2, 10.0), (5, 4.0)))
     assert efficiencies([ten, three], ten) == pytest.approx([1.0, 10 / (4 * 4.0)])
