@@ -48,7 +48,8 @@ RUNS: dict[str, Any] = {"help": "run folders, or folders of them", "nargs": "*",
 FLAG: dict[str, Any] = {"action": "store_true"}
 # commands that look at files only: neither MPI nor PyTorch is loaded for them
 ALONE = ("watch", "launch", "docs")
-LONG = ("run", "resume", "sweep", "plan", "prepare", "data")  # commands that are never silent for long
+# commands that are never silent for long
+LONG = ("run", "resume", "sweep", "plan", "prepare", "data", "bench")
 START_SECONDS = 4.0  # of silence; Python has been at it for a while before
 BIND = {**FLAG, "help": "print host, device, CPU mask and threads of every rank"}
 TARGET = {

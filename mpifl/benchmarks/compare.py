@@ -12,6 +12,7 @@ from typing import Any
 
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.errors import UserError, nearest
+from mpifl.core.progress import doing, each
 from mpifl.data import prepare
 from mpifl.experiment import loader
 
@@ -45,7 +46,8 @@ def compare_all(
             raise UserError("bench", name, nearest(name, [*WORKLOADS, "population", "scaling"]))
     out = {}
     for name in names or WORKLOADS:
-        out[name] = compare(WORKLOADS[name], ranks, turns, options, seconds)
+        with doing(name):
+            out[name] = compare(WORKLOADS[name], ranks, turns, options, seconds)
         print("\n".join(lines(name, out[name])), flush=True)
     return out
 
@@ -101,15 +103,16 @@ def take_turns(jobs: dict[str, Job], seconds: float, turns: int) -> dict[str, li
     Returns:
         Name -> the reports of its turns.
     """
-    each = {name: job.turn(1)["seconds"] for name, job in jobs.items()}
-    for _ in range(3 if max(each.values()) < 1 else 0):
-        each = {name: min(each[name], job.turn(2)["seconds"] / 2) for name, job in jobs.items()}
-    rounds = {name: max(1, ceil(seconds / each[name])) for name in jobs}
+    with doing("warming up"):
+        least = {name: job.turn(1)["seconds"] for name, job in jobs.items()}
+        for _ in range(3 if max(least.values()) < 1 else 0):
+            least = {name: min(least[name], job.turn(2)["seconds"] / 2) for name, job in jobs.items()}
+    rounds = {name: max(1, ceil(seconds / least[name])) for name in jobs}
     taken: dict[str, list[Figures]] = {name: [] for name in jobs}
-    for turn in range(turns):
-        order = list(jobs)[:: 1 if turn % 2 else -1]  # the first one may find a quieter machine
-        for name in order:
-            taken[name].append(jobs[name].turn(rounds[name]))
+    order = list(jobs)  # the first one may find a quieter machine
+    names = [name for turn in range(turns) for name in order[:: 1 if turn % 2 else -1]]
+    for name in each(names, "measuring", "turns"):
+        taken[name].append(jobs[name].turn(rounds[name]))
     return taken
 
 

@@ -31,6 +31,7 @@ from mpifl.comm.mpi_startup import mpirun
 from mpifl.comm.transport import MpiTraffic, Single
 from mpifl.core.errors import UserError
 from mpifl.core.process import keep_freed
+from mpifl.core.progress import doing
 from mpifl.experiment.build import build, build_engine, build_server_step
 from mpifl.experiment.loader import load
 from mpifl.runtime.protocol import ReportTable, TaskBatch
@@ -142,7 +143,8 @@ def measure_many_ranks(config: str, options: Sequence[str]) -> dict[int, float]:
     """
     command = [*mpirun(1), "mpifl.benchmarks.many_ranks", config, *options]
     environment = {**ONE_MACHINE, **os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    with doing("rank 0 of up to 1024 ranks"):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise UserError("bench", "server", "the job ended: " + " / ".join(done.stderr.splitlines()[-8:]))
     return {int(size): seconds for size, seconds in json.loads(done.stdout.splitlines()[-1]).items()}

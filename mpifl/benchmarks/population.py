@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpifl.comm.mpi_startup import mpirun
+from mpifl.core.progress import each
 from mpifl.data import prepare
 from mpifl.experiment import loader
 
@@ -37,9 +38,10 @@ def compare_populations(ranks: int, turns: int | None, options: Sequence[str]) -
                 command = [*mpirun(ranks), "mpifl.benchmarks.job", "SOCKET", CONFIG, *options, *size]
                 jobs[n] = Job(str(n), command, {}, Path(place))
                 jobs[n].turn(1)
-            for turn in range(turns or 7):
-                for n in list(jobs)[:: 1 if turn % 2 else -1]:
-                    taken[n].append(jobs[n].turn(1))
+            order = list(jobs)
+            turn_of = [n for turn in range(turns or 7) for n in order[:: 1 if turn % 2 else -1]]
+            for n in each(turn_of, "measuring", "turns"):
+                taken[n].append(jobs[n].turn(1))
         finally:
             for job in jobs.values():
                 job.end()

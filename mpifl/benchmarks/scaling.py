@@ -31,6 +31,7 @@ import numpy as np
 from mpifl.aggregation.collective_choice import REDUCE, between, tree_levels
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.parameters import Layout
+from mpifl.core.progress import each
 from mpifl.data import open_federation, prepare
 from mpifl.experiment import loader
 from mpifl.experiment.memory_forecast import CLIENT_BYTES
@@ -148,7 +149,9 @@ def _measure(name: str, workers: int, m: int, turns: int | None, options: Sequen
         )
         try:
             job.turn(2)
-            taken = [job.turn(2) for _ in range(turns or 5)]
+            taken = [
+                job.turn(2) for _ in each(range(turns or 5), f"{m} visits on {workers} workers", "turns")
+            ]
         finally:
             job.end()
     out = {"seconds": statistics.median(t["seconds"] / 2 for t in taken)}

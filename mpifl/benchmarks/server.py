@@ -25,6 +25,7 @@ from mpifl.comm import mpi
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.core.client import Trained
 from mpifl.core.federation import Split
+from mpifl.core.progress import each
 from mpifl.core.rng import Key
 from mpifl.core.types import Vector
 from mpifl.data import prepare
@@ -70,7 +71,7 @@ def measure_server(
             one = Job(method, command, {}, Path(place))
             try:
                 taken: dict[int, list[float]] = {}
-                for m in (FEW, *sizes):
+                for m in each((FEW, *sizes), f"rounds with {method}", "numbers of clients"):
                     one.turn(m)  # the first of its size
                     taken[m] = [one.turn(m)["server_cpu"] for _ in range(rounds or ROUNDS)]
             finally:

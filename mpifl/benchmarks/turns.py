@@ -21,6 +21,7 @@ from typing import Any
 
 from mpifl.core.errors import UserError
 from mpifl.core.process import kilobytes, peak_bytes
+from mpifl.core.progress import doing
 
 KEEP_FREED = {  # glibc: do not return freed memory to the system
     "MALLOC_TRIM_THRESHOLD_": "2000000000",
@@ -111,12 +112,12 @@ class Job:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
         environment = {**ONE_MACHINE, **environment, "OMP_NUM_THREADS": "1", **variables}
         begin = perf_counter()
-        with self.log.open("w") as log:
+        with doing(f"starting {name}"), self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        self.connection = self._accept(listening)
-        self.first = self._receive()
+            self.connection = self._accept(listening)
+            self.first = self._receive()
         self.startup = perf_counter() - begin
         self.last, self.rounds = self.first, 0
 
@@ -158,7 +159,8 @@ class Job:
         self._signal(signal.SIGCONT)
         with suppress(OSError):  # where the job ended, there is no report either
             self.connection.send(rounds)
-        self.last = self._receive()
+        with doing(self.name):
+            self.last = self._receive()
         self._signal(signal.SIGSTOP)
         self.rounds += rounds
         cpu = [b["cpu"] - a["cpu"] for a, b in zip(before["used"], self.last["used"], strict=True)]

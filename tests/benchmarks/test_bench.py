@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from conftest import mpi_environment
 
+from mpifl import cli
 from mpifl.benchmarks import command, compare, turns
 from mpifl.benchmarks import job as one
 from mpifl.benchmarks.workloads import WORKLOADS, Workload
 from mpifl.comm.transport import Single
+from mpifl.core import progress
 from mpifl.core.errors import UserError
 from mpifl.experiment.loader import load
 
@@ -32,10 +34,11 @@ class Steady:
     """A job of which each round takes the same time."""
 
     def __init__(self, round_s):
-        self.round_s, self.taken = round_s, []
+        self.round_s, self.taken, self.stages = round_s, [], []
 
     def turn(self, rounds):
         self.taken.append(rounds)
+        self.stages.append(", ".join(map(str, progress.stages())))
         return {"seconds": rounds * self.round_s, "rounds": rounds}
 
 
@@ -46,6 +49,14 @@ def test_a_turn_is_as_long_for_a_fast_program_as_for_a_slow_one():
     assert [[t["seconds"] for t in taken[name]] for name in taken] == [[3.0, 3.0], [4.0, 4.0]]
     assert compare.take_turns({"fast": fast}, 0.0, 1)["fast"][0]["rounds"] == 1
     assert compare.ratios(*taken.values(), lambda t: t["seconds"] / t["rounds"])["median"] == 0.25
+
+
+def test_a_measurement_says_how_far_it_is():
+    """Turns of W5 take half a minute each; `LONG` are the commands whose stages are shown."""
+    job = Steady(2.0)
+    compare.take_turns({"plain": job, "mpifl": Steady(2.0)}, 3.0, 2)
+    assert job.stages == ["warming up", "measuring, 1 of 4 turns", "measuring, 2 of 4 turns"]
+    assert "bench" in cli.LONG
 
 
 @pytest.mark.parametrize(
