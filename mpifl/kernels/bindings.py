@@ -698,8 +698,8 @@ def _convolution(
         margin: pixels of zeros around the images.
 
     Raises:
-        ValueError: there is no pixel, a number of channels is no multiple of `STRIP`, or kernels or margin are
-            not known.
+        ValueError: there is no pixel, a number of channels is no multiple of `STRIP`, or kernels or margin
+            are not known.
     """
     n, channels, height, width = images
     if taps not in TILE_SIDES or not 0 <= margin < taps:
