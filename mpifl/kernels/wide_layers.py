@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import bindings
 
-MIN_TILES = {3: 32, 5: 32}  # by the side of kernels; below, transforming them costs more than tiles save
+MIN_TILES = {3: 32, 5: 64}  # by the side of kernels; below, transforming them costs more than tiles save
 LAST = torch.channels_last
 _scratch = threading.local()
 
