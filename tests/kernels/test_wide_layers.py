@@ -133,7 +133,7 @@ def test_the_layout_of_images_changes_no_bit():
 def test_gradients_can_be_differentiated_again(side, padding, calls):
     found = []
     for kernels in (True, False):
-        x, weight = draw(8, 32, 8, 8).requires_grad_(), draw(32, 32, side, side, seed=1).requires_grad_()
+        x, weight = draw(16, 32, 8, 8).requires_grad_(), draw(32, 32, side, side, seed=1).requires_grad_()
         with ChannelsLast() if kernels else nullcontext():
             y = torch.conv2d(x, weight, None, padding=padding).square().sum()
         first = torch.autograd.grad(y, (x, weight), create_graph=True)
@@ -183,7 +183,7 @@ def test_wrapped_tensors_are_left_to_pytorch(calls):
 MODELS_TAKEN = {
     "emdcnn": (EmdCNN(channels=(64, 64), embedding=16), (1, 8, 8)),
     "resnet18": (ResNet18Cifar(width=32), (3, 8, 8)),
-    "ccfl_cnn": (CcflCNN(channels=(32, 32), embedding=16), (1, 16, 16)),
+    "ccfl_cnn": (CcflCNN(channels=(32, 32), embedding=16), (1, 20, 20)),
     "leaf_cnn": (LeafCNN(channels=(32, 32), embedding=16), (1, 8, 8)),
 }
 CONFIG = LocalConfig(epochs=1, batch_size=48, lr=0.05, momentum=0.9)
