@@ -28,9 +28,9 @@ enum { STRIP = 32, BLOCK = 48, MAX_ROWS = 12, LINE = 16, POINTS = 6, POSITIONS =
 
 /* A convolution: its input, its output, and the tiles of `side` x `side` pixels that cover the output. */
 struct convolution {
-    ptrdiff_t height, width, in;       /* pixels and channels of the input */
+    ptrdiff_t height, width, in; /* pixels and channels of the input */
     ptrdiff_t out_height, out_width, out;
-    ptrdiff_t taps, margin, side;      /* kernels of taps x taps, side = POINTS + 1 - taps; margin around the input */
+    ptrdiff_t taps, margin, side; /* kernels of taps x taps, margin around the input; side = POINTS + 1 - taps */
     ptrdiff_t tiles_high, tiles_wide, tiles; /* of an image, and in all */
 };
 
@@ -104,7 +104,8 @@ static struct convolution convolution_of(ptrdiff_t n, ptrdiff_t height, ptrdiff_
 {
     const ptrdiff_t side = POINTS + 1 - taps, more = 2 * margin + 1 - taps;
     const ptrdiff_t high = (height + more + side - 1) / side, wide = (width + more + side - 1) / side;
-    return (struct convolution){height, width, in, height + more, width + more, out, taps, margin, side, high, wide, n * high * wide};
+    return (struct convolution){height, width, in,   height + more, width + more, out,
+                                taps,   margin, side, high, wide, n * high * wide};
 }
 
 /* Returns how many floats of workspace the functions below need. */

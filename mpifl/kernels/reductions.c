@@ -225,7 +225,7 @@ void mpifl_max_pool2x2_last(const float *restrict x, float *restrict out, uint8_
     }
 }
 
-/* Bits of floats, and pixels: compilers compare single bytes with many more instructions. */
+/* Bits of floats, and numbers of pixels as wide as these: gcc takes many more instructions to compare single bytes. */
 enum { LANES = 16 };
 typedef int32_t lanes __attribute__((vector_size(4 * LANES)));
 typedef uint8_t bytes __attribute__((vector_size(LANES)));
