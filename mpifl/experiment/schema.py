@@ -144,8 +144,8 @@ class SystemConfig:
             than one after the other, the same for any number of ranks; 0 takes what measures fastest at the
             start.
         kernels: train networks of dense layers, small convolutions, ReLU, 2x2 pooling and dropout with
-            kernels in C, and compute wide 3x3 convolutions of any model with them (CPU only): several times
-            faster than PyTorch, other last bits (`docs/performance.md`).
+            kernels in C, and compute wide convolutions (3x3, 5x5) of any model with them (CPU only): several
+            times faster than PyTorch, other last bits (`docs/performance.md`).
         cuda_graphs: replay the steps of SGD as CUDA graphs (GPU only; `docs/performance.md`).
         deterministic: make a GPU give the same bits each time; costs some speed.
         mpi_memory: memory from which MPI reads sums that a GPU made: `main`, a copy in page-locked main
