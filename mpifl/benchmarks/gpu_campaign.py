@@ -106,13 +106,13 @@ class Campaign:
             share: of the time that is left, which it may take.
 
         Raises:
-            UserError: the run ended with another exit code than 0; holds its last line.
+            UserError: the run ended with another exit code than 0; says why.
         """
         place = ["--output.folder", str(self.folder / "runs"), "--output.id", name]
         command = [*mpirun(ranks), "mpifl", "run", *words, *self.options, *place]
         code, said = self.told(command, name, self.left * share)
         if code:
-            raise UserError(name, f"exit code {code}", said[-1] if said else "no word")
+            raise UserError(name, f"exit code {code}", _reason(said))
         (run,) = (self.folder / "runs").glob(f"*-{name}")
         read = [json.loads((run / file).read_text()) for file in ("summary.json", "environment.json")]
         return {"summary": read[0], "environment": read[1]}
@@ -146,6 +146,11 @@ class Campaign:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         return code, log.read_text(errors="replace").strip().splitlines()
+
+
+def _reason(said: Sequence[str]) -> str:
+    """Return why a program ended: the last line of mpifl, around which mpirun has its own; else the last."""
+    return ([line for line in said if line.startswith("mpifl: ")] or [*said] or ["no word"])[-1]
 
 
 def _environment() -> dict[str, str]:
@@ -184,7 +189,7 @@ def tests(campaign: Campaign) -> Figures:
     command = [sys.executable, "-m", "pytest", "--rootdir", str(root), *words, *files]
     code, said = campaign.told(command, "tests", campaign.left * 0.4)
     if not report.is_file():
-        raise UserError("tests", f"exit code {code}", said[-1] if said else "no word")
+        raise UserError("tests", f"exit code {code}", _reason(said))
     cases = [*ElementTree.parse(report).iter("testcase")]
     kinds = {kind: [c.get("name") for c in cases if c.find(kind) is not None] for kind in _NOT_PASSED}
     failed = sorted(str(name) for kind in ("failure", "error") for name in kinds[kind])

@@ -129,6 +129,13 @@ def test_the_stacked_step_is_the_same_compiled(tmp_path):
     assert found["largest_difference"] == 0.0, "in a rehearsal nothing is fused"
 
 
+def test_a_run_that_fails_is_told_by_its_own_line_not_by_that_of_mpirun(tmp_path, monkeypatch):
+    said = "echo 'mpifl: model = 3: take one'; echo; echo -----; exit 2"
+    monkeypatch.setattr(gpu_campaign, "mpirun", lambda ranks: ["sh", "-c", said])
+    with pytest.raises(UserError, match="mpifl: model = 3: take one"):
+        Campaign(tmp_path, "cpu").mpifl(3, "x", "quickstart")
+
+
 @pytest.mark.nightly
 def test_the_whole_campaign_is_rehearsed(tmp_path, capsys):
     """One step after the other, as on a GPU, on the CPU."""
