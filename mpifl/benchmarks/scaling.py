@@ -47,7 +47,7 @@ BUSY = ("train", "load", "reduce")  # phases of a worker that are part of its vi
 LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network assumed in the extrapolation
 PROCESS_BYTES = 280e6  # of rank 0, without registered clients
 REGISTERED = (10**6, 10**7, 10**8)
-OTHERS = 1.0  # programs that ran beside: from here on it is said
+LOAD = 1.0  # of other programs: from here on it is said
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,10 @@ def lines(out: dict[str, Any], model: Model) -> list[str]:
             f"{w:7d} {f['seconds']:8.4f} {efficiency:7.0%} {kept:6.0%} {shares[0]:27.0%} {shares[1]:6.1%} "
             f"{shares[2]:10.1%} {shares[3]:7.1%} {shares[4]:6.1%}"
         )
-    if out["load"] > OTHERS:
+    if out["load"] > LOAD:
         page.append(
-            f"busy: {out['load']:.0f} other programs ran when it began, and these are seconds of the clock: "
-            "the model's server has what the ranks waited for a core"
+            f"busy: the load was {out['load']:.0f} before it began, and these are seconds of the clock: the "
+            "model's server has what the ranks waited for a core"
         )
     page += [
         "",

@@ -54,7 +54,7 @@ def test_one_worker_gives_no_slope_and_the_page_says_what_binds():
     assert [line.split()[0] for line in page[-4:]] == ["16", "64", "256", "1024"]
     assert page[-1].endswith(("server", "training"))
     assert not any("busy" in line for line in page)
-    assert any("busy: 9 other programs ran" in line for line in lines({**out, "load": 9.2}, model))
+    assert any("busy: the load was 9 before" in line for line in lines({**out, "load": 9.2}, model))
 
 
 def test_the_notes_of_a_round_are_as_large_as_the_model_says():
