@@ -53,7 +53,7 @@ class PerFedAvg(RowUpdates, Algorithm):
     delta: float = 1e-3
 
     paper = "fallah2020personalized"
-    needs = Needs(new_optimizer=True, averages=True)
+    needs = Needs(new_optimizer=True, own_gradients=True, averages=True)
 
     def __post_init__(self) -> None:
         require(self.alpha >= 0, "alpha", self.alpha, "take 0 or more")

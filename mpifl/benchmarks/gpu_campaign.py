@@ -1,4 +1,4 @@
-"""The first hour on a GPU: all that was only rehearsed, in under ten minutes, as one JSON file and a page.
+"""The first hour on a GPU: all that was only rehearsed, in some ten minutes, as one JSON file and a page.
 
     launch/gpu-campaign FOLDER                  on a machine with a GPU
     launch/gpu-campaign FOLDER --rehearse       the same steps on the CPU, with tiny work
@@ -40,6 +40,7 @@ from .workloads import WORKLOADS
 
 Figures = dict[str, Any]
 SECONDS = 570.0  # of the whole campaign
+REHEARSAL_S = 1800.0  # of a rehearsal, on cores that do other work as well
 LEAST_S = 5.0  # that a step needs
 LONGEST = 400  # characters of what is told of a failure
 TESTS = (
@@ -53,7 +54,11 @@ WAYS = {  # of training on a GPU -> options
     "graphs": ["--system.stack", "1", "--system.cuda_graphs", "true"],
     "stacked": ["--system.stack", "0"],
     "stacked, free": ["--system.stack", "0", "--system.deterministic", "false"],
+    "bfloat16": ["--system.stack", "1", "--local.precision", "bfloat16"],
 }
+SMALL = ("W1", "W2", "W3")  # networks that can be stacked
+WAYS_OF_LARGE = ("one by one", "graphs", "bfloat16")
+NOT_COUNTED = ("bfloat16",)  # for the goals: the loop is float32
 TINY = ["--rounds", "2", "--evaluation.every", "1"]
 REHEARSED = ["--data.source.train", "400", "--data.source.test", "40", "--data.scenario.clients", "20"]
 REHEARSED += ["--cohort_size", "5"]
@@ -101,13 +106,13 @@ class Campaign:
             share: of the time that is left, which it may take.
 
         Raises:
-            UserError: the run ended with another exit code than 0; holds its last line.
+            UserError: the run ended with another exit code than 0; says why.
         """
         place = ["--output.folder", str(self.folder / "runs"), "--output.id", name]
         command = [*mpirun(ranks), "mpifl", "run", *words, *self.options, *place]
         code, said = self.told(command, name, self.left * share)
         if code:
-            raise UserError(name, f"exit code {code}", said[-1] if said else "no word")
+            raise UserError(name, f"exit code {code}", _reason(said))
         (run,) = (self.folder / "runs").glob(f"*-{name}")
         read = [json.loads((run / file).read_text()) for file in ("summary.json", "environment.json")]
         return {"summary": read[0], "environment": read[1]}
@@ -133,10 +138,19 @@ class Campaign:
             try:
                 code = process.wait(max(1.0, limit))
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
                 code = 124
+                os.killpg(process.pid, signal.SIGTERM)  # mpirun ends its ranks; they would outlive a SIGKILL
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         return code, log.read_text(errors="replace").strip().splitlines()
+
+
+def _reason(said: Sequence[str]) -> str:
+    """Return why a program ended: the last line of mpifl, around which mpirun has its own; else the last."""
+    return ([line for line in said if line.startswith("mpifl: ")] or [*said] or ["no word"])[-1]
 
 
 def _environment() -> dict[str, str]:
@@ -175,7 +189,7 @@ def tests(campaign: Campaign) -> Figures:
     command = [sys.executable, "-m", "pytest", "--rootdir", str(root), *words, *files]
     code, said = campaign.told(command, "tests", campaign.left * 0.4)
     if not report.is_file():
-        raise UserError("tests", f"exit code {code}", said[-1] if said else "no word")
+        raise UserError("tests", f"exit code {code}", _reason(said))
     cases = [*ElementTree.parse(report).iter("testcase")]
     kinds = {kind: [c.get("name") for c in cases if c.find(kind) is not None] for kind in _NOT_PASSED}
     failed = sorted(str(name) for kind in ("failure", "error") for name in kinds[kind])
@@ -187,27 +201,39 @@ _NOT_PASSED = ("failure", "error", "skipped")
 
 
 def digests(campaign: Campaign) -> Figures:
-    """Run one configuration on 1, 2 and 3 ranks: the digests should be equal."""
-    found = {}
+    """Run one configuration on 1, 2 and 3 ranks: digests equal, GPUs taken in turn, workers first."""
+    found, gpus = {}, torch.cuda.device_count()
     for ranks in (1, 2, 3):
         read = campaign.mpifl(ranks, f"digest-{ranks}", "bench/w1", *TINY, share=0.3)
         found[str(ranks)] = read["summary"]["digest"]
         places = [place["device"] for place in read["environment"]["processes"]]
-    return {"digests": found, "equal": len(set(found.values())) == 1, "devices": places}
+    in_turn = ["cpu"] * 3 if campaign.rehearsed else [f"cuda:{i % gpus}" for i in (2, 0, 1)]
+    equal = len(set(found.values())) == 1
+    return {"digests": found, "equal": equal, "devices": places, "in_turn": places == in_turn}
 
 
 def memory_of_mpi(campaign: Campaign) -> Figures:
-    """Let MPI read sums from the GPU's memory: the digest should be that of copies in main memory."""
-    found, kinds = {}, ("main", "auto")
-    for kind in kinds:
+    """Let MPI read sums from the GPU's memory: the digest should be that of copies in main memory.
+
+    An MPI that is not CUDA-aware refuses `device`, and `auto` takes main memory with it.
+    """
+    found: Figures = {}
+    for kind in ("main", "auto", "device"):
         options = [*TINY, "--system.mpi_memory", kind]
-        read = campaign.mpifl(3, f"memory-{kind}", "bench/w1", *options, share=0.4)
+        try:
+            read = campaign.mpifl(3, f"memory-{kind}", "bench/w1", *options, share=0.4)
+        except UserError as error:
+            if kind != "device" or found["auto"]["used"] == "device":
+                raise
+            found[kind] = {"refused": str(error)[:LONGEST]}
+            continue
         found[kind] = {
             "digest": read["summary"]["digest"],
             "used": read["environment"]["mpi_memory"],
             "wall_seconds": read["summary"]["wall_seconds"],
         }
-    return {**found, "equal": found["main"]["digest"] == found["auto"]["digest"]}
+    digests = {one["digest"] for one in found.values() if "digest" in one}
+    return {**found, "equal": len(digests) == 1}
 
 
 def speed(name: str) -> Callable[[Campaign], Figures]:
@@ -215,29 +241,40 @@ def speed(name: str) -> Callable[[Campaign], Figures]:
 
     def step(campaign: Campaign) -> Figures:
         workload = WORKLOADS[name]
-        ways = WAYS if name in ("W1", "W2", "W3") else {"one by one": WAYS["one by one"]}
-        ways = {way: words for way, words in ways.items() if way != "graphs" or not campaign.rehearsed}
-        folder = campaign.folder / name
+        left_out = ("graphs",) if campaign.rehearsed else ()
+        ways = [way for way in (WAYS if name in SMALL else WAYS_OF_LARGE) if way not in left_out]
+        folder, limit = campaign.folder / name, max(LEAST_S, campaign.left * 0.4)
         folder.mkdir()
         loop = ["-m", "mpifl.benchmarks.plain_loop", "SOCKET", "1", workload.config, campaign.device]
+        less = REHEARSED if campaign.rehearsed else []
         jobs: dict[str, Job] = {}
+        failed: dict[str, str] = {}
         try:
-            less = REHEARSED if campaign.rehearsed else []
-            jobs["loop"] = Job("loop", [sys.executable, *loop, *less], {}, folder)
-            for way, options in ways.items():
-                jobs["loop" if not jobs else [*jobs][-1]].stop()
-                words = ["mpifl.benchmarks.job", "SOCKET", workload.config, *campaign.options, *options]
-                jobs[way] = Job(way, [*mpirun(2), *words], {}, folder)
-            for job in jobs.values():
-                job.stop()
+            jobs["loop"] = Job("loop", [sys.executable, *loop, *less], {}, folder, limit)
+            jobs["loop"].stop()
+            for way in ways:
+                words = ["mpifl.benchmarks.job", "SOCKET", workload.config, *campaign.options, *WAYS[way]]
+                try:
+                    job = Job(way, [*mpirun(2), *words], {}, folder, limit)
+                except UserError as error:
+                    failed[way] = str(error)[:LONGEST]
+                    continue
+                jobs[way] = job
+                try:
+                    job.turn(1)  # where a way breaks on this GPU, the others are measured all the same
+                except UserError as error:
+                    failed[way] = str(error)[:LONGEST]
+                    jobs.pop(way).end()
             turns = 1 if campaign.rehearsed else 3
             taken = take_turns(jobs, 0.0 if campaign.rehearsed else 2.0, turns)
         finally:
             for job in jobs.values():
                 job.end()
         seconds = {way: median(map(_per_round, taken[way])) for way in jobs}
-        ratio = {way: ratios(taken["loop"], taken[way], _per_round)["median"] for way in ways}
-        return {"seconds_per_round": seconds, "times_the_loop": ratio}
+        ratio = {
+            way: ratios(taken["loop"], taken[way], _per_round)["median"] for way in jobs if way != "loop"
+        }
+        return {"seconds_per_round": seconds, "times_the_loop": ratio, "ways_that_failed": failed}
 
     step.__doc__ = f"Rounds of {name} beside the loop on the same GPU."
     return step
@@ -268,7 +305,8 @@ def _round_seconds(campaign: Campaign, workers: int, variables: dict[str, str], 
     folder = campaign.folder / f"sharing-{workers}-{'mps' if mps else 'plain'}"
     folder.mkdir()
     words = ["mpifl.benchmarks.job", "SOCKET", WORKLOADS["W1"].config, *campaign.options]
-    job = Job("job", [*mpirun(workers + 1), *words], variables, folder)
+    limit = max(LEAST_S, campaign.left * 0.3)
+    job = Job("job", [*mpirun(workers + 1), *words], variables, folder, limit)
     try:
         job.turn(1)
         rounds = 2 if campaign.rehearsed else 10
@@ -364,13 +402,18 @@ class Step:
 
 
 def _best(figures: Figures) -> float:
-    return float(max(figures["times_the_loop"].values()))
+    counted = [times for way, times in figures["times_the_loop"].items() if way not in NOT_COUNTED]
+    return float(max(counted, default=0.0))
+
+
+def _same_in_turn(figures: Figures) -> bool:
+    return bool(figures["equal"] and figures["in_turn"])
 
 
 STEPS = {
     "machine": Step("the machine", "", machine),
     "tests": Step("tests that skip without a GPU", "none fails", tests, lambda f: not f["failed_tests"]),
-    "digests": Step("1, 2 and 3 ranks on the GPU", "equal digests", digests, lambda f: bool(f["equal"])),
+    "digests": Step("1, 2 and 3 ranks", "equal digests, a GPU each in turn", digests, _same_in_turn),
     "W1": Step("W1 beside the loop", "10 times as fast", speed("W1"), lambda f: _best(f) >= 10),
     "W3": Step("W3 beside the loop", "10 times as fast", speed("W3"), lambda f: _best(f) >= 10),
     "W2": Step("W2 beside the loop", "10 times as fast", speed("W2"), lambda f: _best(f) >= 10),
@@ -476,7 +519,8 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("gpu-campaign", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", help="a new folder for the results")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny work")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"in all (default: {SECONDS:.0f})")
+    most = f"in all (default: {SECONDS:.0f}, in a rehearsal {REHEARSAL_S:.0f})"
+    parser.add_argument("--seconds", type=float, help=most)
     parser.add_argument("--steps", default="", help=f"some of {', '.join(STEPS)}; commas between them")
     args = parser.parse_args(words)
     names = args.steps.split(",") if args.steps else [*STEPS]
@@ -492,7 +536,8 @@ def main(words: Sequence[str]) -> int:
         return 2
     if args.rehearse and not args.steps:
         names = [name for name in names if name not in SLOW_TO_REHEARSE]
-    campaign = Campaign(folder.resolve(), "cpu" if args.rehearse else "cuda", args.seconds)
+    seconds = args.seconds or (REHEARSAL_S if args.rehearse else SECONDS)
+    campaign = Campaign(folder.resolve(), "cpu" if args.rehearse else "cuda", seconds)
     results = run_campaign(campaign, names, lambda line: print(line, flush=True))
     print(f"results: {campaign.folder / 'gpu-campaign.md'}")
     return int(any("failed" in found or found.get("met") is False for found in results.values()))

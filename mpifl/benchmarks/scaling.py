@@ -47,6 +47,7 @@ BUSY = ("train", "load", "reduce")  # phases of a worker that are part of its vi
 LATENCY_S, BYTES_S = 5e-6, 10e9  # of the network assumed in the extrapolation
 PROCESS_BYTES = 280e6  # of rank 0, without registered clients
 REGISTERED = (10**6, 10**7, 10**8)
+LOAD = 1.0  # of other programs: from here on it is said
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ def measure_scaling(name: str, most: int | None, turns: int | None, options: Seq
     Returns:
         The figures.
     """
+    load = os.getloadavg()[0]  # before any job is there
     config = loader.load(WORKLOADS[name].config, list(options))
     prepare(config.data, config.seed.data, download=False)
     federation = open_federation(config.data, config.seed.data, build=False)
@@ -134,7 +136,7 @@ def measure_scaling(name: str, most: int | None, turns: int | None, options: Seq
     strong = {w: _measure(name, w, m, turns, options) for w in counts}
     weak = {w: _measure(name, w, max(1, m * w // cores), turns, options) for w in counts}
     model = fit(strong, m, d)
-    out = {"workload": name, "m": m, "strong": strong, "weak": weak, "model": vars(model)}
+    out = {"workload": name, "m": m, "strong": strong, "weak": weak, "model": vars(model), "load": load}
     print("\n".join(lines(out, model)), flush=True)
     return out
 
@@ -174,6 +176,11 @@ def lines(out: dict[str, Any], model: Model) -> list[str]:
         page.append(
             f"{w:7d} {f['seconds']:8.4f} {efficiency:7.0%} {kept:6.0%} {shares[0]:27.0%} {shares[1]:6.1%} "
             f"{shares[2]:10.1%} {shares[3]:7.1%} {shares[4]:6.1%}"
+        )
+    if out["load"] > LOAD:
+        page.append(
+            f"busy: the load was {out['load']:.0f} before it began, and these are seconds of the clock: the "
+            "model's server has what the ranks waited for a core"
         )
     page += [
         "",

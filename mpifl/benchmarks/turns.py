@@ -91,6 +91,7 @@ class Job:
         command: Starts it; the word `SOCKET` is replaced by the path of its socket.
         variables: Added to its environment.
         folder: Gets its socket and its log.
+        limit: Seconds until it must have answered, from now on and from the start of each turn; 0 for none.
 
     Attributes:
         startup: Seconds from its start to its first report.
@@ -99,11 +100,18 @@ class Job:
         rounds: Rounds of all turns.
 
     Raises:
-        UserError: It ended before its first report; holds the end of its log.
+        UserError: It ended before its first report; holds the end of its log. Or it took too long.
     """
 
-    def __init__(self, name: str, command: Sequence[str], variables: Mapping[str, str], folder: Path) -> None:
-        self.name, self.log = name, folder / f"{name}.log"
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        folder: Path,
+        limit: float = 0.0,
+    ) -> None:
+        self.name, self.log, self.limit = name, folder / f"{name}.log", limit
         path = folder / f"{name}.socket"
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
@@ -116,18 +124,22 @@ class Job:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-            self.connection = self._accept(listening)
-            self.first = self._receive()
+            try:
+                self.connection = self._accept(listening)
+                self.first = self._receive()
+            except UserError:
+                self.process.terminate()
+                raise
         self.startup = perf_counter() - begin
         self.last, self.rounds = self.first, 0
 
     def _accept(self, listening: socket.socket) -> Connection:
         listening.settimeout(0.2)
         begin = perf_counter()
-        while perf_counter() - begin < START_SECONDS:
+        while perf_counter() - begin < (self.limit or START_SECONDS):
             with suppress(TimeoutError):
                 connected, _ = listening.accept()
-                connected.settimeout(None)
+                connected.settimeout(self.limit or None)
                 return Connection(connected)
             if self.process.poll() is not None:
                 break
@@ -140,6 +152,9 @@ class Job:
     def _receive(self) -> dict[str, Any]:
         try:
             report = self.connection.receive()
+        except TimeoutError as error:
+            remedy = f"the job did not answer for {self.limit:.0f} s"
+            raise UserError("bench", self.name, remedy) from error
         except OSError:
             report = None
         if report is None:

@@ -35,6 +35,8 @@ class Needs:
         plain_sgd: local training must be SGD without momentum.
         new_optimizer: every training begins with a new optimiser, because a visit trains on single batches,
             differs from the last one, or reckons with the momentum; `local.keep_optimizer` is refused.
+        own_gradients: its steps are made of gradients that it takes by itself (`Client.gradient`), which are
+            float32; `local.precision: bfloat16` is refused.
         round_number: what a client does depends on the number of the round.
         server_update: the hook of that name changes rows.
         min_cohort: fewest uploads of a step. From 2 on, a step compares uploads or shares rows out among
@@ -62,6 +64,7 @@ class Needs:
     client_state: bool = False
     plain_sgd: bool = False
     new_optimizer: bool = False
+    own_gradients: bool = False
     round_number: bool = False
     server_update: bool = False
     min_cohort: int = 1

@@ -67,6 +67,7 @@ NEW_KEYS: dict[str, Any] = {
     "data.scenario:emdcfl_mnist.validation": 0.1,
     "data.scenario:emdcfl_cifar.validation": 0.1,
     "local.keep_optimizer": False,
+    "local.precision": "float32",
     "model.lora": {"rank": 0, "alpha": None, "layers": ["*"], "train": ["head"]},
     **{f"model:{name}.weights": None for name in WITHOUT_WEIGHTS},
     "output.updates": False,

@@ -63,6 +63,7 @@ from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner, pick_stack
 from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import local_configs
+from mpifl.training.precision import FLOAT32, check_precision
 
 from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
@@ -90,7 +91,7 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
     Raises:
         UserError: on every rank; names the key, its value and a remedy.
     """
-    resources = take_resources(config.system, transport)
+    resources = take_resources(config, transport)
     parts: Parts | None = None
     start = None if (folder := config.start.run) is None else on_server(transport, lambda: read_model(folder))
 
@@ -133,12 +134,14 @@ class Resources:
     faults: tuple[UserError | None, ...]
 
 
-def take_resources(system: SystemConfig, transport: Transport) -> Resources:
+def take_resources(config: Config, transport: Transport) -> Resources:
     """Take threads and device, and tell rank 0; every rank calls."""
+    system = config.system
     torch.set_num_threads(threads_of(transport, system.threads))
     device, fault = CPU, None
     try:
         device = device_of(system, transport.device_rank)
+        check_precision(config.local.precision, torch.device(device))
         check_folder("system.scratch", system.scratch)
     except UserError as error:
         fault = error
@@ -433,6 +436,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         raise UserError("data.scenario.validation", 0, remedy)
     ways = [local, *parts.differing.values()]
     plain = all(way.optimizer == "sgd" and way.momentum == 0 for way in ways)
+    remedy = "this method makes its steps of gradients that it takes by itself, in float32; take float32"
+    require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
     remedy = "this method needs plain SGD without momentum"
     require(plain or not needs.plain_sgd, "local.momentum", max(way.momentum for way in ways), remedy)
     if local.keep_optimizer:

@@ -20,6 +20,7 @@ from mpifl.simulation.sampling import Sampler
 from mpifl.traffic.accountant import Accountant
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
+from mpifl.training.precision import FLOAT32
 
 from .placement import CPU, Place, workers_of
 from .schema import Config
@@ -146,5 +147,7 @@ class RunContext:
         if system.sums != "exact":
             options |= {"ranks": self.transport.size, "collective": system.collective}
         options |= {"stack": self.decisions.stack, "threads": torch.get_num_threads()}
+        local = self.config.local
+        options |= {} if local.precision == FLOAT32 else {"precision": local.precision}
         options |= {"frozen": self.decisions.base} if self.decisions.base else {}
         return identity(options, [place["machine"] for place in workers_of(self.places)])

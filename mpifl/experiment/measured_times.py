@@ -41,7 +41,7 @@ from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
 from mpifl.core.types import Server
 from mpifl.results import checkpoint_files
-from mpifl.results.recorder import Recorder
+from mpifl.results.recorder import Recorder, written_clients
 from mpifl.runtime.aggregators import Aggregator, LocalAggregator, Uploads
 from mpifl.runtime.engine import EvaluationSchedule, Record
 from mpifl.runtime.protocol import GatheredReports
@@ -442,9 +442,13 @@ class _Observer:
 
     def __init__(self, context: RunContext, step: TimedStep, folder: Path) -> None:
         self.context, self.step = context, step
+        config, n = context.config, context.problem.num_clients
+        written = written_clients(config.output.clients, n, key(config.seed.training))
         self.recorder = Recorder(
-            folder, context.federation, context.config.evaluation.by, task=context.config.task
+            folder, context.federation, config.evaluation.by, task=config.task, written=written
         )
+        if written is not None:
+            step.ledger.remember(written)
         self.seconds: list[float] = []
 
     def __call__(self, record: Record) -> None:

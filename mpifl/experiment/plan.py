@@ -47,7 +47,7 @@ from .build import build, build_server_step, open_data
 from .context import RunContext
 from .data_preview import named_classes
 from .measured_times import VISITS, MeasuredTimes, measure
-from .memory_forecast import MeasuredMemory, StateMemory, peak_memory
+from .memory_forecast import CLIENT_BYTES, MeasuredMemory, StateMemory, peak_memory
 from .schema import Config
 from .time_forecast import (
     MARGIN,
@@ -61,6 +61,7 @@ from .time_forecast import (
 )
 from .traffic_forecast import TrafficForecast, check_uploads, forecast, without_training
 
+MANY_CLIENTS = 10**8  # what a table of ranks says beside its own clients
 BUSY = 1.3  # times as long as the processor's seconds: from here on it is said
 START_S = 2.0  # of a process, where nobody noted them
 
@@ -195,6 +196,7 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
 
         kept = traffic.kept * _num_kept(context)
         page += ["", *time_lines(measured, at, room, planned_ranks(context), asked, cores, kept)]
+        page += [_registered_line(context.problem.num_clients)] if asked.ranks else []
         page += _uncounted_lines(context)
     return "\n".join(page)
 
@@ -520,6 +522,15 @@ def _memory_lines(
             f"{_size(traffic.kept)} a visit; in {where}"
         )
     return lines
+
+
+def _registered_line(num_clients: int) -> str:
+    """Return the bytes of the server's and workers' memory that grow with the registered clients."""
+    here, many = (_size(CLIENT_BYTES * n) for n in (num_clients, MANY_CLIENTS))
+    return (
+        f"registered clients: {CLIENT_BYTES} bytes each at every rank, {here} of these {num_clients:,} "
+        f"(counted above), {many} of {MANY_CLIENTS:,}; beside what a method keeps of each"
+    )
 
 
 def _size(count: float) -> str:

@@ -239,6 +239,12 @@ def _scheduler(context: RunContext, num_ranks: int) -> Scheduler:
     return Scheduler((0,) * num_ranks, workers, sizes, stack=context.decisions.stack)
 
 
+def _present(context: RunContext) -> np.ndarray:
+    """Return the clients that are there from the first round on, ascending."""
+    absent = np.array(context.decisions.absent, np.int64)
+    return np.delete(np.arange(context.problem.num_clients), absent)
+
+
 def _statistics(
     context: RunContext, measured: MeasuredTimes, num_ranks: int, cores: Cores
 ) -> tuple[float, float]:
@@ -247,7 +253,7 @@ def _statistics(
     once = measured.shown + measured.setup + measured.gram_setup
     if not uses(algorithm, OneShotStatistics):
         return once, once
-    everyone = np.setdiff1d(np.arange(len(sizes)), context.decisions.absent)
+    everyone = _present(context)
     seconds = measured.fingerprint(sizes[everyone])
     owners = _scheduler(context, num_ranks).assign(everyone, sizes[everyone])
     return once + cores.busiest(owners, seconds, num_ranks), once + float(seconds.sum())
@@ -271,7 +277,7 @@ def _rounds(
     remembers, looks = uses(algorithm, RememberedUploads), uses(algorithm, SecondLook)
     scheduler, met = _scheduler(context, num_ranks), set[int]()  # rank and client
     seen = np.zeros(0, np.int64)
-    known = np.setdiff1d(np.arange(n), context.decisions.absent)
+    known = _present(context) if uses(algorithm, NewClients) else np.zeros(0, np.int64)
     schedule = EvaluationSchedule(context.evaluated_clients, config.evaluation.every)
     moved = 0.0 if costs is None else _network(context, plan, around, costs, num_ranks)
     most = min(config.rounds, MOST_STEPS)

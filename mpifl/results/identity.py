@@ -107,6 +107,8 @@ def line(found: Mapping[str, Any]) -> str:
     kernels = "no kernels" if build == NONE else f"kernels {build} ({found['compiler'].split(',')[0]})"
     if found.get("compiled") is False:  # by system.kernels, or because the task's loss is none they know
         kernels = "trained by PyTorch, not by the kernels"
+    if "precision" in found:
+        kernels = f"trained in {found['precision']} by PyTorch, not by the kernels"
     parts = [kernels, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
     parts += [] if found["device"] == "cpu" else [found["device"]]
     parts += [f"{name} {found[name]}" for name in ("torch", "numpy", "mpifl")]

@@ -30,6 +30,7 @@ from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
 from .model_context import ModelContext, is_random
 from .optimizer import adam, fused_sgd
+from .precision import FLOAT32, forward_pass
 
 STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
 
@@ -60,12 +61,15 @@ def train_all(context: ModelContext, requests: Sequence[Request]) -> list[Traine
     return [out[i] for i in range(len(requests))]
 
 
-def stacked_gradients(module: nn.Module, losses: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+def stacked_gradients(
+    module: nn.Module, losses: Callable[..., torch.Tensor], precision: str = FLOAT32
+) -> Callable[..., Any]:
     """Return what takes the gradients of all clients of a stack at once.
 
     Args:
         module: their model.
         losses: (outputs, labels) -> loss of each sample.
+        precision: number format of the forward and backward pass.
 
     Returns:
         (moving tensors, other tensors, samples, labels, weights of samples), all stacked over clients -> the
@@ -79,7 +83,8 @@ def stacked_gradients(module: nn.Module, losses: Callable[..., torch.Tensor]) ->
         y: torch.Tensor,
         weight: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        value = (losses(torch.func.functional_call(module, {**own, **rest}, (x,)), y) * weight).sum()
+        with forward_pass(precision, x.device):
+            value = (losses(torch.func.functional_call(module, {**own, **rest}, (x,)), y) * weight).sum()
         return value, value.detach()
 
     return torch.func.vmap(torch.func.grad(loss, has_aux=True))
@@ -135,7 +140,8 @@ class _Stack:
         moving = {name: rows[name] for name in self.moving}
         fixed = {name: t for name, t in rows.items() if name not in moving}
 
-        grads, values = stacked_gradients(self.module, self.task.losses)(moving, fixed, x, y, weight)
+        take = stacked_gradients(self.module, self.task.losses, self.config.precision)
+        grads, values = take(moving, fixed, x, y, weight)
         self.losses[:active] += values
         self._update(step, active, [grads[name] for name in self.moving])
 

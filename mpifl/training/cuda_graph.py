@@ -17,6 +17,7 @@ from .backend import Backend, Request
 from .config import LocalConfig
 from .model_context import ModelContext
 from .optimizer import OptimizerStep
+from .precision import forward_pass
 from .pytorch_backend import FullBatchStep, train_by_steps
 
 WARM_UP = 3  # steps before capture, as PyTorch asks for: libraries allocate and choose in them
@@ -29,7 +30,7 @@ class CudaGraphBackend(Backend):
         context: the model; on a CPU the same step is taken without a graph.
 
     Attributes:
-        captured: the steps captured so far, by momentum, weight decay, part and shape of a batch.
+        captured: the steps captured so far, by momentum, weight decay, precision, part and shape of a batch.
     """
 
     def __init__(self, context: ModelContext) -> None:
@@ -55,7 +56,7 @@ class CudaGraphBackend(Backend):
         """Return the captured step at the start of a visit; a new one is captured first."""
         config, split = request.config, request.split
         shape = config.batch_size, *split.x.shape[1:]
-        address = config.momentum, config.weight_decay, bounds(request.part), shape
+        address = config.momentum, config.weight_decay, config.precision, bounds(request.part), shape
         if address not in self.captured:
             self.captured[address] = CapturedStep(self.context, config, request.part, split)
             self.context.flat.load(request.start)
@@ -68,7 +69,7 @@ class CapturedStep(FullBatchStep):
 
     Args:
         context: the model; its weights are changed here.
-        config: gives momentum, weight decay and the size of a batch.
+        config: gives momentum, weight decay, precision and the size of a batch.
         part: what moves; None for all parameters.
         split: samples like those to come.
     """
@@ -76,6 +77,7 @@ class CapturedStep(FullBatchStep):
     def __init__(self, context: ModelContext, config: LocalConfig, part: Part | None, split: Split) -> None:
         device, size = context.device, config.batch_size
         self.module, self.momentum, self.task = context.flat.module, context.momentum, context.task
+        self.device, self.precision = device, config.precision
         self.x = split.x.new_zeros(size, *split.x.shape[1:])
         self.y = split.y.new_zeros(size, *split.y.shape[1:])
         self.total = torch.zeros((), device=device)
@@ -99,7 +101,8 @@ class CapturedStep(FullBatchStep):
             self._step()
 
     def _step(self) -> None:
-        loss = self.task.loss(self.module(self.x), self.y)
+        with forward_pass(self.precision, self.device):
+            loss = self.task.loss(self.module(self.x), self.y)
         self.update(loss)
         self.total += loss.detach()
 

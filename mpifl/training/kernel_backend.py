@@ -21,6 +21,7 @@ from .backend import Backend, Request, VisitRequests, epoch_orders, permutations
 from .config import LocalConfig
 from .model_context import ModelContext
 from .optimizer import adam
+from .precision import FLOAT32
 
 
 class _Adam:
@@ -59,9 +60,10 @@ class KernelBackend(Backend):
         self.networks: dict[Hashable, Network | None] = {}  # by shape of an image and part
 
     def accepts(self, request: Request) -> bool:
-        """Return whether the kernels know the model, the loss and the kind of data."""
+        """Return whether the kernels know the model, the loss, the kind of data and the number format."""
         split = request.split
         known = request.loss is None or self._weights(request) is not None
+        known = known and request.config.precision == FLOAT32
         return known and can_read(split) and self._network(split.x, request.part) is not None
 
     def _weights(self, request: Request) -> torch.Tensor | None:
@@ -107,7 +109,9 @@ class KernelBackend(Backend):
         config, samples, sizes = visits.config, visits.samples, visits.sizes
         stored = samples if isinstance(samples, StoredSamples) else None
         splits = [] if isinstance(samples, StoredSamples) else samples
-        if config.optimizer != "sgd" or config.augment != "none" or not all(map(can_read, splits)):
+        if config.optimizer != "sgd" or config.augment != "none" or config.precision != FLOAT32:
+            return None
+        if not all(map(can_read, splits)):
             return None
         shapes = {tuple(s.x.shape[1:]) for s in splits} if stored is None else {stored.inputs.shape[1:]}
         network = self._network(torch.empty(0, *shapes.pop())) if len(shapes) == 1 else None

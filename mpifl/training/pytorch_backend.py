@@ -22,6 +22,7 @@ from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
 from .model_context import ModelContext
 from .optimizer import OptimizerStep
+from .precision import FLOAT32, forward_pass
 
 EVAL_BATCH = 256  # samples
 
@@ -97,7 +98,8 @@ def train_by_steps(
     update = OptimizerStep(context, config, lr, part, request.direction, kept=request.kept)
     total, augmented = torch.zeros((), device=context.device), config.augment != "none"
     context.seed(request.key.of("dropout"))
-    with context.kernels(), nullcontext() if part is None else context.only(part):
+    kernels = context.kernels() if config.precision == FLOAT32 else nullcontext()
+    with kernels, nullcontext() if part is None else context.only(part):
         replacement = None if full_batch is None else full_batch()
         if replacement is not None:
             update.load()  # what takes the steps has cleared it
@@ -109,7 +111,8 @@ def train_by_steps(
             x, y = split.x.index_select(0, index), split.y.index_select(0, index)
             if augmented:
                 x = AUGMENTATIONS[config.augment](x, request.key.of("augment", update.steps))
-            value = loss(module, x, y, index)
+            with forward_pass(config.precision, context.device):
+                value = loss(module, x, y, index)
             update(value)
             total += value.detach()
     if replacement is not None:

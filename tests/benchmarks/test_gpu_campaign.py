@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from mpifl.benchmarks import gpu_campaign
 from mpifl.benchmarks.gpu_campaign import Campaign, Step, main, run_campaign
+from mpifl.core.devices import CPU
 from mpifl.core.errors import UserError
+from mpifl.training.precision import has_bfloat16
 
 
 def broken(campaign):
@@ -55,6 +59,47 @@ def test_steps_for_which_no_time_is_left_are_told(tmp_path, monkeypatch):
     assert results["good"]["not_run"] == "no time was left"
 
 
+def test_every_test_that_skips_without_a_gpu_is_in_the_campaign():
+    root = Path(__file__).parents[2]
+    here = [path.relative_to(root).as_posix() for path in (root / "tests").rglob("test_*.py")]
+    skipping = [name for name in here if 'reason="no GPU"' in (root / name).read_text()]
+    assert sorted(skipping) == sorted([*gpu_campaign.TESTS, Path(__file__).relative_to(root).as_posix()])
+
+
+def test_a_way_that_fails_or_hangs_leaves_the_others(tmp_path, monkeypatch):
+    """A loop that answers, and ways that do, break at the first round, or do not answer at all."""
+    answers = """
+import sys, time
+from mpifl.benchmarks.turns import Connection, usage
+how, path = sys.argv[1:]
+if how == "hangs":
+    time.sleep(60)
+there, report = Connection.to(path), {"ready": True}
+while True:
+    there.send({**report, "pids": [], "used": [usage()]})
+    asked = there.receive()
+    if not asked or how == "breaks":
+        break
+    report = {"seconds": 0.1 if how == "loop" else 0.01}
+"""
+
+    class Faked(gpu_campaign.Job):
+        def __init__(self, name, command, variables, folder, limit):
+            how = {"one by one": "works", "stacked": "breaks", "stacked, free": "hangs"}.get(name, name)
+            super().__init__(name, [sys.executable, "-c", answers, how, "SOCKET"], variables, folder, 6.0)
+
+    monkeypatch.setattr(gpu_campaign, "Job", Faked)
+    monkeypatch.setattr(gpu_campaign, "mpirun", lambda ranks: [])
+    found = gpu_campaign.speed("W1")(Campaign(tmp_path, "cpu", 15.0))
+    assert set(found["ways_that_failed"]) == {"stacked", "stacked, free"}
+    assert found["times_the_loop"]["one by one"] == pytest.approx(10)
+
+
+def test_goals_do_not_count_bfloat16_against_a_loop_in_float32():
+    figures = {"times_the_loop": {"one by one": 0.7, "bfloat16": 2.0}}
+    assert not gpu_campaign.STEPS["W5"].met(figures)
+
+
 def test_a_command_that_takes_too_long_is_ended(tmp_path):
     code, said = Campaign(tmp_path).told(["sh", "-c", "echo begun; sleep 60"], "long", 1.0)
     assert (code, said) == (124, ["begun"])
@@ -84,6 +129,13 @@ def test_the_stacked_step_is_the_same_compiled(tmp_path):
     assert found["largest_difference"] == 0.0, "in a rehearsal nothing is fused"
 
 
+def test_a_run_that_fails_is_told_by_its_own_line_not_by_that_of_mpirun(tmp_path, monkeypatch):
+    said = "echo 'mpifl: model = 3: take one'; echo; echo -----; exit 2"
+    monkeypatch.setattr(gpu_campaign, "mpirun", lambda ranks: ["sh", "-c", said])
+    with pytest.raises(UserError, match="mpifl: model = 3: take one"):
+        Campaign(tmp_path, "cpu").mpifl(3, "x", "quickstart")
+
+
 @pytest.mark.nightly
 def test_the_whole_campaign_is_rehearsed(tmp_path, capsys):
     """One step after the other, as on a GPU, on the CPU."""
@@ -93,5 +145,8 @@ def test_the_whole_campaign_is_rehearsed(tmp_path, capsys):
     assert steps["tests"]["passed"] > 0
     assert steps["digests"]["equal"]
     assert steps["memory"]["equal"]
-    assert set(steps["W3"]["times_the_loop"]) == {"one by one", "stacked", "stacked, free"}
+    assert steps["digests"]["in_turn"]
+    assert "system.mpi_memory = 'device'" in steps["memory"]["device"]["refused"]
+    ways = {"one by one", "stacked", "stacked, free", *(["bfloat16"] if has_bfloat16(CPU) else [])}
+    assert set(steps["W3"]["times_the_loop"]) == ways
     assert set(steps["sharing"]["without MPS"]) == {"1", "2"}

@@ -49,9 +49,12 @@ def test_one_worker_gives_no_slope_and_the_page_says_what_binds():
     measured = {1: {"seconds": 1.0, **phases}}
     model = fit(measured, m=10, d=10)
     assert (model.rank_s, model.visit_s) == (0.0, pytest.approx(0.095))
-    page = lines({"workload": "W1", "m": 10, "strong": measured, "weak": measured}, model)
+    out = {"workload": "W1", "m": 10, "strong": measured, "weak": measured, "load": 0.5}
+    page = lines(out, model)
     assert [line.split()[0] for line in page[-4:]] == ["16", "64", "256", "1024"]
     assert page[-1].endswith(("server", "training"))
+    assert not any("busy" in line for line in page)
+    assert any("busy: the load was 9 before" in line for line in lines({**out, "load": 9.2}, model))
 
 
 def test_the_notes_of_a_round_are_as_large_as_the_model_says():

@@ -11,7 +11,7 @@ from support import worlds
 
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
-from mpifl.experiment import loader
+from mpifl.experiment import loader, measured_times
 from mpifl.experiment.plan import Asked, describe
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
@@ -90,7 +90,22 @@ def test_times_have_a_line_for_each_part_and_a_table(policy, tmp_path):
     rows = re.findall(r"^ +(\d+) +(\d+) +([\d.e-]+) +.*?(\d+)%", text, re.M)
     assert [row[:2] for row in rows] == [("2", "2"), ("3", "3"), ("33", "33")]
     assert rows[0][3] == "100"
+    assert re.search("registered clients: 56 bytes .* 448 B of these 8 .*, 5.6 GB of 100,000,000", text)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_keeps_the_tables_of_as_few_clients_as_the_run(monkeypatch, tmp_path):
+    """All of ten million clients took minutes and gigabytes."""
+    seen = []
+
+    class Noted(measured_times.Recorder):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            seen.append(self.written)
+
+    monkeypatch.setattr(measured_times, "Recorder", Noted)
+    page("--output.clients", "none", "--output.folder", str(tmp_path), asked=Asked(True))
+    assert [list(written) for written in seen] == [[]]
 
 
 def test_a_page_tells_which_cores_are_shared():

@@ -36,6 +36,7 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
     ),
     *("ucfl-4", "compressed", "private", "secure", "partial-work", "median", "norm-bound", "fedbuff"),
     *("own-metric", "lora", "updates", "evaluated", "started"),
+    *(name for name in ("bfloat16", "bfloat16-stacked") if name in RUNS),
     *(name for name in TASK_RUNS if name.endswith(("-fedavg", "-fedem"))),
 )
 PLACES = {  # name -> ranks, options of all runs, their names

@@ -10,6 +10,8 @@ import torch
 from support import worlds
 from support.runs import CONFIG, HALF, SCRIPT, Runs
 
+from mpifl.training.precision import has_bfloat16
+
 RUNS = {
     "fedavg": HALF,
     "scaffold": ["--algorithm", "scaffold", *HALF],
@@ -20,6 +22,8 @@ RUNS = {
     "ucfl-auto": ["--algorithm", "ucfl", *HALF, "--system.mpi_memory", "auto"],
     "fedbuff": [*("--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}"), *HALF],
 }
+if torch.cuda.is_available() and has_bfloat16(torch.device("cuda")):
+    RUNS["bfloat16"] = [*HALF, "--local.precision", "bfloat16"]
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
@@ -66,9 +70,9 @@ def test_mpi_that_is_given_gpu_memory_leads_to_the_digest_of_staged_copies(folde
     assert runs.summary(name)["digest"] == runs.summary(f"{name}-auto")["digest"]
 
 
-def test_four_ranks_share_the_gpus_in_turn(folders):
+def test_four_ranks_share_the_gpus_in_turn_workers_first(folders):
     found = [place["device"] for place in places(folders[4], "fedavg")]
-    assert found == [f"cuda:{r % torch.cuda.device_count()}" for r in range(4)]
+    assert found == [f"cuda:{number % torch.cuda.device_count()}" for number in (3, 0, 1, 2)]
 
 
 def test_idle_clients_hold_no_gpu_memory(folders):

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from mpifl import cli
+from mpifl.training.precision import has_bfloat16
 
 HERE = Path(__file__).parents[1]
 CONFIG = HERE / "configs" / "tiny.yaml"
@@ -136,6 +137,9 @@ TASK_RUNS = {
     for method in TASK_METHODS
 }
 RUNS |= TASK_RUNS
+if has_bfloat16(torch.device("cpu")):
+    BFLOAT16 = [*HALF, "--local.precision", "bfloat16", "--local.momentum", "0.9"]
+    RUNS |= {"bfloat16": BFLOAT16, "bfloat16-stacked": [*BFLOAT16, "--system.stack", "3"]}
 
 
 class Runs:
