@@ -105,11 +105,11 @@ JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each o
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Go on with a run from its last checkpoint, at any number of ranks, or with what is left of a sweep."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.loader import load_everywhere
+    from mpifl.experiment.loader import load_everywhere, overrides
     from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.sweep import resume_sweep
     from mpifl.experiment.sweep_results import is_sweep
-    from mpifl.results.run_folder import is_complete
+    from mpifl.results.run_folder import is_complete, refuse_more_rounds
 
     folder, jobs = Path(args.RUN), count("--jobs", args.jobs)
     if on_server(transport, lambda: is_sweep(folder)):
@@ -118,6 +118,7 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
         return
     require(jobs == 1, "--jobs", jobs, f"{folder} is one run, which takes all ranks; leave it out")
     if on_server(transport, lambda: is_complete(folder)):
+        on_server(transport, lambda: refuse_more_rounds(folder, overrides(args.options).get("rounds")))
         if transport.is_server:
             print(f"{folder} is complete: {folder / 'summary.json'}")
     else:

@@ -140,7 +140,11 @@ def _type_text(hint: Any) -> str:
         return f"list of {_type_text(args[0])}" if several else f"list of {len(args)} {_type_text(args[0])}"
     if origin is Literal:
         return "str"
-    return {dict: "mapping", Any: "any"}.get(hint, getattr(hint, "__name__", str(hint)))
+    if dict in (hint, origin):
+        return "mapping"
+    if dataclasses.is_dataclass(hint):
+        return "section"
+    return "any" if hint is Any else getattr(hint, "__name__", str(hint))
 
 
 def _yaml(value: Any) -> str:
