@@ -39,7 +39,10 @@ LISTS = (
     "seeds",
 )  # facts that are lists: the table shows what differs in them
 NO_COLUMNS = ("seeds", "machine", "algorithm", "started")  # facts that other columns of the table tell
-LATER = ("not reached", "seeds", "rounds", "std over clients", "unplaced clients", "virtual s", "clusters")
+LATER = (  # columns that are hidden before others where a table has no room
+    *("MB by MPI", "ranks", "finished", "digest", "wall s"),
+    *("not reached", "seeds", "rounds", "std over clients", "unplaced clients", "virtual s", "clusters"),
+)
 MAX_COMMANDS = 3
 WIDE = ' class="text"'  # of cells with long texts
 WORD = ' class="word"'  # of cells with short ones
