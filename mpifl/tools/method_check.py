@@ -299,7 +299,7 @@ def _leaves_arguments(changed: set[str]) -> Finding:
     if not changed:
         return Finding(True, "hooks leave their arguments as they were")
     remedy = (
-        "work on a copy, `message[...].clone()`: other clients and a repeated visit read the same numbers"
+        "work on a copy, .clone() of a tensor, .copy() of an array: others read the same numbers after it"
     )
     return Finding(False, "; ".join(sorted(changed)), remedy)
 
