@@ -45,23 +45,29 @@ stamp() { cat setup.cfg setup.py pyproject.toml constraints.txt mpifl/kernels/*.
 # bytecode (300 MB): Python writes that of the modules that are imported.
 pip_install() {
     local pip=("$environment/bin/python" -m pip --disable-pip-version-check --no-input install --no-compile -c constraints.txt)
+    if [[ -t 1 ]]; then beating "${pip[@]}" "$@"; else beating in_lines "${pip[@]}" --progress-bar off "$@"; fi
+}
+
+# in_lines COMMAND...: of what pip says, a line for each package, as it comes (awk would wait for more).
+in_lines() { "$@" | sed -unE 's/^ *((Downloading|Using cached|Building|Installing).{0,90}).*/  \1/p'; }
+
+# beating COMMAND...: run it, and say meanwhile how far the installation is.
+beating() {
     local code=0 beat
     heartbeat & beat=$!
-    if [[ -t 1 ]]; then "${pip[@]}" "$@" || code=$?; else
-        "${pip[@]}" --progress-bar off "$@" | awk '/^ *(Downloading|Using cached|Building|Installing)/ {print "  " substr($0, 1, 100); fflush()}' || code=$?
-    fi
+    "$@" || code=$?
     kill "$beat" 2> /dev/null || true
     wait "$beat" || true
     return "$code"
 }
 
-# Until it is ended: how far an installation is, every ten seconds; on a terminal, where pip draws bars, only while it unpacks.
+# Until it is ended: how far an installation is, every eight seconds; on a terminal, where pip draws bars, only while it unpacks.
 heartbeat() {
     local start=$SECONDS size now nap
     trap 'kill "$nap"; exit' TERM
     size=$(du -sm "$environment" 2> /dev/null | cut -f 1) || true
     while kill -0 $$ 2> /dev/null; do
-        sleep 10 > /dev/null 2>&1 & nap=$!
+        sleep 8 > /dev/null 2>&1 & nap=$!
         wait "$nap"
         now=$(du -sm "$environment" 2> /dev/null | cut -f 1) || true  # a file may go while it is counted
         if [[ ! -t 1 || $now != "$size" ]]; then echo "  $((SECONDS - start)) s so far, $now MB in ${environment##*/}"; fi
@@ -96,7 +102,7 @@ install() {
     stamp=$(stamp)
     if [[ -x $environment/bin/mpifl && $(cat "$environment/installed" 2>/dev/null) == "$stamp $extras"* ]]; then return; fi
     echo "Installing mpifl and what it needs into $environment (a few minutes, once)"
-    "$environment/bin/python" -c '' 2>/dev/null || "$python" -m venv --clear "$environment" ||
+    "$environment/bin/python" -c '' 2>/dev/null || beating "$python" -m venv --clear "$environment" ||
         fail "$python cannot make a virtual environment (on Debian: apt-get install python3-venv)"
     install_torch
     pip_install -e ".[$extras]"

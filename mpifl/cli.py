@@ -6,13 +6,16 @@ import argparse
 import inspect
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import mpifl
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.process import keep_freed
 
 if TYPE_CHECKING:
@@ -23,8 +26,15 @@ if TYPE_CHECKING:
     Command = Callable[[Transport, argparse.Namespace], int | None]
 
 COMMANDS: dict[str, tuple[Command, dict[str, dict[str, Any]]]] = {}
-KEYS = """Keys of the configuration are options, too: --key.path value, or --key.path=value; values are YAML.
-`mpifl show run` lists the keys of a run; `mpifl show local.lr` explains one: type, default, unit, choices."""
+SECTIONS = (  # of a configuration; here, because a help imports nothing heavy
+    *("algorithm", "attack", "availability", "checkpoint", "clock", "data", "delay", "devices", "evaluation"),
+    *("local", "model", "network", "newcomers", "output", "payload", "policy", "privacy", "robust"),
+    *("secure_aggregation", "seed", "start", "system", "task"),
+)
+KEYS = f"""Keys of the configuration are options, too: --key.path value, or --key.path=value; values are YAML.
+`mpifl show run` has the keys in no section, `mpifl show SECTION` those of a section, `mpifl show local.lr`
+one key (type, default, unit, choices, meaning), and `mpifl list keys` all of them, a line each. Sections:
+{textwrap.fill(", ".join(SECTIONS), 100, initial_indent="  ", subsequent_indent="  ")}"""
 
 
 def command(**arguments: dict[str, Any]) -> Callable[[Command], Command]:
@@ -95,11 +105,11 @@ JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each o
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Go on with a run from its last checkpoint, at any number of ranks, or with what is left of a sweep."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.loader import load_everywhere
+    from mpifl.experiment.loader import load_everywhere, overrides
     from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.sweep import resume_sweep
     from mpifl.experiment.sweep_results import is_sweep
-    from mpifl.results.run_folder import is_complete
+    from mpifl.results.run_folder import is_complete, refuse_more_rounds
 
     folder, jobs = Path(args.RUN), count("--jobs", args.jobs)
     if on_server(transport, lambda: is_sweep(folder)):
@@ -108,6 +118,7 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
         return
     require(jobs == 1, "--jobs", jobs, f"{folder} is one run, which takes all ranks; leave it out")
     if on_server(transport, lambda: is_complete(folder)):
+        on_server(transport, lambda: refuse_more_rounds(folder, overrides(args.options).get("rounds")))
         if transport.is_server:
             print(f"{folder} is complete: {folder / 'summary.json'}")
     else:
@@ -485,7 +496,7 @@ def check(transport: Transport, args: argparse.Namespace) -> int:
     }
 )
 def list(transport: Transport, args: argparse.Namespace) -> None:
-    """List what there is: algorithms, data, models, policies, configurations, papers and others."""
+    """List what there is: keys, algorithms, data, models, policies, configurations, papers and others."""
     from mpifl.experiment import papers, reference
 
     text = papers.listed() if args.WHAT == "papers" else reference.listed(args.WHAT)
@@ -526,16 +537,14 @@ def cite(transport: Transport, args: argparse.Namespace) -> None:
         print(citation(type(config.algorithm)))
 
 
-@command(SHELL={"choices": ["bash"], "help": "bash"})
+@command(SHELL={"choices": ["bash", "zsh"], "help": "bash or zsh"})
 def completion(transport: Transport, args: argparse.Namespace) -> None:
-    """Print a script that completes commands, options and keys: eval "$(mpifl completion bash)"."""
-    from mpifl.experiment.reference import keys
-    from mpifl.tools import documentation
-    from mpifl.tools.completion import bash
+    """Print a script that completes commands, options, keys and names: source it, or write it to a file."""
+    from mpifl.tools.completion import script
 
     if transport.is_server:
         typed = {name: [option_of(word) for word in words] for name, (_, words) in COMMANDS.items()}
-        print(bash(typed, keys(), documentation.pages()))
+        print(script(args.SHELL, typed))
 
 
 PAGE = {"nargs": "?", "default": "", "help": "how-to, tutorial/first-run, ...; without it, the list of pages"}
@@ -578,8 +587,25 @@ KEYED = {"CONFIG", "RUN", "METHOD", "WORKLOADS"}  # arguments beside which keys 
 def refuse_options(args: argparse.Namespace) -> None:
     """Raise `UserError` for options that a command does not know."""
     if args.options:
-        remedy = f"{args.command} does not know it; see mpifl {args.command} --help"
-        raise UserError("option", args.options[0], remedy)
+        raise UserError("option", args.options[0], _no_option(args, args.options[0]))
+
+
+def refuse_mistyped(args: argparse.Namespace) -> None:
+    """Raise `UserError` for an option that is no key of a configuration: it has a hyphen, or no value."""
+    for option, value in zip_longest(args.options, args.options[1:], fillvalue="--"):
+        if option.startswith("--") and "=" not in option:
+            if "-" in option[2:].partition(".")[0]:  # no key of a configuration has one
+                raise UserError("option", option, _no_option(args, option))
+            if value.startswith("--"):
+                raise UserError("option", option, _no_option(args, option, "needs a value"))
+
+
+def _no_option(args: argparse.Namespace, option: str, why: str = "") -> str:
+    """Return why a word is no option of a command, and which option is near."""
+    known = [option_of(word) for word in COMMANDS[args.command][1]]
+    near = get_close_matches(option, [*known, "--quiet", "--help"], n=1, cutoff=0.7)
+    meant = f"did you mean {near[0]}?" if near else f"see mpifl {args.command} --help"
+    return f"{why or f'{args.command} does not know it'}; {meant}"
 
 
 def present(argv: Sequence[str]) -> tuple[Sequence[str], str]:
@@ -640,10 +666,14 @@ def main(argv: Sequence[str]) -> int:
     keep_freed()
     argv, renamed = present(argv)
     try:
+        known = [*COMMANDS]
+        if argv and not argv[0].startswith("-") and argv[0] not in known:
+            raise UserError("command", argv[0], f"{nearest(argv[0], known)}; see mpifl --help")
         args, args_options = parser().parse_known_args(argv)
         args.options = args_options
         if KEYED.isdisjoint(COMMANDS[args.command][1]):
             refuse_options(args)  # before what takes seconds to import
+        refuse_mistyped(args)
     except UserError as error:
         return refused(error)
     from mpifl.comm.mpi_startup import launch_info

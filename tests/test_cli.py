@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import mpifl
+from mpifl import cli
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.cli import COMMANDS, main
 from mpifl.comm.transport import Single
@@ -193,6 +195,35 @@ def test_a_reader_that_leaves_early_is_no_error():
 # -- what there is to configure ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("words", "said_then"),
+    [
+        (("runn", "quickstart"), "command = 'runn': did you mean 'run'?"),
+        (("run", "quickstart", "--bind-reprot"), "did you mean --bind-report?"),
+        (("run", "quickstart", "--resum"), "needs a value; did you mean --resume?"),
+        (("report", "x", "--widht", "3"), "did you mean --width?"),
+        (("list", "senarios"), "did you mean 'scenarios'?"),
+        (("show", "learning_rate"), "local.lr"),
+        (("show", "epochs"), "local.epochs"),
+        (("show", "zzz"), "`mpifl list keys` has all keys"),
+    ],
+)
+def test_a_word_that_is_not_known_is_answered_with_what_is_there(words, said_then, capsys):
+    assert main([*words]) == 2
+    assert said_then in capsys.readouterr().err
+
+
+def test_the_help_of_a_run_names_every_section_and_how_to_list_all_keys(said):
+    keys = reference.keys()
+    sections = {key.path for key in keys if key.is_section and "." not in key.path}
+    assert set(cli.SECTIONS) == sections
+    assert "mpifl list keys" in cli.KEYS
+    lines = said("list", "keys").splitlines()
+    assert len(lines) == len(keys)
+    assert any(line.startswith("local.lr: float, default 0.01: learning rate") for line in lines)
+    assert said("list", "methods") == said("list", "algorithms")
+
+
 def test_every_key_is_explained():
     """Type, meaning, and either a default or the word of its section."""
     found = reference.keys()
@@ -317,6 +348,31 @@ def test_bash_completes_commands_options_keys_and_choices(said):
     assert completed(said, "mpifl", "run", "x.yaml", "--system.sums", "") == {"exact", "fast"}
     assert completed(said, "mpifl", "show", "fedav") == {"fedavg", "fedavg_ft", "fedavg_memory", "fedavgm"}
     assert completed(said, "mpifl", "docs", "ho") == {"how-to"}
+    assert completed(said, "mpifl", "list", "po") == {"policies"}
+    assert completed(said, "mpifl", "init", "m") == {"method", "model"}
+    assert completed(said, "mpifl", "launch", "") == {"slurm", "pbs", "lsf"}
+    assert completed(said, "mpifl", "run", "papers/flt/table2-s") == {"papers/flt/table2-standin"}
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on the PATH")
+def test_zsh_completes_too(said, tmp_path):
+    """Types a word and a tab at a prompt, and reads what the line becomes."""
+    (tmp_path / "completion").write_text(said("completion", "zsh"))
+    script = f"""zmodload zsh/zpty
+    zpty shell zsh -f
+    zpty -w shell 'source {tmp_path}/completion; bindkey "^I" complete-word; PS1="READY "'
+    zpty -r shell text '*READY *READY '
+    for line in 'mpifl wat' 'mpifl list poli' 'mpifl run x.yaml --local.mom' 'mpifl launch slu'; do
+        zpty -w -n shell "echo $line"$'\t'" end"$'\n'
+        zpty -r shell text '*end*end*READY '
+        echo $text
+        zpty -w -n shell "$line"$'\t'$'\x01echo '$'\n'
+        zpty -r shell text '*READY '
+        echo $text
+    done"""
+    done = subprocess.run(["zsh", "-fc", script], capture_output=True, text=True, check=True, timeout=60)
+    for line in ("mpifl watch", "mpifl list policies", "--local.momentum", "mpifl launch slurm"):
+        assert line in done.stdout
 
 
 # -- the program itself --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from mpifl.data import open_federation
 from mpifl.results import comparison, export, reader
 from mpifl.results.comparison_tables import numbers
 from mpifl.results.reader import Run
-from mpifl.results.run_folder import is_complete
+from mpifl.results.run_folder import is_complete, refuse_more_rounds
 from mpifl.results.seed_groups import gather
 from mpifl.runtime.script import on_all_ranks
 
@@ -82,6 +82,8 @@ def resume(
         if not on_server(transport, lambda: is_complete(path)):
             tree = on_server(transport, lambda: tree_of(path / "config.yaml", changes))
             run_experiment(loader.from_tree(Config, tree), transport, quiet, path, callbacks=callbacks)
+        else:
+            on_server(transport, lambda: refuse_more_rounds(path, changes.get("rounds")))
         return reader.load(path) if transport.is_server else None
 
     return on_all_ranks(_call("mpifl.resume", callbacks), work)

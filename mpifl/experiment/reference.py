@@ -11,9 +11,11 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import takewhile
+from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -37,6 +39,8 @@ def _plural(word: str) -> str:
 LISTED: dict[str, dict[str, Mapping[str, type]]] = {  # what `mpifl list` lists: title -> catalogue
     "algorithms": {"algorithms": CATALOGUE},
     "data": {"sources": SOURCES, "scenarios": SCENARIOS},
+    "sources": {"sources": SOURCES},
+    "scenarios": {"scenarios": SCENARIOS},
     "models": {"models": MODELS},
     **{
         _plural(field): {_plural(field): catalogue}
@@ -44,7 +48,8 @@ LISTED: dict[str, dict[str, Mapping[str, type]]] = {  # what `mpifl list` lists:
         if field not in ("algorithm", "model", "source", "public", "scenario")
     },
 }
-CONFIGURATIONS = "configurations"
+CONFIGURATIONS, KEYS, PAPERS = "configurations", "keys", "papers"
+OTHER_WORDS = {"methods": "algorithms", "datasets": "data", "configs": CONFIGURATIONS}
 _NUMBERS = re.compile(r"\b(int|float)\b")
 FEW = 10  # as many choices are explained with their section, of more only the names
 
@@ -135,7 +140,11 @@ def _type_text(hint: Any) -> str:
         return f"list of {_type_text(args[0])}" if several else f"list of {len(args)} {_type_text(args[0])}"
     if origin is Literal:
         return "str"
-    return {dict: "mapping", Any: "any"}.get(hint, getattr(hint, "__name__", str(hint)))
+    if dict in (hint, origin):
+        return "mapping"
+    if dataclasses.is_dataclass(hint):
+        return "section"
+    return "any" if hint is Any else getattr(hint, "__name__", str(hint))
 
 
 def _yaml(value: Any) -> str:
@@ -177,29 +186,41 @@ def listed(what: str) -> str:
     """Return the page of `mpifl list`.
 
     Args:
-        what: a key of `LISTED`, `configurations`, or empty for what there is to list.
+        what: a key of `LISTED`, `configurations`, `keys`, or empty for what there is to list.
 
     Raises:
         UserError: it is something else.
     """
-    kinds = [*LISTED, CONFIGURATIONS, "papers"]
+    what = OTHER_WORDS.get(what, what)
     if not what:
-        return "\n".join(["mpifl list WHAT, which is one of", *(f"  {kind}" for kind in kinds)])
+        return "\n".join(["mpifl list WHAT, which is one of", *(f"  {kind}" for kind in kinds())])
     if what == CONFIGURATIONS:
         return "\n".join(_configurations())
+    if what == KEYS:
+        return "\n".join(f"{_head(key)}: {_sentence(key.meaning)}" for key in keys())
     if what not in LISTED:
-        raise UserError("list", what, nearest(what, kinds))
+        raise UserError("list", what, nearest(what, kinds()))
     lines = []
     for title, catalogue in LISTED[what].items():
         lines += [title, *(f"  {name:22} {_summary(cls)}" for name, cls in catalogue.items())]
     return "\n".join(lines)
 
 
+def kinds() -> list[str]:
+    """Return what `mpifl list` can list."""
+    return [*LISTED, CONFIGURATIONS, KEYS, PAPERS]
+
+
+def configurations() -> dict[str, Path]:
+    """Return name -> file of the configurations that travel with mpifl."""
+    files = (path for path in sorted(SHIPPED.rglob("*.yaml")) if not path.name.startswith("_"))
+    return {path.relative_to(SHIPPED).with_suffix("").as_posix(): path for path in files}
+
+
 def _configurations() -> Iterator[str]:
     """Yield the configurations that travel with mpifl, each with the comment at its top, or its method."""
-    for path in sorted(SHIPPED.rglob("*.yaml")):
-        name = path.relative_to(SHIPPED).with_suffix("").as_posix()
-        if not path.name.startswith("_") and not name.startswith("papers/"):
+    for name, path in configurations().items():
+        if not name.startswith("papers/"):
             about = " ".join(line.lstrip("# ") for line in _comment(path.read_text()))
             yield f"{name:30} {_sentence(about or _summary(CATALOGUE[path.stem]))}"
     yield f"{'papers/...':30} Tables and figures of the papers: mpifl list papers."
@@ -230,9 +251,26 @@ def shown(name: str) -> str:
     elif at:
         pages.append(_section_page(at[0], [k for k in everything if k.path.startswith(f"{name}.")]))
     if not pages:
-        known = [RUN, *dict.fromkeys(key.path for key in everything), *components]
-        raise UserError("show", name, nearest(name, known))
+        raise UserError("show", name, _meant(name, everything, [RUN, *components]))
     return "\n\n".join(pages)
+
+
+def _meant(name: str, everything: Sequence[Key], others: Sequence[str]) -> str:
+    """Say what a word could mean: the nearest name, else keys whose last part or meaning has it."""
+    paths = [*dict.fromkeys(key.path for key in everything)]
+    near = get_close_matches(name, [*paths, *others], n=1, cutoff=0.7)
+    words = re.findall(r"\w+?(?=_|\b)", name.lower().replace("_", " "))
+    last = [path for path in paths if path.rpartition(".")[2] == name]
+    said = [key.path for key in everything if all(w in f"{key.path} {key.meaning}".lower() for w in words)]
+    if near and not last:
+        return f"did you mean {near[0]!r}?"
+    found = [*dict.fromkeys([*last, *(said if words else [])])]
+    if not found:
+        return (
+            "no key, section or component is called so; `mpifl list keys` has all keys, `mpifl list` the rest"
+        )
+    more = f" and {len(found) - FEW} more (mpifl list keys)" if len(found) > FEW else ""
+    return f"did you mean one of {', '.join(found[:FEW])}{more}?"
 
 
 def _components() -> dict[str, list[type]]:
@@ -262,13 +300,17 @@ def _section_page(section: Key, below: list[Key]) -> str:
 
 def _lines(key: Key) -> list[str]:
     """Return the lines that explain a key."""
-    default = f", default {key.default}" if key.default else ""
-    unit = f", in {key.unit}" if key.unit else ""
-    head = f"{key.path}: {key.type}{unit}{default}" + (f" (of {key.of})" if key.of else "")
     choices = f"Choices: {', '.join(key.choices)}." if key.choices else ""
     units = f"With a unit: {key.examples}." if key.examples else ""
     text = " ".join(part for part in (key.meaning, choices, units) if part)
-    return [head, *(f"    {line}" for line in wrap(text, 100))]
+    return [_head(key), *(f"    {line}" for line in wrap(text, 100))]
+
+
+def _head(key: Key) -> str:
+    """Return path, type, unit, default and component of a key."""
+    default = f", default {key.default}" if key.default else ""
+    unit = f", in {key.unit}" if key.unit else ""
+    return f"{key.path}: {key.type}{unit}{default}" + (f" (of {key.of})" if key.of else "")
 
 
 def _summary(cls: type) -> str:

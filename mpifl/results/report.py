@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.files import write_atomically
 
-from . import statistics_figures
+from . import report_data, statistics_figures
 from .comparison import NO_TEST, Choices, Comparison, compare
 from .comparison_tables import final_table, numbers, rank_table, test_tables
 from .figures import FIGURES, said_of
 from .identity import describe_differences
+from .reader import Run
 from .report_page import page
 from .run_folder import write_csv
 from .seed_groups import Group
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("svg", "png", "pdf")
+PLOT = '<figure id="{0}-figure">{1}<div class="plot" role="img" aria-label="{2}"></div></figure>'
+ON_PAGE = {  # figure over seeds -> what the page draws it into; others are images
+    "intervals": PLOT.format("intervals", "", "Dots with intervals"),
+    "differences": PLOT.format("differences", "", "Dots with intervals"),
+    "target": PLOT.format("met", '<ul class="key" id="met-key"></ul>', "Step lines"),
+}
 IN_PAPERS = (  # columns of a LaTeX table for which nobody chose any, the most wanted first
     *("accuracy, %", "MB to target", "not reached", "worst client, %", "rounds to target", "ARI", "seeds"),
 )
@@ -69,7 +77,8 @@ def report(
             if _files(name, partial(draw, groups, width), figures, outlines=width is not None)
         }
         rows = table_of(_run_rows(groups))
-        text = page(groups, comparison.target, final_table(comparison), rows, drawn, statistics)
+        over_seeds = report_data.seeds(comparison)
+        text = page(groups, comparison.target, final_table(comparison), rows, drawn, statistics, over_seeds)
         write_atomically(place / "report.html", text)
     except OSError as error:
         raise UserError("--out", str(place), f"cannot be written ({error.strerror})") from error
@@ -106,11 +115,16 @@ def _statistics(comparison: Comparison, folder: Path) -> str:
         held = _files(name, partial(draw, comparison), folder)
         if held:
             links = " ".join(f'<a href="figures/{name}.{form}">{form.upper()}</a>' for form in FORMATS)
-            data = base64.b64encode(held["svg"]).decode()
-            image = f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">'
+            shown = ON_PAGE.get(name) or _image(title, held["svg"])
             more = "".join(_scrolled(table) for table in tables.get(name, ()))
-            out.append(f'<h3 id="{name}">{title}</h3>\n<p class="note">{text} {links}</p>\n{image}\n{more}')
+            out.append(
+                f'<h3 id="{name}-title">{title}</h3>\n<p class="note">{text} {links}</p>\n{shown}\n{more}'
+            )
     return "".join(out)
+
+
+def _image(title: str, svg: bytes) -> str:
+    return f'<img alt="{title}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}">'
 
 
 def _files(
@@ -152,7 +166,7 @@ def _scrolled(table: Table) -> str:
     notes = "".join(
         f'<p class="note">{html.escape(note).replace("+-", "&plusmn;")}</p>' for note in table.notes
     )
-    return f'<div class="scroll">{as_html(table)}</div>{notes}'
+    return f'<div class="scroll tall" tabindex="0">{as_html(table)}</div>{notes}'
 
 
 def _run_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
@@ -162,6 +176,7 @@ def _run_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
             "run": str(run.folder),
             "configuration": group.name,
             "seed": str(run.config.get("seed", {}).get("training", "")),
+            **_reached(run),
             "ranks": str(run.summary["ranks"]),
             "MB by MPI": f"{run.summary['mpi_bytes'] / 1e6:.4g}",
             "wall s": f"{run.summary['wall_seconds']:.4g}",
@@ -170,6 +185,23 @@ def _run_rows(groups: Sequence[Group]) -> list[dict[str, str]]:
         for group in groups
         for run in group.runs
     ]
+
+
+def _reached(run: Run) -> dict[str, str]:
+    """Return the final figures of a run, as title -> text."""
+    metric, last = run.metric, {name: float(values[-1]) for name, values in run.series.items()}
+    unit = f", {metric.unit}" if metric.unit else ""
+    digits = ".2f" if metric.percent else ".4g"
+    wanted = (
+        (f"{metric.title}{unit}", f"{metric.name}_mean", metric.scale, digits),
+        (f"worst client{unit}", f"{metric.name}_worst", metric.scale, digits),
+        ("ARI", "ari", 1.0, ".2f"),
+        ("clusters", "num_clusters", 1.0, ".4g"),
+        ("MB up", "federation_bytes_up", 1e-6, ".4g"),
+        ("MB down", "federation_bytes_down", 1e-6, ".4g"),
+    )
+    values = {title: (last.get(name, math.nan) * scale, form) for title, name, scale, form in wanted}
+    return {title: "" if math.isnan(v) else format(v, form) for title, (v, form) in values.items()}
 
 
 # -- a comparison without a page -----------------------------------------------------------------------------

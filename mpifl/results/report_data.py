@@ -24,7 +24,8 @@ from mpifl.core.old_keys import without_new
 from mpifl.core.textfiles import json_file
 from mpifl.core.timing import PHASES
 
-from . import identity
+from . import identity, statistics_drawn
+from .comparison import Comparison
 from .figures import COMPARED, MATRICES
 from .reader import Run
 from .seed_groups import Group
@@ -186,6 +187,37 @@ def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | i
     ]
 
 
+def seeds(comparison: Comparison) -> dict[str, Any]:
+    """Return what the figures over seeds show: intervals, differences to the best, runs at the target."""
+    found: dict[str, Any] = {
+        "metric": comparison.column(comparison.choices.metric).title,
+        "target": statistics_drawn.target_text(comparison),
+    }
+    if panels := statistics_drawn.intervals(comparison):
+        bars = [[None if b is None else _drawn_bar(b) for b in panel.bars] for panel in panels]
+        found["intervals"] = [
+            {"title": p.title, "from_zero": p.from_zero, "bars": b} for p, b in zip(panels, bars, strict=True)
+        ]
+    if rows := statistics_drawn.differences(comparison):
+        found["differences"] = [{"name": n, "group": g, "bar": _drawn_bar(b)} for n, g, b in rows]
+    if met := statistics_drawn.at_target(comparison):
+        found["met"] = [
+            {"title": title, "curves": [_drawn_steps(c) for c in curves]} for title, curves in met
+        ]
+    return found
+
+
+def _drawn_bar(bar: statistics_drawn.Bar) -> dict[str, Any]:
+    """Return a bar in few digits; None for what is not finite."""
+    ends = {name: rounded(getattr(bar, name), 5) for name in ("centre", "low", "high", "end")}
+    return {**ends, "runs": _rounded(bar.runs, 5), "met": None if bar.met is None else [*bar.met]}
+
+
+def _drawn_steps(curve: statistics_drawn.Steps) -> dict[str, Any]:
+    ends = [_rounded(end, 5) for end in curve.ends]
+    return {"x": _rounded(curve.x, 5), "y": _rounded(curve.y, 5), "ends": ends}
+
+
 def traffic(groups: Sequence[Group]) -> dict[str, Any] | None:
     """Return the MB of the first run of each group by kind and direction; None where nothing was sent."""
     totals = [group.runs[0].bytes_by_kind for group in groups]
@@ -230,12 +262,16 @@ def facts(run: Run) -> dict[str, str]:
         "rounds": str(summary["rounds"]),
         "model": ", ".join(filter(None, (_section(model), f"{summary['model_parameters']:,} parameters"))),
         "task": task,
-        "local training": ", ".join(f"{k} {v}" for k, v in local.items() if v not in (None, [], 0, "none")),
+        "local training": ", ".join(
+            f"{k} {_word(v)}" for k, v in local.items() if v not in (None, [], 0, "none")
+        ),
         "policy": _section(config.get("policy")),
         "delay": _section(config.get("delay")),
         "network": _section(config.get("network")),
         "payload": _section(config.get("payload")),
-        "evaluation": ", ".join(f"{k} {v}" for k, v in evaluation.items() if v not in (None, False, [], 0)),
+        "evaluation": ", ".join(
+            f"{k} {_word(v)}" for k, v in evaluation.items() if v not in (None, False, [], 0)
+        ),
         "seeds": (
             f"{next(iter(seeds.values()))} (data, model, training, system)"
             if one
@@ -268,8 +304,15 @@ def _section(value: object) -> str:
         return "" if value is None else str(value)
     name = str(value.get("name", ""))
     parts = [(k, v) for k, v in value.items() if k != "name" and v is not None]
-    rest = ", ".join(f"{k} {_section(v) if isinstance(v, Mapping) else v}" for k, v in parts)
+    rest = ", ".join(f"{k} {_section(v) if isinstance(v, Mapping) else _word(v)}" for k, v in parts)
     return f"{name} ({rest})" if name and rest else name or rest
+
+
+def _word(value: object) -> str:
+    """Return a value of a configuration as YAML has it: true, not True."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(_word, value))}]" if isinstance(value, list) else str(value)
 
 
 def _environment(run: Run) -> Mapping[str, Any]:
@@ -316,10 +359,13 @@ def finished(run: Run) -> str:
     return datetime.fromtimestamp(end).strftime("%Y-%m-%d %H:%M")
 
 
-def command(run: Run) -> str:
-    """Return the command that repeats a run."""
+def command(run: Run, sweep: bool = False) -> str:
+    """Return the command that repeats a run, or with `sweep` the whole sweep of which it is a case."""
     ranks = int(run.summary["ranks"])
     launch = f"mpirun -n {ranks} " if ranks > 1 else ""
+    file = run.folder.parent / "sweep.yaml"
+    if sweep and file.is_file():
+        return f"{launch}mpifl sweep {shlex.quote(str(file))} --output.id again"
     return f"{launch}mpifl run {shlex.quote(str(run.folder / 'config.yaml'))} --output.id again"
 
 
@@ -368,6 +414,7 @@ def _detail(run: Run, name: str) -> dict[str, Any]:
     over = {n: _rounded(run.series[n]) for n in ("ari", "churn", "num_clusters") if n in run.series}
     return {
         "name": name,
+        "told": run.method == "oracle",  # its clusters are the true groups: others come first
         "score": rounded(run.metric.better * float(run.series[f"{run.metric.name}_mean"][-1])),
         "cluster": cluster.tolist(),
         "group": truth.tolist() if known else None,
@@ -525,7 +572,7 @@ def _clients(run: Run) -> dict[str, Any] | None:
         "cluster": _rounded(columns.get("cluster", [0.0] * len(rows))),
         "group": _rounded(columns["group"]) if "group" in columns else None,
         "train": _rounded(columns["train"]) if "train" in columns else None,
-        "scores": {name: _rounded([metrics[name].scale * v for v in columns[name]]) for name in scores},
+        "scores": {name: _rounded([metrics[name].scale * v for v in columns[name]], 6) for name in scores},
         "titles": {name: _titled(name, metrics[name]) for name in scores},
     }
 

@@ -19,7 +19,7 @@ from .seed_groups import Group, metric_of
 from .tables import BEST, TIED, Cell, Table
 
 HERE = Path(__file__).with_name("report_page")
-SCRIPTS = ("page.js", "curves.js", "details.js", "start.js")
+SCRIPTS = ("page.js", "curves.js", "seeds.js", "details.js", "start.js")
 LIBRARY = "plotly-cartesian.min.js"  # plotly.js 4.1.1, MIT licence: plotly-LICENSE.txt
 TITLES = {  # section -> its name in the list of sections
     "what": "What was run",
@@ -39,7 +39,10 @@ LISTS = (
     "seeds",
 )  # facts that are lists: the table shows what differs in them
 NO_COLUMNS = ("seeds", "machine", "algorithm", "started")  # facts that other columns of the table tell
-LATER = ("not reached", "seeds", "rounds", "std over clients", "unplaced clients", "virtual s", "clusters")
+LATER = (  # columns that are hidden before others where a table has no room
+    *("MB by MPI", "ranks", "finished", "digest", "wall s"),
+    *("not reached", "seeds", "rounds", "std over clients", "unplaced clients", "virtual s", "clusters"),
+)
 MAX_COMMANDS = 3
 WIDE = ' class="text"'  # of cells with long texts
 WORD = ' class="word"'  # of cells with short ones
@@ -53,6 +56,7 @@ def page(
     runs: Table,
     files: Mapping[str, str],
     statistics: str = "",
+    seeds: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the whole page.
 
@@ -63,6 +67,7 @@ def page(
         runs: A row for each run, in the order of the groups.
         files: Name of a figure that lies in `figures/` beside the page -> its title.
         statistics: HTML of figures and tables over seeds; empty for none.
+        seeds: What the page draws into it.
     """
     metric = metric_of(groups)
     curves = report_data.curves(groups)
@@ -88,8 +93,11 @@ def page(
         "target": report_data.rounded(metric.scale * target, 6),
         "curves": curves,
         "traffic": traffic,
+        "seeds": seeds or {},
         "details": details,
-        "start": max(range(len(details)), key=lambda i: _known(details[i]["score"])),
+        "start": max(
+            range(len(details)), key=lambda i: (not details[i]["told"], _known(details[i]["score"]))
+        ),
         "phases": PHASES,
     }
     count = sum(len(g.runs) for g in groups)
@@ -176,12 +184,14 @@ def _facts(common: Mapping[str, str], different: Sequence[str]) -> str:
 
 
 def _commands(groups: Sequence[Group]) -> str:
+    """Return the commands that repeat the runs: one for a sweep, one for each other run."""
     runs = [run for group in groups for run in group.runs]
-    out = []
-    for run in runs[:MAX_COMMANDS]:
-        code = escape(report_data.command(run))
-        out.append(f'<div class="command"><code>{code}</code><button type="button">Copy</button></div>')
-    rest = len(runs) - MAX_COMMANDS
+    commands = [*dict.fromkeys(report_data.command(run, len(runs) > 1) for run in runs)]
+    out = [
+        f'<div class="command"><code>{escape(code)}</code><button type="button">Copy</button></div>'
+        for code in commands[:MAX_COMMANDS]
+    ]
+    rest = len(commands) - MAX_COMMANDS
     more = (
         f'<p class="note">and so on for {rest} more, with the folders of the table of runs.</p>'
         if rest > 0
@@ -332,10 +342,10 @@ def _later(title: str) -> str:
 
 
 def _is_words(texts: Sequence[str]) -> bool:
-    """Return whether a column holds words: it is aligned to the left."""
-    return any(texts) and not any(
-        re.match(r"[<>]?\s*[-+]?(\d+(\.\d+)?\b|inf|nan|never)", text) for text in texts
-    )
+    """Return whether a column holds words, or dates: it is aligned to the left, and sorted as text."""
+    number = re.compile(r"[<>]?\s*[-+]?(\d+(\.\d+)?\b|inf|nan|never)")
+    word = re.compile(r"(?!never|inf|nan)\b[A-Za-z]{3,}|\d{4}-\d\d-\d\d")
+    return any(texts) and (not any(map(number.match, texts)) or any(map(word.search, texts)))
 
 
 def _as_marked(note: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
+from mpifl.core.textfiles import json_file
 from mpifl.kernels import bindings
 
 from .identity import processor, version_of
@@ -125,6 +126,23 @@ def is_complete(folder: Path) -> bool:
     if complete:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return complete
+
+
+def refuse_more_rounds(folder: Path, rounds: object) -> None:
+    """Refuse to take a complete run further: its checkpoints are gone.
+
+    Args:
+        folder: The run folder.
+        rounds: What is asked for; None for nothing.
+
+    Raises:
+        UserError: There are to be more than the run has.
+    """
+    done = json_file(folder / "summary.json", "RUN")["rounds"]
+    more = isinstance(rounds, int) and rounds > done
+    again = f"mpifl run {folder / 'config.yaml'} --rounds {rounds} --output.id NAME"
+    remedy = f"{folder} is complete after {done}, and its checkpoints are gone; run it anew: {again}"
+    require(not more, "rounds", rounds, remedy)
 
 
 # -- tables and JSON -----------------------------------------------------------------------------------------

@@ -7,37 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import statistics, survival
-from .comparison import COLUMNS, STD, Column, Comparison
+from . import statistics_drawn
+from .comparison import Comparison
 from .figures import MARKS, legend_below, line_style, new_figure, plain
-from .seed_groups import metric_of
+from .statistics_drawn import Bar
 from .sweep_figure import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TARGETS = ("rounds_to_target", "mb_to_target", "virtual_s_to_target")
 ROW, HEAD = 0.34, 1.15  # height of a row and of what surrounds the rows, in inches
 FAINT: dict[str, Any] = {"color": "#999999", "ms": 4, "ls": "", "mew": 0.9}
-
-
-def _several(comparison: Comparison) -> bool:
-    return any(len(group.runs) > 1 for group in comparison.groups)
-
-
-def _kind(comparison: Comparison) -> str:
-    """Return the interval that figures show: where a table has the standard deviation, Student's t."""
-    return "t" if comparison.choices.interval == STD else comparison.choices.interval
-
-
-def _shown_targets(comparison: Comparison) -> list[Column]:
-    """Return the costs of the target that every run has; virtual time only where it is no count of rounds."""
-    groups = range(len(comparison.groups))
-    columns = [COLUMNS[key] for key in TARGETS]
-    held = [c for c in columns if all(comparison.has(i, c) for i in groups)]
-    at = {c: np.concatenate([comparison.reached(i, c).position for i in groups]) for c in held}
-    rounds = at[columns[0]]
-    return [c for c in held if at[c].any() and (c == columns[0] or not np.array_equal(at[c], rounds))]
 
 
 def intervals(comparison: Comparison) -> Figure | None:
@@ -46,23 +26,19 @@ def intervals(comparison: Comparison) -> Figure | None:
     Returns:
         None where no group has several seeds.
     """
-    if not _several(comparison):
+    panels = statistics_drawn.intervals(comparison)
+    if not panels:
         return None
-    metric = comparison.column(comparison.choices.metric)
-    columns = [metric, *(c for c in _shown_targets(comparison) if c != metric)]
     names = [group.name for group in comparison.groups]
-    figure = new_figure(3.0 * len(columns) + 1.2, HEAD + ROW * len(names))
-    axes = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
-    for axis, column in zip(axes, columns, strict=True):
-        for i in range(len(names)):
-            if not comparison.has(i, column):
-                continue
-            if column.target:
-                _median(axis, comparison, i, column)
-            else:
-                _mean(axis, comparison, i, column)
-        axis.set_xlabel(column.title, fontsize=9)
-        if column.target:
+    figure = new_figure(3.0 * len(panels) + 1.2, HEAD + ROW * len(names))
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axis, panel in zip(axes, panels, strict=True):
+        for i, bar in enumerate(panel.bars):
+            if bar is not None:
+                _runs(axis, i, bar)
+                _bar(axis, i, bar)
+        axis.set_xlabel(panel.title, fontsize=9)
+        if panel.from_zero:
             axis.set_xlim(left=0)
         plain(axis)
     axes[0].set_yticks(np.arange(len(names)), names)
@@ -70,35 +46,24 @@ def intervals(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _mean(axis: Any, comparison: Comparison, group: int, column: Column) -> None:
-    """Draw the runs of a group, their mean and its interval."""
-    values = comparison.values(group, column)
-    said = statistics.estimate(values, _kind(comparison), comparison.choices.confidence)
-    axis.plot(values, np.full(len(values), group + 0.2), marker="|", **FAINT)
-    _bar(axis, group, said.mean, said.low, said.high, np.inf)
+def _runs(axis: Any, row: int, bar: Bar, mark: str = "|") -> None:
+    """Draw the runs of a group: a triangle for one that ended without the target."""
+    values = np.array(bar.runs)
+    met = np.ones(len(values), bool) if bar.met is None else np.array(bar.met, bool)
+    for which, look in ((met, mark), *(() if bar.met is None else ((~met, ">"),))):
+        axis.plot(values[which], np.full(int(which.sum()), row + 0.2), marker=look, mfc="none", **FAINT)
 
 
-def _median(axis: Any, comparison: Comparison, group: int, column: Column) -> None:
-    """Draw where the runs of a group met the target or ended without it, and the median with its interval."""
-    found, said = comparison.reached(group, column), comparison.median(group, column)
-    for met, mark in ((True, "|"), (False, ">")):
-        ends = found.position[found.met == met]
-        axis.plot(ends, np.full(len(ends), group + 0.2), marker=mark, mfc="none", **FAINT)
-    _bar(axis, group, said.value, said.low, said.high, said.beyond)
-
-
-def _bar(
-    axis: Any, row: int, centre: float, low: float, high: float, end: float, group: int | None = None
-) -> None:
+def _bar(axis: Any, row: int, bar: Bar, group: int | None = None) -> None:
     """Draw a value with its interval; an arrow where it goes on beyond the last observation."""
     look = row if group is None else group
     colour = COLOURS[look % len(COLOURS)]
-    if np.isfinite(low):
-        axis.plot([low, min(high, end)], [row, row], color=colour, lw=2.2, solid_capstyle="butt")
-    if np.isinf(high):
-        axis.plot(end, row, marker=5, color=colour, ms=7, ls="")  # a caret to the right
-    if np.isfinite(centre):
-        axis.plot(centre, row, marker=MARKS[look % len(MARKS)], color=colour, ms=6.5, ls="")
+    if np.isfinite(bar.low):
+        axis.plot([bar.low, min(bar.high, bar.end)], [row, row], color=colour, lw=2.2, solid_capstyle="butt")
+    if np.isinf(bar.high):
+        axis.plot(bar.end, row, marker=5, color=colour, ms=7, ls="")  # a caret to the right
+    if np.isfinite(bar.centre):
+        axis.plot(bar.centre, row, marker=MARKS[look % len(MARKS)], color=colour, ms=6.5, ls="")
 
 
 def target(comparison: Comparison) -> Figure | None:
@@ -109,27 +74,21 @@ def target(comparison: Comparison) -> Figure | None:
     Returns:
         None where no group has several seeds, or no run meets the target.
     """
-    columns = _shown_targets(comparison)
-    met = any(comparison.reached(i, COLUMNS[TARGETS[0]]).met.any() for i in range(len(comparison.groups)))
-    if not (_several(comparison) and columns and met):
+    panels = statistics_drawn.at_target(comparison)
+    if not panels:
         return None
-    figure = new_figure(3.7 * len(columns) + 0.4, 3.0 + 0.1 * len(comparison.groups))
-    axes = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
-    for axis, column in zip(axes, columns, strict=True):
-        for i, group in enumerate(comparison.groups):
-            found = comparison.reached(i, column)
-            at, share = survival.kaplan_meier(found)
-            x, y = np.concatenate([[0.0], at]), 1 - np.concatenate([[1.0], share])
+    figure = new_figure(3.7 * len(panels) + 0.4, 3.0 + 0.1 * len(comparison.groups))
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axis, (title, curves) in zip(axes, panels, strict=True):
+        for i, (group, curve) in enumerate(zip(comparison.groups, curves, strict=True)):
             look = line_style(i)
-            axis.step(x, y, where="post", label=group.name, **look)
-            ends = found.position[~found.met]
-            heights = y[np.searchsorted(x, ends, side="right") - 1]
-            axis.plot(ends, heights, marker="|", ms=8, mew=1.5, ls="", color=look["color"])
-        axis.set_xlabel(column.title.replace(" to target", ""), fontsize=9)
+            axis.step(curve.x, curve.y, where="post", label=group.name, **look)
+            at, heights = zip(*curve.ends, strict=True) if curve.ends else ((), ())
+            axis.plot(at, heights, marker="|", ms=8, mew=1.5, ls="", color=look["color"])
+        axis.set_xlabel(title, fontsize=9)
         axis.set(xlim=(0, None), ylim=(-0.03, 1.05))
         plain(axis)
-    value = metric_of(comparison.groups).text(comparison.target)
-    axes[0].set_ylabel(f"share of runs at {value}", fontsize=9)
+    axes[0].set_ylabel(f"share of runs at {statistics_drawn.target_text(comparison)}", fontsize=9)
     legend_below(figure, axes[0])
     return figure
 
@@ -140,28 +99,19 @@ def differences(comparison: Comparison) -> Figure | None:
     Returns:
         None where no seeds pair.
     """
-    column = comparison.column(comparison.choices.metric)
-    found = [
-        (world, c, c.difference)
-        for world in comparison.worlds
-        for c in comparison.contrasts(world, column)
-        if c.difference is not None and c.pairs > 1 and np.isfinite(c.difference).all()
-    ]
-    if not found:
+    rows = statistics_drawn.differences(comparison)
+    if not rows:
         return None
-    figure = new_figure(6.4, HEAD + ROW * len(found))
+    figure = new_figure(6.4, HEAD + ROW * len(rows))
     axis = figure.subplots()
     axis.axvline(0.0, color="#555555", lw=1)
-    names = []
-    for row, (_, contrast, values) in enumerate(found):
-        said = statistics.estimate(values, _kind(comparison), comparison.choices.confidence)
-        axis.plot(values, np.full(len(values), row + 0.2), marker="o", mfc="none", **FAINT)
-        _bar(axis, row, said.mean, said.low, said.high, np.inf, contrast.group)
-        pair = [comparison.groups[i].name for i in (contrast.group, contrast.best)]
-        names.append(" - ".join(pair))
-    axis.set_yticks(np.arange(len(names)), names)
-    axis.set_ylim(len(names) - 0.4, -0.6)
-    axis.set_xlabel(f"difference, {column.title}", fontsize=9)
+    for row, (_, group, bar) in enumerate(rows):
+        _runs(axis, row, bar, "o")
+        _bar(axis, row, bar, group)
+    axis.set_yticks(np.arange(len(rows)), [name for name, _, _ in rows])
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    title = comparison.column(comparison.choices.metric).title
+    axis.set_xlabel(f"difference, {title}", fontsize=9)
     plain(axis)
     return figure
 
@@ -219,7 +169,7 @@ FIGURES: dict[str, tuple[str, str, Drawing]] = {  # file name -> title, caption,
     ),
     "differences": (
         "Against the best",
-        "Each configuration minus the best one, under equal seeds (circles), with mean and interval.",
+        "Each configuration minus the best one, under equal seeds (small marks), with mean and interval.",
         differences,
     ),
     "target": (

@@ -134,7 +134,8 @@ def as_html(table: Table) -> str:
         return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>\n"
 
     rows = [line("td", [html.escape(row[0].text), *map(text, row[1:])]) for row in table.rows]
-    return f"<table>\n{line('th', [html.escape(title) for title in table.columns])}{''.join(rows)}</table>"
+    head = line("th", [html.escape(title) for title in table.columns])
+    return f"<table>\n<thead>\n{head}</thead>\n<tbody>\n{''.join(rows)}</tbody>\n</table>"
 
 
 # -- LaTeX ---------------------------------------------------------------------------------------------------

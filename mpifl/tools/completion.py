@@ -1,16 +1,16 @@
-"""A bash script that completes the commands of mpifl, their options, and the keys of the configuration.
+"""A script that completes the commands of mpifl in a shell: options, keys of the configuration, and names.
 
-The script is static: it needs no start of Python at each key stroke. Configurations are completed as files.
+The script is static: it needs no start of Python at each key stroke.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
-from mpifl.experiment.reference import Key
+from mpifl.experiment import reference
+from mpifl.tools import documentation, scaffold
 
-SCRIPT = """# bash completion of mpifl: eval "$(mpifl completion bash)"
-_mpifl() {{
+SCRIPT = """_mpifl() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command=${{COMP_WORDS[1]}}
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
@@ -24,29 +24,35 @@ _mpifl() {{
         case $command in
 {options}
         esac
-    elif [[ $command == show ]]; then
-        COMPREPLY=($(compgen -W "{names}" -- "$word"))
-    elif [[ $command == docs ]]; then
-        COMPREPLY=($(compgen -W "{pages}" -- "$word"))
-    else
-        COMPREPLY=($(compgen -f -- "$word"))
+        return
     fi
+    case $command in
+{names}
+        *) COMPREPLY=($(compgen -f -- "$word"));;
+    esac
 }}
 complete -o filenames -F _mpifl mpifl
 """
-CASE = '{indent}{pattern}) COMPREPLY=($(compgen -W "{words}" -- "$word")){more};;'
+HEADS = {  # shell -> what comes before the script
+    "bash": "# bash completion of mpifl: mpifl completion bash "
+    "> ~/.local/share/bash-completion/completions/mpifl\n",
+    "zsh": """# zsh completion of mpifl: mpifl completion zsh > ~/.mpifl.zsh; source that in ~/.zshrc
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
+autoload -Uz bashcompinit && bashcompinit
+""",
+}
+CASE = '{indent}{pattern}) COMPREPLY=($({files}compgen -W "{words}" -- "$word")){more};;'
 
 
-def bash(commands: Mapping[str, Iterable[str]], keys: Iterable[Key], pages: Iterable[str]) -> str:
+def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
     """Return the script.
 
     Args:
+        shell: bash or zsh, which takes the same script.
         commands: command -> its arguments: options as they are typed, and names in capitals; CONFIG takes the
-            keys of the configuration as options, too.
-        keys: of the configuration.
-        pages: of the documentation.
+            keys of the configuration as options, too, and is a file or the name of a configuration.
     """
-    every = list(keys)
+    every = reference.keys()
     paths = [*dict.fromkeys(key.path for key in every)]
     chosen: dict[str, list[str]] = {}
     for key in every:
@@ -55,22 +61,37 @@ def bash(commands: Mapping[str, Iterable[str]], keys: Iterable[Key], pages: Iter
         for option in ends if values else ():
             chosen.setdefault(option, [])
             chosen[option] += [value for value in values if value not in chosen[option]]
-    cases = [
-        CASE.format(indent=8 * " ", pattern=option, words=" ".join(values), more="; return")
-        for option, values in chosen.items()
-    ]
     options = []
     for name, arguments in commands.items():
         words = [word for word in arguments if word.startswith("-")]
         words += [f"--{path}" for path in paths] if "CONFIG" in arguments else []
-        options.append(CASE.format(indent=12 * " ", pattern=name, words=" ".join(words), more=" "))
-    names = " ".join(
-        [*paths, *dict.fromkeys(value for key in every if key.is_section for value in key.choices)]
-    )
-    return SCRIPT.format(
+        options.append(_case(name, words, 12))
+    shown = [*paths, *dict.fromkeys(value for key in every if key.is_section for value in key.choices)]
+    names = {
+        "show": [reference.RUN, *shown],
+        "list": reference.kinds(),
+        "docs": [*documentation.pages()],
+        "init": [*scaffold.TEMPLATES],
+        "launch": [*scaffold.JOB_SCRIPTS],
+        "completion": [*HEADS],
+    }
+    cases = [_case(name, words, 8) for name, words in names.items()]
+    takers = "|".join(name for name, arguments in commands.items() if "CONFIG" in arguments)
+    cases.append(_case(takers, [*reference.configurations()], 8, files=True))
+    return HEADS[shell] + SCRIPT.format(
         commands=" ".join(commands),
-        values="\n".join(cases),
+        values="\n".join(_case(option, values, 8, more="; return") for option, values in chosen.items()),
         options="\n".join(options),
-        names=names,
-        pages=" ".join(pages),
+        names="\n".join(cases),
+    )
+
+
+def _case(pattern: str, words: Sequence[str], indent: int, files: bool = False, more: str = " ") -> str:
+    """Return a line of `case`, which offers words, and files where `files` says so."""
+    return CASE.format(
+        indent=indent * " ",
+        pattern=pattern,
+        words=" ".join(words),
+        files='compgen -f -- "$word"; ' if files else "",
+        more=more,
     )

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.comm.transport import Single
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.errors import CodeFailed, Stopped, UserError, require
+from mpifl.core.types import Message, Notes
 from mpifl.experiment import loader
 from mpifl.experiment.run import run
 from mpifl.experiment.schema import Config, check_sections
@@ -124,11 +130,13 @@ class Trials:
     def all(self) -> Iterator[Finding]:
         """Yield what each trial showed."""
         try:
-            first = self._run("first", {})
+            with _changes(type(self.config.algorithm)) as changed:
+                first = self._run("first", {})
         except (UserError, CodeFailed) as error:
             yield _failed("a run", error)
             return
         yield self._learns(first)
+        yield _leaves_arguments(changed)
         yield (repeats := self._repeats(first))
         if repeats.passed:
             yield self._resumes(first)
@@ -238,6 +246,62 @@ class Trials:
         if self.config.algorithm.paper:
             return Finding(True, "it names its paper")
         return Finding(None, "no paper", "set `paper` to a BibTeX entry, for `mpifl cite`")
+
+
+@contextmanager
+def _changes(method: type[Algorithm]) -> Iterator[set[str]]:
+    """Yield a set into which come the arguments that hooks of a class change while they run, in words."""
+    changed: set[str] = set()
+
+    def watched(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Algorithm, *given: Any) -> Any:
+            held = {"message": Message, "state": dict, "notes": Notes}
+            mine = {word: value for word, of in held.items() for value in given if isinstance(value, of)}
+            before = copy.deepcopy(mine)
+            made = hook(self, *given)
+            changed.update(
+                f"{name} changed its {word}" for word in mine if not _same(mine[word], before[word])
+            )
+            return made
+
+        return call
+
+    own = {name: method.__dict__.get(name) for name in ("local_update", "aggregate")}
+    for name in own:
+        setattr(method, name, watched(name, getattr(method, name)))
+    try:
+        yield changed
+    finally:
+        for name, hook in own.items():
+            if hook is None:
+                delattr(method, name)
+            else:
+                setattr(method, name, hook)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal, those of their fields, items and numbers included; NaN is NaN."""
+    if dataclasses.is_dataclass(one):
+        one, other = vars(one), vars(other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+    return bool(one == other)
+
+
+def _leaves_arguments(changed: set[str]) -> Finding:
+    """Return what to say of the arguments that hooks changed."""
+    if not changed:
+        return Finding(True, "hooks leave their arguments as they were")
+    remedy = (
+        "work on a copy, .clone() of a tensor, .copy() of an array: others read the same numbers after it"
+    )
+    return Finding(False, "; ".join(sorted(changed)), remedy)
 
 
 def _failed(what: str, error: UserError | CodeFailed) -> Finding:

@@ -45,7 +45,7 @@ def made_small(line: str) -> list[str]:
     """Return the words after `mpifl` of a command, made small, with the names that the folder has."""
     words = shlex.split(re.sub(r"^mpirun -n \d+ ", "", line))
     assert words.pop(0) == "mpifl", line
-    names = {"RUN": "runs/a", "SWEEP": "runs/sweep", "runs/quickstart-20261121-053204": "runs/a", "200": "2"}
+    names = {"RUN": "runs/a", "SWEEP": "runs/sweep", "runs/quickstart-20261121-053204": "runs/a", "200": "1"}
     words = [names.get(word, word).replace("RUN/", "runs/a/") for word in words]
     words = [p for w in words for p in (map(str, sorted(Path().glob(w))) if w == "runs/*" else [w])]
     given = " ".join(words)
@@ -67,7 +67,7 @@ def test_unmarked_blocks_are_found_and_made_small(tmp_path):
     )
     assert commands(page) == ["mpirun -n 3 mpifl run quickstart --seed 1"]
     assert made_small(commands(page)[0]) == ["run", "quickstart", "--seed", "1", *SMALL]
-    assert made_small("mpifl resume RUN --rounds 200") == ["resume", "runs/a", "--rounds", "2"]
+    assert made_small("mpifl resume RUN --rounds 200") == ["resume", "runs/a", "--rounds", "1"]
 
 
 def test_every_mark_of_a_block_is_known_and_every_other_block_is_of_mpifl_alone():

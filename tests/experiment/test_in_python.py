@@ -28,7 +28,7 @@ def learners():
     return sum(isinstance(thing, Learner) for thing in gc.get_objects())
 
 
-def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_path):
+def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_path, capsys):
     before = handlers(), learners(), threading.active_count()
     for number in range(3):
         run = mpifl.run(str(CONFIG), output={"folder": str(tmp_path), "id": str(number)})
@@ -39,6 +39,12 @@ def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_
     left = run.folder / "checkpoints" / "step-000000001"  # of a job killed in its last moment
     left.mkdir(parents=True)
     assert mpifl.resume(run.folder).summary == run.summary  # complete already
+    rounds = run.summary["rounds"]
+    assert mpifl.resume(run.folder, rounds=rounds).summary == run.summary
+    with pytest.raises(mpifl.UserError, match="its checkpoints are gone; run it anew"):
+        mpifl.resume(run.folder, rounds=rounds + 1)
+    assert main(["resume", str(run.folder), "--rounds", str(rounds + 1)]) == 2
+    assert "its checkpoints are gone" in capsys.readouterr().err
     assert not left.parent.exists()
 
 

@@ -313,3 +313,48 @@ pip_install torch || echo "pip ended with $?"
     lines = (tmp_path / "said").read_text().split("\n")
     assert re.fullmatch(rf"  \d+ s so far, \d+ MB in {tmp_path.name}", lines[0].strip("\r"))
     assert "pip ended with 3" in lines[-2]
+
+
+def test_a_log_has_what_pip_says_as_it_says_it(tmp_path):
+    """The stub of pip waits until its first line is in the log; its next one is long."""
+    stub = f"""import pathlib, time
+print("  Downloading numpy.whl (9 MB)", flush=True)
+end = time.monotonic() + 30
+while "numpy.whl" not in pathlib.Path({str(tmp_path)!r}, "said").read_text() and time.monotonic() < end:
+    time.sleep(0.05)
+print("Installing collected packages: " + 100 * "torch, ", flush=True)
+print("Building in time" if time.monotonic() < end else "Building late", flush=True)
+"""
+    (tmp_path / "stub").write_text(f"#!{sys.executable}\n{stub}")
+    (tmp_path / "stub").chmod(0o755)
+    program = f"set -euo pipefail; source {LAUNCH}/common.sh; in_lines {tmp_path}/stub"
+    with (tmp_path / "said").open("w") as said:
+        done = subprocess.run(["bash", "-c", program], stdin=subprocess.DEVNULL, stdout=said, timeout=120)
+    assert done.returncode == 0
+    first, second, third = (tmp_path / "said").read_text().splitlines()
+    assert (first, third) == ("  Downloading numpy.whl (9 MB)", "  Building in time")
+    assert len(second) < 110
+
+
+def test_the_making_of_an_environment_is_not_silent(tmp_path):
+    """Python takes long to put pip into it: 13 s where two cores are shared."""
+    stub = f"""import pathlib, sys, time
+end = time.monotonic() + 60
+while " s so far, " not in pathlib.Path({str(tmp_path)!r}, "said").read_text() and time.monotonic() < end:
+    time.sleep(0.05)
+"""
+    (tmp_path / "stub").write_text(f"#!{sys.executable}\n{stub}")
+    (tmp_path / "stub").chmod(0o755)
+    program = f"""set -euo pipefail; source {LAUNCH}/common.sh; environment={tmp_path}
+sleep() {{ command sleep 0.2; }}
+find_python() {{ echo {tmp_path}/stub; }}
+install_torch() {{ echo "then PyTorch"; }}
+pip_install() {{ :; }}
+install
+"""
+    with (tmp_path / "said").open("w") as said:
+        done = subprocess.run(["bash", "-c", program], stdin=subprocess.DEVNULL, stdout=said, timeout=120)
+    assert done.returncode == 0
+    lines = (tmp_path / "said").read_text().splitlines()
+    assert re.fullmatch(rf"  \d+ s so far, \d+ MB in {tmp_path.name}", lines[1])
+    assert "then PyTorch" in lines[-2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,10 @@ COLUMNS += ("num_unplaced", "ari", "churn", "federation_bytes_up", "federation_b
 ENDS = (0.5, 0.75, 0.625)  # accuracies of three runs
 
 
-def write_run(folder: Path, learning_rate: float, end: float) -> None:
+def write_run(folder: Path, learning_rate: float, end: float, seed: int = 0) -> None:
     """Write a run folder of four clients and ten rounds, whose accuracy goes straight to its end."""
     folder.mkdir()
-    config = {"algorithm": {"name": "fedavg"}, "local": {"lr": learning_rate}, "seed": {"training": 0}}
+    config = {"algorithm": {"name": "fedavg"}, "local": {"lr": learning_rate}, "seed": {"training": seed}}
     (folder / "config.yaml").write_text(json.dumps(config))
     lags = {"staleness_histogram": {"0": 3, "2": 1}}
     summary = {
@@ -68,6 +69,60 @@ def page(tmp_path_factory):
         path = report([str(folder)], str(folder / "out"))
     with chrome.Page(path, folder / "profile") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory):
+    """The report of three seeds of two configurations in a browser."""
+    folder = tmp_path_factory.mktemp("seeds")
+    for lr, ends in ((0.1, (0.5, 0.625, 0.75)), (0.2, (0.625, 0.875, 0.875))):
+        for seed, end in enumerate(ends):
+            write_run(folder / f"run-{lr}-{seed}", lr, end, seed)
+    for run, moment in zip(sorted(folder.glob("run-*")), (3, 1, 2, 6, 5, 4), strict=True):
+        os.utime(run / "summary.json", (86400 * moment, 86400 * moment))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpifl.results.report.FIGURES", {})  # those for papers are tested elsewhere
+        path = report([str(folder)], str(folder / "out"))
+    with chrome.Page(path, folder / "profile") as found:
+        yield found
+
+
+def resized(page, width: int) -> None:
+    page.call(
+        "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+    )
+    page("redraws.forEach((redraw) => redraw())")
+
+
+def test_figures_over_seeds_are_drawn_on_the_page_and_have_room_in_a_narrow_window(seeds):
+    """Panels stand beside one another, or below one another at 700 pixels; a mark says its value."""
+    layout = "document.querySelector('#intervals-figure .plot')._fullLayout"
+    axes = [f"{layout}.{name}.domain" for name in ("xaxis", "xaxis2", "yaxis")]
+    first, second, rows = (seeds(axis) for axis in axes)
+    assert first[1] < second[0]
+    assert rows == [0, 1]
+    resized(seeds, 700)
+    assert (seeds(axes[0]), seeds(axes[1])) == ([0, 1], [0, 1])
+    assert seeds(axes[2])[0] > seeds(f"{layout}.yaxis2.domain")[1]
+    assert seeds("document.documentElement.scrollWidth <= innerWidth")
+    resized(seeds, 1280)
+    bar = "document.querySelector('#intervals-figure .plot').data"
+    assert seeds(f"{bar}.filter((t) => t.xaxis === 'x').at(-1).x") == [62.5, pytest.approx(79.167)]
+    said = seeds("D.seeds.differences.map((row) => [row.name, row.bar.runs])")
+    assert [runs for _, runs in said] == [[pytest.approx(v) for v in (-12.5, -25, -12.5)]]
+    for name in ("intervals", "differences", "met"):
+        assert seeds(f"byId('{name}-figure').querySelectorAll('.trace').length") > 0
+    assert seeds.errors == []
+
+
+def test_the_table_of_runs_has_what_each_reached_and_sorts_dates(seeds):
+    titles = seeds("[...byId('runs-table').tHead.rows[0].cells].map((c) => c.textContent)")
+    assert [t for t in ("accuracy, %", "worst client, %", "ARI", "MB up") if t not in titles] == []
+    at = titles.index("finished")
+    cells = f"[...byId('runs-table').tBodies[0].rows].map((r) => r.cells[{at}].textContent)"
+    seeds(f"byId('runs-table').tHead.rows[0].cells[{at}].querySelector('button').click()")
+    assert seeds(cells) == sorted(seeds(cells))
+    assert len(set(seeds(cells))) == 6
 
 
 CURVES = "document.querySelector('#curves-figure .plot')"

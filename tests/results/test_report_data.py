@@ -296,6 +296,18 @@ def test_the_command_that_repeats_a_run_repeats_it(tmp_path, monkeypatch):
     assert load("runs/tiny-again").summary["digest"] == run.summary["digest"]
 
 
+def test_the_runs_of_a_sweep_are_repeated_by_one_command(tmp_path):
+    cases = tuple(run_of(tmp_path / "grid" / name) for name in "ab")
+    alone = run_of(tmp_path / "c")
+    (tmp_path / "grid").mkdir()
+    (tmp_path / "grid" / "sweep.yaml").write_text("vary: {}")
+    said = report_page._commands([Group("g", (*cases, alone))])
+    assert re.findall("<code>(.*?)</code>", said) == [
+        f"mpifl sweep {tmp_path}/grid/sweep.yaml --output.id again",
+        f"mpifl run {tmp_path}/c/config.yaml --output.id again",
+    ]
+
+
 def test_a_method_that_sends_nothing_is_reported(tmp_path):
     options = [
         str(TINY),

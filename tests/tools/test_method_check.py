@@ -45,7 +45,7 @@ def test_a_sound_method_passes(tmp_path, monkeypatch, capsys):
     code, lines = tried(tmp_path, monkeypatch, capsys, SOUND, "--ranks", "2", "--rounds", "2")
     assert code == 0
     assert lines[0] == "mine.py:Mine in 2 server steps with 6 clients"
-    assert [line[:5] for line in lines[1:]] == ["ok   "] * 7
+    assert [line[:5] for line in lines[1:]] == ["ok   "] * 8
     assert "ok   2 ranks: the same digest and bytes" in lines
 
 
@@ -56,9 +56,10 @@ def test_a_sound_method_passes(tmp_path, monkeypatch, capsys):
         ("float(next(COUNTER))", "FAIL the same run again: another digest", "keep nothing in the object"),
         ("[1.0] * (1 + int(message['model'][0, 0] != client.init[0]))", "FAIL bytes: ", "`extra_bytes`"),
         ("np.ones(client.id + 1)", "FAIL a run: ", "one shape for all clients"),
+        ("float(message['model'][0].mul_(0.5)[0]) * 0 + 1", "FAIL local_update changed its message", "clone"),
         ("1 / 0", "FAIL a run: ", "ZeroDivisionError"),
     ],
-    ids=["other generator", "module", "bytes", "shapes", "exception"],
+    ids=["other generator", "module", "bytes", "shapes", "arguments", "exception"],
 )
 def test_a_mistake_is_found(weight, found, remedy, tmp_path, monkeypatch, capsys):
     code, lines = tried(tmp_path, monkeypatch, capsys, weight)

@@ -256,7 +256,7 @@ function drawStaleness() {
       type: "bar", x: found.bars.map(([lag]) => lag + (found.width - 1) / 2), y: found.bars.map(([, n]) => (100 * n) / found.arrivals), width: found.width * 0.92,
       marker: { color: colour(0) }, customdata: found.bars.map(([lag, n]) => [wide ? `${lag} to ${lag + found.width - 1}` : lag, n]), hovertemplate: "staleness %{customdata[0]}<br>%{customdata[1]} uploads, %{y:.3~g} %<extra></extra>",
     }], {
-      height: 300, bargap: 0, shapes: [at(median, `median ${median}`, 0), ...(q90 > median ? [at(q90, `90 % below ${q90}`, 16)] : [])],
+      height: 300, bargap: 0, shapes: [at(median, `median ${median}`, 0), ...(q90 > median ? [at(q90, `90 % up to ${q90}`, 16)] : [])],
       xaxis: { title: { text: "staleness: server steps between download and upload" } },
       yaxis: byId("logstale").checked ? { title: { text: "share of uploads, % (log)" }, type: "log" } : { title: { text: "share of uploads, %" }, range: [0, (118 * Math.max(...found.bars.map(([, n]) => n))) / found.arrivals] }, // room for the names of the lines
     }, () => [["staleness from", "uploads"], ...found.bars]);

@@ -156,7 +156,7 @@ function sortable(table) {
       heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", up ? "ascending" : "descending");
       const rows = [...body.rows].map((row) => [row, row.cells[column].textContent.trim()]);
-      const numeric = rows.some(([, t]) => t && !Number.isNaN(parseFloat(t))) && rows.every(([, t]) => !t || /^(never|∞)/.test(t) || !Number.isNaN(parseFloat(t)));
+      const numeric = !head.matches(".word, .text") && rows.some(([, t]) => t && !Number.isNaN(parseFloat(t))) && rows.every(([, t]) => !t || /^(never|∞)/.test(t) || !Number.isNaN(parseFloat(t)));
       rows.sort(([, a], [, b]) => {
         if (!numeric) return (up ? 1 : -1) * a.localeCompare(b, undefined, { numeric: true });
         const [x, y] = [parseFloat(a), parseFloat(b)];

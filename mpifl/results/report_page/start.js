@@ -4,7 +4,7 @@ byId("theme").addEventListener("click", switchTheme);
 media.addEventListener("change", themed);
 byId("theme").textContent = isDark() ? "Light" : "Dark";
 document.querySelectorAll("table.sortable").forEach(sortable);
-choosable(byId("final-table"));
+["final-table", "runs-table"].forEach((name) => choosable(byId(name)));
 document.querySelectorAll("input[data-filters]").forEach((input) => filterable(input, byId(input.dataset.filters), input.parentElement.parentElement.querySelector("[role=status]")));
 document.querySelectorAll(".command button").forEach((button) => button.addEventListener("click", () => {
   const done = () => { button.textContent = "Copied"; };
@@ -12,6 +12,7 @@ document.querySelectorAll(".command button").forEach((button) => button.addEvent
   navigator.clipboard ? navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent).then(done, select) : select();
 }));
 startCurves();
+startSeeds();
 startDetails();
 let lastWidth = window.innerWidth;
 let waiting = 0;
