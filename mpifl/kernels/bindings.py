@@ -657,7 +657,7 @@ def visit_outputs(
         table: as for `train_visits`.
         order: likewise.
         batch: samples at a time.
-        out: float32, of each visit [models, samples, outputs], one after the other; written.
+        out: float32 [models, samples of all visits, outputs]; written.
         workspace: float32, as many as `workspace_size` returns.
 
     Raises:

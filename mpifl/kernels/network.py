@@ -223,13 +223,13 @@ class Network:
         samples: StoredSamples | Sequence[Split],
         order: np.ndarray,
         sizes: np.ndarray,
-    ) -> list[torch.Tensor]:
-        """Return the logits [K, n, L] of several models for the samples of each visit.
+    ) -> torch.Tensor:
+        """Return the logits [K, n, L] of several models for the samples of some visits.
 
         Args:
             models: parameters [K, p] for each visit; all have as many.
             samples: where those of all are stored, or those of each.
-            order: the samples of one visit after the other, numbered as in `samples`, int64 [sum of n].
+            order: the samples of one visit after the other, numbered as in `samples`, int64 [n].
             sizes: samples of each visit, int64 [m].
 
         Raises:
@@ -238,16 +238,16 @@ class Network:
         """
         visits, table = _visits(samples, len(models))
         visits["first"], visits["count"] = np.cumsum(sizes) - sizes, sizes
-        rows = {id(some): [self._float32(w) for w in some] for some in models}  # equal ones are few
+        distinct = {id(some): some for some in models}  # equal ones are few
+        rows = {number: [self._float32(w) for w in some] for number, some in distinct.items()}
         addresses = {number: [w.data_ptr() for w in some] for number, some in rows.items()}
         numbers = np.array([addresses[id(some)] for some in models], np.int64)
-        num_models, width = numbers.shape[1], int(self.layers[-1]["out_channels"])
-        out = torch.empty(num_models * int(sizes.sum()) * width, dtype=torch.float32, device="cpu")
+        shape = numbers.shape[1], len(order), int(self.layers[-1]["out_channels"])
+        out = torch.empty(shape, dtype=torch.float32, device="cpu")
         batch = min(EVAL_BATCH, max(int(sizes.max(initial=1)), 1))
         workspace = self._workspace_for(batch)
         bindings.visit_outputs(self.layers, visits, numbers, table, order, batch, out, workspace)
-        parts = out.split((num_models * sizes * width).tolist())
-        return [part.view(num_models, -1, width) for part in parts]
+        return out
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor:
         """Return the logits [n, L], or the input of the last layer [n, e].

@@ -672,8 +672,8 @@ int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff
     return 0;
 }
 
-/* Writes the outputs of several models for the samples of each visit, [models, count, outputs] visit after visit; of a visit,
- * x, labels, samples, first and count are read. Returns 0, or BAD_LABEL, BAD_INDEX or SMALL_WORKSPACE.
+/* Writes the outputs of several models for the samples of each visit, [models, all samples, outputs]; of a visit, x, labels,
+ * samples, first and count are read. Returns 0, or BAD_LABEL, BAD_INDEX or SMALL_WORKSPACE.
  *
  * weights: of the models of each visit [num_visits, num_models]; table, channels, order: as above; workspace: [size]. */
 int mpifl_visit_outputs(const struct layer *layers, ptrdiff_t num_layers, const struct visit *visits, ptrdiff_t num_visits,
@@ -682,8 +682,11 @@ int mpifl_visit_outputs(const struct layer *layers, ptrdiff_t num_layers, const 
 {
     const ptrdiff_t classes = output_size(layers + num_layers - 1);
     struct network net;
+    ptrdiff_t total = 0;
     if (network_init(&net, layers, num_layers, batch, workspace) > size)
         return SMALL_WORKSPACE;
+    for (ptrdiff_t i = 0; i < num_visits; i++)
+        total += visits[i].count;
     for (const struct visit *v = visits; v < visits + num_visits; v++, weights += num_models) {
         const struct samples samples = {table ? 0 : v->x, table ? v->x : 0, table, channels};
         const int64_t *of_visit = order + v->first;
@@ -695,11 +698,11 @@ int mpifl_visit_outputs(const struct layer *layers, ptrdiff_t num_layers, const 
             load_batch(&net, &samples, of_visit + start, n); /* no layer changes its input but ReLU, and none begins with it */
             for (ptrdiff_t k = 0; k < num_models; k++) {
                 forward(&net, weights[k], n, select_kernels());
-                memcpy(outputs + (k * v->count + start) * classes, net.activation[num_layers],
+                memcpy(outputs + (k * total + start) * classes, net.activation[num_layers],
                        (size_t)(n * classes) * sizeof *outputs);
             }
         }
-        outputs += num_models * v->count * classes;
+        outputs += v->count * classes;
     }
     return 0;
 }

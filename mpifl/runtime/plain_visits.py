@@ -134,8 +134,8 @@ class PlainVisitRunner:
             chosen = clients.best_models(visits, models)
         if chosen is None:
             return None
-        # equal starts are one object
-        rows = {id(some): some.unbind() for some in models}
+        distinct = {id(some): some for some in models}
+        rows = {number: some.unbind() for number, some in distinct.items()}  # equal starts are one object
         starts = [rows[id(some)][k] for some, k in zip(models, chosen.tolist(), strict=True)]
         outcome = clients.train_visits(visits, starts, out, key, step, visit.mu, visit.change)
         return None if outcome is None else _Trained(outcome, chosen)
