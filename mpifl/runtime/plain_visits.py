@@ -16,8 +16,9 @@ from mpifl.aggregation.tables import Tables, read_rows, row_distances
 from mpifl.core.capabilities import PlainVisit
 from mpifl.core.client import TrainedVisits
 from mpifl.core.timing import Stopwatch
+from mpifl.core.types import Message
 
-from .protocol import ClientTask, ReportTable, TaskBatch
+from .protocol import ClientTask, ReportHeader, ReportTable, TaskBatch
 from .step_config import StepConfig
 
 RUN = 64, 1 << 13  # visits, and samples, that are trained in one call at most
@@ -48,14 +49,36 @@ class PlainVisitRunner:
         self.remembered = remembered
         self.names = (visit.upload, *visit.unsent)
 
-    def fit(self, batch: TaskBatch) -> bool:
-        """Return whether the visits of a step only train, and nothing happens to their uploads."""
-        c = self.config
+        c = config
         changed = c.payload.compresses or c.payload.dtype != "float32" or c.attack is not None
-        more = batch.peers or c.clients.keeps_optimizer or c.protection
-        asked = {self.remembered or self.visit.upload, (batch.compared or self.names)[0]}
+        kept = (remembered or visit.upload) in self.names and not c.clients.keeps_optimizer
+        self.possible = kept and not (changed or c.protection)  # nothing else happens to uploads
+
+    def fit(self, batch: TaskBatch) -> bool:
+        """Return whether the visits of a step only train, and nothing else happens to their uploads."""
         whole = all(not t.fresh or (t.work is None and "model" in t.reads) for t in batch.visits)
-        return bool(batch.visits) and whole and asked <= {*self.names} and not (changed or more)
+        compared = batch.compared is None or batch.compared[0] in self.names
+        return self.possible and bool(batch.visits) and whole and compared and not batch.peers
+
+    def serve(
+        self, task: ClientTask, message: Message
+    ) -> tuple[ReportHeader, dict[str, torch.Tensor]] | None:
+        """Return the report and uploads [1, d] of a single visit; None where it does more, or fails."""
+        models, clients = message.vectors.get("model"), self.config.clients
+        if not self.possible or task.work is not None or models is None:
+            return None
+        out = torch.empty(clients.layout.size)
+        if models.shape[1] != len(out):
+            return None
+        visit = np.array([task.client], np.int64), np.array([task.visit], np.int64)
+        with self.watch("train"):
+            made = self._in_one_call(visit, [models], [out], message.step)
+        table = None if made is None else self._report([task], [out], None, [made])
+        if table is None:
+            return None
+        if self.remembered:
+            self._keep(task, out)
+        return table.header(), dict.fromkeys(self.names, out[None])
 
     def run(
         self, batch: TaskBatch, out: Sequence[torch.Tensor]
@@ -90,7 +113,7 @@ class PlainVisitRunner:
         self, tasks: Sequence[ClientTask], out: Sequence[torch.Tensor], batch: TaskBatch
     ) -> ReportTable | None:
         """Return the reports of visits that train, whose uploads are written to `out`."""
-        c, visit = self.config, self.visit
+        c = self.config
         clients = np.array([task.client for task in tasks], np.int64)
         visits = np.array([task.visit for task in tasks], np.int64)
         with self.watch("load"):
@@ -108,17 +131,7 @@ class PlainVisitRunner:
                 return None
             made.append(trained)
             c.counter.advance(len(trained.chosen))
-        outcomes = [trained.outcome for trained in made]
-        notes = {} if visit.choice is None else {visit.choice: np.concatenate([t.chosen for t in made])}
-        return self._table(
-            tasks,
-            out,
-            batch,
-            num_samples=np.concatenate([t.num_samples for t in outcomes]),
-            largest=np.concatenate([t.max_abs for t in outcomes]),
-            notes=notes,
-            metrics={"train_loss": np.concatenate([t.loss for t in outcomes])},
-        )
+        return self._report(tasks, out, batch.compared, made)
 
     def _in_one_call(
         self,
@@ -162,15 +175,34 @@ class PlainVisitRunner:
         c.counter.advance(len(tasks))
         before = [c.federation.num_samples(task.client, task.visit - 1) for task in tasks]
         largest = np.array([max_abs(row) for row in out])
-        return self._table(tasks, out, batch, np.array(before, np.int64), largest, fresh=False)
+        return self._table(tasks, out, batch.compared, np.array(before, np.int64), largest, fresh=False)
 
     # -- reports ---------------------------------------------------------------------------------------------
+
+    def _report(
+        self,
+        tasks: Sequence[ClientTask],
+        out: Sequence[torch.Tensor],
+        compared: tuple[str, int] | None,
+        made: Sequence[_Trained],
+    ) -> ReportTable | None:
+        """Return the reports of visits that trained, a few in each call."""
+        outcomes, choice = [trained.outcome for trained in made], self.visit.choice
+        return self._table(
+            tasks,
+            out,
+            compared,
+            num_samples=np.concatenate([t.num_samples for t in outcomes]),
+            largest=np.concatenate([t.max_abs for t in outcomes]),
+            notes={} if choice is None else {choice: np.concatenate([t.chosen for t in made])},
+            metrics={"train_loss": np.concatenate([t.loss for t in outcomes])},
+        )
 
     def _table(
         self,
         tasks: Sequence[ClientTask],
         out: Sequence[torch.Tensor],
-        batch: TaskBatch,
+        compared: tuple[str, int] | None,
         num_samples: np.ndarray,
         largest: np.ndarray,
         notes: Mapping[str, np.ndarray] | None = None,
@@ -188,7 +220,7 @@ class PlainVisitRunner:
             num_samples=num_samples,
             fresh=fresh,
             notes=notes,
-            findings=self._row_distances(out, batch.compared),
+            findings=self._row_distances(out, compared),
             metrics=metrics or {},
             max_abs=dict.fromkeys(self.names, largest[:, None]),
             sizes=dict.fromkeys(self.names, width),

@@ -339,6 +339,9 @@ class Worker:
         Returns:
             The header of the report and its uploads, name -> [C, d]; or who is left out, and nothing.
         """
+        plain = self._served(task, message)
+        if plain is not None:
+            return plain
         client = self.client(task.client, task.visit, message.step)
 
         def work() -> tuple[ReportHeader, Report]:
@@ -354,6 +357,18 @@ class Worker:
             return made, {}
         header, report = made
         return header, {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
+
+    def _served(
+        self, task: ClientTask, message: Message
+    ) -> tuple[ReportHeader, dict[str, torch.Tensor]] | None:
+        """Return what `serve` does of a visit that only trains; None where it does more, or fails."""
+        if self._plain is None or uses(self.config.algorithm, ServerEvaluation):
+            return None
+        self.config.counter.begin()
+        made = self._plain.serve(task, message)
+        if made is not None:
+            self.config.counter.advance()
+        return made
 
     def _inspect(self, task: ClientTask, report: Report) -> Mapping[str, Any]:
         """Return what the server finds when it evaluates an upload on its own data."""
