@@ -21,9 +21,11 @@ from mpifl.core.errors import CodeFailed
 from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.data import open_federation
 from mpifl.experiment import loader
-from mpifl.experiment.build import build_server_step
+from mpifl.experiment.build import build_engine, build_server_step
+from mpifl.experiment.schema import EvaluationConfig
 from mpifl.kernels import bindings
 from mpifl.runtime.plain_visits import PlainVisitRunner
+from mpifl.simulation.policies import EveryArrival
 from mpifl.simulation.sampling import Sampler
 from mpifl.training.client import LocalClients
 from mpifl.training.config import LocalConfig
@@ -153,6 +155,26 @@ def test_every_method_makes_its_plain_visits_as_its_local_update_does(name, monk
     assert_same_rounds(method, one_by_one(type(method))(**vars_of(method)), LOCALS["two epochs"], tmp_path)
     assert len(together) == 3
     assert all(made is not None for made in together)
+
+
+def arrivals_of(method, folder):
+    """Return the server, the rows of events.csv and the bytes of a few arrivals."""
+    changes = {"rounds": 8, "policy": EveryArrival(), "evaluation": EvaluationConfig(every=0)}
+    context = worlds.context_of(worlds.config_of(method, **changes), worlds.Tiny())
+    step, rows = build_server_step(context, ClientStore("test", str(folder))), []
+    server = build_engine(context, step, rows.extend).run(lambda record: None)
+    return server, rows, [step.ledger.total(way) for way in ("down", "up")]
+
+
+@pytest.mark.parametrize("method", [CATALOGUE["fedasync"](rho=0.3), CATALOGUE["fedbuff"](), FedAvg()])
+def test_single_visits_of_asynchronous_runs_go_the_same_way(method, monkeypatch, tmp_path):
+    together = calls_of(monkeypatch, PlainVisitRunner, "serve")
+    one = arrivals_of(method, tmp_path / "one")
+    assert len(together) >= 8
+    assert all(made is not None for made in together)
+    two = arrivals_of(one_by_one(type(method))(**vars_of(method)), tmp_path / "two")
+    worlds.same(worlds.state_of(one[0]), worlds.state_of(two[0]))
+    assert one[1:] == two[1:]
 
 
 def vars_of(method: Algorithm) -> dict[str, Any]:
