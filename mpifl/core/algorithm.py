@@ -17,7 +17,7 @@ import torch
 
 from .capabilities import Capability, NewClients, PlainVisit, PlainVisits, declared, hooks_of, uses
 from .client import Client
-from .errors import require
+from .errors import MethodError, require
 from .federation import Split
 from .mixing import Plan
 from .rng import Key
@@ -219,7 +219,11 @@ class Algorithm(ABC):
 
 
 def plain_visit(algorithm: Algorithm) -> PlainVisit | None:
-    """Return what visits do where `PlainVisits` says so of the `local_update` in use; None elsewhere."""
+    """Return what visits do where `PlainVisits` says so of the `local_update` in use; None elsewhere.
+
+    Raises:
+        MethodError: `plain_visit` returns something else.
+    """
     if not uses(algorithm, PlainVisits):
         return None
     methods = type(algorithm).__mro__
@@ -228,7 +232,11 @@ def plain_visit(algorithm: Algorithm) -> PlainVisit | None:
     of_one_class = updates is says or (updates, says) == (Algorithm, PlainVisits)
     if not of_one_class or update is not vars(updates)["local_update"]:
         return None
-    return hooks_of(algorithm, PlainVisits).plain_visit()
+    made = hooks_of(algorithm, PlainVisits).plain_visit()
+    if made is not None and not isinstance(made, PlainVisit):
+        hook, remedy = f"{type(algorithm).__name__}.plain_visit", "return PlainVisit(...), or None"
+        raise MethodError(hook, f"returned {type(made).__name__}", remedy)
+    return made
 
 
 def apply_plan(server: Server, plan: Plan, tables: Mapping[str, torch.Tensor]) -> Server:

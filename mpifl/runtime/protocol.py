@@ -425,7 +425,7 @@ def gathered_reports(
 
 
 def _order(tables: Sequence[ReportTable]) -> np.ndarray | None:
-    """Return the places of all reports of some tables, in the order of their numbers; None where they are."""
+    """Return the places of all reports of some tables, in the order of their numbers; None: as they are."""
     return None if len(tables) == 1 else np.argsort(_joined([t.number for t in tables]))
 
 

@@ -17,7 +17,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.transport import Single
 from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import PlainVisit, PlainVisits
-from mpifl.core.errors import CodeFailed
+from mpifl.core.errors import CodeFailed, MethodError
 from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.data import open_federation
 from mpifl.experiment import loader
@@ -58,6 +58,19 @@ class Near(FedProx):
         return PlainVisit()
 
 
+@dataclass(frozen=True)
+class Vague(FedAvg):
+    """A method that says nothing that can be used."""
+
+    def local_update(self, message, state, client, key):
+        """Train."""
+        return super().local_update(message, state, client, key)
+
+    def plain_visit(self):
+        """Say a word."""
+        return "yes"
+
+
 def one_by_one(cls: type[Algorithm]) -> type[Algorithm]:
     """Return a method with an update of its own, which is the one that it inherits."""
 
@@ -79,6 +92,8 @@ def test_update_and_declaration_count_where_they_are_of_one_class():
     assert plain_visit(FedProx(mu=0.5)) == PlainVisit(mu=0.5)
     assert plain_visit(one_by_one(FedProx)()) is None
     assert plain_visit(Near()) is None
+    with pytest.raises(MethodError, match=r"Vague.plain_visit: returned str.*return PlainVisit"):
+        plain_visit(Vague())
     assert plain_visit(CATALOGUE["emdcfl"]()) is None  # has the default update, and declares nothing
 
 
