@@ -28,6 +28,7 @@ from mpifl.core.method import (
     Notes,
     OneShotStatistics,
     Peer,
+    PlainVisit,
     PlainVisits,
     ProblemInfo,
     RememberedUploads,
@@ -199,12 +200,28 @@ class PrivateMedley(RowUpdates, Algorithm):
 
 
 @dataclass(frozen=True)
-class Average(PlainVisits, Algorithm):
-    """FedAvg: visits only train, so that many are made in one call."""
+class NearAverage(PlainVisits, Algorithm):
+    """FedProx of updates: visits only train, so that many are made in one call.
+
+    Attributes:
+        mu: weight of mu/2 ||w - x||^2.
+    """
+
+    mu: float = 0.1
+
+    def plain_visit(self) -> PlainVisit:
+        """Say what `local_update` does."""
+        return PlainVisit("delta", change=True, mu=self.mu)
+
+    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
+        """Train near x; report the update."""
+        x = message["model"][0]
+        w = client.sgd(x, key, direction=lambda g, v: g + self.mu * (v - x))
+        return client.report(delta=w.vector - x, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
-        """Average by samples."""
-        return Plan([average(notes)])
+        """Add the mean update by samples."""
+        return Plan([add(notes.num_samples / notes.num_samples.sum(), of="delta")])
 
 
 def label_shares(client: Client) -> np.ndarray:

@@ -82,6 +82,7 @@ class ClientStore:
 
     def __init__(self, token: str, folder: str | None = None, kept: Path | None = None) -> None:
         self.folder, self.kept = (Path(folder) if folder else scratch_root()) / f"mpifl-{token}", kept
+        self._place = str(self.folder)  # a path is joined for each visit
         self._lock = self._create()
         remove_dead(self.folder.parent, self.folder)
         run, _, launch = token.rpartition("-")
@@ -107,14 +108,16 @@ class ClientStore:
         """Return the file name of client `k` after `visit` visits."""
         return f"{kind}-{k}-{visit}"
 
-    def _path(self, kind: str, k: int, visit: int) -> Path:
-        return self.folder / self.name(kind, k, visit)
+    def _path(self, kind: str, k: int, visit: int) -> str:
+        return os.path.join(self._place, self.name(kind, k, visit))
 
     def load(self, kind: str, k: int, visit: int) -> dict[str, torch.Tensor]:
         """Return the tensors that client `k` saved in visit `visit`; empty for visit 0."""
+        if not visit:
+            return {}
         places = [self._path(kind, k, visit)]
-        places += [self.kept / places[0].name] if self.kept else []
-        found = next((path for path in places if visit and path.exists()), None)
+        places += [str(self.kept / self.name(kind, k, visit))] if self.kept else []
+        found = next(filter(os.path.exists, places), None)
         return load_file(found) if found else {}
 
     def save(self, kind: str, k: int, visit: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -126,18 +129,19 @@ class ClientStore:
         path = self._path(kind, k, visit)
         if tensors:
             own = {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-            partial = path.with_suffix(".tmp")
+            partial = f"{path}.tmp"
             try:
-                with told_as_os_error(partial):
+                with told_as_os_error(Path(partial)):
                     save_file(own, partial)  # clones, because safetensors refuses tensors that share memory
             except OSError as error:
-                partial.unlink(missing_ok=True)
+                Path(partial).unlink(missing_ok=True)
                 remedy = (
                     f"client state cannot be written ({error.strerror}); give a folder that has more room"
                 )
                 raise UserError("system.scratch", str(self.folder.parent), remedy) from error
-            partial.rename(path)
-        self._path(kind, k, visit - 2).unlink(missing_ok=True)
+            os.rename(partial, path)
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(kind, k, visit - 2))
 
     def keep(self, names: Sequence[str], folder: Path) -> dict[str, tuple[int, str]]:
         """Copy files to a folder that outlives this node.

@@ -40,6 +40,8 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    PlainVisit,
+    PlainVisits,
     ProblemInfo,
     Report,
     Server,
@@ -50,7 +52,7 @@ from mpifl.training.evaluation import counter_weight, state_change
 
 
 @dataclass(frozen=True)
-class CFL(ComparedUploads, Algorithm):
+class CFL(ComparedUploads, PlainVisits, Algorithm):
     """K grows by splits; table `update` holds the updates of halves that somebody may still be compared with.
 
     Attributes:
@@ -99,6 +101,10 @@ class CFL(ComparedUploads, Algorithm):
         tables = {"model": problem.init(0)[None], "update": torch.zeros(1, width)}
         state = {"children": leaf, "cached": leaf, "cached_norm": np.zeros(1)}
         return Server(tables, np.zeros(problem.num_clients, np.int64), state)
+
+    def plain_visit(self) -> PlainVisit:
+        """Report dw, which is also what is compared."""
+        return PlainVisit("delta", change=True, unsent=("update",))
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Report dw = w - w_c."""

@@ -22,6 +22,8 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    PlainVisit,
+    PlainVisits,
     ProblemInfo,
     Report,
     Server,
@@ -33,7 +35,7 @@ from .fedasync import check_blending, train_near, weight_of
 
 
 @dataclass(frozen=True)
-class ClusteredAsync(Algorithm):
+class ClusteredAsync(PlainVisits, Algorithm):
     """One row per cluster of an earlier run.
 
     Attributes:
@@ -71,6 +73,10 @@ class ClusteredAsync(Algorithm):
     def placed(self, server: Server, visited: np.ndarray) -> np.ndarray:
         """The earlier run placed everyone."""
         return np.ones_like(visited)
+
+    def plain_visit(self) -> PlainVisit:
+        """Train near the cluster's model."""
+        return PlainVisit(mu=self.rho or None)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train near the cluster's model."""

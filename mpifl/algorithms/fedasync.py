@@ -13,7 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    PlainVisit,
+    PlainVisits,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, in_turn
 from mpifl.core.types import Vector
 from mpifl.training.corrections import proximal
@@ -22,7 +34,7 @@ STALENESS = ("constant", "polynomial", "hinge")
 
 
 @dataclass(frozen=True)
-class FedAsync(Algorithm):
+class FedAsync(PlainVisits, Algorithm):
     """One model, changed at every arrival.
 
     Attributes:
@@ -42,6 +54,10 @@ class FedAsync(Algorithm):
 
     def __post_init__(self) -> None:
         check_blending(self.alpha, self.staleness, self.a, self.b, self.rho)
+
+    def plain_visit(self) -> PlainVisit:
+        """Train near the model that was read."""
+        return PlainVisit(mu=self.rho or None)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train near the model that was read."""

@@ -12,7 +12,20 @@ from dataclasses import dataclass
 
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    PlainVisit,
+    PlainVisits,
+    Report,
+    RowUpdates,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, average
 from mpifl.training.corrections import proximal
 from mpifl.training.evaluation import evaluate_tuned
@@ -23,7 +36,7 @@ PARTS = ("all", "body", "head")
 
 
 @dataclass(frozen=True)
-class FedAvgFT(RowUpdates, Algorithm):
+class FedAvgFT(PlainVisits, RowUpdates, Algorithm):
     """FedAvg, evaluated after fine-tuning.
 
     Attributes:
@@ -43,6 +56,10 @@ class FedAvgFT(RowUpdates, Algorithm):
         require(self.tune_epochs >= 0, "tune_epochs", self.tune_epochs, "take 0 or more passes over the data")
         require(self.tune_part in PARTS, "tune_part", self.tune_part, f"take one of {', '.join(PARTS)}")
         require(self.mu >= 0, "mu", self.mu, "take 0 or more")
+
+    def plain_visit(self) -> PlainVisit:
+        """Train the model that was received."""
+        return PlainVisit(mu=self.mu or None)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the model that was received."""

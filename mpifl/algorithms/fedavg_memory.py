@@ -14,22 +14,19 @@ import torch
 
 from mpifl.core.method import (
     Algorithm,
-    Client,
     Key,
-    Message,
     Needs,
     Notes,
+    PlainVisits,
     ProblemInfo,
     RememberedUploads,
-    Report,
     Server,
-    State,
 )
 from mpifl.core.mixing import Mixing, Plan
 
 
 @dataclass(frozen=True)
-class FedAvgMemory(RememberedUploads, Algorithm):
+class FedAvgMemory(PlainVisits, RememberedUploads, Algorithm):
     """One model for all, the average over all clients' last uploads, and the initial model."""
 
     paper = "jamalirad2022federated"
@@ -41,11 +38,6 @@ class FedAvgMemory(RememberedUploads, Algorithm):
         w0 = server.tables["model"]
         tables = {"model": torch.cat([w0, w0])}
         return replace(server, tables=tables, algorithm_state={"num_samples": problem.num_samples})
-
-    def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
-        """Train the global model."""
-        w = client.sgd(message["model"][0], key)
-        return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Return w <- (sum_k n_k wbar_k + sum_j n_j w^0) / sum n, j over those who never took part."""

@@ -13,12 +13,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, Server, State
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    PlainVisit,
+    PlainVisits,
+    Report,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, add
 
 
 @dataclass(frozen=True)
-class FedBuff(Algorithm):
+class FedBuff(PlainVisits, Algorithm):
     """One model, changed by a buffer of updates.
 
     Attributes:
@@ -38,6 +50,10 @@ class FedBuff(Algorithm):
         require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")
         require(self.staleness_a >= 0, "staleness_a", self.staleness_a, "take 0 or more")
         require(self.normalise in ("size", "weights"), "normalise", self.normalise, "take size or weights")
+
+    def plain_visit(self) -> PlainVisit:
+        """Report the update w_k - w_tau."""
+        return PlainVisit("delta", change=True)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Report the update w_k - w_tau."""

@@ -10,7 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Client, Key, Message, Needs, Notes, Report, RowUpdates, Server, State
+from mpifl.core.method import (
+    Algorithm,
+    Client,
+    Key,
+    Message,
+    Needs,
+    Notes,
+    PlainVisit,
+    PlainVisits,
+    Report,
+    RowUpdates,
+    Server,
+    State,
+)
 from mpifl.core.mixing import Plan, average
 from mpifl.training.corrections import proximal, unsquared
 
@@ -18,7 +31,7 @@ VARIANTS = ("standard", "unsquared")
 
 
 @dataclass(frozen=True)
-class FedProx(RowUpdates, Algorithm):
+class FedProx(PlainVisits, RowUpdates, Algorithm):
     """FedAvg with a proximal term.
 
     Attributes:
@@ -35,6 +48,10 @@ class FedProx(RowUpdates, Algorithm):
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", self.mu, "take 0 or more; 0 is FedAvg")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+
+    def plain_visit(self) -> PlainVisit | None:
+        """Train with the squared term."""
+        return PlainVisit(mu=self.mu) if self.variant == "standard" else None
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train with the pull towards x added to the gradient."""

@@ -36,6 +36,8 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    PlainVisit,
+    PlainVisits,
     ProblemInfo,
     RememberedUploads,
     Report,
@@ -52,7 +54,7 @@ VARIANTS = ("flt", "flexcfl", "emdcfl")
 
 
 @dataclass(frozen=True)
-class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
+class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
     """K rows, the centres; under `emdcfl` with batch norm, the counters of batches are behind each vector.
 
     Attributes:
@@ -113,6 +115,10 @@ class FeSEM(RememberedUploads, ComparedUploads, Algorithm):
     def compares(self, server: Server) -> bool:
         """Only whole k-means reads products."""
         return self.variant == "flt"
+
+    def plain_visit(self) -> PlainVisit | None:
+        """Train from the centre, without the pull of `emdcfl`."""
+        return PlainVisit() if self.variant != "emdcfl" else None
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train from the centre."""

@@ -38,6 +38,8 @@ from mpifl.core.method import (
     Needs,
     NewClients,
     Notes,
+    PlainVisit,
+    PlainVisits,
     ProblemInfo,
     Report,
     Server,
@@ -49,7 +51,7 @@ from mpifl.training.evaluation import counter_weight, state_change
 
 
 @dataclass(frozen=True)
-class FlexCFL(NewClients, ComparedUploads, Algorithm):
+class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
     """One row per group, and the initial model; table `direction` holds the g_j.
 
     Attributes:
@@ -148,6 +150,10 @@ class FlexCFL(NewClients, ComparedUploads, Algorithm):
     def compares(self, server: Server) -> bool:
         """Compare updates in round 1."""
         return server.version == 0
+
+    def plain_visit(self) -> PlainVisit | None:
+        """Train the group's model, where nobody is grouped anew."""
+        return PlainVisit() if self.migration is None and self.variant == "paper" else None
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the group's model; tell whether the labels shifted."""

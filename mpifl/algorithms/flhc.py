@@ -27,6 +27,8 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    PlainVisit,
+    PlainVisits,
     Report,
     Server,
     State,
@@ -35,7 +37,7 @@ from mpifl.core.mixing import Plan, by_cluster
 
 
 @dataclass(frozen=True)
-class FLHC(ComparedUploads, Algorithm):
+class FLHC(ComparedUploads, PlainVisits, Algorithm):
     """One row, then one per cluster (and the shared model, if somebody was absent).
 
     Attributes:
@@ -68,6 +70,10 @@ class FLHC(ComparedUploads, Algorithm):
     def compares(self, server: Server) -> bool:
         """Look at updates in one round only."""
         return server.version == self.rounds_before
+
+    def plain_visit(self) -> PlainVisit:
+        """Report dw_k."""
+        return PlainVisit("delta", change=True)
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Report dw_k = w_k - w."""

@@ -43,6 +43,7 @@ from mpifl.core.method import (
     Needs,
     NewClients,
     Notes,
+    PlainVisits,
     ProblemInfo,
     RememberedUploads,
     Report,
@@ -58,7 +59,7 @@ DISTANCES = {"matching": matching_distance, "closest": closest_pair}
 
 
 @dataclass(frozen=True)
-class FLT(NewClients, RememberedUploads, Algorithm):
+class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
     """One row per set of related clients, and the initial model.
 
     Attributes:

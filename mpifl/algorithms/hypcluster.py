@@ -21,6 +21,8 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    PlainVisit,
+    PlainVisits,
     ProblemInfo,
     Reads,
     Report,
@@ -34,7 +36,7 @@ from mpifl.training.evaluation import best_model, fitting_model
 
 
 @dataclass(frozen=True)
-class HypCluster(RowUpdates, Algorithm):
+class HypCluster(PlainVisits, RowUpdates, Algorithm):
     """K rows, all read by everyone.
 
     Attributes:
@@ -70,6 +72,10 @@ class HypCluster(RowUpdates, Algorithm):
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the hypothesis that was served; of several the one that fits best."""
         return fitting_model(client, message["model"])
+
+    def plain_visit(self) -> PlainVisit:
+        """Train the best hypothesis."""
+        return PlainVisit(choice="cluster")
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train the best hypothesis."""

@@ -31,6 +31,8 @@ from mpifl.core.method import (
     Message,
     Needs,
     Notes,
+    PlainVisit,
+    PlainVisits,
     ProblemInfo,
     Report,
     Server,
@@ -46,7 +48,7 @@ LOSS_BATCH = 64  # samples; variant emdcfl
 
 
 @dataclass(frozen=True)
-class IFCA(OneShotStatistics, RowUpdates, Algorithm):
+class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
     """K rows, all read by everyone; with weight sharing K heads and one body.
 
     Attributes:
@@ -162,6 +164,11 @@ class IFCA(OneShotStatistics, RowUpdates, Algorithm):
         """Return the model that was served; of several the one that fits best."""
         models = self._models(message, client)
         return models[self._best(client, models) if len(models) > 1 else 0]
+
+    def plain_visit(self) -> PlainVisit | None:
+        """Choose by the loss on the training data, and train a whole model."""
+        plain = self.variant == "averaging" and self.share == "none"
+        return PlainVisit(choice="cluster") if plain and self._on == "train" and not self.loss_batch else None
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Choose k = argmin_j F_i(w_j), train w_k."""

@@ -13,12 +13,21 @@ import numpy as np
 
 from mpifl.clustering.server_plans import neighbourhood_labels, neighbourhood_plan
 from mpifl.core.errors import require
-from mpifl.core.method import Algorithm, Key, Needs, Notes, ProblemInfo, RememberedUploads, Server
+from mpifl.core.method import (
+    Algorithm,
+    Key,
+    Needs,
+    Notes,
+    PlainVisits,
+    ProblemInfo,
+    RememberedUploads,
+    Server,
+)
 from mpifl.core.mixing import Plan
 
 
 @dataclass(frozen=True)
-class Oracle(RememberedUploads, Algorithm):
+class Oracle(PlainVisits, RememberedUploads, Algorithm):
     """One row per true group."""
 
     paper = "zhang2025clustered"

@@ -31,6 +31,7 @@ from mpifl.core.method import (
     Needs,
     NewClients,
     Notes,
+    PlainVisits,
     ProblemInfo,
     RememberedUploads,
     Report,
@@ -43,7 +44,7 @@ KMEANS_SEED = 43  # the repository's
 
 
 @dataclass(frozen=True)
-class PCAKMHC(NewClients, RememberedUploads, Algorithm):
+class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
     """One row per set of related clients, and the initial model.
 
     Attributes:

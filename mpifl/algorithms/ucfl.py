@@ -37,6 +37,8 @@ from mpifl.core.method import (
     Needs,
     Notes,
     OneShotStatistics,
+    PlainVisit,
+    PlainVisits,
     ProblemInfo,
     Report,
     Server,
@@ -49,7 +51,7 @@ KMEANS_SEED = 1  # the repository's
 
 
 @dataclass(frozen=True)
-class UCFL(OneShotStatistics, Algorithm):
+class UCFL(OneShotStatistics, PlainVisits, Algorithm):
     """N rows, or as many as there are streams.
 
     Attributes:
@@ -168,6 +170,10 @@ class UCFL(OneShotStatistics, Algorithm):
     def serves(self, server: Server, k: int) -> Reads:
         """Judge by the own mixture."""
         return {"model": (int(server.assign[k]),)}
+
+    def plain_visit(self) -> PlainVisit | None:
+        """Train the one model that was downloaded."""
+        return PlainVisit() if not self.parallel else None
 
     def local_update(self, message: Message, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Train what was downloaded: one model, or every stream."""

@@ -114,7 +114,7 @@ def _report(blob: bytes, width: int) -> bytes:
         exchanges={},
         unsent=(),
     )
-    value, data = VisitResults([], {}, [], 1e-3, table if m else None).packed()
+    value, data = VisitResults([], {}, [], 1e-3, [table] if m else []).packed()
     return b"".join((LENGTH.pack(len(data)), data, pickle.dumps(value, protocol=5)))
 
 

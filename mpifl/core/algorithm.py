@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from .capabilities import Capability, NewClients, PlainVisits, declared, uses
+from .capabilities import Capability, NewClients, PlainVisit, PlainVisits, declared, hooks_of, uses
 from .client import Client
-from .errors import require
+from .errors import MethodError, require
 from .federation import Split
 from .mixing import Plan
 from .rng import Key
@@ -221,10 +221,25 @@ class Algorithm(ABC):
         return None
 
 
-def only_trains(algorithm: Algorithm) -> bool:
-    """Return whether visits are `Algorithm.local_update`, as `PlainVisits` declares."""
+def plain_visit(algorithm: Algorithm) -> PlainVisit | None:
+    """Return what visits do where `PlainVisits` says so of the `local_update` in use; None elsewhere.
+
+    Raises:
+        MethodError: `plain_visit` returns something else.
+    """
+    if not uses(algorithm, PlainVisits):
+        return None
+    methods = type(algorithm).__mro__
+    updates, says = (next(c for c in methods if name in vars(c)) for name in ("local_update", "plain_visit"))
     update = getattr(algorithm.local_update, "__func__", None)  # also of this very object
-    return uses(algorithm, PlainVisits) and update is Algorithm.local_update
+    of_one_class = updates is says or (updates, says) == (Algorithm, PlainVisits)
+    if not of_one_class or update is not vars(updates)["local_update"]:
+        return None
+    made = hooks_of(algorithm, PlainVisits).plain_visit()
+    if made is not None and not isinstance(made, PlainVisit):
+        hook, remedy = f"{type(algorithm).__name__}.plain_visit", "return PlainVisit(...), or None"
+        raise MethodError(hook, f"returned {type(made).__name__}", remedy)
+    return made
 
 
 def apply_plan(server: Server, plan: Plan, tables: Mapping[str, torch.Tensor]) -> Server:

@@ -13,7 +13,7 @@ A method declares a capability by inheriting from it, which brings the hooks of 
 | `SecondLook` | after training, in pairs | `probes`, `pairs`, `probe` |
 | `ServerEvaluation` | before `aggregate` | `inspect`, `appraise` |
 | `RowUpdates` | at the client, and mixing | none |
-| `PlainVisits` | at the client | none |
+| `PlainVisits` | at the client | `plain_visit` |
 
 The engine asks `uses(algorithm, OneShotStatistics)`; it never looks whether a hook happens to be there.
 """
@@ -180,12 +180,39 @@ class RowUpdates(Capability):
     trained: ClassVar[str | None] = None
 
 
-class PlainVisits(Capability):
-    """A visit is `Algorithm.local_update`: it trains the one model that was downloaded and keeps nothing.
+@dataclass(frozen=True)
+class PlainVisit:
+    """A visit that trains one downloaded model once and reports what came of it; the client keeps nothing.
 
-    The engine may then train many visits in one call, without a client object for each. A class that has a
-    `local_update` of its own loses this, whatever it inherits from.
+    For models without buffers: there the change of a state dict is that of the parameters.
+
+    Attributes:
+        upload: name of the upload: the trained model w.
+        change: upload w - x, how far w moved from the downloaded model x.
+        mu: weight of a proximal term mu/2 ||w - x||^2 of the loss; None for none.
+        choice: name of the note that tells which of the downloaded models was trained: the one of lowest mean
+            loss on the training data, the first of equals. None: the first one.
+        unsent: names under which the same vector is reported again, for the server to compare; no traffic.
     """
+
+    upload: str = "model"
+    change: bool = False
+    mu: float | None = None
+    choice: str | None = None
+    unsent: tuple[str, ...] = ()
+
+
+class PlainVisits(Capability):
+    """A visit trains one downloaded model once and keeps nothing: FedAvg, UCFL, FedProx, IFCA.
+
+    The engine may then make many visits in one call, without a client object for each. `plain_visit` says
+    the same as `local_update`, so both are of one class: a class that inherits from it and has a
+    `local_update` of its own makes its visits one by one.
+    """
+
+    def plain_visit(self) -> PlainVisit | None:
+        """Return what `local_update` does; None where it does more. Default: `Algorithm.local_update`."""
+        return PlainVisit()
 
 
 CAPABILITIES: tuple[type[Capability], ...] = (

@@ -205,7 +205,7 @@ class TrainedVisits:
     Attributes:
         num_samples: training samples, int64 [m].
         loss: mean training loss over the steps, float64 [m].
-        max_abs: largest absolute value of each trained vector, float64 [m].
+        max_abs: largest absolute value of each vector that was written, float64 [m].
     """
 
     num_samples: np.ndarray
@@ -252,6 +252,17 @@ class ClientHost(ABC):
     def public_clients(self) -> Sequence[Client]:
         """Return the labelled sets that the server owns, each as a client."""
 
+    def best_models(
+        self, visits: tuple[np.ndarray, np.ndarray], models: Sequence[torch.Tensor]
+    ) -> np.ndarray | None:
+        """Return the model of lowest `Client.loss` of each visit, int64 [m]; None where that cannot be.
+
+        Args:
+            visits: client and visit of each, int64 [m] both.
+            models: those of each visit [K, d].
+        """
+        return None
+
     def train_visits(
         self,
         visits: tuple[np.ndarray, np.ndarray],
@@ -259,6 +270,8 @@ class ClientHost(ABC):
         out: Sequence[Vector],
         key: Key,
         step: int,
+        mu: float | None = None,
+        change: bool = False,
     ) -> TrainedVisits | None:
         """Train clients at visits that do nothing else, as `Client.sgd` does; None where that cannot be.
 
@@ -267,9 +280,11 @@ class ClientHost(ABC):
         Args:
             visits: client and visit of each, int64 [m] both.
             starts: the vector [d] that each starts from.
-            out: vectors [d] in main memory for what is trained.
+            out: vectors [d] in main memory for what is trained, or for its change.
             key: above those of the visits, which are `key.of(client, visit)`.
             step: the server step, from 1.
+            mu: weight of a proximal term mu/2 ||w - start||^2; None for none.
+            change: write w - start to `out`.
         """
         return None
 

@@ -50,6 +50,8 @@ class CohortReads(Mapping[int, Reads]):
     @property
     def first(self) -> list[int]:
         """The first client of each of the distinct reads."""
+        if len(self.distinct) == 1:
+            return [int(k) for k in self.clients[:1]]
         new = np.flatnonzero(np.diff(np.maximum.accumulate(self.which), prepend=-1))
         return [int(k) for k in self.clients[new]]
 

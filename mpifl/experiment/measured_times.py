@@ -50,7 +50,7 @@ from mpifl.runtime.server_step import ServerStep, StepResult
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.policies import Buffer, ClockParts
 from mpifl.simulation.round_rules import RoundPlan
-from mpifl.training.backend import Backend, Request, VisitRequests, train_visits
+from mpifl.training.backend import Backend, Request, VisitRequests, sizes_of, train_visits
 from mpifl.training.client import public_clients
 from mpifl.training.learner import Learner
 
@@ -215,7 +215,7 @@ class CutBackend(Backend):
 
     def train_visits(self, visits: VisitRequests) -> TrainedVisits | None:
         """Train visits as the backends do, once it is known that none of them would be cut off."""
-        steps = max(map(visits.config.num_steps, visits.sizes.tolist()), default=0)
+        steps = max(map(visits.config.num_steps, sizes_of(visits.samples).tolist()), default=0)
         if not self.step_s or steps * max(self.step_s.values()) > LONGEST_S:
             return None
         return train_visits(self.backends, visits)

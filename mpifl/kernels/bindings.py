@@ -92,10 +92,19 @@ TRAINING: Signatures = {
     ),
     "visit_size": (Size, []),
     # layers, num_layers; parameters, visits, num_visits; table, channels; order, batch;
-    # lr, momentum_factor, weight_decay; momentum; workspace, size
+    # lr, momentum_factor, weight_decay; proximal, mu, change; momentum; workspace, size
     "train_visits": (
         c_int,
-        [*NETWORK, Size, Pointer, Size, Pointer, Size, Pointer, Size, *RATES, Pointer, *WORKSPACE],
+        [
+            *(*NETWORK, Size, Pointer, Size, Pointer, Size, Pointer, Size),
+            *(*RATES, c_int, c_float, c_int, Pointer, *WORKSPACE),
+        ],
+    ),
+    # layers, num_layers; visits, num_visits; weights, num_models; table, channels; order, batch; outputs;
+    # workspace, size
+    "visit_outputs": (
+        c_int,
+        [*NETWORK, Pointer, Size, Pointer, Size, Pointer, Size, Pointer, Size, Pointer, *WORKSPACE],
     ),
     # entropy, sizes, count, out
     "permutations": (None, [Pointer, Pointer, Size, Pointer]),
@@ -588,6 +597,8 @@ def train_visits(
     sgd: Sgd,
     momentum: torch.Tensor,
     workspace: torch.Tensor,
+    mu: float | None = None,
+    change: bool = False,
 ) -> None:
     """Train visits one after the other, each from its own weights, and write their losses to `visits`.
 
@@ -604,29 +615,87 @@ def train_visits(
         sgd: learning rate, momentum, weight decay.
         momentum: float32 [p]; scratch.
         workspace: float32, as many as `workspace_size` returns.
+        mu: weight of a proximal term mu/2 ||w - start||^2; None for none.
+        change: write how far the weights moved, not the weights.
 
     Raises:
         IndexError: a label is no class, or an index in `order` no sample.
         ValueError: a tensor or array has another type, device, layout or length.
     """
     network, space = _network(layers, batch), (_tensor(workspace, "workspace"), workspace.numel())
+    arguments = (
+        num_weights,
+        _array(visits, "visits", VISIT),
+        len(visits),
+        *_stored(layers, visits, table, order),
+        batch,
+        *sgd,
+        mu is not None,
+        mu or 0.0,
+        change,
+        _tensor(momentum, "momentum", numel=num_weights),
+    )
+    _check(_call("train_visits", *network, *arguments, *space), batch, workspace)
+
+
+def visit_outputs(
+    layers: np.ndarray,
+    visits: np.ndarray,
+    models: np.ndarray,
+    table: torch.Tensor | None,
+    order: np.ndarray,
+    batch: int,
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+) -> None:
+    """Write the outputs of several models for the samples of each visit.
+
+    What the addresses in `visits` and `models` point to is not checked here: `Network.visit_outputs` makes
+    them.
+
+    Args:
+        layers: `LAYER` [layers].
+        visits: `VISIT` [visits]; where samples are, and which are taken.
+        models: addresses of weights, int64 [visits, models].
+        table: as for `train_visits`.
+        order: likewise.
+        batch: samples at a time.
+        out: float32 [models, samples of all visits, outputs]; written.
+        workspace: float32, as many as `workspace_size` returns.
+
+    Raises:
+        IndexError: a label is no class, or an index in `order` no sample.
+        ValueError: a tensor or array has another type, device, layout or length.
+    """
+    network, space = _network(layers, batch), (_tensor(workspace, "workspace"), workspace.numel())
+    numel = models.shape[1] * int(visits["count"].sum()) * int(layers[-1]["out_channels"])
+    arguments = (
+        _array(visits, "visits", VISIT),
+        len(visits),
+        _array(models, "models", np.int64, len(visits) * models.shape[1]),
+        models.shape[1],
+        *_stored(layers, visits, table, order),
+        batch,
+        _tensor(out, "outputs", numel=numel),
+    )
+    _check(_call("visit_outputs", *network, *arguments, *space), batch, workspace)
+
+
+def _stored(
+    layers: np.ndarray, visits: np.ndarray, table: torch.Tensor | None, order: np.ndarray
+) -> tuple[int | None, int, int]:
+    """Return the address of the table of pixels, the number of its channels, and the address of `order`.
+
+    Raises:
+        ValueError: a tensor or array has another type, device, layout or length.
+    """
     channels = 1 if table is None else len(table)
     if len(visits) and int((visits["first"] + visits["count"]).max()) > len(order):
         raise ValueError("visits take more samples than there are in order")
     if _num_inputs(layers) % channels:
         raise ValueError(f"samples of {_num_inputs(layers)} numbers have no {channels} channels")
-    arguments = (
-        num_weights,
-        _array(visits, "visits", VISIT),
-        len(visits),
-        None if table is None else _tensor(table, "table", numel=256 * channels),
-        channels,
-        _array(order, "order", np.int64),
-        batch,
-        *sgd,
-        _tensor(momentum, "momentum", numel=num_weights),
-    )
-    _check(_call("train_visits", *network, *arguments, *space), batch, workspace)
+    numbers = None if table is None else _tensor(table, "table", numel=256 * channels)
+    return numbers, channels, _array(order, "order", np.int64)
 
 
 def permutations(entropy: bytes, sizes: np.ndarray) -> np.ndarray:

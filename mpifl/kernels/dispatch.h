@@ -3,6 +3,13 @@ enum { NO_VECTORS, NARROW_VECTORS, WIDE_VECTORS };
 
 #define UNROLL(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
+/* Keeps a product from becoming part of a fused multiply-add. */
+#ifdef __x86_64__
+#define ROUNDED(v) __asm__("" : "+x"(v))
+#elif defined(__aarch64__)
+#define ROUNDED(v) __asm__("" : "+w"(v))
+#endif
+
 static int narrow_only;
 
 /* Selects the narrower vectors of a processor that has two widths (on != 0), or the widest; for tests. */

@@ -172,46 +172,82 @@ class Network:
         lengths: tuple[np.ndarray, np.ndarray, np.ndarray],
         batch: int,
         sgd: Sgd,
+        mu: float | None = None,
+        change: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Train visits one after the other; return mean losses and largest absolute weights, float64 [m].
+        """Train visits one after the other; return mean losses and largest absolute values, float64 [m].
 
         Args:
             starts: parameters [p] that each starts from.
-            out: float32 [p] each, contiguous; the trained parameters are written there.
+            out: float32 [p] each, contiguous; the trained parameters are written there, or their change.
             samples: where those of all are stored, or those of each.
             order: the samples that are taken, visit after visit, numbered as in `samples`, int64 [n].
             lengths: of each visit, int64 [m]: its first place in `order`, how many it takes, and how many of
                 them are an epoch.
             batch: samples per step.
             sgd: learning rate, momentum, weight decay.
+            mu: weight of a proximal term mu/2 ||w - start||^2; None for none.
+            change: write how far the parameters moved.
 
         Raises:
             IndexError: a label is no class.
             ValueError: a vector has another length than p, or is not contiguous float32 on the CPU.
         """
-        visits = np.zeros(len(out), bindings.VISIT)
+        visits, table = _visits(samples, len(out))
         vectors = {id(v): self._float32(v) for v in starts}  # equal ones are few
         addresses = {number: v.data_ptr() for number, v in vectors.items()}
         visits["start"] = [addresses[id(v)] for v in starts]
         if any(v.shape != (self.num_weights,) or v.dtype != torch.float32 for v in out):
             raise ValueError(f"what is trained needs vectors of {self.num_weights} float32 numbers")
         visits["weights"] = [v.data_ptr() for v in out]
-        table = None
-        if isinstance(samples, StoredSamples):
-            table = samples.table
-            visits["x"], visits["labels"] = samples.inputs.ctypes.data, samples.labels.ctypes.data
-            visits["samples"] = len(samples.labels)
-        else:
-            for field, values in (("x", [s.x for s in samples]), ("labels", [s.y for s in samples])):
-                visits[field] = [v.data_ptr() for v in values]
-            visits["samples"] = [len(s) for s in samples]
         visits["first"], visits["count"], visits["epoch"] = lengths
         size = min(batch, max(int(visits["epoch"].max(initial=1)), 1))
-        workspace = self._workspace_for(size)
         bindings.train_visits(
-            self.layers, visits, self.num_weights, table, order, size, sgd, self.momentum, workspace
+            self.layers,
+            visits,
+            self.num_weights,
+            table,
+            order,
+            size,
+            sgd,
+            self.momentum,
+            self._workspace_for(size),
+            mu,
+            change,
         )
         return visits["loss"], visits["max_abs"]
+
+    def visit_outputs(
+        self,
+        models: Sequence[torch.Tensor],
+        samples: StoredSamples | Sequence[Split],
+        order: np.ndarray,
+        sizes: np.ndarray,
+    ) -> torch.Tensor:
+        """Return the logits [K, n, L] of several models for the samples of some visits.
+
+        Args:
+            models: parameters [K, p] for each visit; all have as many.
+            samples: where those of all are stored, or those of each.
+            order: the samples of one visit after the other, numbered as in `samples`, int64 [n].
+            sizes: samples of each visit, int64 [m].
+
+        Raises:
+            IndexError: a label is no class.
+            ValueError: models have another length than p.
+        """
+        visits, table = _visits(samples, len(models))
+        visits["first"], visits["count"] = np.cumsum(sizes) - sizes, sizes
+        distinct = {id(some): some for some in models}  # equal ones are few
+        rows = {number: [self._float32(w) for w in some] for number, some in distinct.items()}
+        addresses = {number: [w.data_ptr() for w in some] for number, some in rows.items()}
+        numbers = np.array([addresses[id(some)] for some in models], np.int64)
+        shape = numbers.shape[1], len(order), int(self.layers[-1]["out_channels"])
+        out = torch.empty(shape, dtype=torch.float32, device="cpu")
+        batch = min(EVAL_BATCH, max(int(sizes.max(initial=1)), 1))
+        workspace = self._workspace_for(batch)
+        bindings.visit_outputs(self.layers, visits, numbers, table, order, batch, out, workspace)
+        return out
 
     def outputs(self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False) -> torch.Tensor:
         """Return the logits [n, L], or the input of the last layer [n, e].
@@ -274,6 +310,24 @@ class Network:
         if batch > self._max_batch:
             self._max_batch, self._workspace = batch, _zeros(bindings.workspace_size(self.layers, batch))
         return self._workspace
+
+
+def _visits(samples: StoredSamples | Sequence[Split], count: int) -> tuple[np.ndarray, torch.Tensor | None]:
+    """Return `bindings.VISIT` [count] that say where samples are, and the table of stored pixels.
+
+    Args:
+        samples: where those of all visits are stored, or those of each.
+        count: number of visits.
+    """
+    visits = np.zeros(count, bindings.VISIT)
+    if isinstance(samples, StoredSamples):
+        visits["x"], visits["labels"] = samples.inputs.ctypes.data, samples.labels.ctypes.data
+        visits["samples"] = len(samples.labels)
+        return visits, samples.table
+    for field, values in (("x", [s.x for s in samples]), ("labels", [s.y for s in samples])):
+        visits[field] = [v.data_ptr() for v in values]
+    visits["samples"] = [len(s) for s in samples]
+    return visits, None
 
 
 def can_read(split: Split) -> bool:

@@ -31,22 +31,26 @@ struct layer {
 /* Options of one SGD step. Before the first step the momentum is not read, after the last one it is not written. */
 struct sgd {
     float lr, momentum, weight_decay;
+    float mu; /* weight of the pull towards the anchor, where there is one */
     int read_momentum, write_momentum;
 };
 
 static struct sgd sgd_options(float lr, float momentum, float weight_decay, int first, int last)
 {
-    return (struct sgd){lr, momentum, weight_decay, momentum != 0 && !first, momentum != 0 && !last};
+    return (struct sgd){lr, momentum, weight_decay, 0, momentum != 0 && !first, momentum != 0 && !last};
 }
 
-/* The flat vectors of a network. grad: null, or where gradients are stored instead of being applied. */
+/* The flat vectors of a network. grad: null, or where gradients are stored instead of being applied; anchor: null, or what
+ * the proximal term mu/2 ||w - anchor||^2 of the loss pulls towards. */
 struct params {
     float *weights, *momentum, *grad;
+    const float *anchor;
 };
 
 static inline struct params params_at(struct params p, ptrdiff_t offset)
 {
-    return (struct params){p.weights + offset, p.momentum ? p.momentum + offset : 0, p.grad ? p.grad + offset : 0};
+    return (struct params){p.weights + offset, p.momentum ? p.momentum + offset : 0, p.grad ? p.grad + offset : 0,
+                           p.anchor ? p.anchor + offset : 0};
 }
 
 /* Shape of a convolution as the kernels see it: in_width includes the padding, rows above and below are skipped instead. */
@@ -549,6 +553,7 @@ struct training {
     const float *factors;        /* of dropout, step after step; null: nothing is dropped */
     ptrdiff_t batch;
     float lr, momentum_factor, weight_decay;
+    float mu; /* of the proximal term, where there is an anchor */
 };
 
 /* Returns 0 if order[0 .. count) are samples whose labels are classes. */
@@ -563,16 +568,16 @@ static int check_order(const int64_t *order, ptrdiff_t count, ptrdiff_t samples,
     return 0;
 }
 
-/* Takes a step on each batch of order[0 .. count); returns the sum of their mean losses. */
+/* Takes a step on each batch of order[0 .. count); returns `total` plus their mean losses, added one by one. */
 static double train_epoch(struct network *net, const struct training *t, struct params params, const int64_t *order,
-                          ptrdiff_t count, ptrdiff_t steps_done, int last)
+                          ptrdiff_t count, ptrdiff_t steps_done, int last, double total)
 {
     const ptrdiff_t batch = t->batch, classes = output_size(net->layers + net->num_layers - 1);
-    double total = 0;
     for (ptrdiff_t start = 0; start < count; start += batch) {
         const ptrdiff_t n = count - start < batch ? count - start : batch;
         const int first_step = steps_done + start == 0, last_step = last && start + batch >= count;
-        const struct sgd sgd = sgd_options(t->lr, t->momentum_factor, t->weight_decay, first_step, last_step);
+        struct sgd sgd = sgd_options(t->lr, t->momentum_factor, t->weight_decay, first_step, last_step);
+        sgd.mu = t->mu;
         net->factors = t->factors ? t->factors + start * factors_before(net, net->num_layers) : 0;
         load_batch(net, &t->samples, order + start, n);
         forward(net, params.weights, n, t->run);
@@ -596,14 +601,14 @@ int mpifl_train(const struct layer *layers, ptrdiff_t num_layers, float *weights
                 float weight_decay, ptrdiff_t steps_done, int last, float *workspace, ptrdiff_t size, double *loss)
 {
     const struct training t = {select_kernels(), {.x = x}, labels, sample_weights, factors, batch,
-                               lr, momentum_factor, weight_decay};
+                               lr, momentum_factor, weight_decay, 0};
     const int status = check_order(order, count, samples, labels, output_size(layers + num_layers - 1));
     struct network net;
     if (status)
         return status;
     if (network_init(&net, layers, num_layers, batch, workspace) > size)
         return SMALL_WORKSPACE;
-    *loss = train_epoch(&net, &t, (struct params){weights, momentum, grad}, order, count, steps_done, last);
+    *loss = train_epoch(&net, &t, (struct params){weights, momentum, grad, 0}, order, count, steps_done, last, 0);
     return 0;
 }
 
@@ -612,7 +617,7 @@ int mpifl_train(const struct layer *layers, ptrdiff_t num_layers, float *weights
 /* One visit; bindings.VISIT has the same fields. */
 struct visit {
     const float *start;    /* [parameters] that it begins with */
-    float *weights;        /* [parameters], written */
+    float *weights;        /* [parameters], written: what is trained, or how far that is from the start */
     const void *x;         /* its samples: bytes where there is a table, floats elsewhere */
     const int64_t *labels; /* [samples] */
     int64_t samples;
@@ -620,7 +625,7 @@ struct visit {
     int64_t count;  /* samples of all its epochs, repeated ones too */
     int64_t epoch;  /* samples of an epoch; the last one may be shorter */
     double loss;    /* written: mean loss of its steps, 0 if there is none */
-    double max_abs; /* written: largest absolute weight in the end, NaN if one is NaN */
+    double max_abs; /* written: largest absolute value of what was written to weights, NaN if one is NaN */
 };
 
 /* Returns the size of struct visit in bytes. */
@@ -630,11 +635,12 @@ ptrdiff_t mpifl_visit_size(void) { return sizeof(struct visit); }
  * SMALL_WORKSPACE; the weights of the visits then count no more.
  *
  * parameters: weights of the network; table: null, or the float that each byte of each channel stands for [channels, 256];
- * order: samples of all visits; momentum: [parameters], scratch; workspace: [size]. */
+ * order: samples of all visits; proximal: whether mu/2 ||w - start||^2 is added to the loss; change: whether w - start is
+ * written instead of w; momentum: [parameters], scratch; workspace: [size]. */
 int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff_t parameters, struct visit *visits,
                        ptrdiff_t num_visits, const float *table, ptrdiff_t channels, const int64_t *order, ptrdiff_t batch,
-                       float lr, float momentum_factor, float weight_decay, float *momentum, float *workspace,
-                       ptrdiff_t size)
+                       float lr, float momentum_factor, float weight_decay, int proximal, float mu, int change,
+                       float *momentum, float *workspace, ptrdiff_t size)
 {
     const ptrdiff_t classes = output_size(layers + num_layers - 1);
     struct network net;
@@ -642,7 +648,8 @@ int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff
         return SMALL_WORKSPACE;
     for (struct visit *v = visits; v < visits + num_visits; v++) {
         const struct samples samples = {table ? 0 : v->x, table ? v->x : 0, table, channels};
-        const struct training t = {select_kernels(), samples, v->labels, 0, 0, batch, lr, momentum_factor, weight_decay};
+        const struct training t = {select_kernels(), samples, v->labels, 0, 0, batch, lr, momentum_factor, weight_decay, mu};
+        const struct params params = {v->weights, momentum, 0, proximal ? v->start : 0};
         const int64_t *of_visit = order + v->first;
         const int status = check_order(of_visit, v->count, v->samples, v->labels, classes);
         ptrdiff_t steps = 0;
@@ -653,11 +660,49 @@ int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff
         for (ptrdiff_t done = 0; done < v->count; done += v->epoch) {
             const ptrdiff_t count = v->count - done < v->epoch ? v->count - done : v->epoch;
             const int last = done + count == v->count;
-            total += train_epoch(&net, &t, (struct params){v->weights, momentum, 0}, of_visit + done, count, steps, last);
+            const double sum = train_epoch(&net, &t, params, of_visit + done, count, steps, last, proximal ? total : 0);
+            total = proximal ? sum : total + sum; /* as where each step, or each epoch, is a call of its own */
             steps += (count + batch - 1) / batch;
         }
         v->loss = steps ? total / (double)steps : 0;
+        for (ptrdiff_t i = 0; change && i < parameters; i++)
+            v->weights[i] -= v->start[i];
         v->max_abs = largest_abs(v->weights, parameters);
+    }
+    return 0;
+}
+
+/* Writes the outputs of several models for the samples of each visit, [models, all samples, outputs]; of a visit, x, labels,
+ * samples, first and count are read. Returns 0, or BAD_LABEL, BAD_INDEX or SMALL_WORKSPACE.
+ *
+ * weights: of the models of each visit [num_visits, num_models]; table, channels, order: as above; workspace: [size]. */
+int mpifl_visit_outputs(const struct layer *layers, ptrdiff_t num_layers, const struct visit *visits, ptrdiff_t num_visits,
+                        const float *const *weights, ptrdiff_t num_models, const float *table, ptrdiff_t channels,
+                        const int64_t *order, ptrdiff_t batch, float *outputs, float *workspace, ptrdiff_t size)
+{
+    const ptrdiff_t classes = output_size(layers + num_layers - 1);
+    struct network net;
+    ptrdiff_t total = 0;
+    if (network_init(&net, layers, num_layers, batch, workspace) > size)
+        return SMALL_WORKSPACE;
+    for (ptrdiff_t i = 0; i < num_visits; i++)
+        total += visits[i].count;
+    for (const struct visit *v = visits; v < visits + num_visits; v++, weights += num_models) {
+        const struct samples samples = {table ? 0 : v->x, table ? v->x : 0, table, channels};
+        const int64_t *of_visit = order + v->first;
+        const int status = check_order(of_visit, v->count, v->samples, v->labels, classes);
+        if (status)
+            return status;
+        for (ptrdiff_t start = 0; start < v->count; start += batch) {
+            const ptrdiff_t n = v->count - start < batch ? v->count - start : batch;
+            load_batch(&net, &samples, of_visit + start, n); /* no layer changes its input but ReLU, and none begins with it */
+            for (ptrdiff_t k = 0; k < num_models; k++) {
+                forward(&net, weights[k], n, select_kernels());
+                memcpy(outputs + (k * total + start) * classes, net.activation[num_layers],
+                       (size_t)(n * classes) * sizeof *outputs);
+            }
+        }
+        outputs += v->count * classes;
     }
     return 0;
 }
@@ -748,5 +793,5 @@ void mpifl_sgd_step(float *weights, float *momentum, const float *grad, ptrdiff_
                     float weight_decay, ptrdiff_t steps_done)
 {
     const struct sgd sgd = sgd_options(lr, momentum_factor, weight_decay, steps_done == 0, 0);
-    select_kernels()->sgd_step(grad, (struct params){weights, momentum, 0}, count, &sgd);
+    select_kernels()->sgd_step(grad, (struct params){weights, momentum, 0, 0}, count, &sgd);
 }

@@ -538,7 +538,10 @@ def _check_plan(
         what = f"algorithm_state is {_kind(plan.algorithm_state)}"
         raise call.error(what, "it is a mapping from names to arrays")
     num_rows = tables["model"][0] if default_reads and "model" in tables else None
-    _check_assign(call, server.assign if plan.assign is None else plan.assign, len(server.assign), num_rows)
+    fewer = num_rows is not None and num_rows < len(server.tables["model"])
+    if plan.assign is not None or fewer:  # else it was checked before, and N numbers are many
+        assign = server.assign if plan.assign is None else plan.assign
+        _check_assign(call, assign, len(server.assign), num_rows)
 
 
 def _mixing_problem(

@@ -243,6 +243,24 @@ class ReportTable:
     def __len__(self) -> int:
         return len(self.number)
 
+    def header(self) -> ReportHeader:
+        """Return the one report of this table by itself."""
+        return ReportHeader(
+            number=int(self.number[0]),
+            client=int(self.client[0]),
+            num_samples=int(self.num_samples[0]),
+            fresh=self.fresh,
+            notes={name: column[0] for name, column in self.notes.items()},
+            findings={name: column[0] for name, column in self.findings.items()},
+            metrics={name: float(column[0]) for name, column in self.metrics.items()},
+            max_abs={name: column[0].tolist() for name, column in self.max_abs.items()},
+            sizes=self.sizes,
+            widths=self.widths,
+            bytes=self.bytes,
+            exchanges=self.exchanges,
+            unsent=self.unsent,
+        )
+
     def _columns(self) -> list[np.ndarray]:
         own = [getattr(self, name) for name in COLUMNS]
         return [*own, *(c for name in COLUMN_GROUPS for c in getattr(self, name).values())]
@@ -388,7 +406,7 @@ def gathered_reports(
         MethodError: clients upload or note other names or shapes.
     """
     pairs = sorted(zip(tables, owners, strict=True), key=lambda pair: int(pair[0].number[0]))
-    tables, sizes = [table for table, _ in pairs], [len(table) for table, _ in pairs]
+    tables = [table for table, _ in pairs]
     first, order = tables[0], _order(tables)
     for table in tables:
         if table.widths != first.widths or table.sizes != first.sizes:
@@ -399,16 +417,16 @@ def gathered_reports(
         client=_joined([t.client for t in tables], order),
         num_samples=_joined([t.num_samples for t in tables], order),
         staleness=staleness,
-        fresh=np.repeat([t.fresh for t in tables], sizes)[order],
+        fresh=_joined([np.full(len(t), t.fresh) for t in tables], order),
         columns={name: _joined(parts, order) for name, parts in _note_columns(tables, hook).items()},
     )
     max_abs = {name: _joined([t.max_abs[name] for t in tables], order) for name in first.max_abs}
     return GatheredReports(tables, _joined([ranks for _, ranks in pairs], order), notes, max_abs)
 
 
-def _order(tables: Sequence[ReportTable]) -> np.ndarray:
-    """Return the places of all reports of some tables, in the order of their numbers."""
-    return np.argsort(_joined([t.number for t in tables]))
+def _order(tables: Sequence[ReportTable]) -> np.ndarray | None:
+    """Return the places of all reports of some tables, in the order of their numbers; None: as they are."""
+    return None if len(tables) == 1 else np.argsort(_joined([t.number for t in tables]))
 
 
 def _joined(parts: Sequence[np.ndarray], order: np.ndarray | None = None) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -12,12 +12,11 @@ from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpifl.aggregation.exact_sum import max_abs
 from mpifl.aggregation.tables import Tables, read_rows, row_distances
-from mpifl.core.algorithm import only_trains
+from mpifl.core.algorithm import plain_visit
 from mpifl.core.capabilities import RememberedUploads, SecondLook, ServerEvaluation, upload_named, uses
 from mpifl.core.client import Client, Peer
 from mpifl.core.devices import (
@@ -39,6 +38,7 @@ from mpifl.traffic.payload import Payload
 
 from .hook_errors import Dropped, VisitPlace, attempt, hook_name
 from .hooks import ClientHooks
+from .plain_visits import PlainVisitRunner
 from .protocol import ClientTask, Exchanges, ReportHeader, ReportTable, TaskBatch, report_tables
 from .step_config import StepConfig
 
@@ -53,7 +53,7 @@ class VisitResults:
 
     Attributes:
         headers: of the reports, for rank 0.
-        table: of the reports that were made as columns, for rank 0; None where there is none.
+        tables: of the reports that were made as columns, for rank 0.
         uploads: name -> vectors [w], all components of all uploads; valid until the next step.
         dropped: visits that failed and are left out.
         seconds: that all visits took.
@@ -63,14 +63,14 @@ class VisitResults:
     uploads: Mapping[str, list[torch.Tensor]]
     dropped: list[Dropped]
     seconds: float
-    table: ReportTable | None = None
+    tables: Sequence[ReportTable] = ()
 
     def packed(self) -> tuple[tuple[list[ReportTable], list[Dropped]], bytes]:
         """Return what travels to rank 0: tables without reports and who is left out; and bytes.
 
         The former are equal on ranks whose reports have one form; `rows_and_seconds` takes the bytes apart.
         """
-        tables = report_tables(self.headers) if self.table is None else [self.table]
+        tables = [*self.tables] or report_tables(self.headers)
         packed = [table.packed() for table in tables]
         heads, rows = [head for head, _ in packed], [found for _, found in packed]
         lengths = struct.pack(f"d{1 + len(rows)}q", self.seconds, len(rows), *map(len, rows))
@@ -79,7 +79,7 @@ class VisitResults:
     @property
     def numbers(self) -> list[int]:
         """The numbers of the reports, in the order of the uploads."""
-        return [h.number for h in self.headers] if self.table is None else self.table.number.tolist()
+        return sorted([h.number for h in self.headers] + [n for t in self.tables for n in t.number.tolist()])
 
 
 def rows_and_seconds(data: memoryview) -> tuple[float, list[memoryview]]:
@@ -106,7 +106,9 @@ class Worker:
         self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
         kept = self._remembered is not None or uses(config.algorithm, SecondLook) or config.payload.compresses
         self._sums_only = config.exact and not kept
-        self._plain = only_trains(config.algorithm) and config.stack == 1
+        self._plain: PlainVisitRunner | None = None
+        if (visit := plain_visit(config.algorithm)) is not None and config.stack == 1:
+            self._plain = PlainVisitRunner(config, tables, watch, visit, self._remembered)
         self._buffer = UploadBuffer()
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
 
@@ -136,10 +138,12 @@ class Worker:
             fingerprint: whether clients give their one-shot statistics instead of training.
         """
         start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
-        plain = None if fingerprint else self._plain_visits(batch)
-        if plain is not None:
-            table, models = plain
-            return VisitResults([], {"model": models}, [], perf_counter() - start, table)
+        if self._plain is not None and not fingerprint and self._plain.fit(batch):
+            self._buffer.clear()
+            out = self._buffer.rows(self.config.clients.layout.size, len(batch.visits))
+            if (made := self._plain.run(batch, out)) is not None:
+                tables, vectors = made
+                return VisitResults([], vectors, [], perf_counter() - start, tables)
         uploads: dict[str, list[torch.Tensor]] = {}
         peers = [self.client(k, visit, batch.step) for k, visit in batch.peers]
         visits = _Blocks(self, batch)
@@ -149,14 +153,14 @@ class Worker:
         for task in batch.visits:
             work = partial(self._report, task, batch, peers, None if fingerprint else visits)
             place = self._place(batch.step, task.client, task.visit)
-            made = attempt(work, place, self.config.drops and not fingerprint)
+            report = attempt(work, place, self.config.drops and not fingerprint)
             counter.advance()
-            if isinstance(made, Dropped):
-                dropped.append(made)
+            if isinstance(report, Dropped):
+                dropped.append(report)
                 continue
-            header, vectors = made
+            header, brought = report
             headers.append(header)
-            for name, vector in vectors.items():
+            for name, vector in brought.items():
                 uploads.setdefault(name, []).extend(self._buffer.put(vector, len(batch.visits)))
         return VisitResults(headers, uploads, dropped, perf_counter() - start)
 
@@ -169,60 +173,6 @@ class Worker:
         )
         models = results.uploads.get("model", [])
         return [w - x.to(w.device) for w, x in zip(models, starts, strict=True)]
-
-    def _only_trains(self, batch: TaskBatch) -> bool:
-        """Return whether visits of a step only train, and nothing happens to their uploads."""
-        c = self.config
-        changed = c.payload.compresses or c.payload.dtype != "float32" or c.attack is not None
-        asks = batch.peers or batch.compared is not None or c.clients.keeps_optimizer or self._remembered
-        whole = all(task.fresh and task.work is None and "model" in task.reads for task in batch.visits)
-        return self._plain and whole and bool(batch.visits) and not (changed or asks or c.protection)
-
-    def _plain_visits(self, batch: TaskBatch) -> tuple[ReportTable, list[torch.Tensor]] | None:
-        """Return the reports and uploads of visits that only train, made without an object for each visit.
-
-        None where visits do more, where nobody can train them together, or where one fails: then each is a
-        visit by itself, which also says what is wrong.
-        """
-        if not self._only_trains(batch):
-            return None
-        c, tasks = self.config, batch.visits
-        clients = np.array([task.client for task in tasks], np.int64)
-        visits = np.array([task.visit for task in tasks], np.int64)
-        with self.watch("load"):
-            rows = {id(t.reads): t.reads["model"] for t in tasks}
-            models = {i: read_rows(self.tables.rows, "model", which)[0] for i, which in rows.items()}
-            starts = [models[id(task.reads)] for task in tasks]
-        self._buffer.clear()
-        out = self._buffer.rows(len(starts[0]), len(tasks))
-        c.counter.begin()
-        made = []
-        for some in _runs(c.federation.sizes[clients, 0]):
-            with self.watch("train"):
-                addresses, key = (clients[some], visits[some]), self._key("visit")
-                trained = c.clients.train_visits(addresses, starts[some], out[some], key, batch.step)
-            if trained is None:
-                return None
-            made.append(trained)
-            c.counter.advance(len(trained.loss))
-        width = len(starts[0])
-        table = ReportTable(
-            number=np.array([task.number for task in tasks], np.int64),
-            client=clients,
-            num_samples=np.concatenate([t.num_samples for t in made]),
-            fresh=True,
-            notes={},
-            findings={},
-            metrics={"train_loss": np.concatenate([t.loss for t in made])},
-            max_abs={"model": np.concatenate([t.max_abs for t in made])[:, None]},
-            sizes={"model": width},
-            widths={"model": width},
-            bytes={"model": c.payload.size(width)},
-            note_sizes={},
-            exchanges={},
-            unsent=(),
-        )
-        return table, out
 
     def _room(self) -> int:
         """Return the bytes of a step's uploads that may stay on the device."""
@@ -389,6 +339,9 @@ class Worker:
         Returns:
             The header of the report and its uploads, name -> [C, d]; or who is left out, and nothing.
         """
+        plain = self._served(task, message)
+        if plain is not None:
+            return plain
         client = self.client(task.client, task.visit, message.step)
 
         def work() -> tuple[ReportHeader, Report]:
@@ -404,6 +357,18 @@ class Worker:
             return made, {}
         header, report = made
         return header, {name: v.cpu().reshape(-1, v.shape[-1]) for name, v in report.vectors.items()}
+
+    def _served(
+        self, task: ClientTask, message: Message
+    ) -> tuple[ReportHeader, dict[str, torch.Tensor]] | None:
+        """Return what `serve` does of a visit that only trains; None where it does more, or fails."""
+        if self._plain is None or uses(self.config.algorithm, ServerEvaluation):
+            return None
+        self.config.counter.begin()
+        made = self._plain.serve(task, message)
+        if made is not None:
+            self.config.counter.advance()
+        return made
 
     def _inspect(self, task: ClientTask, report: Report) -> Mapping[str, Any]:
         """Return what the server finds when it evaluates an upload on its own data."""
@@ -500,24 +465,6 @@ class _Blocks:
             if len(tasks) > 1:
                 self._trained |= self.worker.train_block(tasks, self.batch)
         return self._trained.pop(task.number, None) or self.worker.visit(task, self.batch)
-
-
-RUN = 64, 1 << 13  # visits, and samples, that are trained in one call at most
-
-
-def _runs(sizes: np.ndarray) -> Iterator[slice]:
-    """Yield which visits are trained in one call, so that a rank that is stopped or watched hears of it.
-
-    Args:
-        sizes: samples of each visit [m].
-    """
-    first, samples = 0, 0
-    for i, size in enumerate(sizes.tolist()):
-        if i > first and (i - first == RUN[0] or samples + size > RUN[1]):
-            yield slice(first, i)
-            first, samples = i, 0
-        samples += size
-    yield slice(first, len(sizes))
 
 
 def _rows(upload: torch.Tensor) -> list[torch.Tensor]:

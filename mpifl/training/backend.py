@@ -73,11 +73,13 @@ class VisitRequests(NamedTuple):
         client: who, int64 [m].
         visit: number of visits that each made before, int64 [m].
         starts: the vector [d] that each starts from.
-        out: vectors float32 [d] in main memory for what is trained.
+        out: vectors float32 [d] in main memory for what is trained, or for its change.
         samples: where those of all are stored, or those of each.
         config: how all train.
         key: above those of the visits, which are `key.of(client, visit)`.
         step: the server step, from 1.
+        mu: weight of a proximal term mu/2 ||w - start||^2; None for none.
+        change: write w - start to `out`.
     """
 
     client: np.ndarray
@@ -88,14 +90,8 @@ class VisitRequests(NamedTuple):
     config: LocalConfig
     key: Key
     step: int
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """The number of samples of each visit, int64 [m]."""
-        samples = self.samples
-        if isinstance(samples, StoredSamples):
-            return samples.sizes
-        return np.array([len(s) for s in samples], np.int64)
+    mu: float | None = None
+    change: bool = False
 
 
 class Backend(ABC):
@@ -115,6 +111,13 @@ class Backend(ABC):
         What is in `visits.out` counts only where an outcome is returned.
         """
         return None
+
+
+def sizes_of(samples: StoredSamples | Sequence[Split]) -> np.ndarray:
+    """Return the number of samples of each visit, int64 [m]."""
+    if isinstance(samples, StoredSamples):
+        return samples.sizes
+    return np.array([len(s) for s in samples], np.int64)
 
 
 def train_visits(backends: Iterable[Backend], visits: VisitRequests) -> TrainedVisits | None:

@@ -290,16 +290,30 @@ class LocalClients(ClientHost):
         out: Sequence[Vector],
         key: Key,
         step: int,
+        mu: float | None = None,
+        change: bool = False,
     ) -> TrainedVisits | None:
         """Train clients at visits that do nothing else by the kernels; None where these cannot."""
         if not self.learner.trains_visits or self.differing or self.local.keep_optimizer:
             return None
-        samples: StoredSamples | list[Split] | None = self.federation.stored(*visits)
-        if samples is None:
-            clients = zip(*(numbers.tolist() for numbers in visits), strict=True)
-            samples = [self.federation.client(k, visit).train for k, visit in clients]
-        asked = VisitRequests(*visits, starts, out, samples, self.local, key, step)
+        samples = self._samples(visits)
+        asked = VisitRequests(*visits, starts, out, samples, self.local, key, step, mu, change)
         return train_visits(self.learner.backends, asked)
+
+    def best_models(
+        self, visits: tuple[np.ndarray, np.ndarray], models: Sequence[torch.Tensor]
+    ) -> np.ndarray | None:
+        """Return the best model of each visit, by the kernels; None where these cannot."""
+        kernels = self.learner.kernels
+        return None if kernels is None else kernels.best_models(self._samples(visits), models)
+
+    def _samples(self, visits: tuple[np.ndarray, np.ndarray]) -> StoredSamples | list[Split]:
+        """Return where the training samples of some visits are stored, or those of each."""
+        stored = self.federation.stored(*visits)
+        if stored is not None:
+            return stored
+        clients = zip(*(numbers.tolist() for numbers in visits), strict=True)
+        return [self.federation.client(k, visit).train for k, visit in clients]
 
     def run_lockstep(self, works: Sequence[Callable[[], T]]) -> list[T]:
         """Return what several visits make, trained side by side."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from mpifl.kernels import bindings
 from mpifl.kernels.network import Network, can_read, can_read_images, unpatched
 
 from .augmentation import AUGMENTATIONS
-from .backend import Backend, Request, VisitRequests, epoch_orders, permutations
+from .backend import Backend, Request, VisitRequests, epoch_orders, permutations, sizes_of
 from .config import LocalConfig
 from .model_context import ModelContext
 from .optimizer import adam
@@ -106,15 +106,10 @@ class KernelBackend(Backend):
 
     def train_visits(self, visits: VisitRequests) -> TrainedVisits | None:
         """Train visits in one call; None where the kernels cannot, or where weights are not finite."""
-        config, samples, sizes = visits.config, visits.samples, visits.sizes
-        stored = samples if isinstance(samples, StoredSamples) else None
-        splits = [] if isinstance(samples, StoredSamples) else samples
+        config, samples, sizes = visits.config, visits.samples, sizes_of(visits.samples)
         if config.optimizer != "sgd" or config.augment != "none" or config.precision != FLOAT32:
             return None
-        if not all(map(can_read, splits)):
-            return None
-        shapes = {tuple(s.x.shape[1:]) for s in splits} if stored is None else {stored.inputs.shape[1:]}
-        network = self._network(torch.empty(0, *shapes.pop())) if len(shapes) == 1 else None
+        network = self._network_of(samples)
         if network is None or network.rates:
             return None
         taken = np.array([config.num_trained(n) for n in sizes.tolist()], np.int64)
@@ -123,17 +118,53 @@ class KernelBackend(Backend):
         addresses = ((k, v, "epoch", i) for k, v, most in zip(*numbers, strict=True) for i in range(most))
         order = permutations(visits.key.entropies(addresses), np.repeat(sizes, epochs))
         drawn = sizes * epochs
-        if stored is not None:
-            order = stored.index[np.repeat(np.cumsum(sizes) - sizes, drawn) + order]
+        if isinstance(samples, StoredSamples):
+            order = samples.index[np.repeat(np.cumsum(sizes) - sizes, drawn) + order]
         lengths = np.cumsum(drawn) - drawn, taken, np.maximum(sizes, 1)
         rates = config.lr_at(visits.step), config.momentum, config.weight_decay
         try:
             loss, max_abs = network.train_visits(
-                visits.starts, visits.out, samples, order, lengths, config.batch_size, rates
+                visits.starts,
+                visits.out,
+                samples,
+                order,
+                lengths,
+                config.batch_size,
+                rates,
+                visits.mu,
+                visits.change,
             )
         except IndexError:  # a label is no class: one visit by itself says whose
             return None
         return TrainedVisits(sizes, loss, max_abs) if np.isfinite(max_abs).all() else None
+
+    def best_models(
+        self, samples: StoredSamples | Sequence[Split], models: Sequence[torch.Tensor]
+    ) -> np.ndarray | None:
+        """Return which model of each visit has the lowest mean loss, int64 [m]; None where PyTorch must say.
+
+        Args:
+            samples: where those of all visits are stored, or those of each.
+            models: of each visit [K, d].
+        """
+        sizes, several = sizes_of(samples), {len(some) for some in models}
+        network = self._network_of(samples)
+        if network is None or len(several) != 1 or not sizes.all():
+            return None
+        if isinstance(samples, StoredSamples):
+            order, labels = samples.index, torch.from_numpy(samples.labels[samples.index])
+        else:
+            order = np.concatenate([np.arange(n) for n in sizes.tolist()])
+            labels = torch.cat([split.y for split in samples])
+        try:
+            logits = network.visit_outputs(models, samples, order, sizes)
+        except IndexError:  # a label is no class
+            return None
+        num_models = several.pop()
+        losses = self.context.task.losses(logits.flatten(0, 1), labels.repeat(num_models)).double()
+        # each sum by itself, as for a visit by itself; a mean would take twice as long
+        sums = [part.sum().item() for part in losses.split(sizes.tolist() * num_models)]
+        return np.asarray((np.array(sums).reshape(num_models, -1) / sizes).argmin(0))
 
     def outputs(
         self, vector: torch.Tensor, x: torch.Tensor, embedding: bool = False, train_mode: bool = False
@@ -148,6 +179,14 @@ class KernelBackend(Backend):
         """Return the gradient [p] of the mean cross-entropy; None where PyTorch must take it."""
         network = self._network(split.x) if can_read(split) else None
         return None if network is None else network.mean_gradient(vector, split, batch_size)
+
+    def _network_of(self, samples: StoredSamples | Sequence[Split]) -> Network | None:
+        """Return the model for the samples of several visits; None where the kernels cannot read them."""
+        if isinstance(samples, StoredSamples):
+            return self._network(torch.empty(0, *samples.inputs.shape[1:]))
+        shapes = {tuple(s.x.shape[1:]) for s in samples}
+        known = len(shapes) == 1 and all(map(can_read, samples))
+        return self._network(torch.empty(0, *shapes.pop())) if known else None
 
     def _network(self, x: torch.Tensor, part: Part | None = None, asked: bool = False) -> Network | None:
         """Return the model for such images as the kernels take it; None where they do not.

@@ -87,7 +87,7 @@ METHODS: dict[str, tuple[type[Capability], tuple[str, ...]]] = {  # class -> its
     "AgreeingUpdates": (capabilities.ComparedUploads, SKEWED),
     "Transferable": (capabilities.SecondLook, SKEWED),
     "RoutedArrivals": (capabilities.ServerEvaluation, DRIFTING),
-    "Average": (capabilities.PlainVisits, SKEWED),
+    "NearAverage": (capabilities.PlainVisits, SKEWED),
     "PrivateMedley": (capabilities.RowUpdates, ("--privacy", "{name: central, clip: 1.0}")),
 }
 

@@ -26,6 +26,7 @@ from mpifl.results import checkpoint_files as checkpoint
 from mpifl.results import recorder
 from mpifl.results import run_folder as folder
 from mpifl.runtime.worker import Worker
+from mpifl.training.client import LocalClients
 
 SERVER_MOMENTS = {  # where rank 0 comes by: (owner, name) of the calls
     "data": [(cache, "save"), (cache, "_publish"), (experiment, "open_federation")],
@@ -85,6 +86,7 @@ def arm(plan: dict[str, Any]) -> None:
         watch(owner, name)
     if moment == "train":
         watch(Worker, "_train")
+        watch(LocalClients, "train_visits")
     if moment == "state":
         watch(store.ClientStore, "save")
     if moment in ("mpi", "verbs"):

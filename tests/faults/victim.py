@@ -20,8 +20,12 @@ from mpifl.comm.mpi_startup import starting
 from mpifl.experiment import build as experiment
 from mpifl.runtime.exit_codes import outcome
 from mpifl.runtime.worker import Worker
+from mpifl.training.client import LocalClients
 
-ELSEWHERE = {"train": (Worker, "_train"), "open_federation": (experiment, "open_federation")}
+ELSEWHERE: dict[str, list[tuple[Any, str]]] = {
+    "train": [(Worker, "_train"), (LocalClients, "train_visits")],  # one visit, or many in one call
+    "open_federation": [(experiment, "open_federation")],
+}
 
 
 def doomed(plan: dict[str, Any]) -> None:
@@ -31,18 +35,22 @@ def doomed(plan: dict[str, Any]) -> None:
         return
     with starting():
         from mpifl.comm.mpi import Mpi
-    owner: Any
-    owner, name = ELSEWHERE.get(plan["call"]) or (Mpi, plan["call"])
-    verb, left = getattr(owner, name), [plan["nth"]]
+    left = [plan["nth"]]
 
-    @functools.wraps(verb)
-    def call(*args: Any, **options: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), plan.get("signal", 9))
-        return verb(*args, **options)
+    def watch(owner: Any, name: str) -> None:
+        verb = getattr(owner, name)
 
-    setattr(owner, name, call)
+        @functools.wraps(verb)
+        def call(*args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), plan.get("signal", 9))
+            return verb(*args, **options)
+
+        setattr(owner, name, call)
+
+    for place in ELSEWHERE.get(plan["call"], [(Mpi, plan["call"])]):
+        watch(*place)
 
 
 def arm(plan: list[dict[str, Any]]) -> None:

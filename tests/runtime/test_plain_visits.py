@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +12,20 @@ from support import worlds
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.fedavg import FedAvg
+from mpifl.algorithms.fedprox import FedProx
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.comm.transport import Single
-from mpifl.core.algorithm import Algorithm, only_trains
-from mpifl.core.capabilities import PlainVisits, uses
-from mpifl.core.errors import CodeFailed
+from mpifl.core.algorithm import Algorithm, plain_visit
+from mpifl.core.capabilities import PlainVisit, PlainVisits
+from mpifl.core.errors import CodeFailed, MethodError
 from mpifl.core.federation import ClientData, Federation, Split
 from mpifl.data import open_federation
 from mpifl.experiment import loader
-from mpifl.experiment.build import build_server_step
+from mpifl.experiment.build import build_engine, build_server_step
+from mpifl.experiment.schema import EvaluationConfig
 from mpifl.kernels import bindings
+from mpifl.runtime.plain_visits import PlainVisitRunner
+from mpifl.simulation.policies import EveryArrival
 from mpifl.simulation.sampling import Sampler
 from mpifl.training.client import LocalClients
 from mpifl.training.config import LocalConfig
@@ -36,15 +41,6 @@ LOCALS = {
 
 
 @dataclass(frozen=True)
-class OneByOne(FedAvg):
-    """FedAvg with the update of FedAvg, as its own."""
-
-    def local_update(self, message, state, client, key):
-        """Train."""
-        return super().local_update(message, state, client, key)
-
-
-@dataclass(frozen=True)
 class Other(FedAvg):
     """FedAvg with another hook of its own."""
 
@@ -53,14 +49,52 @@ class Other(FedAvg):
         return super().aggregate(server, notes)
 
 
-def test_a_class_with_an_update_of_its_own_loses_the_declaration():
-    assert only_trains(FedAvg())
-    assert only_trains(Other())
-    assert not only_trains(OneByOne())
+@dataclass(frozen=True)
+class Near(FedProx):
+    """FedProx that says something else of the update that it inherits."""
+
+    def plain_visit(self):
+        """Claim to be FedAvg."""
+        return PlainVisit()
+
+
+@dataclass(frozen=True)
+class Vague(FedAvg):
+    """A method that says nothing that can be used."""
+
+    def local_update(self, message, state, client, key):
+        """Train."""
+        return super().local_update(message, state, client, key)
+
+    def plain_visit(self):
+        """Say a word."""
+        return "yes"
+
+
+def one_by_one(cls: type[Algorithm]) -> type[Algorithm]:
+    """Return a method with an update of its own, which is the one that it inherits."""
+
+    def local_update(self, message, state, client, key):
+        return cls.local_update(self, message, state, client, key)
+
+    return type(f"{cls.__name__}OneByOne", (cls,), {"local_update": local_update})
+
+
+OneByOne = one_by_one(FedAvg)
+
+
+def test_update_and_declaration_count_where_they_are_of_one_class():
+    assert plain_visit(FedAvg()) == plain_visit(Other()) == PlainVisit()
+    assert plain_visit(OneByOne()) is None
     touched = FedAvg()
     object.__setattr__(touched, "local_update", lambda *_: None)
-    assert not only_trains(touched)
-    assert not only_trains(CATALOGUE["oracle"]())  # has the default update, and declares nothing
+    assert plain_visit(touched) is None
+    assert plain_visit(FedProx(mu=0.5)) == PlainVisit(mu=0.5)
+    assert plain_visit(one_by_one(FedProx)()) is None
+    assert plain_visit(Near()) is None
+    with pytest.raises(MethodError, match=r"Vague.plain_visit: returned str.*return PlainVisit"):
+        plain_visit(Vague())
+    assert plain_visit(CATALOGUE["emdcfl"]()) is None  # has the default update, and declares nothing
 
 
 def calls_of(monkeypatch, owner, name):
@@ -75,31 +109,92 @@ def calls_of(monkeypatch, owner, name):
     return made
 
 
-@pytest.mark.parametrize("name", LOCALS)
-def test_visits_in_one_call_are_visits_one_by_one(name, monkeypatch, tmp_path):
-    together = calls_of(monkeypatch, KernelBackend, "train_visits")
-    runs = []
-    for method in (FedAvg(), OneByOne()):
-        context = worlds.config_of(method, local=LOCALS[name], participation=0.5)
-        context = worlds.context_of(context, worlds.Tiny())
-        folder = ClientStore("test", str(tmp_path / type(method).__name__))
-        step = build_server_step(context, folder)
-        sampler = Sampler(6, context.decisions.num_sampled, context.system_key)
-        server, notes = step.initialize(), []
-        for t in (1, 2, 3):
-            server, made = step.step(server, sampler(t))
-            notes.append(made)
-        rows = [step.ledger.total(way) for way in ("down", "up")]
-        runs.append((server.tables["model"], notes, rows, step.visits, step.train_metrics))
-        assert len(together) == 3
-        assert all(outcome is not None for outcome in together)
-    (model, notes, rows, visits, metrics), (model1, notes1, rows1, visits1, metrics1) = runs
-    assert_array_equal(model, model1)
-    assert (rows, metrics) == (rows1, metrics1)
-    assert_array_equal(visits, visits1)
+def rounds_of(method, local, folder, num_rounds=3):
+    """Return the rows, notes, bytes, visits and metrics of a few rounds."""
+    context = worlds.context_of(worlds.config_of(method, local=local, participation=0.5), worlds.Tiny())
+    step = build_server_step(context, ClientStore("test", str(folder)))
+    sampler = Sampler(6, context.decisions.num_sampled, context.system_key)
+    server, notes, metrics = step.initialize(), [], []
+    for t in range(1, num_rounds + 1):
+        server, made = step.step(server, sampler(t))
+        notes.append(made)
+        metrics.append(step.train_metrics)
+    return server, notes, [step.ledger.total(way) for way in ("down", "up")], step.visits.tolist(), metrics
+
+
+def assert_same_rounds(method, other, local, tmp_path):
+    """Assert that two methods make the same numbers of the same rounds."""
+    one = rounds_of(method, local, tmp_path / "one")
+    two = rounds_of(other, local, tmp_path / "two")
+    (server, notes, *told), (server1, notes1, *told1) = one, two
+    assert server.tables.keys() == server1.tables.keys()
+    for name, table in server.tables.items():
+        assert_array_equal(table, server1.tables[name])
+    assert_array_equal(server.assign, server1.assign)
+    assert told == told1
     for a, b in zip(notes, notes1, strict=True):
-        assert_array_equal(a.client, b.client)
-        assert_array_equal(a.num_samples, b.num_samples)
+        for column in ("client", "num_samples", "fresh"):
+            assert_array_equal(getattr(a, column), getattr(b, column))
+        assert a.columns.keys() == b.columns.keys()
+        for name in a.columns:
+            assert_array_equal(a[name], b[name])
+            assert a[name].dtype == b[name].dtype
+
+
+@pytest.mark.parametrize("name", LOCALS)
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.7)])
+def test_visits_in_one_call_are_visits_one_by_one(method, name, monkeypatch, tmp_path):
+    together = calls_of(monkeypatch, KernelBackend, "train_visits")
+    assert_same_rounds(method, one_by_one(type(method))(**vars_of(method)), LOCALS[name], tmp_path)
+    assert len(together) == 3
+    assert all(outcome is not None for outcome in together)
+
+
+PLAIN = {
+    **{name: cls() for name, cls in CATALOGUE.items() if PlainVisits in cls.__mro__},
+    "fedavg_ft near": CATALOGUE["fedavg_ft"](mu=0.3),
+    "cfl emdcfl": CATALOGUE["cfl"](variant="emdcfl"),
+    "fesem flexcfl": CATALOGUE["fesem"](variant="flexcfl", num_clusters=2),
+    "ucfl streams": CATALOGUE["ucfl"](streams=2, noise_batch=4),
+    "ifca restarts": CATALOGUE["ifca"](restarts=2, num_clusters=3),
+}
+SLOW = {"flt": pytest.mark.nightly}  # trains an auxiliary network and fits UMAP
+
+
+@pytest.mark.filterwarnings("ignore:algorithm.noise_batch")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in sorted(PLAIN)])
+def test_every_method_makes_its_plain_visits_as_its_local_update_does(name, monkeypatch, tmp_path):
+    """Other uploads, a proximal term, a choice of models, uploads that are compared or remembered."""
+    together = calls_of(monkeypatch, PlainVisitRunner, "run")
+    method = PLAIN[name]
+    assert_same_rounds(method, one_by_one(type(method))(**vars_of(method)), LOCALS["two epochs"], tmp_path)
+    assert len(together) == 3
+    assert all(made is not None for made in together)
+
+
+def arrivals_of(method, folder):
+    """Return the server, the rows of events.csv and the bytes of a few arrivals."""
+    changes = {"rounds": 8, "policy": EveryArrival(), "evaluation": EvaluationConfig(every=0)}
+    context = worlds.context_of(worlds.config_of(method, **changes), worlds.Tiny())
+    step, rows = build_server_step(context, ClientStore("test", str(folder))), []
+    server = build_engine(context, step, rows.extend).run(lambda record: None)
+    return server, rows, [step.ledger.total(way) for way in ("down", "up")]
+
+
+@pytest.mark.parametrize("method", [CATALOGUE["fedasync"](rho=0.3), CATALOGUE["fedbuff"](), FedAvg()])
+def test_single_visits_of_asynchronous_runs_go_the_same_way(method, monkeypatch, tmp_path):
+    together = calls_of(monkeypatch, PlainVisitRunner, "serve")
+    one = arrivals_of(method, tmp_path / "one")
+    assert len(together) >= 8
+    assert all(made is not None for made in together)
+    two = arrivals_of(one_by_one(type(method))(**vars_of(method)), tmp_path / "two")
+    worlds.same(worlds.state_of(one[0]), worlds.state_of(two[0]))
+    assert one[1:] == two[1:]
+
+
+def vars_of(method: Algorithm) -> dict[str, Any]:
+    """Return the fields of a method."""
+    return {f.name: getattr(method, f.name) for f in fields(method)}
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet5"])
@@ -140,7 +235,7 @@ def test_a_client_that_fails_is_named(tmp_path):
 
 def test_visits_in_one_call_end_now_and_then(monkeypatch, tmp_path):
     """As many visits as are allowed in one call: a rank that is stopped must hear of it."""
-    monkeypatch.setattr("mpifl.runtime.worker.RUN", (4, 1 << 13))
+    monkeypatch.setattr("mpifl.runtime.plain_visits.RUN", (4, 1 << 13))
     together = calls_of(monkeypatch, LocalClients, "train_visits")
     context = worlds.context_of(worlds.config_of(FedAvg()), worlds.Tiny())
     step = build_server_step(context, ClientStore("test", str(tmp_path)))
@@ -149,10 +244,16 @@ def test_visits_in_one_call_end_now_and_then(monkeypatch, tmp_path):
     assert step.config.counter.total() == 6
 
 
-def test_every_method_that_declares_plain_visits_has_them():
-    """A declaration beside an update of one's own would do nothing."""
-    found = {name for name, cls in CATALOGUE.items() if PlainVisits in cls.__mro__}
-    assert found == {"fedavg", "fedavgm", "fedadam", "fedyogi", "fedclust", "pacfl"}
-    for name in found:
-        assert uses(CATALOGUE[name](), PlainVisits)
-        assert CATALOGUE[name].local_update is Algorithm.local_update
+MORE = {  # with other options visits do more
+    "ucfl": {"parallel": True, "streams": 2},
+    "fedprox": {"variant": "unsquared"},
+    "ifca": {"select_on": "val"},
+    "fesem": {"variant": "emdcfl"},
+    "flexcfl": {"migration": 1.0},
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_options_under_which_visits_do_more_are_not_plain(name):
+    assert plain_visit(CATALOGUE[name]()) is not None
+    assert plain_visit(CATALOGUE[name](**MORE[name])) is None
