@@ -91,7 +91,7 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
     Raises:
         UserError: on every rank; names the key, its value and a remedy.
     """
-    resources = take_resources(config, transport)
+    resources = take_resources(config.system, config.local, transport)
     parts: Parts | None = None
     start = None if (folder := config.start.run) is None else on_server(transport, lambda: read_model(folder))
 
@@ -134,14 +134,13 @@ class Resources:
     faults: tuple[UserError | None, ...]
 
 
-def take_resources(config: Config, transport: Transport) -> Resources:
+def take_resources(system: SystemConfig, local: LocalConfig, transport: Transport) -> Resources:
     """Take threads and device, and tell rank 0; every rank calls."""
-    system = config.system
     torch.set_num_threads(threads_of(transport, system.threads))
     device, fault = CPU, None
     try:
         device = device_of(system, transport.device_rank)
-        check_precision(config.local.precision, torch.device(device))
+        check_precision(local.precision, torch.device(device))
         check_folder("system.scratch", system.scratch)
     except UserError as error:
         fault = error

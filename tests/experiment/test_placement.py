@@ -14,6 +14,7 @@ from mpifl.core.errors import UserError
 from mpifl.experiment import build as experiment
 from mpifl.experiment import placement
 from mpifl.experiment.schema import SystemConfig
+from mpifl.training.config import LocalConfig
 
 
 def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2b"):
@@ -67,7 +68,7 @@ def test_a_rank_makes_its_gpu_the_current_one(monkeypatch):
     transport.device_rank = 3
     monkeypatch.setattr(experiment, "place", lambda transport, device: {})
     system = SystemConfig(deterministic=False)
-    assert experiment.take_resources(system, transport).device == "cuda:1"
+    assert experiment.take_resources(system, LocalConfig(), transport).device == "cuda:1"
     assert chosen == ["cuda:1"]
 
 
