@@ -4,7 +4,7 @@ Exact sums and pooling (reductions.c), training of networks (training.c), layers
 (channels_last.c). They are built when mpifl is installed where there is a C compiler. Check `AVAILABLE`
 before a call of `exact_sum_add`, `exact_sum_finish`, `max_abs` or pooling: these return the bits of the code
 of PyTorch that replaces them elsewhere. Check `TRAINING_AVAILABLE` before `forward`, `train`, `sgd_step` and
-`convolve3x3`: their last bits differ from PyTorch's. Libraries built from sources other than the ones beside
+`convolve`: their last bits differ from PyTorch's. Libraries built from sources other than the ones beside
 this file are not used; `BUILD` describes the libraries in use and `PROBLEM` says why there are none.
 
 Every function checks type, device, memory layout and length of its tensors and raises `ValueError`, because C
@@ -31,7 +31,7 @@ SOURCES = (  # setup.py hashes them in this order
     *("common.h", "dispatch.h", "reductions.c", "training.c", "training_simd.inc"),
     *("channels_last.c", "channels_last_simd.inc"),
 )
-VERSION = 9  # of the signatures below; as in common.h
+VERSION = 10  # of the signatures below; as in common.h
 REINSTALL = "install mpifl again where there is a C compiler (pip install -e . in a checkout)"
 
 Pointer, Size = ctypes.c_void_p, ctypes.c_ssize_t
@@ -102,20 +102,23 @@ TRAINING: Signatures = {
     # weights, momentum, grad, count; lr, momentum_factor, weight_decay; steps_done
     "sgd_step": (None, [Pointer, Pointer, Pointer, Size, *RATES, Size]),
 }
-CONVOLUTION = [Size, Size, Size, Size, Size]  # n, height, width, in, out
+CONVOLUTION = [Size] * 7  # n, height, width, in, out, taps, margin
 CHANNELS_LAST: Signatures = {
     "supported": (c_int, []),
     # on
     "use_narrow_vectors": (None, [c_int]),
     # in, out
-    "convolve3x3_workspace": (Size, [Size, Size]),
-    # x, w, bias, y; n, height, width, in, out; flip, workspace
-    "convolve3x3": (None, [Pointer, Pointer, Pointer, Pointer, *CONVOLUTION, c_int, Pointer]),
-    # x, g, gw; n, height, width, in, out; workspace
-    "convolve3x3_backward": (None, [Pointer, Pointer, Pointer, *CONVOLUTION, Pointer]),
+    "convolve_workspace": (Size, [Size, Size]),
+    # x, w, bias, y; n, height, width, in, out, taps, margin; flip, workspace
+    "convolve": (None, [Pointer, Pointer, Pointer, Pointer, *CONVOLUTION, c_int, Pointer]),
+    # g, w, gx; n, height, width, in, out, taps, margin; workspace
+    "convolve_input_grad": (None, [Pointer, Pointer, Pointer, *CONVOLUTION, Pointer]),
+    # x, g, gw; n, height, width, in, out, taps, margin; workspace
+    "convolve_kernels_grad": (None, [Pointer, Pointer, Pointer, *CONVOLUTION, Pointer]),
 }
 
 STRIP = 32  # channels are a multiple of it; as in channels_last.c
+TILE_SIDES = {3: 4, 5: 2}  # pixels of a tile's side, by the taps of a kernel's; as in channels_last.c
 MAX_POOL_WIDTH = 2048  # pixels in a row of an image
 CONV, RELU, MAX_POOL, AVG_POOL, FLATTEN, DENSE, DROPOUT = range(7)  # Layer.kind; as in training.c
 BAD_LABEL, BAD_INDEX, SMALL_WORKSPACE = -1, -2, -3  # errors; as in training.c
@@ -683,80 +686,120 @@ def _channels_last(
     return x.data_ptr()
 
 
-def _convolution(n: int, height: int, width: int, channels: int, out_channels: int) -> tuple[int, ...]:
-    """Return the shape of a convolution as the kernels take it.
+def _convolution(
+    images: Sequence[int], out_channels: int, taps: int, margin: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of a convolution as the kernels take it, and the shape of its output [n, o, H', W'].
+
+    Args:
+        images: shape of the input, [n, c, H, W].
+        out_channels: o.
+        taps: side of the kernels.
+        margin: pixels of zeros around the images.
 
     Raises:
-        ValueError: there is no image, or a number of channels is no multiple of `STRIP`.
+        ValueError: there is no pixel, a number of channels is no multiple of `STRIP`, or kernels or margin
+            are not known.
     """
-    shape = n, height, width, channels, out_channels
-    if min(shape) < 1 or channels % STRIP or out_channels % STRIP:
+    n, channels, height, width = images
+    if taps not in TILE_SIDES or not 0 <= margin < taps:
+        raise ValueError(f"kernels must be 3x3 or 5x5, and margins smaller: {taps}x{taps} and {margin}")
+    out = n, out_channels, height + 2 * margin + 1 - taps, width + 2 * margin + 1 - taps
+    shape = n, height, width, channels, out_channels, taps, margin
+    if min(*images, *out) < 1 or channels % STRIP or out_channels % STRIP:
         raise ValueError(f"{shape}: there must be pixels, and channels in multiples of {STRIP}")
-    return shape
+    return shape, out
 
 
-def convolve3x3_workspace(channels: int, out_channels: int) -> int:
+def convolve_workspace(channels: int, out_channels: int) -> int:
     """Return how many floats of workspace a convolution and its gradients need."""
-    return int(_call("convolve3x3_workspace", channels, out_channels))
+    return int(_call("convolve_workspace", channels, out_channels))
 
 
-def convolve3x3(
+def convolve(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    margin: int,
     workspace: torch.Tensor,
-    back: bool = False,
+    flip: bool = False,
 ) -> torch.Tensor:
-    """Return a 3x3 convolution with a margin of one pixel, [n, o, H, W], channels last.
+    """Return a convolution of stride 1, [n, o, H + 2 margin + 1 - k, W + 2 margin + 1 - k], channels last.
 
     Args:
         x: float32 [n, c, H, W], channels last; c and o are multiples of `STRIP`.
-        weight: float32 [o, c, 3, 3], contiguous.
+        weight: float32 [o, c, k, k], contiguous; k is 3 or 5.
         bias: float32 [o]; None for none.
-        workspace: float32, as many as `convolve3x3_workspace` returns.
-        back: whether `x` is the gradient of the output, and that of the input is asked for; `weight` is then
-            [c, o, 3, 3].
+        margin: pixels of zeros around the images, fewer than k.
+        workspace: float32, as many as `convolve_workspace` returns.
+        flip: turn the kernels around, and take them as [c, o, k, k]: with a margin of k - 1 - margin, the
+            convolution that makes the gradient of the input of the gradient of the output.
 
     Raises:
         ValueError: a tensor has another type, device, layout or length.
     """
-    n, channels, height, width = x.shape
-    out_channels = len(weight[0] if back else weight)
-    shape = _convolution(n, height, width, channels, out_channels)
-    y = torch.empty((n, out_channels, height, width), dtype=torch.float32, memory_format=torch.channels_last)
+    out_channels, taps = len(weight[0] if flip else weight), weight.shape[-1]
+    shape, out = _convolution(x.shape, out_channels, taps, margin)
+    y = torch.empty(out, dtype=torch.float32, memory_format=torch.channels_last)
     tensors = (
         _channels_last(x, "images", x.shape),
-        _tensor(weight, "weights", numel=9 * channels * out_channels),
+        _tensor(weight, "weights", numel=x.shape[1] * out_channels * taps * taps),
         None if bias is None else _tensor(bias, "a bias", numel=out_channels),
         y.data_ptr(),
     )
-    space = _workspace(workspace, channels, out_channels)
-    _call("convolve3x3", *tensors, *shape, back, space)
+    space = _workspace(workspace, x.shape[1], out_channels)
+    _call("convolve", *tensors, *shape, flip, space)
     return y
 
 
-def convolve3x3_backward(x: torch.Tensor, grad: torch.Tensor, workspace: torch.Tensor) -> torch.Tensor:
-    """Return the gradient [o, c, 3, 3] of the weights of `convolve3x3`.
+def convolve_input_grad(
+    grad: torch.Tensor, weight: torch.Tensor, images: Sequence[int], margin: int, workspace: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient [n, c, H, W] of the input of `convolve`, channels last.
 
     Args:
-        x: its input, float32 [n, c, H, W], channels last.
-        grad: gradient of its output, float32 [n, o, H, W], channels last.
-        workspace: float32, as many as `convolve3x3_workspace` returns.
+        grad: gradient of the output, float32 [n, o, H', W'], channels last.
+        weight: of `convolve`.
+        images: shape of the input, [n, c, H, W].
+        margin: of `convolve`.
+        workspace: float32, as many as `convolve_workspace` returns.
 
     Raises:
         ValueError: a tensor has another type, device, layout or length.
     """
-    n, channels, height, width = x.shape
-    out_channels = grad.shape[1]
-    shape = _convolution(n, height, width, channels, out_channels)
-    weight = torch.empty((out_channels, channels, 3, 3), dtype=torch.float32)
+    out_channels, taps = len(weight), weight.shape[-1]
+    shape, out = _convolution(images, out_channels, taps, margin)
     tensors = (
-        _channels_last(x, "images", x.shape),
-        _channels_last(grad, "a gradient", (n, out_channels, height, width)),
-        weight.data_ptr(),
+        _channels_last(grad, "a gradient", out),
+        _tensor(weight, "weights", numel=images[1] * out_channels * taps * taps),
     )
+    space = _workspace(workspace, images[1], out_channels)
+    x = torch.empty(tuple(images), dtype=torch.float32, memory_format=torch.channels_last)
+    _call("convolve_input_grad", *tensors, x.data_ptr(), *shape, space)
+    return x
+
+
+def convolve_kernels_grad(
+    x: torch.Tensor, grad: torch.Tensor, taps: int, margin: int, workspace: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient [o, c, k, k] of the weights of `convolve`.
+
+    Args:
+        x: its input, float32 [n, c, H, W], channels last.
+        grad: gradient of its output, float32 [n, o, H', W'], channels last.
+        taps: k.
+        margin: of `convolve`.
+        workspace: float32, as many as `convolve_workspace` returns.
+
+    Raises:
+        ValueError: a tensor has another type, device, layout or length.
+    """
+    channels, out_channels = x.shape[1], grad.shape[1]
+    shape, out = _convolution(x.shape, out_channels, taps, margin)
+    tensors = _channels_last(x, "images", x.shape), _channels_last(grad, "a gradient", out)
+    weight = torch.empty((out_channels, channels, taps, taps), dtype=torch.float32)
     space = _workspace(workspace, channels, out_channels)
-    _call("convolve3x3_backward", *tensors, *shape, space)
+    _call("convolve_kernels_grad", *tensors, weight.data_ptr(), *shape, space)
     return weight
 
 
@@ -766,7 +809,7 @@ def _workspace(workspace: torch.Tensor, channels: int, out_channels: int) -> int
     Raises:
         ValueError: it is too small for a convolution, or another kind of tensor.
     """
-    needed = convolve3x3_workspace(channels, out_channels)
+    needed = convolve_workspace(channels, out_channels)
     if workspace.numel() < needed:
         raise ValueError(f"{workspace.numel()} floats of workspace are fewer than {needed}")
     return _tensor(workspace, "workspace")

@@ -1,8 +1,9 @@
 /* Layers of wide networks, called by bindings.py inside PyTorch's loop.
  *
- * 3x3 convolutions of stride 1 that keep the size of images: Winograd's F(4x4, 3x3) after Lavin and Gray, "Fast algorithms
- * for convolutional neural networks", CVPR 2016. Sixteen pixels take 36 products instead of 144. The polynomials are taken
- * at 0, 3/4, -3/4, 3/2, -3/2 and infinity, which rounds six times less than 0, 1, -1, 2, -2 (the paper's).
+ * Convolutions of stride 1 with kernels of 3x3 and 5x5: Winograd's F(4x4, 3x3) and F(2x2, 5x5) after Lavin and Gray, "Fast
+ * algorithms for convolutional neural networks", CVPR 2016. Both make a tile of pixels with 36 products: sixteen pixels
+ * instead of 144 products, or four instead of 100. The polynomials are taken at 0, 3/4, -3/4, 3/2, -3/2 and infinity, which
+ * rounds six times less than 0, 1, -1, 2, -2 (the paper's).
  *
  * Images are [n, height, width, channels] (channels last in PyTorch), one channel per vector lane. Tiles are transformed a
  * block at a time, so that a block stays in the cache. The arithmetic (channels_last_simd.inc) is compiled once for each
@@ -14,7 +15,7 @@
 #include "common.h"
 #include "dispatch.h"
 
-enum { STRIP = 32, BLOCK = 48, MAX_ROWS = 12, LINE = 16, POSITIONS = 36 };
+enum { STRIP = 32, BLOCK = 48, MAX_ROWS = 12, LINE = 16, POINTS = 6, POSITIONS = POINTS * POINTS, MAX_TAPS = 5 };
 
 /* Where the polynomials are taken, their squares, and what the values of a kernel are divided by: 2 a^2 (a^2 - b^2) at a. */
 #define A1 0.75f
@@ -25,25 +26,44 @@ enum { STRIP = 32, BLOCK = 48, MAX_ROWS = 12, LINE = 16, POSITIONS = 36 };
 #define AT_A (1 / (2 * A2 * (A2 - B2)))
 #define AT_B (1 / (2 * B2 * (B2 - A2)))
 
-/* Images and the tiles of 4 x 4 pixels that cover them. */
-struct image {
-    ptrdiff_t height, width, tiles_high, tiles_wide;
+/* A convolution: its input, its output, and the tiles of `side` x `side` pixels that cover the output. */
+struct convolution {
+    ptrdiff_t height, width, in;       /* pixels and channels of the input */
+    ptrdiff_t out_height, out_width, out;
+    ptrdiff_t taps, margin, side;      /* kernels of taps x taps, side = POINTS + 1 - taps; margin around the input */
+    ptrdiff_t tiles_high, tiles_wide, tiles; /* of an image, and in all */
 };
 
-/* Kernels [in or out channels ..., 3, 3]: where that of one pair of channels lies. */
+/* Where a tile of the output begins, in pixels. */
+struct place {
+    ptrdiff_t image, top, left;
+};
+
+static inline struct place place_of(const struct convolution *s, ptrdiff_t tile)
+{
+    const ptrdiff_t line = tile / s->tiles_wide;
+    return (struct place){line / s->tiles_high, line % s->tiles_high * s->side, tile % s->tiles_wide * s->side};
+}
+
+/* Kernels [in or out channels ..., taps, taps]: where that of one pair of channels lies. */
 struct kernel_shape {
-    ptrdiff_t in, out, in_step, out_step;
+    ptrdiff_t in, out, in_step, out_step, taps;
     int flip; /* from the last element to the first */
 };
 
+/* What becomes of the numbers that are there before a product of matrices: it replaces them, continues their sums, or
+ * makes sums of its own that are added to them. */
+enum sum { REPLACED, CONTINUED, ADDED };
+
 /* The functions of channels_last_simd.inc for one instruction set. */
 struct arithmetic {
-    void (*input_tile)(const float *, float *, ptrdiff_t, const struct image *, ptrdiff_t, ptrdiff_t);
-    void (*output_tile)(const float *, ptrdiff_t, const float *, float *, const struct image *, ptrdiff_t, ptrdiff_t);
-    void (*output_grad_tile)(const float *, float *, ptrdiff_t, ptrdiff_t, const struct image *, ptrdiff_t, ptrdiff_t);
+    void (*input_tile)(const float *, float *, ptrdiff_t, const struct convolution *, ptrdiff_t);
+    void (*input_grad_tile)(const float *, ptrdiff_t, float *, const struct convolution *, ptrdiff_t);
+    void (*output_tile)(const float *, ptrdiff_t, const float *, float *, const struct convolution *, ptrdiff_t);
+    void (*output_grad_tile)(const float *, float *, ptrdiff_t, ptrdiff_t, const struct convolution *, ptrdiff_t);
     void (*kernels)(const float *, float *, const struct kernel_shape *);
     void (*kernels_grad)(const float *, float *, const struct kernel_shape *);
-    void (*gemm)(const float *, ptrdiff_t, ptrdiff_t, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
+    void (*gemm)(const float *, ptrdiff_t, ptrdiff_t, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, enum sum);
 };
 
 #ifdef __x86_64__
@@ -79,60 +99,95 @@ static const struct arithmetic *select_arithmetic(void) { return &arithmetic_neo
 static const struct arithmetic *select_arithmetic(void) { return 0; }
 #endif
 
-static struct image image_of(ptrdiff_t height, ptrdiff_t width)
+static struct convolution convolution_of(ptrdiff_t n, ptrdiff_t height, ptrdiff_t width, ptrdiff_t in, ptrdiff_t out,
+                                         ptrdiff_t taps, ptrdiff_t margin)
 {
-    return (struct image){height, width, (height + 3) / 4, (width + 3) / 4};
+    const ptrdiff_t side = POINTS + 1 - taps, more = 2 * margin + 1 - taps;
+    const ptrdiff_t high = (height + more + side - 1) / side, wide = (width + more + side - 1) / side;
+    return (struct convolution){height, width, in, height + more, width + more, out, taps, margin, side, high, wide, n * high * wide};
 }
 
 /* Returns how many floats of workspace the functions below need. */
-ptrdiff_t mpifl_convolve3x3_workspace(ptrdiff_t in, ptrdiff_t out)
+ptrdiff_t mpifl_convolve_workspace(ptrdiff_t in, ptrdiff_t out)
 {
     return POSITIONS * (in * out + BLOCK * (in + out) + 2 * LINE);
 }
 
-/* y = convolution of x [n, height, width, in] with w, [n, height, width, out]. With flip, w is [in, out, 3, 3], and turned
- * around: the convolution that carries gradients back; otherwise [out, in, 3, 3]. bias: [out] or null; in, out: multiples
- * of STRIP; workspace: [mpifl_convolve3x3_workspace]. */
-void mpifl_convolve3x3(const float *x, const float *w, const float *bias, float *y, ptrdiff_t n, ptrdiff_t height,
-                       ptrdiff_t width, ptrdiff_t in, ptrdiff_t out, int flip, float *workspace)
+/* y = convolution of x [n, height, width, in] with w, [n, height + more, width + more, out], more = 2 margin + 1 - taps. With
+ * flip, w is [in, out, taps, taps], and turned around: the convolution that carries gradients back; otherwise
+ * [out, in, taps, taps]. bias: [out] or null; in, out: multiples of STRIP; taps: 3 or 5; margin: less than taps;
+ * workspace: [mpifl_convolve_workspace]. */
+void mpifl_convolve(const float *x, const float *w, const float *bias, float *y, ptrdiff_t n, ptrdiff_t height,
+                    ptrdiff_t width, ptrdiff_t in, ptrdiff_t out, ptrdiff_t taps, ptrdiff_t margin, int flip,
+                    float *workspace)
 {
     const struct arithmetic *run = select_arithmetic();
-    const struct image s = image_of(height, width);
-    const struct kernel_shape k = {in, out, flip ? out * 9 : 9, flip ? 9 : in * 9, flip};
-    const ptrdiff_t tiles = n * s.tiles_high * s.tiles_wide, from = BLOCK * in + LINE, to = BLOCK * out + LINE;
+    const struct convolution s = convolution_of(n, height, width, in, out, taps, margin);
+    const ptrdiff_t area = taps * taps;
+    const struct kernel_shape k = {in, out, flip ? out * area : area, flip ? area : in * area, taps, flip};
+    const ptrdiff_t from = BLOCK * in + LINE, to = BLOCK * out + LINE;
     float *u = workspace, *v = u + POSITIONS * in * out, *m = v + POSITIONS * from;
     run->kernels(w, u, &k);
-    for (ptrdiff_t start = 0; start < tiles; start += BLOCK) {
-        const ptrdiff_t count = tiles - start < BLOCK ? tiles - start : BLOCK;
+    for (ptrdiff_t start = 0; start < s.tiles; start += BLOCK) {
+        const ptrdiff_t count = s.tiles - start < BLOCK ? s.tiles - start : BLOCK;
         for (ptrdiff_t t = 0; t < count; t++)
-            run->input_tile(x, v + t * in, from, &s, in, start + t);
+            run->input_tile(x, v + t * in, from, &s, start + t);
         for (ptrdiff_t p = 0; p < POSITIONS; p++)
             for (ptrdiff_t o = 0; o < out; o += STRIP)
-                run->gemm(v + p * from, 1, in, u + p * in * out + o * in, m + p * to + o, out, count, in, 0);
+                run->gemm(v + p * from, 1, in, u + p * in * out + o * in, m + p * to + o, out, count, in, REPLACED);
         for (ptrdiff_t t = 0; t < count; t++)
-            run->output_tile(m + t * out, to, bias, y, &s, out, start + t);
+            run->output_tile(m + t * out, to, bias, y, &s, start + t);
     }
 }
 
-/* gw = gradient of the kernels [out, in, 3, 3] from the input x [n, height, width, in] and the gradient g of the output
- * [n, height, width, out]. in, out: multiples of STRIP; workspace: [mpifl_convolve3x3_workspace]. */
-void mpifl_convolve3x3_backward(const float *x, const float *g, float *gw, ptrdiff_t n, ptrdiff_t height,
-                                ptrdiff_t width, ptrdiff_t in, ptrdiff_t out, float *workspace)
+/* gx = gradient of the input [n, height, width, in] from the gradient g of the output and the kernels w
+ * [out, in, taps, taps]: what the convolution with flip makes of g with a margin of taps - 1 - margin, but from the tiles
+ * of the output, which are fewer where the output is smaller. The other arguments are those of mpifl_convolve. */
+void mpifl_convolve_input_grad(const float *g, const float *w, float *gx, ptrdiff_t n, ptrdiff_t height, ptrdiff_t width,
+                               ptrdiff_t in, ptrdiff_t out, ptrdiff_t taps, ptrdiff_t margin, float *workspace)
 {
     const struct arithmetic *run = select_arithmetic();
-    const struct image s = image_of(height, width);
-    const struct kernel_shape k = {in, out, 9, in * 9, 0};
-    const ptrdiff_t tiles = n * s.tiles_high * s.tiles_wide, from = BLOCK * in + LINE, to = BLOCK * out + LINE;
+    const struct convolution s = convolution_of(n, height, width, in, out, taps, margin);
+    const struct kernel_shape k = {out, in, in * taps * taps, taps * taps, taps, 0};
+    const ptrdiff_t from = BLOCK * in + LINE, to = BLOCK * out + LINE;
     float *u = workspace, *v = u + POSITIONS * in * out, *m = v + POSITIONS * from;
-    for (ptrdiff_t start = 0; start < tiles; start += BLOCK) {
-        const ptrdiff_t count = tiles - start < BLOCK ? tiles - start : BLOCK;
+    run->kernels(w, u, &k);
+    memset(gx, 0, (size_t)(n * height * width * in) * sizeof *gx);
+    for (ptrdiff_t start = 0; start < s.tiles; start += BLOCK) {
+        const ptrdiff_t count = s.tiles - start < BLOCK ? s.tiles - start : BLOCK;
+        for (ptrdiff_t t = 0; t < count; t++)
+            run->output_grad_tile(g, m + t * STRIP, to, BLOCK, &s, start + t);
+        for (ptrdiff_t p = 0; p < POSITIONS; p++)
+            for (ptrdiff_t i = 0; i < in; i += STRIP)
+                for (ptrdiff_t o = 0; o < out; o += STRIP)
+                    run->gemm(m + p * to + o * BLOCK, 1, STRIP, u + p * in * out + i * out + o * STRIP, v + p * from + i, in,
+                              count, STRIP, o ? CONTINUED : REPLACED);
+        for (ptrdiff_t t = 0; t < count; t++)
+            run->input_grad_tile(v + t * in, from, gx, &s, start + t);
+    }
+}
+
+/* gw = gradient of the kernels [out, in, taps, taps] from the input x and the gradient g of the output. The other arguments
+ * are those of mpifl_convolve. */
+void mpifl_convolve_kernels_grad(const float *x, const float *g, float *gw, ptrdiff_t n, ptrdiff_t height, ptrdiff_t width,
+                                 ptrdiff_t in, ptrdiff_t out, ptrdiff_t taps, ptrdiff_t margin, float *workspace)
+{
+    const struct arithmetic *run = select_arithmetic();
+    const struct convolution s = convolution_of(n, height, width, in, out, taps, margin);
+    const struct kernel_shape k = {in, out, taps * taps, in * taps * taps, taps, 0};
+    const ptrdiff_t from = BLOCK * in + LINE, to = BLOCK * out + LINE;
+    const enum sum more = taps == 3 ? CONTINUED : ADDED; /* four times as many tiles: one long sum would round more */
+    float *u = workspace, *v = u + POSITIONS * in * out, *m = v + POSITIONS * from;
+    for (ptrdiff_t start = 0; start < s.tiles; start += BLOCK) {
+        const ptrdiff_t count = s.tiles - start < BLOCK ? s.tiles - start : BLOCK;
         for (ptrdiff_t t = 0; t < count; t++) {
-            run->input_tile(x, v + t * in, from, &s, in, start + t);
-            run->output_grad_tile(g, m + t * STRIP, to, BLOCK, &s, out, start + t);
+            run->input_tile(x, v + t * in, from, &s, start + t);
+            run->output_grad_tile(g, m + t * STRIP, to, BLOCK, &s, start + t);
         }
         for (ptrdiff_t p = 0; p < POSITIONS; p++)
             for (ptrdiff_t o = 0; o < out; o += STRIP)
-                run->gemm(v + p * from, in, 1, m + p * to + o * BLOCK, u + p * in * out + o * in, STRIP, in, count, start > 0);
+                run->gemm(v + p * from, in, 1, m + p * to + o * BLOCK, u + p * in * out + o * in, STRIP, in, count,
+                          start ? more : REPLACED);
     }
     run->kernels_grad(u, gw, &k);
 }

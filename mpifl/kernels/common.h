@@ -27,7 +27,7 @@ static inline float largest_abs(const float *restrict x, ptrdiff_t count)
 }
 
 /* Version of the exported signatures. Increase it with every change of an argument; bindings.VERSION must be equal. */
-int mpifl_version(void) { return 9; }
+int mpifl_version(void) { return 10; }
 
 /* Hash of the sources, compiler flags and compiler: "HASH|FLAGS|COMPILER". */
 const char *mpifl_build(void) { return BUILD "|" __VERSION__; }

@@ -450,7 +450,9 @@ def _small(module: nn.Conv2d, shape: Shape) -> bool:
     if not (square and usual and isinstance(padding, int) and padding < kernel <= MAX_KERNEL):
         return False
     fits = shape[0] == module.in_channels and min(shape[1:]) + 2 * padding >= kernel
-    return fits and module.in_channels * module.out_channels <= MAX_CHANNEL_PRODUCT
+    strips = module.in_channels % bindings.STRIP == module.out_channels % bindings.STRIP == 0
+    wide = kernel == 5 and strips  # faster in PyTorch's loop (wide_layers.py)
+    return fits and not wide and module.in_channels * module.out_channels <= MAX_CHANNEL_PRODUCT
 
 
 def _shape_after(layer: Layer, shape: Shape) -> Shape:

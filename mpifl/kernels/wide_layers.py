@@ -17,39 +17,61 @@ from torch.overrides import TorchFunctionMode
 
 from . import bindings
 
-MIN_TILES = 32  # tiles of 4 x 4 pixels; below, transforming the kernels costs more than the tiles save
+MIN_TILES = {3: 32, 5: 32}  # by the side of kernels; below, transforming them costs more than tiles save
 LAST = torch.channels_last
 _scratch = threading.local()
 
 
 def _workspace(channels: int, out_channels: int) -> torch.Tensor:
     """Return float32 workspace of this thread for a convolution; a fresh one would cost page faults."""
-    size = bindings.convolve3x3_workspace(channels, out_channels)
+    size = bindings.convolve_workspace(channels, out_channels)
     if len(getattr(_scratch, "floats", ())) < size:
         _scratch.floats = torch.empty(size, dtype=torch.float32, device="cpu")
     return cast(torch.Tensor, _scratch.floats)
 
 
-class _Convolve3x3(torch.autograd.Function):
+class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, margin: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        return bindings.convolve3x3(x, weight, bias, _workspace(*weight.shape[:2]))
+        ctx.margin = margin
+        return bindings.convolve(x, weight, bias, margin, _workspace(*weight.shape[:2]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        wanted, grad = ctx.needs_input_grad, grads[0]
+        wanted, grad, margin = ctx.needs_input_grad[:3], grads[0], ctx.margin
         if torch.is_grad_enabled():  # the gradient will be differentiated again
-            whole = [len(weight)], [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+            whole = [len(weight)], [1, 1], [margin, margin], [1, 1], False, [0, 0], 1
             made = torch.ops.aten.convolution_backward(grad, x, weight, *whole, list(wanted))
-            return tuple(g if asked else None for g, asked in zip(made, wanted, strict=True))
+            return *(g if asked else None for g, asked in zip(made, wanted, strict=True)), None
         grad, workspace = grad.contiguous(memory_format=LAST), _workspace(*weight.shape[:2])
         return (
-            bindings.convolve3x3(grad, weight, None, workspace, back=True) if wanted[0] else None,
-            bindings.convolve3x3_backward(x, grad, workspace) if wanted[1] else None,
+            _input_grad(x.shape, grad, weight, margin, workspace) if wanted[0] else None,
+            bindings.convolve_kernels_grad(x, grad, weight.shape[-1], margin, workspace)
+            if wanted[1]
+            else None,
             grad.sum((0, 2, 3)) if wanted[2] else None,
+            None,
         )
+
+
+def _input_grad(
+    shape: torch.Size, grad: torch.Tensor, weight: torch.Tensor, margin: int, workspace: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient of the input, from the tiles of the output where they are fewer."""
+    taps = weight.shape[-1]
+    if _tiles(grad.shape, taps) < _tiles(shape, taps):
+        return bindings.convolve_input_grad(grad, weight, shape, margin, workspace)
+    return bindings.convolve(grad, weight, None, taps - 1 - margin, workspace, flip=True)
+
+
+def _tiles(shape: Sequence[int], taps: int) -> int:
+    """Return how many tiles cover images of shape [n, c, H, W]."""
+    side = bindings.TILE_SIDES[taps]
+    return shape[0] * -(-shape[2] // side) * -(-shape[3] // side)
 
 
 def _plain(x: torch.Tensor) -> bool:
@@ -62,16 +84,29 @@ def _plain(x: torch.Tensor) -> bool:
     )
 
 
-def _keeps_size(stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
-    """Return whether a 3x3 convolution with such options takes every pixel, with a margin of one."""
-    once = all(option in (1, (1, 1), [1, 1]) for option in (stride, dilation))
-    return once and groups == 1 and padding in (1, (1, 1), [1, 1], "same")
+def _margin(taps: int, stride: Any, padding: Any, dilation: Any, groups: int) -> int | None:
+    """Return the margin of a convolution that the kernels know, on all sides; None of any other."""
+    if groups != 1 or any(option not in (1, (1, 1), [1, 1]) for option in (stride, dilation)):
+        return None
+    named = {"same": taps // 2, "valid": 0}
+    margin = named.get(padding) if isinstance(padding, str) else padding
+    if isinstance(margin, Sequence):
+        margin = margin[0] if len(set(margin)) == 1 else None
+    return margin if margin in range(taps) else None
 
 
 def _is_wide(weight: torch.Tensor) -> bool:
     """Return whether the kernels know convolutions with a weight [o, c, ...]."""
     o, c, *side = weight.shape
-    return side == [3, 3] and o % bindings.STRIP == 0 and c % bindings.STRIP == 0
+    known = side in ([taps, taps] for taps in bindings.TILE_SIDES)
+    return known and o % bindings.STRIP == 0 and c % bindings.STRIP == 0
+
+
+def _enough(shape: Sequence[int], taps: int, margin: int) -> bool:
+    """Return whether a convolution of images [n, c, H, W] makes enough tiles to be faster by the kernels."""
+    n, c, *sides = shape
+    made = [side + 2 * margin + 1 - taps for side in sides]
+    return min(made) > 0 and _tiles([n, c, *made], taps) >= MIN_TILES[taps]
 
 
 def _conv2d(
@@ -87,11 +122,14 @@ def _conv2d(
     options = stride, padding, dilation, groups
     if not (_plain(input) and _plain(weight) and input.dim() == 4) or torch.is_autocast_enabled("cpu"):
         return torch.conv2d(input, weight, bias, *options)
-    n, channels, h, w = input.shape
+    channels, h, w = input.shape[1:]
     known = _is_wide(weight) and channels == weight.shape[1] and weight.is_contiguous()
-    known = known and _keeps_size(*options) and (bias is None or _plain(bias))
-    if known and n * -(-h // 4) * -(-w // 4) >= MIN_TILES:
-        return cast(torch.Tensor, _Convolve3x3.apply(input.contiguous(memory_format=LAST), weight, bias))  # type: ignore[no-untyped-call]
+    if known and (bias is None or _plain(bias)):
+        taps = weight.shape[-1]
+        margin = _margin(taps, stride, padding, dilation, groups)
+        if margin is not None and _enough(input.shape, taps, margin):
+            images = input.contiguous(memory_format=LAST)
+            return cast(torch.Tensor, _Convolve.apply(images, weight, bias, margin))  # type: ignore[no-untyped-call]
     if channels == 1 and not input.requires_grad:  # its layout is ambiguous, and would be that of the output
         input = input.contiguous().as_strided(input.shape, (h * w, 1, w, 1))
     return torch.conv2d(input.contiguous(memory_format=LAST), weight, bias, *options)
@@ -118,6 +156,6 @@ def has_wide_convolutions(module: nn.Module) -> bool:
     return bindings.TRAINING_AVAILABLE and any(
         isinstance(m, nn.Conv2d)
         and _is_wide(m.weight)
-        and _keeps_size(m.stride, m.padding, m.dilation, m.groups)
+        and _margin(m.kernel_size[0], m.stride, m.padding, m.dilation, m.groups) is not None
         for m in module.modules()
     )

@@ -15,7 +15,7 @@ from mpifl.core.rng import key
 from mpifl.kernels import bindings
 from mpifl.kernels.wide_layers import MIN_TILES, ChannelsLast
 from mpifl.models import MODELS
-from mpifl.models.cnn import EmdCNN
+from mpifl.models.cnn import CcflCNN, EmdCNN, LeafCNN
 from mpifl.models.resnet import ResNet18Cifar
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
@@ -25,13 +25,24 @@ pytestmark = pytest.mark.skipif(
 )
 
 LAST = torch.channels_last
-SHAPES = [  # n, c, o, H, W
-    (8, 32, 32, 8, 8),
-    (2, 64, 32, 28, 28),
-    (3, 32, 96, 13, 18),
-    (33, 64, 64, 4, 4),
-    (40, 96, 32, 1, 3),
-    (50, 160, 32, 2, 5),
+SHAPES = [  # n, c, o, H, W, side of the kernels, margin
+    (8, 32, 32, 8, 8, 3, 1),
+    (2, 64, 32, 28, 28, 3, 1),
+    (3, 32, 96, 13, 18, 3, 1),
+    (33, 64, 64, 4, 4, 3, 1),
+    (40, 96, 32, 1, 3, 3, 1),
+    (50, 160, 32, 2, 5, 3, 1),
+    (5, 64, 32, 13, 18, 3, 0),  # as many tiles of the input as of the output
+    (32, 32, 32, 5, 5, 3, 0),  # more of the input
+    (7, 32, 64, 9, 6, 3, 2),
+    (8, 32, 64, 12, 12, 5, 0),
+    (3, 64, 32, 13, 10, 5, 0),
+    (32, 32, 32, 5, 5, 5, 0),
+    (5, 32, 96, 7, 12, 5, 1),
+    (4, 32, 64, 14, 14, 5, 2),
+    (40, 96, 32, 1, 3, 5, 2),
+    (7, 64, 32, 5, 8, 5, 3),
+    (9, 32, 32, 2, 3, 5, 4),
 ]
 ROUNDED = 5e-6  # of the largest number; PyTorch's are below 1e-6, and 5e-6 in gradients of weights
 
@@ -40,7 +51,7 @@ ROUNDED = 5e-6  # of the largest number; PyTorch's are below 1e-6, and 5e-6 in g
 def calls(monkeypatch) -> list[str]:
     """Return the names of the functions of the kernels that are called from now on."""
     found: list[str] = []
-    for name in ("convolve3x3", "convolve3x3_backward"):
+    for name in ("convolve", "convolve_input_grad", "convolve_kernels_grad"):
         known = getattr(bindings, name)
 
         def spy(*args, name=name, known=known, **named):
@@ -65,11 +76,11 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def gradients(shape: tuple[int, ...], bias: bool, kernels: bool = True, dtype: torch.dtype = torch.float32):
     """Return output and gradients of a convolution of drawn images."""
-    n, c, o, h, w = shape
-    x, weight, offset = draw(n, c, h, w), draw(o, c, 3, 3, seed=1) / (9 * c) ** 0.5, draw(o, seed=2)
+    n, c, o, h, w, k, margin = shape
+    x, weight, offset = draw(n, c, h, w), draw(o, c, k, k, seed=1) / (k * k * c) ** 0.5, draw(o, seed=2)
     asked = [t.to(dtype).requires_grad_() for t in (x, weight, *([offset] if bias else []))]
     with ChannelsLast() if kernels else nullcontext():
-        y = torch.conv2d(asked[0], asked[1], asked[2] if bias else None, padding=1)
+        y = torch.conv2d(asked[0], asked[1], asked[2] if bias else None, padding=margin)
     return [y.detach(), *torch.autograd.grad(y, asked, draw(*y.shape, seed=3).to(dtype))]
 
 
@@ -79,7 +90,21 @@ def test_convolutions_and_gradients_agree_with_float64(shape, bias, calls):
     for ours, exact in zip(gradients(shape, bias), gradients(shape, bias, False, torch.float64), strict=True):
         assert ours.shape == exact.shape
         assert float((ours - exact).abs().max()) <= ROUNDED * float(exact.abs().max())
-    assert calls == ["convolve3x3", "convolve3x3", "convolve3x3_backward"]
+    n, _, _, h, w, k, margin = shape
+    side, more = bindings.TILE_SIDES[k], 2 * margin + 1 - k
+    tiles_in, tiles_out = (-(-(h + m) // side) * -(-(w + m) // side) for m in (0, more))
+    assert n * tiles_out >= MIN_TILES[k]
+    back = "convolve_input_grad" if tiles_out < tiles_in else "convolve"
+    assert calls == ["convolve", back, "convolve_kernels_grad"]
+
+
+def test_sums_over_many_tiles_stay_exact():
+    """A gradient of weights from 2304 tiles, in blocks."""
+    shape = (16, 32, 32, 24, 24, 5, 2)
+    for ours, exact in zip(
+        gradients(shape, False), gradients(shape, False, False, torch.float64), strict=True
+    ):
+        assert float((ours - exact).abs().max()) <= ROUNDED * float(exact.abs().max())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -104,26 +129,31 @@ def test_the_layout_of_images_changes_no_bit():
     assert found[0].is_contiguous(memory_format=LAST)
 
 
-def test_gradients_can_be_differentiated_again():
+@pytest.mark.parametrize(("side", "padding"), [(3, "same"), (5, "same"), (5, "valid"), (5, [1, 1])], ids=str)
+def test_gradients_can_be_differentiated_again(side, padding, calls):
     found = []
     for kernels in (True, False):
-        x, weight = draw(8, 32, 8, 8).requires_grad_(), draw(32, 32, 3, 3, seed=1).requires_grad_()
+        x, weight = draw(8, 32, 8, 8).requires_grad_(), draw(32, 32, side, side, seed=1).requires_grad_()
         with ChannelsLast() if kernels else nullcontext():
-            y = torch.conv2d(x, weight, None, padding="same").square().sum()
+            y = torch.conv2d(x, weight, None, padding=padding).square().sum()
         first = torch.autograd.grad(y, (x, weight), create_graph=True)
         found.append(torch.autograd.grad(sum(g.square().mean() for g in first), (x, weight)))
+    assert calls[0] == "convolve"
     for ours, theirs in zip(*found, strict=True):
         assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
 
 
 OTHERS = {
     "float64": lambda: (draw(8, 32, 8, 8).double(), draw(32, 32, 3, 3).double(), None, 1, 1),
-    "few pixels": lambda: (draw(MIN_TILES - 1, 32, 4, 4), draw(32, 32, 3, 3), None, 1, 1),
+    "few pixels": lambda: (draw(MIN_TILES[3] - 1, 32, 4, 4), draw(32, 32, 3, 3), None, 1, 1),
+    "few pixels, 5x5": lambda: (draw(MIN_TILES[5] - 1, 32, 6, 6), draw(32, 32, 5, 5)),
     "few channels": lambda: (draw(32, 16, 8, 8), draw(32, 16, 3, 3), None, 1, 1),
     "one channel": lambda: (draw(32, 1, 8, 8), draw(32, 1, 3, 3), None, 1, 1),
-    "larger kernels": lambda: (draw(32, 32, 8, 8), draw(32, 32, 5, 5), None, 1, 2),
+    "larger kernels": lambda: (draw(32, 32, 8, 8), draw(32, 32, 7, 7), None, 1, 3),
+    "no square": lambda: (draw(32, 32, 8, 8), draw(32, 32, 3, 5), None, 1, 1),
     "stride": lambda: (draw(32, 32, 8, 8), draw(32, 32, 3, 3), None, 2, 1),
-    "no margin": lambda: (draw(32, 32, 8, 8), draw(32, 32, 3, 3)),
+    "two margins": lambda: (draw(32, 32, 8, 8), draw(32, 32, 5, 5), None, 1, (2, 1)),
+    "a margin as wide as the kernels": lambda: (draw(32, 32, 8, 8), draw(32, 32, 3, 3), None, 1, 3),
     "dilation": lambda: (draw(32, 32, 8, 8), draw(32, 32, 3, 3), None, 1, 1, 2),
     "groups": lambda: (draw(32, 64, 8, 8), draw(64, 32, 3, 3), None, 1, 1, 1, 2),
     "one image": lambda: (draw(32, 64, 64), draw(32, 32, 3, 3), None, 1, 1),
@@ -153,6 +183,8 @@ def test_wrapped_tensors_are_left_to_pytorch(calls):
 MODELS_TAKEN = {
     "emdcnn": (EmdCNN(channels=(64, 64), embedding=16), (1, 8, 8)),
     "resnet18": (ResNet18Cifar(width=32), (3, 8, 8)),
+    "ccfl_cnn": (CcflCNN(channels=(32, 32), embedding=16), (1, 16, 16)),
+    "leaf_cnn": (LeafCNN(channels=(32, 32), embedding=16), (1, 8, 8)),
 }
 CONFIG = LocalConfig(epochs=1, batch_size=48, lr=0.05, momentum=0.9)
 
@@ -238,37 +270,67 @@ def images(*shape: int) -> torch.Tensor:
     return torch.zeros(*shape).contiguous(memory_format=LAST)
 
 
-SPACE = bindings.convolve3x3_workspace(32, 64) if bindings.TRAINING_AVAILABLE else 1
-GIVEN = images(2, 32, 5, 5), torch.zeros(64, 32, 3, 3), torch.zeros(64), torch.zeros(SPACE)
+SPACE = bindings.convolve_workspace(32, 64) if bindings.TRAINING_AVAILABLE else 1
+X, G, WEIGHT, WORKSPACE = (
+    images(2, 32, 5, 6),
+    images(2, 64, 3, 4),
+    torch.zeros(64, 32, 3, 3),
+    torch.zeros(SPACE),
+)
+GIVEN = {
+    "convolve": (X, WEIGHT, torch.zeros(64), 0, WORKSPACE),
+    "convolve_input_grad": (G, WEIGHT, X.shape, 0, WORKSPACE),
+    "convolve_kernels_grad": (X, G, 3, 0, WORKSPACE),
+}
+WRONG_IMAGES = {
+    "channels first": torch.zeros(2, 32, 5, 6),
+    "float64": X.double(),
+    "no image": images(0, 32, 5, 6),
+    "no strip": images(2, 31, 5, 6),
+    "other channels": images(2, 64, 5, 6),
+    "too few pixels": images(2, 32, 5, 2),
+}
+WRONG_WEIGHTS = {
+    "float64": WEIGHT.double(),
+    "gaps": torch.zeros(64, 32, 3, 6)[..., ::2],
+    "no square": torch.zeros(64, 32, 2, 3),
+    "7x7": torch.zeros(64, 32, 7, 7),
+}
+WRONG_GRADIENTS = {
+    "channels first": torch.zeros(2, 64, 3, 4),
+    "other sides": images(2, 64, 3, 3),
+    "fewer images": images(1, 64, 3, 4),
+    "float64": G.double(),
+}
+WRONG_WORKSPACES = {"small": torch.zeros(SPACE - 1), "float64": torch.zeros(SPACE).double()}
 WRONG = {
-    "channels first": (0, torch.zeros(2, 32, 5, 5)),
-    "float64 images": (0, images(2, 32, 5, 5).double()),
-    "other channels": (0, images(2, 64, 5, 5)),
-    "channels that are no strip": (0, images(2, 31, 5, 5)),
-    "no images": (0, images(0, 32, 5, 5)),
-    "float64 weights": (1, torch.zeros(64, 32, 3, 3).double()),
-    "weights with gaps": (1, torch.zeros(64, 32, 3, 6)[..., ::2]),
-    "smaller kernels": (1, torch.zeros(64, 32, 3, 2)),
-    "a short bias": (2, torch.zeros(63)),
-    "a small workspace": (3, torch.zeros(SPACE - 1)),
-    "a workspace of another type": (3, torch.zeros(SPACE).double()),
+    "convolve": (
+        *((0, wrong) for wrong in WRONG_IMAGES.values()),
+        *((1, wrong) for wrong in WRONG_WEIGHTS.values()),
+        *((2, torch.zeros(63)), (3, -1), (3, 3)),
+        *((4, wrong) for wrong in WRONG_WORKSPACES.values()),
+    ),
+    "convolve_input_grad": (
+        *((0, wrong) for wrong in WRONG_GRADIENTS.values()),
+        *((1, wrong) for wrong in WRONG_WEIGHTS.values()),
+        *((2, (2, 64, 5, 6)), (2, (2, 32, 5, 5)), (2, (2, 32, 2, 6)), (3, 1), (3, 3)),
+        *((4, wrong) for wrong in WRONG_WORKSPACES.values()),
+    ),
+    "convolve_kernels_grad": (
+        *((0, wrong) for name, wrong in WRONG_IMAGES.items() if name != "other channels"),
+        *((1, wrong) for wrong in WRONG_GRADIENTS.values()),
+        *((2, 5), (2, 7), (3, 1), (3, 3)),
+        *((4, wrong) for wrong in WRONG_WORKSPACES.values()),
+    ),
 }
 
 
-@pytest.mark.parametrize(("place", "wrong"), WRONG.values(), ids=WRONG)
-def test_convolutions_refuse_what_they_cannot_read(place, wrong):
-    given = list(GIVEN)
-    bindings.convolve3x3(*given)
-    given[place] = wrong
-    with pytest.raises(ValueError, match=r"must|fewer"):
-        bindings.convolve3x3(*given)
-    x, _, _, workspace = GIVEN
-    bindings.convolve3x3_backward(x, images(2, 64, 5, 5), workspace)
-    for grad in (
-        torch.zeros(2, 64, 5, 5),
-        images(2, 64, 5, 4),
-        images(1, 64, 5, 5),
-        images(2, 64, 5, 5).double(),
-    ):
-        with pytest.raises(ValueError, match="must be"):
-            bindings.convolve3x3_backward(x, grad, workspace)
+@pytest.mark.parametrize("name", GIVEN)
+def test_convolutions_refuse_what_they_cannot_read(name):
+    call = getattr(bindings, name)
+    call(*GIVEN[name])
+    for place, wrong in WRONG[name]:
+        given = list(GIVEN[name])
+        given[place] = wrong
+        with pytest.raises(ValueError, match=r"must|fewer"):
+            call(*given)
