@@ -58,6 +58,7 @@ def test_an_option_out_of_range_is_named(scenario, options, key):
     ("source", "scenario", "options", "key"),
     [
         ("digits", "iid", {"clients": 2000}, "data.scenario.clients"),
+        ("digits", "rotated", {"border": 1 << 31}, "data.scenario.border"),
         ("digits", "dirichlet", {"clients": 200, "min_samples": 10}, "data.scenario.clients"),
         ("digits", "rotated", {"clients": 2000}, "data.scenario.clients"),
         ("digits", "shards", {"clients": 100, "shards": 20}, "data.scenario.shards"),
