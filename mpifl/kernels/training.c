@@ -8,6 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #include "common.h"
 #include "dispatch.h"
@@ -40,27 +43,31 @@ static struct sgd sgd_options(float lr, float momentum, float weight_decay, int 
     return (struct sgd){lr, momentum, weight_decay, 0, momentum != 0 && !first, momentum != 0 && !last};
 }
 
-/* The flat vectors of a network. grad: null, or where gradients are stored instead of being applied; anchor: null, or what
- * the proximal term mu/2 ||w - anchor||^2 of the loss pulls towards. */
+/* The flat vectors of a network. old: the weights before a step; weights: where those after it are written, often the same;
+ * grad: null, or where gradients are stored instead of being applied; anchor: null, or what the proximal term
+ * mu/2 ||w - anchor||^2 of the loss pulls towards. */
 struct params {
+    const float *old;
     float *weights, *momentum, *grad;
     const float *anchor;
 };
 
 static inline struct params params_at(struct params p, ptrdiff_t offset)
 {
-    return (struct params){p.weights + offset, p.momentum ? p.momentum + offset : 0, p.grad ? p.grad + offset : 0,
-                           p.anchor ? p.anchor + offset : 0};
+    return (struct params){p.old + offset, p.weights + offset, p.momentum ? p.momentum + offset : 0,
+                           p.grad ? p.grad + offset : 0, p.anchor ? p.anchor + offset : 0};
 }
 
-/* Shape of a convolution as the kernels see it: in_width includes the padding, rows above and below are skipped instead. */
+/* Shape of a convolution as the kernels see it: in_width includes the padding on both sides, rows above and below are skipped
+ * instead. */
 struct conv {
-    ptrdiff_t in_channels, in_height, in_width, out_channels, kernel, pad_top, out_height, out_width;
+    ptrdiff_t in_channels, in_height, in_width, out_channels, kernel, padding, out_height, out_width;
 };
 
 /* The functions of training_simd.inc for one instruction set. */
 struct kernels {
     void (*sgd_step)(const float *, struct params, ptrdiff_t, const struct sgd *);
+    float (*change_and_largest)(float *, const float *, ptrdiff_t);
     void (*gemm_nt)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
     void (*gemm_tn)(const float *, const float *, struct params, ptrdiff_t, ptrdiff_t, ptrdiff_t, const struct sgd *);
     void (*gemm_nn)(const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
@@ -75,14 +82,23 @@ struct kernels {
     void (*pool2x2_backward)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
 };
 
+typedef float quad __attribute__((vector_size(16)));
+#ifdef __clang__ /* PICK(a, b, ...): those elements of two vectors, which are numbered one after the other */
+#define PICK __builtin_shufflevector
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
+#endif
+
 #ifdef __x86_64__
 #define TARGET TARGET_AVX512
 #define NAME(f) f##_avx512
 #define WIDTH 16
 #define NT_MR 5
 #define NT_NR 4
-#define TN_MR 8
-#define TN_NR 2
+#define TN_MR 5
+#define TN_NR 4
+#define NN_MR 8
+#define NN_NR 2
 #define CONV_MR 6
 #define CONV_NR 4
 #define CONV_KR 4
@@ -95,6 +111,8 @@ struct kernels {
 #define NT_NR 2
 #define TN_MR 4
 #define TN_NR 2
+#define NN_MR 4
+#define NN_NR 2
 #define CONV_MR 3
 #define CONV_NR 4
 #define CONV_KR 2
@@ -113,6 +131,8 @@ static const struct kernels *select_kernels(void)
 #define NT_NR 2
 #define TN_MR 4
 #define TN_NR 4
+#define NN_MR 4
+#define NN_NR 4
 #define CONV_MR 3
 #define CONV_NR 4
 #define CONV_KR 2
@@ -142,7 +162,7 @@ static struct conv conv_forward_shape(const struct layer *l)
                          .in_width = l->in_width + 2 * l->padding,
                          .out_channels = l->out_channels,
                          .kernel = l->kernel,
-                         .pad_top = l->padding,
+                         .padding = l->padding,
                          .out_height = l->in_height + growth,
                          .out_width = l->in_width + growth};
 }
@@ -157,7 +177,7 @@ static struct conv conv_backward_shape(const struct layer *l)
                          .in_width = f.out_width + 2 * padding,
                          .out_channels = l->in_channels,
                          .kernel = l->kernel,
-                         .pad_top = padding,
+                         .padding = padding,
                          .out_height = l->in_height,
                          .out_width = l->in_width};
 }
@@ -329,7 +349,7 @@ static void conv_grad_input(const struct network *net, const struct layer *l, co
     flip_transpose(w + l->weight_offset, net->reordered, l);
     for (ptrdiff_t k = 0; k < groups; k++) {
         const float *planes = g + k * output_size(l) * LANES;
-        planes = pad_columns(planes, net->padded, f.out_channels * f.out_height, f.out_width, b.pad_top);
+        planes = pad_columns(planes, net->padded, f.out_channels * f.out_height, f.out_width, b.padding);
         run->conv2d(planes, net->reordered, 0, gx + k * input_size(l) * LANES, &b);
     }
 }
@@ -471,7 +491,7 @@ static void backward(struct network *net, struct params p, ptrdiff_t n, const st
         switch (l->kind) {
         case CONV:
             if (i > lowest)
-                conv_grad_input(net, l, p.weights, g, gx, groups, run);
+                conv_grad_input(net, l, p.old, g, gx, groups, run);
             if (l->trainable)
                 conv_grad_params(net, l, p, x, g, groups, sgd, run);
             break;
@@ -492,7 +512,7 @@ static void backward(struct network *net, struct params p, ptrdiff_t n, const st
             break;
         case DENSE:
             if (i > lowest)
-                run->gemm_nn(g, p.weights + l->weight_offset, gx, n, l->in_channels, l->out_channels);
+                run->gemm_nn(g, p.old + l->weight_offset, gx, n, l->in_channels, l->out_channels);
             if (l->trainable) {
                 run->gemm_tn(g, x, params_at(p, l->weight_offset), n, l->in_channels, l->out_channels, sgd);
                 run->dense_grad_bias(g, params_at(p, l->bias_offset), n, l->out_channels, sgd);
@@ -580,10 +600,11 @@ static double train_epoch(struct network *net, const struct training *t, struct 
         sgd.mu = t->mu;
         net->factors = t->factors ? t->factors + start * factors_before(net, net->num_layers) : 0;
         load_batch(net, &t->samples, order + start, n);
-        forward(net, params.weights, n, t->run);
+        forward(net, params.old, n, t->run);
         total += cross_entropy(net->activation[net->num_layers], net->grad, t->labels, t->sample_weights, order + start, n,
                                classes);
         backward(net, params, n, &sgd, t->run);
+        params.old = params.weights;
     }
     return total;
 }
@@ -608,7 +629,7 @@ int mpifl_train(const struct layer *layers, ptrdiff_t num_layers, float *weights
         return status;
     if (network_init(&net, layers, num_layers, batch, workspace) > size)
         return SMALL_WORKSPACE;
-    *loss = train_epoch(&net, &t, (struct params){weights, momentum, grad, 0}, order, count, steps_done, last, 0);
+    *loss = train_epoch(&net, &t, (struct params){weights, weights, momentum, grad, 0}, order, count, steps_done, last, 0);
     return 0;
 }
 
@@ -631,6 +652,15 @@ struct visit {
 /* Returns the size of struct visit in bytes. */
 ptrdiff_t mpifl_visit_size(void) { return sizeof(struct visit); }
 
+/* Returns whether a step writes all weights. */
+static int moves_all(const struct network *net)
+{
+    for (ptrdiff_t i = 0; i < net->num_layers; i++)
+        if ((net->layers[i].kind == CONV || net->layers[i].kind == DENSE) && !net->layers[i].trainable)
+            return 0;
+    return 1;
+}
+
 /* Trains `num_visits` visits by SGD, each from its own weights and with a new momentum. Returns 0, or BAD_LABEL, BAD_INDEX or
  * SMALL_WORKSPACE; the weights of the visits then count no more.
  *
@@ -649,25 +679,27 @@ int mpifl_train_visits(const struct layer *layers, ptrdiff_t num_layers, ptrdiff
     for (struct visit *v = visits; v < visits + num_visits; v++) {
         const struct samples samples = {table ? 0 : v->x, table ? v->x : 0, table, channels};
         const struct training t = {select_kernels(), samples, v->labels, 0, 0, batch, lr, momentum_factor, weight_decay, mu};
-        const struct params params = {v->weights, momentum, 0, proximal ? v->start : 0};
+        struct params params = {v->start, v->weights, momentum, 0, proximal ? v->start : 0};
         const int64_t *of_visit = order + v->first;
         const int status = check_order(of_visit, v->count, v->samples, v->labels, classes);
         ptrdiff_t steps = 0;
         double total = 0;
         if (status)
             return status;
-        memcpy(v->weights, v->start, (size_t)parameters * sizeof *v->weights);
+        if (!v->count || !moves_all(&net)) { /* otherwise the first step writes all weights */
+            memcpy(v->weights, v->start, (size_t)parameters * sizeof *v->weights);
+            params.old = v->weights;
+        }
         for (ptrdiff_t done = 0; done < v->count; done += v->epoch) {
             const ptrdiff_t count = v->count - done < v->epoch ? v->count - done : v->epoch;
             const int last = done + count == v->count;
             const double sum = train_epoch(&net, &t, params, of_visit + done, count, steps, last, proximal ? total : 0);
+            params.old = v->weights;
             total = proximal ? sum : total + sum; /* as where each step, or each epoch, is a call of its own */
             steps += (count + batch - 1) / batch;
         }
         v->loss = steps ? total / (double)steps : 0;
-        for (ptrdiff_t i = 0; change && i < parameters; i++)
-            v->weights[i] -= v->start[i];
-        v->max_abs = largest_abs(v->weights, parameters);
+        v->max_abs = select_kernels()->change_and_largest(v->weights, change ? v->start : 0, parameters);
     }
     return 0;
 }
@@ -793,5 +825,5 @@ void mpifl_sgd_step(float *weights, float *momentum, const float *grad, ptrdiff_
                     float weight_decay, ptrdiff_t steps_done)
 {
     const struct sgd sgd = sgd_options(lr, momentum_factor, weight_decay, steps_done == 0, 0);
-    select_kernels()->sgd_step(grad, (struct params){weights, momentum, 0, 0}, count, &sgd);
+    select_kernels()->sgd_step(grad, (struct params){weights, weights, momentum, 0, 0}, count, &sgd);
 }
