@@ -236,7 +236,6 @@ class Mixer:
         if mixing is not None:
             old = changed.get(plan.into, self.tables.central[plan.into])
             new = torch.empty(mixing.num_rows, plan.width)
-        self.transport.barrier()
         for columns in _blocks(plan.width, plan.num_uploads if plan.collective == GATHER else len(plan.rows)):
             block = [u[columns] for u in mine]
             add = self._gather if plan.collective == GATHER else self._reduce
@@ -251,6 +250,8 @@ class Mixer:
             sums = self._for_mpi(self._sums(plan, block, columns.stop - columns.start))
         else:
             sums = plan.masks.sums(block, plan.weights, plan.spacing, columns)
+        if columns.start == 0:  # ranks wait for each other here, with a free core, not in MPI
+            self.transport.barrier()
         self.transport.Reduce(sums, f"mix:{plan.into}")
         unmask = plan.masks is not None and self.transport.is_server
         return plan.masks.unmasked(sums, columns) if plan.masks is not None and unmask else sums
@@ -261,6 +262,8 @@ class Mixer:
         """Gather the uploads; return their sums on rank 0."""
         width = columns.stop - columns.start
         mine = self._for_mpi(stacked(block, width))
+        if columns.start == 0:
+            self.transport.barrier()
         everything = self.transport.Gatherv(mine, plan.counts, f"mix:{plan.into}")
         return None if everything is None else self._sums(plan, list(everything), width)
 

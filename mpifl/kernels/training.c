@@ -383,13 +383,19 @@ struct samples {
     ptrdiff_t channels;
 };
 
-/* Writes the floats that the bytes of one sample stand for, `step` apart. */
-static inline void look_up(const uint8_t *bytes, const struct samples *from, float *to, ptrdiff_t size, const ptrdiff_t step)
+/* Writes the floats that the bytes of `n` samples stand for, those of one pixel next to each other, `step` between pixels.
+ * Sample s is number order[s]. */
+static inline void look_up(const struct samples *from, const int64_t *order, float *to, ptrdiff_t n, ptrdiff_t size,
+                           const ptrdiff_t step)
 {
     const ptrdiff_t plane = size / from->channels;
+    const uint8_t *bytes[LANES];
+    for (ptrdiff_t s = 0; s < n; s++)
+        bytes[s] = from->bytes + order[s] * size;
     for (ptrdiff_t c = 0; c < from->channels; c++)
         for (ptrdiff_t i = c * plane; i < (c + 1) * plane; i++)
-            to[i * step] = from->table[c * 256 + bytes[i]];
+            for (ptrdiff_t s = 0; s < n; s++)
+                to[i * step + s] = from->table[c * 256 + bytes[s][i]];
 }
 
 /* Copies n samples to the input of the first layer: those of `order`, or the first ones if it is null. */
@@ -401,11 +407,13 @@ static void load_batch(const struct network *net, const struct samples *from, co
     if (!x && net->layers[0].kind != DENSE) {
         if (n % LANES)
             memset(to + n / LANES * size * LANES, 0, (size_t)(size * LANES) * sizeof *to);
-        for (ptrdiff_t s = 0; s < n; s++)
-            look_up(from->bytes + order[s] * size, from, to + s / LANES * size * LANES + s % LANES, size, LANES);
+        for (ptrdiff_t s = 0; s + LANES <= n; s += LANES)
+            look_up(from, order + s, to + s * size, LANES, size, LANES);
+        if (n % LANES)
+            look_up(from, order + n / LANES * LANES, to + n / LANES * LANES * size, n % LANES, size, LANES);
     } else if (!x)
         for (ptrdiff_t s = 0; s < n; s++)
-            look_up(from->bytes + order[s] * size, from, to + s * size, size, 1);
+            look_up(from, order + s, to + s * size, 1, size, 1);
     else if (net->layers[0].kind != DENSE)
         pack_lanes(x, order, to, n, size);
     else
