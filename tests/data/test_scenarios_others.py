@@ -83,6 +83,19 @@ def test_ccfl_samples_are_turned_as_their_mixture_says(ccfl):
         )  # other pixels hit by chance: 1 in 255
 
 
+def test_ccfl_tests_on_the_main_cluster_alone_where_asked(open_small):
+    options = {"smallest": 100, "largest": 300, "public": 200, "test_images": 80}
+    mixed, main = (
+        open_small("fashionmnist", "ccfl", **options, test_on=which) for which in ("mixture", "main")
+    )
+    corners = [(0, 0), (27, 0), (27, 27), (0, 27)]
+    for k, cluster in ((0, 0), (41, 2)):
+        x, y = main.samples(k, "test", 1)
+        hits = np.array([(x[:, 0, i, j] == y).mean() for i, j in corners])
+        np.testing.assert_allclose(hits, np.arange(4) == cluster, atol=0.06)
+        np.testing.assert_array_equal(main.samples(k, "train", 1)[0], mixed.samples(k, "train", 1)[0])
+
+
 def test_ccfl_public_sets_are_test_images_no_client_is_tested_on(ccfl):
     public = ccfl.public()
     assert [len(split) for split in public] == [200] * 4

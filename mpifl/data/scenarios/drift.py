@@ -20,9 +20,9 @@ class Ccfl(Scenario):
     """CCFL's dynamic mixtures: cluster i is the whole source rotated by i * 360 / K degrees.
 
     At every visit a client gets new data: n ~ U{500..2000} images, a share ~ U[0.4, 0.9] of them from its
-    main cluster, the rest spread at random over the others; its test images follow the same mixture. Some
-    test images of each cluster are the server's public set D_k, the same images in every cluster, and no
-    client is tested on them.
+    main cluster, the rest spread at random over the others; its test images follow the same mixture, or all
+    come from the main cluster. Some test images of each cluster are the server's public set D_k, the same
+    images in every cluster, and no client is tested on them.
 
     Attributes:
         clusters: K.
@@ -32,6 +32,7 @@ class Ccfl(Scenario):
         main_low: least share of the main cluster.
         main_high: greatest share of the main cluster.
         test_images: test images of a visit.
+        test_on: `mixture`, or `main` for the main cluster alone.
         public: images in each D_k.
         exam: at most so many test images, beside D_k, on which the model of a whole cluster is evaluated.
         static: every visit has the data of the first.
@@ -47,6 +48,7 @@ class Ccfl(Scenario):
     main_low: float = 0.4
     main_high: float = 0.9
     test_images: int = 500
+    test_on: str = "mixture"
     public: int = 2000
     exam: int = 8000
     static: bool = False
@@ -68,6 +70,7 @@ class Ccfl(Scenario):
             f"a share in [0, main_high], main_high = {self.main_high} at most 1",
         )
         require(self.test_images >= 0, "test_images", self.test_images, "counts images")
+        require(self.test_on in ("mixture", "main"), "test_on", self.test_on, "take mixture or main")
         require(self.public >= 0, "public", self.public, "counts images")
         require(self.exam >= 0, "exam", self.exam, "counts images")
         check_fraction("validation", self.validation)
@@ -120,6 +123,7 @@ class MixturePartition(Partition):
         rng = self.key.of("visit", k, visit, "test" if split == "test" else "train").numpy()
         total, share = self._total_and_share(k, visit)
         if split == "test":
+            share = share if self.options.test_on == "mixture" else 1.0
             counts = self._counts(k, visit, self.options.test_images, share)
             index = self.tested[_draw_each(len(self.tested), counts, rng)]
         else:
