@@ -60,8 +60,10 @@ def exact_sum(
         spacing: g of each row, float64 [K].
         width: b.
     """
+    if not uploads:  # as on rank 0
+        return torch.zeros(len(spacing), width, dtype=torch.int64, device=CPU)
     total: torch.Tensor | None = None
-    for device in {u.device for u in uploads} or {CPU}:
+    for device in {u.device for u in uploads}:
         chosen = [j for j, u in enumerate(uploads) if u.device == device]
         sums = torch.zeros(len(spacing), width, dtype=torch.int64, device=device)
         _backend(device)(sums, [uploads[j] for j in chosen], weights[:, chosen], MAGIC * spacing)

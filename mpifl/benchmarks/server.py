@@ -2,8 +2,10 @@
 
 For each of three methods one job on a few ranks, of as many clients as the largest round has; workers answer
 with the model that they were sent. Rank 0's processor time is counted but for that in which it polls for
-messages. A round of two clients gives what a round costs beside its clients; what larger ones cost more is
-the cost of their clients. What each rank costs is measured by `many_ranks`.
+messages; that within MPI's collectives is said apart, because rank 0 also waits for the workers there (the
+rows are small). A turn is some rounds one after the other. A round of two clients gives what a round costs
+beside its clients; what larger ones cost more is the cost of their clients. What each rank costs is measured
+by `many_ranks`.
 
 The job is started below mpirun as `python -m mpifl.benchmarks.server SOCKET CONFIG [--key.path value ...]`.
 """
@@ -46,7 +48,8 @@ METHODS = {
 FEW = 2  # clients of the round that is all but empty; UCFL wants two
 SIZES = (100, 1000, 5000)
 MANY_RANKS_M = 2048  # clients of a round, where the number of ranks is varied
-ROUNDS = 9
+TURNS = 9
+AT_ONCE = 20, 2000  # rounds of a turn: at most so many, and some so many clients
 
 
 def measure_server(
@@ -56,7 +59,7 @@ def measure_server(
 
     Args:
         ranks: number of ranks, server included.
-        rounds: rounds of each size whose median is taken; None for 9.
+        rounds: turns of each size whose median is taken; None for 9.
         options: command-line options, laid over the configuration.
         sizes: clients of a round, ascending.
     """
@@ -71,43 +74,54 @@ def measure_server(
             one = Job(method, command, {}, Path(place))
             try:
                 taken: dict[int, list[float]] = {}
+                inside: list[float] = []  # of the smallest rounds
                 for m in each((FEW, *sizes), f"rounds with {method}", "numbers of clients"):
                     one.turn(m)  # the first of its size
-                    taken[m] = [one.turn(m)["server_cpu"] for _ in range(rounds or ROUNDS)]
+                    turns = [one.turn(m) for _ in range(rounds or TURNS)]
+                    taken[m] = [turn["server_cpu"] for turn in turns]
+                    inside = inside or [turn["collectives"] for turn in turns]
             finally:
                 one.end()
-            out["methods"][method] = figures(taken)
+            out["methods"][method] = figures(taken, inside)
     several = [*METHODS["fedavg"], "--model.hidden", "[8]", "--cohort_size", str(MANY_RANKS_M), *options]
     out["by_ranks"] = measure_many_ranks(CONFIG, several)
     print("\n".join(lines(out)), flush=True)
     return out
 
 
-def figures(taken: dict[int, list[float]]) -> dict[str, Any]:
+def figures(taken: dict[int, list[float]], inside: Sequence[float]) -> dict[str, Any]:
     """Return what a round costs beside its clients, and what each client costs.
 
     Args:
-        taken: clients of a round -> seconds of rank 0 in each round.
+        taken: clients of a round -> seconds of rank 0 in a round, turn after turn.
+        inside: of the smallest rounds: seconds of rank 0 in MPI's collectives.
 
     Returns:
-        `round_s`: median of the smallest rounds; `client_s`: clients of a round -> seconds for each, beyond
-        those of the smallest rounds.
+        `round_s`: median of the smallest rounds; `collectives_s`: of it in MPI's collectives; `client_s`:
+        clients of a round -> seconds for each, beyond those of the smallest rounds.
     """
     medians = {m: statistics.median(seconds) for m, seconds in taken.items()}
     few = min(medians)
     each = {str(m): (s - medians[few]) / (m - few) for m, s in medians.items() if m != few}
-    return {"round_s": medians[few], "client_s": each, "rounds": {str(m): s for m, s in taken.items()}}
+    return {
+        "round_s": medians[few],
+        "collectives_s": statistics.median(inside),
+        "client_s": each,
+        "rounds": {str(m): s for m, s in taken.items()},
+    }
 
 
 def lines(out: dict[str, Any]) -> list[str]:
     """Return the figures as text lines."""
     page = [
         f"processor time of rank 0 of {out['ranks']} in a round, without waiting",
-        "method  ms a round beside  us a client of" + "".join(f"{m:>7d}" for m in out["sizes"]),
+        "method  ms a round beside  in collectives  us a client of"
+        + "".join(f"{m:>7d}" for m in out["sizes"]),
     ]
     for method, f in out["methods"].items():
         each = "".join(f"{1e6 * f['client_s'][str(m)]:7.1f}" for m in out["sizes"])
-        page.append(f"{method:7s} {1e3 * f['round_s']:17.2f} {'':15s}{each}")
+        beside = f"{1e3 * f['round_s']:17.2f} {1e3 * f['collectives_s']:15.2f}"
+        page.append(f"{method:7s} {beside} {'':15s}{each}")
     few, *many = out["by_ranks"]
     costs = (f"{n}: {1e6 * (out['by_ranks'][n] - out['by_ranks'][few]) / (n - few):.0f}" for n in many)
     page.append(f"us a rank of many, FedAvg with {MANY_RANKS_M} clients a round: {', '.join(costs)}")
@@ -117,32 +131,47 @@ def lines(out: dict[str, Any]) -> list[str]:
 # -- the job -------------------------------------------------------------------------------------------------
 
 
-class Polls:
-    """Counts the processor time that a process spends polling for messages.
+class Waits:
+    """Counts the processor time that a process spends polling for messages and in MPI's collectives.
 
     Attributes:
-        seconds: so far.
+        polls: seconds so far.
+        collectives: seconds so far; the work that a collective does is among them.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.polls = self.collectives = 0.0
 
     @contextmanager
-    def counted(self) -> Iterator[Polls]:
+    def counted(self) -> Iterator[Waits]:
         """Count within the block."""
-        inner = vars(mpi)["wait_until"]
+        names = ("Bcast", "Reduce", "Gatherv")
+        inner, verbs = vars(mpi)["wait_until"], {name: getattr(mpi.Mpi, name) for name in names}
 
         def wait_until(ready: Callable[[], Any]) -> Any:
             begin = time.thread_time()
             answer = inner(ready)
-            self.seconds += time.thread_time() - begin
+            self.polls += time.thread_time() - begin
             return answer
 
+        def timed(verb: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                begin = time.thread_time()
+                answer = verb(*args)
+                self.collectives += time.thread_time() - begin
+                return answer
+
+            return call
+
         vars(mpi)["wait_until"] = wait_until
+        for name, verb in verbs.items():
+            setattr(mpi.Mpi, name, timed(verb))
         try:
             yield self
         finally:
             vars(mpi)["wait_until"] = inner
+            for name, verb in verbs.items():
+                setattr(mpi.Mpi, name, verb)
 
 
 @contextmanager
@@ -167,27 +196,30 @@ def untrained() -> Iterator[None]:
 
 
 class SizedRounds(job.TurnRunner):
-    """Runs one round in a turn; the measuring process says with how many clients."""
+    """Runs some rounds in a turn; the measuring process says with how many clients."""
 
-    def __init__(self, rounds: SynchronousEngine, polls: Polls) -> None:
+    def __init__(self, rounds: SynchronousEngine, waits: Waits) -> None:
         super().__init__(rounds)
-        self.polls = polls
+        self.waits = waits
 
     def turn(self, asked: int) -> dict[str, Any]:
-        """Run a round; return its seconds, and rank 0's processor time without polls.
+        """Run rounds; return their seconds, and for one of them rank 0's processor time without polls.
 
         Args:
             asked: Number of clients.
         """
         self.rounds.sampler = replace(self.rounds.sampler, num_sampled=asked)
-        cpu, polled = time.thread_time(), self.polls.seconds
-        taken = super().turn(1)
-        cpu = time.thread_time() - cpu - (self.polls.seconds - polled)
-        return {**taken, "server_cpu": cpu}
+        most, clients = AT_ONCE
+        count = min(most, max(1, clients // asked))
+        before = time.thread_time() - self.waits.polls, self.waits.collectives
+        taken = super().turn(count)
+        after = time.thread_time() - self.waits.polls, self.waits.collectives
+        cpu, inside = ((b - a) / count for a, b in zip(before, after, strict=True))
+        return {**taken, "server_cpu": cpu, "collectives": inside}
 
 
 if __name__ == "__main__":
-    with Polls().counted() as counted, untrained():
+    with Waits().counted() as counted, untrained():
         sys.exit(
             job.main(sys.argv[1], sys.argv[2], sys.argv[3:], lambda rounds: SizedRounds(rounds, counted))
         )

@@ -84,12 +84,12 @@ def test_memory_grows_with_registered_clients():
 
 def test_what_rank_0_computes_is_divided_into_rounds_and_clients():
     """2 ms beside: a round of 2 clients takes 2 ms, one of 1002 takes 5: 3 us a client."""
-    found = figures({2: [0.002, 0.009, 0.001], 1002: [0.005]})
+    found = figures({2: [0.002, 0.009, 0.001], 1002: [0.005]}, [0.0003, 0.0005, 0.0004])
     assert found["round_s"] == 0.002
     assert found["client_s"]["1002"] == pytest.approx(3e-6)
     by_ranks = {2: 0.004, 102: 0.006}
     page = server_lines({"ranks": 3, "sizes": [1002], "methods": {"fedavg": found}, "by_ranks": by_ranks})
-    assert page[-2].split() == ["fedavg", "2.00", "3.0"]
+    assert page[-2].split() == ["fedavg", "2.00", "0.40", "3.0"]
     assert page[-1].endswith("102: 20")
 
 
