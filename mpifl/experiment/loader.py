@@ -297,7 +297,8 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
         path: dotted path of the section.
 
     Raises:
-        UserError: no name, an unknown one, or a class that is no dataclass; all that `from_tree` raises.
+        UserError: no name, an unknown one, or a class that is no dataclass or lacks methods; all that
+            `from_tree` raises.
     """
     names = f"name one of {', '.join(catalogue)}"
     require(isinstance(tree, Mapping) and "name" in tree, path, tree, names)
@@ -306,7 +307,9 @@ def chosen(catalogue: Mapping[str, type], tree: Any, path: str) -> Any:
     if ":" in name:
         cls = load_object(name, f"{path}.name")
         remedy = "is not a dataclass; its fields are the options"
-        require(dataclasses.is_dataclass(cls), f"{path}.name", name, remedy)
+        require(isinstance(cls, type) and dataclasses.is_dataclass(cls), f"{path}.name", name, remedy)
+        missing = ", ".join(f"`{hook}`" for hook in sorted(getattr(cls, "__abstractmethods__", ())))
+        require(not missing, f"{path}.name", name, f"does not define {missing}, which it needs; add it")
         return from_tree(cls, rest, path)
     if name not in catalogue:
         raise UserError(f"{path}.name", name, f"unknown name; {nearest(name, list(catalogue))}")

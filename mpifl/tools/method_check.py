@@ -19,7 +19,7 @@ import torch
 
 from mpifl.comm.mpi_startup import mpirun
 from mpifl.comm.transport import Single
-from mpifl.core.algorithm import Algorithm
+from mpifl.core.algorithm import Algorithm, plain_visit
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.errors import CodeFailed, Stopped, UserError, require
 from mpifl.core.types import Message, Notes
@@ -140,6 +140,8 @@ class Trials:
         yield (repeats := self._repeats(first))
         if repeats.passed:
             yield self._resumes(first)
+            if plain_visit(self.config.algorithm) is not None:
+                yield self._one_by_one(first)
         if self.config.policy.synchronous:
             yield self._partial()
         yield self._over_ranks(first)
@@ -187,6 +189,16 @@ class Trials:
         if load(folder).summary["digest"] == first.summary["digest"]:
             return Finding(True, f"{what}: the same digest")
         remedy = "keep what outlives a step in `state` of clients and `algorithm_state` of the server"
+        return Finding(False, f"{what}: another digest", remedy)
+
+    def _one_by_one(self, first: Run) -> Finding:
+        """Run `local_update` where `plain_visit` stood for it."""
+        what = "`local_update` itself instead of what `plain_visit` says"
+        with _own_hooks(type(self.config.algorithm), {"plain_visit": lambda method: None}):
+            found = self._run("one-by-one", {})
+        if found.summary["digest"] == first.summary["digest"]:
+            return Finding(True, f"{what}: the same digest")
+        remedy = "return a `PlainVisit` that does the same, or None: it counts only where the kernels train"
         return Finding(False, f"{what}: another digest", remedy)
 
     def _partial(self) -> Finding:
@@ -266,17 +278,25 @@ def _changes(method: type[Algorithm]) -> Iterator[set[str]]:
 
         return call
 
-    own = {name: method.__dict__.get(name) for name in ("local_update", "aggregate")}
-    for name in own:
-        setattr(method, name, watched(name, getattr(method, name)))
-    try:
+    hooks = {name: watched(name, getattr(method, name)) for name in ("local_update", "aggregate")}
+    with _own_hooks(method, hooks):
         yield changed
+
+
+@contextmanager
+def _own_hooks(method: type[Algorithm], hooks: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Give a class other hooks within the block."""
+    own = {name: method.__dict__.get(name) for name in hooks}
+    for name, hook in hooks.items():
+        setattr(method, name, hook)
+    try:
+        yield
     finally:
-        for name, hook in own.items():
-            if hook is None:
+        for name, before in own.items():
+            if before is None:
                 delattr(method, name)
             else:
-                setattr(method, name, hook)
+                setattr(method, name, before)
 
 
 def _same(one: Any, other: Any) -> bool:

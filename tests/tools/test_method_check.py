@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpifl.cli import main
+from mpifl.kernels import bindings
 
 HEAD = """
 import itertools
@@ -31,6 +32,7 @@ class Mine(Algorithm):
         return Plan([average(notes, weights=notes["weight"].reshape(len(notes.client), -1)[:, 0])])
 """
 SOUND = "float(client.id + 1)"
+NAMES = "Algorithm, PlainVisit, PlainVisits"
 
 
 def tried(tmp_path, monkeypatch, capsys, weight: str, *words: str) -> tuple[int, list[str]]:
@@ -87,12 +89,49 @@ def test_what_is_not_in_a_checkpoint_is_found(tmp_path, monkeypatch, capsys):
     assert "ok   the same run again: the same digest" in lines, "every run has an object of its own"
 
 
+PLAIN = """
+    def plain_visit(self):
+        return PlainVisit(mu=MU)
+
+    def local_update(self, message, state, client, key):
+        x = message["model"][0]
+        trained = client.sgd(x, key, direction=lambda g, w: g + 0.5 * (w - x))
+        return client.report(model=trained.vector, metrics={"train_loss": trained.loss}), state
+
+    def aggregate(self, server, notes):
+        return Plan([average(notes)])
+"""
+
+
+@pytest.mark.skipif(not bindings.TRAINING_AVAILABLE, reason="the kernels are there")
+@pytest.mark.parametrize(("mu", "passed"), [("0.5", True), ("0.4", False), ("None", False)])
+def test_a_plain_visit_that_is_no_local_update_is_found(mu, passed, tmp_path, monkeypatch, capsys):
+    text = HEAD[: HEAD.index("    def local_update")] + PLAIN.replace("MU", mu)
+    text = text.replace("(Algorithm)", "(PlainVisits, Algorithm)").replace(
+        "import Algorithm", f"import {NAMES}"
+    )
+    monkeypatch.setitem(globals(), "HEAD", text)
+    code, lines = tried(tmp_path, monkeypatch, capsys, SOUND)
+    (line,) = [line for line in lines if "plain_visit" in line and line[:4] in ("ok  ", "FAIL")]
+    assert line.endswith("the same digest" if passed else "another digest")
+    assert code == (0 if passed else 1)
+    assert len([line for line in lines if line.startswith("FAIL")]) == (not passed)
+
+
 @pytest.mark.nightly
 def test_what_depends_on_the_rank_is_found(tmp_path, monkeypatch, capsys):
     weight = 'float(1 + int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)))'
     code, lines = tried(tmp_path, monkeypatch, capsys, weight, "--ranks", "3", "--rounds", "1")
     assert code == 1
     assert "FAIL 3 ranks: another digest" in lines
+
+
+def test_a_method_without_a_hook_that_it_needs_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(HEAD[: HEAD.index("    def aggregate")])
+    assert main(["check", "mine.py:Mine"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("does not define `aggregate`, which it needs; add it")
 
 
 def test_what_is_no_method_is_refused(tmp_path, monkeypatch, capsys):
