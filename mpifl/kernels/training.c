@@ -107,8 +107,8 @@ typedef float quad __attribute__((vector_size(16)));
 #define TARGET TARGET_AVX2
 #define NAME(f) f##_avx2
 #define WIDTH 8
-#define NT_MR 2
-#define NT_NR 2
+#define NT_MR 1
+#define NT_NR 4
 #define TN_MR 4
 #define TN_NR 2
 #define NN_MR 4

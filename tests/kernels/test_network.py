@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.utils.prune
@@ -497,6 +498,33 @@ def test_parts_of_a_model_agree_with_pytorch(name, part, directed):
     inside = torch.cat([torch.arange(s.start, s.stop) for s in chosen])
     assert torch.isin(moved, inside).all()
     assert len(moved) > 0.5 * len(inside)
+
+
+@pytest.mark.parametrize("change", [False, True])
+@pytest.mark.parametrize("part", ["all", "head", "body"])
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+def test_visits_in_one_call_have_the_bits_of_visits_one_by_one(name, part, change):
+    """One without a step, one of a single step, one of two epochs; what is not trained stays as it was."""
+    learner = Learner(MODELS[name]().build((1, 28, 28), 10))
+    chosen = None if part == "all" else learner.layout.part(part)
+    network = Network.of(learner.flat.module, learner.layout, (1, 28, 28), chosen)
+    samples, counts = [split(n) for n in (9, 4, 23)], np.array([0, 4, 46])
+    orders = [key(1, i).numpy().permutation(len(s)) for i, s in enumerate(samples)]
+    taken = [np.tile(order, 2)[:count] for order, count in zip(orders, counts, strict=True)]
+    out = [torch.full_like(learner.init, torch.nan) for _ in samples]
+    lengths = np.cumsum(counts) - counts, counts, np.array([9, 4, 23])
+    rates = 0.05, 0.9, 0.01
+    starts = [learner.init] * len(samples)
+    together = network.train_visits(
+        starts, out, samples, np.concatenate(taken), lengths, 7, rates, change=change
+    )
+    for i, (some, order) in enumerate(zip(samples, orders, strict=True)):
+        epochs = [order] * (counts[i] // len(order))
+        vector, _, loss = network.train(learner.init, some, epochs, 7, rates, None)
+        expected = vector - learner.init if change else vector
+        assert torch.equal(out[i], expected)
+        assert together[0][i] == pytest.approx(loss, rel=1e-12)
+        assert together[1][i] == expected.abs().max()
 
 
 def test_a_part_of_a_layer_is_left_to_pytorch():
