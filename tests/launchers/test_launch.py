@@ -345,7 +345,7 @@ while " s so far, " not in pathlib.Path({str(tmp_path)!r}, "said").read_text() a
 """
     (tmp_path / "stub").write_text(f"#!{sys.executable}\n{stub}")
     (tmp_path / "stub").chmod(0o755)
-    program = f"""set -euo pipefail; source {LAUNCH}/common.sh; environment={tmp_path}
+    program = f"""set -euo pipefail; source {LAUNCH}/common.sh; environment={tmp_path}; unset TORCH
 sleep() {{ command sleep 0.2; }}
 find_python() {{ echo {tmp_path}/stub; }}
 install_torch() {{ echo "then PyTorch"; }}
