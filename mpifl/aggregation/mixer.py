@@ -238,34 +238,31 @@ class Mixer:
             new = torch.empty(mixing.num_rows, plan.width)
         for columns in _blocks(plan.width, plan.num_uploads if plan.collective == GATHER else len(plan.rows)):
             block = [u[columns] for u in mine]
-            add = self._gather if plan.collective == GATHER else self._reduce
-            sums = add(plan, block, columns)
+            given = self._given(plan, block, columns)
+            if columns.start == 0:  # ranks wait for each other here, with a free core, not in MPI
+                self.transport.barrier()
+            sums = self._collected(plan, given, columns)
             if mixing is not None and new is not None and old is not None and sums is not None:
                 new[:, columns] = self._placed(plan, mixing, sums, old[:, columns])
         return new
 
-    def _reduce(self, plan: RankMixPlan, block: Sequence[torch.Tensor], columns: slice) -> torch.Tensor:
-        """Return the sums of all ranks on rank 0."""
-        if plan.masks is None:
-            sums = self._for_mpi(self._sums(plan, block, columns.stop - columns.start))
-        else:
-            sums = plan.masks.sums(block, plan.weights, plan.spacing, columns)
-        if columns.start == 0:  # ranks wait for each other here, with a free core, not in MPI
-            self.transport.barrier()
-        self.transport.Reduce(sums, f"mix:{plan.into}")
-        unmask = plan.masks is not None and self.transport.is_server
-        return plan.masks.unmasked(sums, columns) if plan.masks is not None and unmask else sums
-
-    def _gather(
-        self, plan: RankMixPlan, block: Sequence[torch.Tensor], columns: slice
-    ) -> torch.Tensor | None:
-        """Gather the uploads; return their sums on rank 0."""
+    def _given(self, plan: RankMixPlan, block: Sequence[torch.Tensor], columns: slice) -> torch.Tensor:
+        """Return what this rank gives of its uploads: their sums, or themselves where rank 0 adds."""
         width = columns.stop - columns.start
-        mine = self._for_mpi(stacked(block, width))
-        if columns.start == 0:
-            self.transport.barrier()
-        everything = self.transport.Gatherv(mine, plan.counts, f"mix:{plan.into}")
-        return None if everything is None else self._sums(plan, list(everything), width)
+        if plan.collective == GATHER:
+            return self._for_mpi(stacked(block, width))
+        if plan.masks is not None:
+            return plan.masks.sums(block, plan.weights, plan.spacing, columns)
+        return self._for_mpi(self._sums(plan, block, width))
+
+    def _collected(self, plan: RankMixPlan, given: torch.Tensor, columns: slice) -> torch.Tensor | None:
+        """Return the sums of all ranks on rank 0."""
+        if plan.collective == GATHER:
+            everything = self.transport.Gatherv(given, plan.counts, f"mix:{plan.into}")
+            return None if everything is None else self._sums(plan, list(everything), given.shape[1])
+        self.transport.Reduce(given, f"mix:{plan.into}")
+        unmask = plan.masks is not None and self.transport.is_server
+        return plan.masks.unmasked(given, columns) if plan.masks is not None and unmask else given
 
     def _placed(
         self, plan: RankMixPlan, mixing: Mixing, sums: torch.Tensor, old: torch.Tensor

@@ -53,13 +53,13 @@ AT_ONCE = 20, 2000  # rounds of a turn: at most so many, and some so many client
 
 
 def measure_server(
-    ranks: int, rounds: int | None, options: Sequence[str], sizes: Sequence[int] = SIZES
+    ranks: int, num_turns: int | None, options: Sequence[str], sizes: Sequence[int] = SIZES
 ) -> dict[str, Any]:
     """Measure rank 0 with three methods, print the figures and return them.
 
     Args:
         ranks: number of ranks, server included.
-        rounds: turns of each size whose median is taken; None for 9.
+        num_turns: turns of each size whose median is taken; None for 9.
         options: command-line options, laid over the configuration.
         sizes: clients of a round, ascending.
     """
@@ -73,16 +73,14 @@ def measure_server(
             command = [*mpirun(ranks), "mpifl.benchmarks.server", "SOCKET", CONFIG, *asked]
             one = Job(method, command, {}, Path(place))
             try:
-                taken: dict[int, list[float]] = {}
-                inside: list[float] = []  # of the smallest rounds
+                turns: dict[int, list[dict[str, Any]]] = {}
                 for m in each((FEW, *sizes), f"rounds with {method}", "numbers of clients"):
                     one.turn(m)  # the first of its size
-                    turns = [one.turn(m) for _ in range(rounds or TURNS)]
-                    taken[m] = [turn["server_cpu"] for turn in turns]
-                    inside = inside or [turn["collectives"] for turn in turns]
+                    turns[m] = [one.turn(m) for _ in range(num_turns or TURNS)]
             finally:
                 one.end()
-            out["methods"][method] = figures(taken, inside)
+            taken = {m: [turn["server_cpu"] for turn in some] for m, some in turns.items()}
+            out["methods"][method] = figures(taken, [turn["collectives"] for turn in turns[FEW]])
     several = [*METHODS["fedavg"], "--model.hidden", "[8]", "--cohort_size", str(MANY_RANKS_M), *options]
     out["by_ranks"] = measure_many_ranks(CONFIG, several)
     print("\n".join(lines(out)), flush=True)
