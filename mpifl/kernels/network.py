@@ -466,7 +466,19 @@ def _layers(
         ]
         fits = bool(layers) and layers[0].kind == DENSE
     known = fits and layers[-1].kind == DENSE and len(layers) <= MAX_LAYERS
-    return np.array(layers, LAYER) if known else None
+    return np.array(_pooled_first(layers), LAYER) if known else None
+
+
+def _pooled_first(layers: Sequence[Layer]) -> list[Layer]:
+    """Return the layers with max pooling before ReLU: the same numbers from a quarter of the elements."""
+    out: list[Layer] = []
+    for layer in layers:
+        if layer.kind == MAX_POOL and out and out[-1].kind == RELU:
+            relu = out.pop()
+            out += [layer, relu._replace(in_height=relu.in_height // 2, in_width=relu.in_width // 2)]
+        else:
+            out.append(layer)
+    return out
 
 
 def _layer(module: nn.Module, offsets: Offsets | None, shape: Shape) -> Layer | None:

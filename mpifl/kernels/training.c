@@ -58,8 +58,7 @@ static inline struct params params_at(struct params p, ptrdiff_t offset)
                            p.grad ? p.grad + offset : 0, p.anchor ? p.anchor + offset : 0};
 }
 
-/* Shape of a convolution as the kernels see it: in_width includes the padding on both sides, rows above and below are skipped
- * instead. */
+/* Shape of a convolution as the kernels see it. */
 struct conv {
     ptrdiff_t in_channels, in_height, in_width, out_channels, kernel, padding, out_height, out_width;
 };
@@ -73,7 +72,7 @@ struct kernels {
     void (*gemm_nn)(const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t);
     void (*dense_grad_bias)(const float *, struct params, ptrdiff_t, ptrdiff_t, const struct sgd *);
     void (*conv2d)(const float *, const float *, const float *, float *, const struct conv *);
-    void (*conv2d_grad_weight)(const float *, const float *, float *, const struct conv *);
+    void (*conv2d_grad_weight)(const float *, const float *, float *, const struct conv *, int);
     void (*conv2d_grad_bias)(const float *, float *, ptrdiff_t, ptrdiff_t);
     void (*sum_lanes)(const float *, float *, ptrdiff_t);
     void (*relu)(float *, ptrdiff_t);
@@ -81,6 +80,10 @@ struct kernels {
     void (*pool2x2)(const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
     void (*pool2x2_backward)(const float *, const float *, const float *, float *, ptrdiff_t, ptrdiff_t, ptrdiff_t, int);
 };
+
+static inline ptrdiff_t max_of(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+
+static inline ptrdiff_t min_of(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 
 typedef float quad __attribute__((vector_size(16)));
 #ifdef __clang__ /* PICK(a, b, ...): those elements of two vectors, which are numbered one after the other */
@@ -102,6 +105,7 @@ typedef float quad __attribute__((vector_size(16)));
 #define CONV_MR 6
 #define CONV_NR 4
 #define CONV_KR 4
+#define POOLED_KR 2
 #include "training_simd.inc"
 
 #define TARGET TARGET_AVX2
@@ -116,6 +120,7 @@ typedef float quad __attribute__((vector_size(16)));
 #define CONV_MR 3
 #define CONV_NR 4
 #define CONV_KR 2
+#define POOLED_KR 3
 #include "training_simd.inc"
 
 static const struct kernels *select_kernels(void)
@@ -136,6 +141,7 @@ static const struct kernels *select_kernels(void)
 #define CONV_MR 3
 #define CONV_NR 4
 #define CONV_KR 2
+#define POOLED_KR 3
 #include "training_simd.inc"
 
 static const struct kernels *select_kernels(void) { return &kernels_neon; }
@@ -148,8 +154,6 @@ ptrdiff_t mpifl_layer_size(void) { return sizeof(struct layer); }
 
 /* ---- Shapes ---- */
 
-static ptrdiff_t max_of(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
-
 static ptrdiff_t groups_of(ptrdiff_t n) { return (n + LANES - 1) / LANES; } /* groups of LANES samples */
 
 static ptrdiff_t input_size(const struct layer *l) { return l->in_channels * l->in_height * l->in_width; }
@@ -159,7 +163,7 @@ static struct conv conv_forward_shape(const struct layer *l)
     const ptrdiff_t growth = 2 * l->padding - l->kernel + 1;
     return (struct conv){.in_channels = l->in_channels,
                          .in_height = l->in_height,
-                         .in_width = l->in_width + 2 * l->padding,
+                         .in_width = l->in_width,
                          .out_channels = l->out_channels,
                          .kernel = l->kernel,
                          .padding = l->padding,
@@ -174,7 +178,7 @@ static struct conv conv_backward_shape(const struct layer *l)
     const ptrdiff_t padding = l->kernel - 1 - l->padding;
     return (struct conv){.in_channels = l->out_channels,
                          .in_height = f.out_height,
-                         .in_width = f.out_width + 2 * padding,
+                         .in_width = f.out_width,
                          .out_channels = l->in_channels,
                          .kernel = l->kernel,
                          .padding = padding,
@@ -206,10 +210,11 @@ struct network {
     ptrdiff_t num_layers;
     float *activation[MAX_LAYERS + 1]; /* input of each layer, and output of the last one; see network_init for which share memory */
     float *grad, *grad_next;           /* gradient of the current activation and of the one below, swapped by each layer */
-    float *padded;                     /* input of a convolution for one group, padded left and right */
+    float *padded;                     /* input of a convolution for one group, padded left and right; for its gradient */
     float *reordered;                  /* weights of a convolution, output channels last */
     const float *factors;              /* of dropout in this step, [layers, n, out_channels]; null: nothing is dropped */
     float *grad_lanes, *grad_flat;     /* gradient of weights and bias of a convolution: lane by lane, and summed */
+    double *powers;                    /* of e, one for each class */
 };
 
 /* A block of floats and how many of them are used. start: null while sizes are only added up. */
@@ -231,7 +236,7 @@ static ptrdiff_t network_init(struct network *net, const struct layer *layers, p
 {
     struct arena arena = {start, 0};
     const ptrdiff_t lanes = groups_of(max_batch) * LANES;
-    ptrdiff_t grad_size = 0, padded_size = 0, weights_size = 0;
+    ptrdiff_t grad_size = 0, padded_size = 0, weights_size = 0, widest = 0;
     int in_lanes = layers[0].kind != DENSE; /* otherwise activations are rows */
     int of_max_pool = 0;                    /* whether the last activations are those of max pooling */
     net->layers = layers, net->num_layers = num_layers, net->factors = 0;
@@ -245,10 +250,9 @@ static ptrdiff_t network_init(struct network *net, const struct layer *layers, p
         of_max_pool = l->kind == MAX_POOL || (in_place && of_max_pool);
         net->activation[i + 1] = in_place ? net->activation[i] : arena_alloc(&arena, size);
         grad_size = max_of(grad_size, max_of(size, lanes * input_size(l)));
+        widest = max_of(widest, l->kind == DENSE ? l->out_channels : 0); /* classes, or more: layers may be left out */
         if (l->kind == CONV) {
-            const struct conv f = conv_forward_shape(l), b = conv_backward_shape(l);
-            padded_size = max_of(padded_size, max_of(f.in_channels * f.in_height * f.in_width,
-                                                     b.in_channels * b.in_height * b.in_width));
+            padded_size = max_of(padded_size, l->in_channels * l->in_height * (l->in_width + 2 * l->padding));
             weights_size = max_of(weights_size, (l->in_channels * l->kernel * l->kernel + 1) * l->out_channels);
         }
     }
@@ -256,6 +260,7 @@ static ptrdiff_t network_init(struct network *net, const struct layer *layers, p
     net->padded = arena_alloc(&arena, padded_size * LANES);
     net->reordered = arena_alloc(&arena, weights_size), net->grad_flat = arena_alloc(&arena, weights_size);
     net->grad_lanes = arena_alloc(&arena, weights_size * LANES);
+    net->powers = (double *)arena_alloc(&arena, 2 * widest);
     return arena.used;
 }
 
@@ -335,9 +340,8 @@ static void conv_forward(const struct network *net, const struct layer *l, const
     const struct conv f = conv_forward_shape(l);
     transpose(w + l->weight_offset, net->reordered, l);
     for (ptrdiff_t k = 0; k < groups; k++) {
-        const float *planes = x + k * input_size(l) * LANES;
-        planes = pad_columns(planes, net->padded, l->in_channels * l->in_height, l->in_width, l->padding);
-        run->conv2d(planes, net->reordered, w + l->bias_offset, y + k * output_size(l) * LANES, &f);
+        const ptrdiff_t from = k * input_size(l) * LANES, to = k * output_size(l) * LANES;
+        run->conv2d(x + from, net->reordered, w + l->bias_offset, y + to, &f);
     }
 }
 
@@ -345,18 +349,16 @@ static void conv_forward(const struct network *net, const struct layer *l, const
 static void conv_grad_input(const struct network *net, const struct layer *l, const float *w, const float *g, float *gx,
                             ptrdiff_t groups, const struct kernels *run)
 {
-    const struct conv f = conv_forward_shape(l), b = conv_backward_shape(l);
+    const struct conv b = conv_backward_shape(l);
     flip_transpose(w + l->weight_offset, net->reordered, l);
-    for (ptrdiff_t k = 0; k < groups; k++) {
-        const float *planes = g + k * output_size(l) * LANES;
-        planes = pad_columns(planes, net->padded, f.out_channels * f.out_height, f.out_width, b.padding);
-        run->conv2d(planes, net->reordered, 0, gx + k * input_size(l) * LANES, &b);
-    }
+    for (ptrdiff_t k = 0; k < groups; k++)
+        run->conv2d(g + k * output_size(l) * LANES, net->reordered, 0, gx + k * input_size(l) * LANES, &b);
 }
 
-/* Applies the gradient of weights and bias, from the input x and the gradient g of the output. */
+/* Applies the gradient of weights and bias, from the input x and the gradient g of the output. pooled: whether that comes
+ * from max pooling. */
 static void conv_grad_params(const struct network *net, const struct layer *l, struct params p, const float *x,
-                             const float *g, ptrdiff_t groups, const struct sgd *sgd, const struct kernels *run)
+                             const float *g, ptrdiff_t groups, int pooled, const struct sgd *sgd, const struct kernels *run)
 {
     const struct conv f = conv_forward_shape(l);
     const ptrdiff_t num = l->out_channels * l->in_channels * l->kernel * l->kernel, size = output_size(l) * LANES;
@@ -365,7 +367,7 @@ static void conv_grad_params(const struct network *net, const struct layer *l, s
     for (ptrdiff_t k = 0; k < groups; k++) {
         const float *planes = x + k * input_size(l) * LANES;
         planes = pad_columns(planes, net->padded, l->in_channels * l->in_height, l->in_width, l->padding);
-        run->conv2d_grad_weight(planes, g + k * size, net->grad_lanes, &f);
+        run->conv2d_grad_weight(planes, g + k * size, net->grad_lanes, &f, pooled);
         run->conv2d_grad_bias(g + k * size, bias_lanes, l->out_channels, f.out_height * f.out_width);
     }
     run->sum_lanes(net->grad_lanes, net->grad_flat, num + l->out_channels);
@@ -419,6 +421,16 @@ static void load_batch(const struct network *net, const struct samples *from, co
     else
         for (ptrdiff_t s = 0; s < n; s++)
             memcpy(to + s * size, x + (order ? order[s] : s) * size, (size_t)size * sizeof *x);
+}
+
+/* Asks for n samples to be brought into the cache, since the next step reads them: in random order, from a table of all. */
+static void prefetch_batch(const struct network *net, const struct samples *from, const int64_t *order, ptrdiff_t n)
+{
+    const ptrdiff_t line = 64, bytes = input_size(net->layers) * (from->x ? (ptrdiff_t)sizeof *from->x : 1);
+    const char *const start = from->x ? (const char *)from->x : (const char *)from->bytes;
+    for (ptrdiff_t s = 0; s < n; s++)
+        for (ptrdiff_t i = 0; i < bytes; i += line)
+            __builtin_prefetch(start + order[s] * bytes + i);
 }
 
 /* Multiplies x by the factors of a dropout layer: one for each number of rows, one for each channel of images in lanes. */
@@ -501,7 +513,7 @@ static void backward(struct network *net, struct params p, ptrdiff_t n, const st
             if (i > lowest)
                 conv_grad_input(net, l, p.old, g, gx, groups, run);
             if (l->trainable)
-                conv_grad_params(net, l, p, x, g, groups, sgd, run);
+                conv_grad_params(net, l, p, x, g, groups, l[1].kind == MAX_POOL, sgd, run);
             break;
         case RELU:
             run->relu_backward(y, g, (in_lanes ? groups * LANES : n) * input_size(l));
@@ -530,21 +542,23 @@ static void backward(struct network *net, struct params p, ptrdiff_t n, const st
     }
 }
 
-/* Returns the mean cross-entropy of logits [n, classes] and writes its gradient g [n, classes]. weights: null, or the factor
- * of each sample's loss. Sample s is number order[s] of labels and weights. */
-static double cross_entropy(const float *logits, float *g, const int64_t *labels, const float *weights, const int64_t *order,
+/* Returns the mean cross-entropy of the outputs [n, classes] and writes its gradient to net->grad. weights: null, or the
+ * factor of each sample's loss. Sample s is number order[s] of labels and weights. */
+static double cross_entropy(const struct network *net, const int64_t *labels, const float *weights, const int64_t *order,
                             ptrdiff_t n, ptrdiff_t classes)
 {
-    double loss = 0;
+    const float *logits = net->activation[net->num_layers];
+    float *g = net->grad;
+    double loss = 0, *const powers = net->powers;
     for (ptrdiff_t s = 0; s < n; s++, logits += classes, g += classes) {
         const int64_t label = labels[order[s]];
         double max = logits[0], sum = 0;
         for (ptrdiff_t c = 1; c < classes; c++)
             max = logits[c] > max ? logits[c] : max;
         for (ptrdiff_t c = 0; c < classes; c++)
-            sum += exp(logits[c] - max);
+            sum += powers[c] = exp(logits[c] - max);
         for (ptrdiff_t c = 0; c < classes; c++)
-            g[c] = (float)((exp(logits[c] - max) / sum - (c == label)) / (double)n);
+            g[c] = (float)((powers[c] / sum - (c == label)) / (double)n);
         const double value = log(sum) + max - logits[label];
         if (weights)
             for (ptrdiff_t c = 0; c < classes; c++)
@@ -608,9 +622,9 @@ static double train_epoch(struct network *net, const struct training *t, struct 
         sgd.mu = t->mu;
         net->factors = t->factors ? t->factors + start * factors_before(net, net->num_layers) : 0;
         load_batch(net, &t->samples, order + start, n);
+        prefetch_batch(net, &t->samples, order + start + n, min_of(batch, count - start - n));
         forward(net, params.old, n, t->run);
-        total += cross_entropy(net->activation[net->num_layers], net->grad, t->labels, t->sample_weights, order + start, n,
-                               classes);
+        total += cross_entropy(net, t->labels, t->sample_weights, order + start, n, classes);
         backward(net, params, n, &sgd, t->run);
         params.old = params.weights;
     }
