@@ -316,10 +316,17 @@ class Mpi(Transport):
 
     @guarded
     def Bcast(self, block: torch.Tensor, purpose: str) -> None:
-        """Broadcast in place."""
+        """Broadcast in place.
+
+        On one node rank 0 often shares a core with a worker and must not spin on it until all have the block;
+        between nodes the blocking call has the better algorithms.
+        """
         sent = 0 if self.rank else block.nbytes * (self.size - 1)
         with self.traffic("bcast", purpose, sent, 0 if self.rank else self.size - 1):
-            self.comm.Bcast(_buffer(block), root=0)
+            if len(set(self.nodes)) == 1:
+                wait_until(self.comm.Ibcast(_buffer(block), root=0).Test)
+            else:
+                self.comm.Bcast(_buffer(block), root=0)
 
     @guarded
     def Reduce(self, block: torch.Tensor, purpose: str) -> None:
