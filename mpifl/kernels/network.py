@@ -21,7 +21,19 @@ from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Layout, Part
 
 from . import bindings
-from .bindings import AVG_POOL, CONV, DENSE, DROPOUT, FLATTEN, LAYER, MAX_POOL, RELU, Layer, Sgd
+from .bindings import (
+    AVG_POOL,
+    CONV,
+    DENSE,
+    DROPOUT,
+    FLATTEN,
+    LAYER,
+    MAX_POOL,
+    RELU,
+    RELU_AVG_POOL,
+    Layer,
+    Sgd,
+)
 from .pooling import AvgPool, MaxPool, plain
 
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: AVG_POOL, AvgPool: AVG_POOL}
@@ -466,18 +478,20 @@ def _layers(
         ]
         fits = bool(layers) and layers[0].kind == DENSE
     known = fits and layers[-1].kind == DENSE and len(layers) <= MAX_LAYERS
-    return np.array(_pooled_first(layers), LAYER) if known else None
+    return np.array(_with_pooling(layers), LAYER) if known else None
 
 
-def _pooled_first(layers: Sequence[Layer]) -> list[Layer]:
-    """Return the layers with max pooling before ReLU: the same numbers from a quarter of the elements."""
+def _with_pooling(layers: Sequence[Layer]) -> list[Layer]:
+    """Return layers without ReLU before pooling: behind a maximum it does the same, a mean contains it."""
     out: list[Layer] = []
     for layer in layers:
-        if layer.kind == MAX_POOL and out and out[-1].kind == RELU:
+        if layer.kind not in (MAX_POOL, AVG_POOL) or not out or out[-1].kind != RELU:
+            out.append(layer)
+        elif layer.kind == AVG_POOL:
+            out[-1] = layer._replace(kind=RELU_AVG_POOL)
+        else:
             relu = out.pop()
             out += [layer, relu._replace(in_height=relu.in_height // 2, in_width=relu.in_width // 2)]
-        else:
-            out.append(layer)
     return out
 
 

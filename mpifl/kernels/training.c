@@ -16,7 +16,7 @@
 #include "dispatch.h"
 
 enum { LANES = 16, MAX_TILE = 12, MAX_LAYERS = 64 };
-enum { CONV, RELU, MAX_POOL, AVG_POOL, FLATTEN, DENSE, DROPOUT }; /* struct layer: kind; as in bindings.py */
+enum { CONV, RELU, MAX_POOL, AVG_POOL, RELU_AVG_POOL, FLATTEN, DENSE, DROPOUT }; /* struct layer: kind; as in bindings.py */
 enum { BAD_LABEL = -1, BAD_INDEX = -2, SMALL_WORKSPACE = -3 }; /* errors; as in bindings.py */
 
 /* One layer; bindings.LAYER has the same fields. For a dense layer, in_height and in_width are 1. */
@@ -194,6 +194,7 @@ static ptrdiff_t output_size(const struct layer *l)
         return f.out_channels * f.out_height * f.out_width;
     case MAX_POOL:
     case AVG_POOL:
+    case RELU_AVG_POOL:
         return l->in_channels * (l->in_height / 2) * (l->in_width / 2);
     case DENSE:
         return l->out_channels;
@@ -483,7 +484,8 @@ static void forward(const struct network *net, const float *w, ptrdiff_t n, cons
             break;
         case MAX_POOL:
         case AVG_POOL:
-            run->pool2x2(x, y, groups * l->in_channels, l->in_height, l->in_width, l->kind == MAX_POOL);
+        case RELU_AVG_POOL:
+            run->pool2x2(x, y, groups * l->in_channels, l->in_height, l->in_width, (int)l->kind);
             break;
         case FLATTEN:
             unpack_lanes(x, y, n, input_size(l));
@@ -524,7 +526,8 @@ static void backward(struct network *net, struct params p, ptrdiff_t n, const st
             continue;
         case MAX_POOL:
         case AVG_POOL:
-            run->pool2x2_backward(x, y, g, gx, groups * l->in_channels, l->in_height, l->in_width, l->kind == MAX_POOL);
+        case RELU_AVG_POOL:
+            run->pool2x2_backward(x, y, g, gx, groups * l->in_channels, l->in_height, l->in_width, (int)l->kind);
             break;
         case FLATTEN:
             pack_lanes(g, 0, gx, n, input_size(l));
