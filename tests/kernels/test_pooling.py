@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -50,6 +53,35 @@ def test_value_and_gradient_have_the_bits_of_pytorch(kind, shape):
         assert torch.equal(theirs.nan_to_num(-7), ours.nan_to_num(-7))
     assert found[0][0].isnan().any()
     assert found[0][1].any()
+
+
+def test_relu_behind_a_maximum_has_the_bits_of_relu_before_it():
+    layers = {"conv": nn.Conv2d(3, 8, 3), "relu": nn.ReLU(), "pool": nn.MaxPool2d(2)}
+    before = nn.Sequential(OrderedDict(layers))
+    models, found = (before, use_fast_pooling(deepcopy(before))), []
+    x = torch.randn(16, 3, 34, 34)
+    x[3, :, :9], x[5, :, 9:] = torch.nan, torch.inf
+    for model in models:
+        out = model(x)
+        out[6:].square().sum().backward()
+        found.append((out.detach(), model.conv.weight.grad, model.conv.bias.grad))
+    assert [name for name, _ in models[1].named_children()] == ["conv", "pool", "relu"]
+    for theirs, ours in zip(*found, strict=True):
+        assert torch.equal(theirs.nan_to_num(-7), ours.nan_to_num(-7))
+    assert found[0][0].isnan().any()
+    assert found[0][1].any()
+
+
+@pytest.mark.parametrize("kept", ["hook", "average", "other windows", "used twice", "own class"])
+def test_relu_stays_before_pooling_where_the_order_may_matter(kept):
+    relu, pool = nn.ReLU(), nn.MaxPool2d(2)
+    if kept == "hook":
+        relu.register_forward_hook(lambda *_: None)
+    pool = nn.AvgPool2d(2) if kept == "average" else nn.MaxPool2d(3) if kept == "other windows" else pool
+    own = type("Own", (nn.Sequential,), {})
+    layers = [nn.Conv2d(3, 8, 3), relu, pool, *([relu] if kept == "used twice" else [])]
+    found = use_fast_pooling((own if kept == "own class" else nn.Sequential)(*layers))
+    assert [type(layer).__name__ for layer in found][1] == "ReLU"
 
 
 @pytest.mark.parametrize(
