@@ -129,9 +129,7 @@ CHANNELS_LAST: Signatures = {
 STRIP = 32  # channels are a multiple of it; as in channels_last.c
 TILE_SIDES = {3: 4, 5: 2}  # pixels of a tile's side, by the taps of a kernel's; as in channels_last.c
 MAX_POOL_WIDTH = 2048  # pixels in a row of an image
-CONV, RELU, MAX_POOL, AVG_POOL, RELU_AVG_POOL, FLATTEN, DENSE, DROPOUT = range(
-    8
-)  # Layer.kind; as in training.c
+CONV, RELU, MAX_POOL, AVG_POOL, RELU_AVG_POOL, FLATTEN, DENSE, DROPOUT = range(8)  # Layer.kind, as in C
 BAD_LABEL, BAD_INDEX, SMALL_WORKSPACE = -1, -2, -3  # errors; as in training.c
 
 
