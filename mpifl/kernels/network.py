@@ -478,20 +478,17 @@ def _layers(
         ]
         fits = bool(layers) and layers[0].kind == DENSE
     known = fits and layers[-1].kind == DENSE and len(layers) <= MAX_LAYERS
-    return np.array(_with_pooling(layers), LAYER) if known else None
+    return np.array(_with_means(layers), LAYER) if known else None
 
 
-def _with_pooling(layers: Sequence[Layer]) -> list[Layer]:
-    """Return layers without ReLU before pooling: behind a maximum it does the same, a mean contains it."""
+def _with_means(layers: Sequence[Layer]) -> list[Layer]:
+    """Return layers in which a mean contains the ReLU before it (`pooling` has put ReLU behind maxima)."""
     out: list[Layer] = []
     for layer in layers:
-        if layer.kind not in (MAX_POOL, AVG_POOL) or not out or out[-1].kind != RELU:
-            out.append(layer)
-        elif layer.kind == AVG_POOL:
+        if layer.kind == AVG_POOL and out and out[-1].kind == RELU:
             out[-1] = layer._replace(kind=RELU_AVG_POOL)
         else:
-            relu = out.pop()
-            out += [layer, relu._replace(in_height=relu.in_height // 2, in_width=relu.in_width // 2)]
+            out.append(layer)
     return out
 
 
