@@ -428,7 +428,7 @@ def calibrate(transport: Transport, args: argparse.Namespace) -> None:
 WORKLOADS = {
     "nargs": "*",
     "metavar": "WORKLOAD",
-    "help": "W1 to W6, `population`, `server`, or `scaling` and one of W1 to W6",
+    "help": "W1 to W6, `population`, `server`, `plan`, or `scaling` and one of W1 to W6",
 }
 JSON = {"metavar": "FILE", "help": "file to write the figures to"}
 TURNS = {"metavar": "COUNT", "help": "turns that each job takes (default: by workload)"}

@@ -12,6 +12,7 @@ from typing import Any
 from mpifl.core.errors import require
 
 from .compare import TURN_S, compare_all
+from .forecast import measure_forecasts
 from .population import compare_populations
 from .scaling import measure_scaling
 from .server import measure_server
@@ -29,7 +30,7 @@ def bench(
     """Measure what was named, print the figures, and write them as JSON.
 
     Args:
-        names: Workloads, all if there are none; or `population`, or `server`; or `scaling` and a workload.
+        names: Workloads, all if there are none; or `population`, `server` or `plan`; or `scaling` and one.
         options: Command-line options, laid over the configurations.
         ranks: Number of ranks, server included; None for 3, or for as many as there are cores (`scaling`).
         turns: Number of turns of each job; None for that of the workload.
@@ -44,13 +45,16 @@ def bench(
     num_ranks = 3 if ranks is None else _positive("ranks", ranks)
     num_turns = None if turns is None else _positive("turns", turns)
     length = TURN_S if seconds is None else _seconds(seconds)
-    fits = seconds is None or not {"population", "scaling", "server"} & {*names}
+    fits = seconds is None or not {"plan", "population", "scaling", "server"} & {*names}
     require(fits, "--seconds", seconds, "has no effect: only turns of workloads have a length")
     figures: dict[str, Any]
     if [*names] == ["population"]:
         figures = compare_populations(num_ranks, num_turns, options)
     elif [*names] == ["server"]:
         figures = measure_server(num_ranks, num_turns, options)
+    elif [*names] == ["plan"]:
+        require(ranks is None, "--ranks", ranks, "has no effect: plan measures runs in one process")
+        figures = measure_forecasts(num_turns, options)
     elif "scaling" in names:
         name = next((name for name in names if name in WORKLOADS), "W1")
         figures = measure_scaling(name, None if ranks is None else num_ranks - 1, num_turns, options)

@@ -43,7 +43,9 @@ def compare_all(
     """
     for name in names:
         if name not in WORKLOADS:
-            raise UserError("bench", name, nearest(name, [*WORKLOADS, "population", "scaling"]))
+            raise UserError(
+                "bench", name, nearest(name, [*WORKLOADS, "plan", "population", "scaling", "server"])
+            )
     out = {}
     for name in names or WORKLOADS:
         with doing(name):

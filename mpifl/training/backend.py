@@ -16,6 +16,7 @@ from mpifl.core.client import Direction, Loss, Trained, TrainedVisits
 from mpifl.core.federation import Split, StoredSamples
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part, bounds
+from mpifl.core.progress import Stage
 from mpifl.core.rng import Key
 from mpifl.kernels import bindings
 
@@ -37,6 +38,8 @@ class Request(NamedTuple):
         loss: replaces the loss of the task; None for that.
         part: the slices of the vector that move; None for all parameters.
         kept: the optimiser that goes on, and is changed; None for a new one.
+        stage: its `done` is set to the mini-batches that were trained; None: nobody looks. The kernels, which
+            train in one call, leave it alone.
     """
 
     start: torch.Tensor
@@ -48,6 +51,7 @@ class Request(NamedTuple):
     loss: Loss | None = None
     part: Part | None = None
     kept: KeptOptimizer | None = None
+    stage: Stage | None = None
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -17,6 +18,7 @@ from mpifl.core.errors import Missing
 from mpifl.core.federation import ClientData, Federation, Split, StoredSamples
 from mpifl.core.optimizer_memory import OptimizerMemory
 from mpifl.core.parameters import Layout, Part
+from mpifl.core.progress import Stage, doing
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
 from mpifl.core.types import State, Vector
@@ -91,7 +93,7 @@ class LocalClient(Client):
         learner = self._learner.auxiliary
         if learner is None:
             raise Missing("no network beside the model", "name one: define auxiliary()")
-        twin = LocalClient(
+        twin = type(self)(
             self.id,
             self._federation,
             learner,
@@ -127,19 +129,26 @@ class LocalClient(Client):
         config = replace(self._config, **changes) if changes else self._config
         memory = self._optimizers if config.remembers else None
         train = self.data.train if split is None else split_on(split, self._learner.device)
-        trained = self._learner.sgd(
-            start,
-            train,
-            self._shortened(config, len(train)),
-            key,
-            step=self.step,
-            direction=direction,
-            loss=loss,
-            part=part,
-            kept=None if memory is None else memory.next(),
-        )
+        config = self._shortened(config, len(train))
+        with self._training(config.num_steps(len(train))) as stage:
+            trained = self._learner.sgd(
+                start,
+                train,
+                config,
+                key,
+                step=self.step,
+                direction=direction,
+                loss=loss,
+                part=part,
+                kept=None if memory is None else memory.next(),
+                stage=stage,
+            )
         away = trained.vector.device != self._home
         return replace(trained, vector=trained.vector.to(self._home)) if away else trained
+
+    def _training(self, num_steps: int) -> AbstractContextManager[Stage | None]:
+        """Return what counts the mini-batches of a training; None here: visits are counted as a whole."""
+        return nullcontext()
 
     def _shortened(self, config: LocalConfig, num_samples: int) -> LocalConfig:
         """Return options that take this visit's share of the mini-batches on so many samples."""
@@ -193,6 +202,13 @@ class LocalClient(Client):
         return self._learner.outputs(vector, x, embedding=True, train_mode=train_mode).to(self._home)
 
 
+class ServerClient(LocalClient):
+    """A labelled set of the server as a client: its trainings are stages of what rank 0 does."""
+
+    def _training(self, num_steps: int) -> AbstractContextManager[Stage | None]:
+        return doing("training on the server's data", num_steps, "mini-batches")
+
+
 class _ServerSets(Federation):
     """Labelled sets of the server, each as the data of a client."""
 
@@ -208,7 +224,7 @@ class _ServerSets(Federation):
 
 def public_clients(
     federation: Federation, learner: Learner, config: LocalConfig, splits: Sequence[Split] | None = None
-) -> tuple[LocalClient, ...]:
+) -> tuple[ServerClient, ...]:
     """Return the labelled sets that the server owns, each as a client in main memory.
 
     Args:
@@ -218,7 +234,7 @@ def public_clients(
         splits: other sets to use; None for those of the federation.
     """
     sets = _ServerSets(federation.public() if splits is None else splits, federation)
-    return tuple(LocalClient(g, sets, learner, config, home=CPU) for g in range(sets.num_clients))
+    return tuple(ServerClient(g, sets, learner, config, home=CPU) for g in range(sets.num_clients))
 
 
 @dataclass(frozen=True)
@@ -279,7 +295,7 @@ class LocalClients(ClientHost):
         """The names of the figures of `evaluation.metrics`."""
         return tuple(metric.name for metric in self.metrics)
 
-    def public_clients(self) -> Sequence[LocalClient]:
+    def public_clients(self) -> Sequence[ServerClient]:
         """Return the labelled sets that the server owns, each as a client."""
         return public_clients(self.federation, self.learner, self.local)
 

@@ -13,6 +13,7 @@ from mpifl.core.client import Direction, Loss, Trained
 from mpifl.core.federation import Split
 from mpifl.core.optimizer_memory import KeptOptimizer
 from mpifl.core.parameters import Part
+from mpifl.core.progress import Stage
 from mpifl.core.rng import Key, key
 from mpifl.core.task import Task
 
@@ -109,13 +110,14 @@ class Learner:
         loss: Loss | None = None,
         part: Part | None = None,
         kept: KeptOptimizer | None = None,
+        stage: Stage | None = None,
     ) -> Trained:
         """Train from `start` [d] on `split`; see `Request` for the arguments.
 
         Raises:
             ValueError: `start` has another length than the model's vector.
         """
-        request = Request(start, split, config, key, step, direction, loss, part, kept)
+        request = Request(start, split, config, key, step, direction, loss, part, kept, stage)
         for backend in self.backends:
             if backend.accepts(request):
                 return backend.train(request)

@@ -103,7 +103,9 @@ def train_by_steps(
         replacement = None if full_batch is None else full_batch()
         if replacement is not None:
             update.load()  # what takes the steps has cleared it
-        for index in context.batches(split, config, request.key):
+        for number, index in enumerate(context.batches(split, config, request.key)):
+            if request.stage is not None:
+                request.stage.done = number
             if replacement is not None and len(index) == config.batch_size:
                 replacement(split, index)
                 update.steps += 1

@@ -13,7 +13,7 @@ import pytest
 from conftest import mpi_environment
 
 from mpifl import cli
-from mpifl.benchmarks import command, compare, turns
+from mpifl.benchmarks import command, compare, forecast, turns
 from mpifl.benchmarks import job as one
 from mpifl.benchmarks.workloads import WORKLOADS, Workload
 from mpifl.comm.transport import Single
@@ -65,6 +65,7 @@ def test_a_measurement_says_how_far_it_is():
         (["W1"], "-1", "--seconds = '-1'"),
         (["W1"], "x", "--seconds = 'x'"),
         (["population"], "2", "has no effect"),
+        (["plan"], "2", "has no effect"),
     ],
 )
 def test_the_length_of_a_turn_is_checked(names, seconds, message):
@@ -78,6 +79,19 @@ def test_the_workloads_are_what_they_say(name, clients, m):
     assert config.data.scenario.clients == clients
     assert config.cohort_size in (m, None)
     assert config.data.source.train == clients * int(WORKLOADS[name].what.split(" x ")[1].split()[0])
+
+
+def test_a_plan_is_measured_beside_its_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(forecast, "RUNS", {"small": (TINY, "--rounds", "2")})
+    file = tmp_path / "figures.json"
+    command.bench(["plan"], ["--local.epochs", "2"], None, "1", str(file))
+    figures = json.loads(file.read_text())["small"]
+    assert figures["ratio"]["median"] == figures["foretold"] / figures["taken"] > 0
+    assert f"{figures['taken']:.2f} taken" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"mpifl plan .*--rounds 2 --epochs 2.*unknown key"):
+        forecast.measure_forecasts(1, ["--epochs", "2"])
+    with pytest.raises(UserError, match="one process"):
+        command.bench(["plan"], [], "3", None, None)
 
 
 def test_an_unknown_workload_is_refused_by_name():

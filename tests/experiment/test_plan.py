@@ -1,13 +1,14 @@
-"""The page of `mpifl plan`: its lines add up, its refusals are those of a run, its times hold."""
+"""The page of `mpifl plan`: its lines add up, its refusals are those of a run.
+
+How well its times hold is measured by `mpifl bench plan`.
+"""
 
 from __future__ import annotations
 
 import re
-import resource
 from pathlib import Path
 
 import pytest
-from support import worlds
 
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
@@ -127,26 +128,3 @@ def test_what_times_leave_out_is_said(options, said, tmp_path):
     text = page(*options, "--rounds", "2", "--output.folder", str(tmp_path), asked=Asked(True))
     line = re.search(r"^not counted +(.*): 6 were measured$", text, re.M)
     assert (line and line[1]) == said
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--rounds", "200", "--local.epochs", "20"],
-        ["--rounds", "1500", "--local.epochs", "20", "--policy", "every_arrival", "--algorithm", "fedasync"],
-    ],
-)
-def test_a_run_takes_the_processor_seconds_that_were_foretold(options, mpirun, tmp_path):
-    """Within 25 %, for a run of some seconds in one process."""
-    command = ["-m", "mpifl"]
-    plan = mpirun(None, *command, "plan", CONFIG, *options, env=worlds.PYTHONPATH)
-    said = re.search(r"; ([\d.]+) s of processors", plan.stdout)
-    assert said, plan.stdout + plan.stderr
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    place = ["--output.folder", str(tmp_path)]
-    run = mpirun(None, *command, "run", CONFIG, *options, *place, env=worlds.PYTHONPATH)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert run.returncode == 0, run.stderr
-    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert float(said[1]) == pytest.approx(taken, rel=0.25)

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 from mpifl.core.federation import Split
 from mpifl.core.parameters import put, take
+from mpifl.core.progress import stages
 from mpifl.core.rng import key
-from mpifl.training.client import LocalClient
+from mpifl.training.client import LocalClient, public_clients
 from mpifl.training.learner import Learner
 from mpifl.training.pytorch_backend import EVAL_BATCH
 
@@ -94,3 +95,25 @@ def test_a_report_carries_size_and_vectors(client):
     assert set(report.vectors) == {"model"}
     assert report.notes == {"loss": 1.0}
     assert report.metrics == {"train_loss": 2.0}
+
+
+def test_a_training_at_the_server_says_which_mini_batch_it_is_at_and_that_of_a_client_is_no_stage():
+    """FLT's autoencoder takes twenty minutes on CIFAR-10."""
+    model, autoencoder = (worlds.mlp(8).build(worlds.SHAPE, worlds.CLASSES) for _ in range(2))
+    learner = Learner(model, kernels=False, auxiliary=Learner(autoencoder, kernels=False))
+    federation, seen = worlds.Tiny(), []
+
+    def loss(module, x, y, index):
+        seen.append([str(stage) for stage in stages()])
+        return F.cross_entropy(module(x), y)
+
+    data = federation.client(2).train
+    (house,) = (c.auxiliary for c in public_clients(federation, learner, worlds.LOCAL, [data]))
+    house.sgd(house.init, key(1), loss=loss, epochs=2, batch_size=5)
+    assert len(data) == 14
+    assert seen == [[f"training on the server's data, {done} of 6 mini-batches"] for done in range(6)]
+    assert stages() == []
+    seen.clear()
+    LocalClient(2, federation, learner, worlds.LOCAL).sgd(house.init, key(1), loss=loss)
+    assert seen
+    assert not any(seen)

@@ -1,0 +1,81 @@
+"""What `mpifl plan` foretells of a run's processor time, beside what the run takes."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from mpifl.core.errors import UserError
+from mpifl.core.progress import each
+
+from .compare import spread
+from .turns import scratch_folder
+
+ASYNCHRONOUS = ("--policy", "every_arrival", "--algorithm", "fedasync")
+RUNS = {  # of some seconds, in one process
+    "synchronous": ("bench/w1", "--rounds", "40"),
+    "asynchronous": ("bench/w3", "--rounds", "3000", *ASYNCHRONOUS),
+}
+
+
+def measure_forecasts(turns: int | None, options: Sequence[str]) -> dict[str, Any]:
+    """Plan and run each of two runs in turns, print the figures and return them.
+
+    Args:
+        turns: Number of turns; None for 3.
+        options: Command-line options, laid over the configurations.
+
+    Returns:
+        Run -> `foretold` and `taken`, median seconds of processors, and `ratio` of the first to the second.
+
+    Raises:
+        UserError: A plan or a run failed.
+    """
+    done: dict[str, list[dict[str, float]]] = {name: [] for name in RUNS}
+    for name in each([name for _ in range(turns or 3) for name in RUNS], "measuring", "turns"):
+        done[name].append(_turn([*RUNS[name], *options]))
+    out = {name: _figures(taken) for name, taken in done.items()}
+    print("\n".join(lines(out)), flush=True)
+    return out
+
+
+def _turn(words: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of processors of one run: `foretold`, and `taken` with its start and its end."""
+    page, _ = _mpifl(["plan", *words])
+    said = re.search(r"; ([\d.,]+) s of processors", page)
+    if said is None:
+        raise UserError("mpifl plan", " ".join(words), "says no seconds of processors")
+    with scratch_folder() as place:
+        _, taken = _mpifl(["run", *words, "--quiet", "--output.folder", place])
+    return {"foretold": float(said[1].replace(",", "")), "taken": taken}
+
+
+def _mpifl(words: Sequence[str]) -> tuple[str, float]:
+    """Run a command in a process of its own; return what it prints, and its seconds of processors."""
+    before = os.times()
+    done = subprocess.run([sys.executable, "-m", "mpifl", *words], capture_output=True, text=True)
+    after = os.times()
+    if done.returncode:
+        raise UserError(f"mpifl {words[0]}", " ".join(words[1:]), done.stderr.strip() or "failed")
+    used = after.children_user - before.children_user + after.children_system - before.children_system
+    return done.stdout, used
+
+
+def _figures(taken: list[dict[str, float]]) -> dict[str, Any]:
+    medians = {name: statistics.median(turn[name] for turn in taken) for name in taken[0]}
+    shares = sorted(turn["foretold"] / turn["taken"] for turn in taken)
+    return {**medians, "ratio": {"median": statistics.median(shares), "low": shares[0], "high": shares[-1]}}
+
+
+def lines(out: dict[str, Any]) -> list[str]:
+    """Return the figures as text lines."""
+    return [
+        f"{name} ({' '.join(RUNS[name])}): {f['foretold']:.2f} s of processors foretold, "
+        f"{f['taken']:.2f} taken, ratio {spread(f['ratio'])}"
+        for name, f in out.items()
+    ]
