@@ -354,8 +354,9 @@ class _Work:
         if twin is not None:
             on_server(transport, lambda: write_retimed(load(twin), config))
         elif state != "complete":
-            run(config, transport, quiet, case.folder(self.folder) if state == "started" else None, **options)
-            gc.collect()  # a run leaves cycles that hold its model and samples
+            started = case.folder(self.folder) if state == "started" else None
+            with _cycles_collected():
+                run(config, transport, quiet, started, **options)
 
     def _state(self, case: Case) -> tuple[str, Path | None]:
         """Return whether a case is complete, started or new, and the run of which it is a copy, if any.
@@ -373,6 +374,20 @@ class _Work:
         if folder.exists():  # the process ended while it created the folder
             shutil.rmtree(folder)
         return "new", None if twin is None else twin.folder(self.folder)
+
+
+@contextmanager
+def _cycles_collected() -> Iterator[None]:
+    """Collect, at the end of the block, the cycles made in it: those of a run hold its model and samples.
+
+    What was there before is not looked at, which takes a fraction of a second once libraries are imported.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.unfreeze()
 
 
 # -- several at a time ---------------------------------------------------------------------------------------

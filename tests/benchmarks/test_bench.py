@@ -81,13 +81,32 @@ def test_the_workloads_are_what_they_say(name, clients, m):
     assert config.data.source.train == clients * int(WORKLOADS[name].what.split(" x ")[1].split()[0])
 
 
-def test_a_plan_is_measured_beside_its_run(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(forecast, "RUNS", {"small": (TINY, "--rounds", "2")})
+def test_what_plans_foretell_is_compared_turn_by_turn(monkeypatch, tmp_path):
+    """1,200 s foretold of runs that took 800, 1600 and 1200."""
+    took = iter((800.0, 1600.0, 1200.0))
+
+    def command_of(words):
+        assert words[1:5] == ["c.yaml", "--rounds", "2", "--seed"]
+        return ("a round ...; 1,200 s of processors in all", 9.0) if words[0] == "plan" else ("", next(took))
+
+    monkeypatch.setattr(forecast, "RUNS", {"small": ("c.yaml", "--rounds", "2")})
+    monkeypatch.setattr(forecast, "_mpifl", command_of)
     file = tmp_path / "figures.json"
-    command.bench(["plan"], ["--local.epochs", "2"], None, "1", str(file))
-    figures = json.loads(file.read_text())["small"]
+    command.bench(["plan"], ["--seed", "1"], None, "3", str(file))
+    ratio = {"median": 1.0, "low": 0.75, "high": 1.5}
+    assert json.loads(file.read_text()) == {"small": {"foretold": 1200.0, "taken": 1200.0, "ratio": ratio}}
+
+
+@pytest.mark.nightly
+def test_a_plan_is_measured_beside_its_run(monkeypatch, capsys):
+    monkeypatch.setattr(forecast, "RUNS", {"small": (TINY, "--rounds", "2")})
+    figures = forecast.measure_forecasts(1, ["--local.epochs", "2"])["small"]
     assert figures["ratio"]["median"] == figures["foretold"] / figures["taken"] > 0
     assert f"{figures['taken']:.2f} taken" in capsys.readouterr().out
+
+
+def test_a_plan_that_is_refused_and_ranks_are_told_of(monkeypatch):
+    monkeypatch.setattr(forecast, "RUNS", {"small": (TINY, "--rounds", "2")})
     with pytest.raises(UserError, match=r"mpifl plan .*--rounds 2 --epochs 2.*unknown key"):
         forecast.measure_forecasts(1, ["--epochs", "2"])
     with pytest.raises(UserError, match="one process"):

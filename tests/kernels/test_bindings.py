@@ -91,7 +91,9 @@ COMPILERS = {
 
 @sources
 @pytest.mark.parametrize("name", bindings.LIBRARIES)
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize(
+    "compiler", ["gcc", *(pytest.param(c, marks=pytest.mark.nightly) for c in COMPILERS if c != "gcc")]
+)
 def test_the_sources_compile_without_a_warning(name, compiler, tmp_path):
     """With clang from the package ziglang as well, if it is installed."""
     if None in COMPILERS[compiler]:
