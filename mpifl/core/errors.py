@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMPFAIL of sysexits.h
+
 
 class UserError(ValueError):
     """Bad input. Shown as one line on rank 0 with exit code 2, never as a traceback.
@@ -76,6 +78,16 @@ class CodeFailed(RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.text, self.trace, self.code)  # so that it can travel between ranks
+
+
+class StoppedEarly(CodeFailed):
+    """A run was asked to stop before its first step, in a part of which nothing is kept.
+
+    Rank 0 raises it, and the others hear of it as of an error.
+    """
+
+    def __init__(self, text: str, trace: str = "", code: int = STOPPED) -> None:
+        super().__init__(text, trace, code)
 
 
 def trace_beyond(error: BaseException, place: str) -> str:

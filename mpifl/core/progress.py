@@ -38,6 +38,7 @@ class Stage:
         first: how many were done when it began, in a run that goes on.
         main: whether it is the larger part of each of the things that the stage around it counts, so that
             half of it is half of one of those.
+        ends_at_once: whether a request to stop need not wait for its end, because nothing of it is kept.
         start: `time.monotonic` of its beginning.
     """
 
@@ -48,6 +49,7 @@ class Stage:
     done: int = 0
     first: int = 0
     main: bool = False
+    ends_at_once: bool = False
     start: float = field(default_factory=lambda: time.monotonic())
 
     @property
@@ -90,9 +92,10 @@ def doing(
     count: Callable[[], int] | None = None,
     first: int = 0,
     main: bool = False,
+    ends_at_once: bool = False,
 ) -> Iterator[Stage]:
     """Say that the block does something; see `Stage`. Stages may nest."""
-    stage = Stage(what, total, unit, count, first, first, main)
+    stage = Stage(what, total, unit, count, first, first, main, ends_at_once)
     _stages.append(stage)
     try:
         yield stage

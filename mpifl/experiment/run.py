@@ -90,6 +90,7 @@ def run(
                 on_server(transport, lambda: check_uploads(context))
         announce(context, progress.say, bind_report)
         folder = on_server(transport, lambda: resumed or new_folder(config))
+        signals.folder = str(folder)
         recorder = None
         if transport.is_server:
             names = context.duration.devices

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from mpifl.core.errors import Stopped, UserError
+from mpifl.core.errors import Stopped, StoppedEarly, UserError
 
 LOGGER = "mpifl"  # its records are not shown on the terminal, which has their content in other words
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -80,7 +80,7 @@ class RankLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if error is not None and not isinstance(error, (UserError, Stopped)):
+        if error is not None and not isinstance(error, (UserError, Stopped, StoppedEarly)):
             logging.getLogger(LOGGER).error("this rank ends", exc_info=error)
         warnings.showwarning = self._showwarning
         for handler in self._handlers:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from mpifl.core.errors import Stopped, UserError, shortened
+from mpifl.core.errors import Stopped, StoppedEarly, UserError, shortened
 from mpifl.core.progress import ROUND, Stage, stages
 
 LINE_SECONDS = 2.0  # between two lines about rounds in a log file
@@ -258,7 +258,7 @@ class ProgressFile:
         with suppress(OSError):
             if error is None:
                 (self.folder / FILE).unlink(missing_ok=True)
-            elif isinstance(error, Stopped):
+            elif isinstance(error, (Stopped, StoppedEarly)):
                 self.write("stopped", "by a signal or a request")
             else:
                 text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -13,6 +13,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from mpifl.core.errors import StoppedEarly
+from mpifl.core.progress import stages
+
 SAVE_SIGNALS = (signal.SIGUSR1,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 REPEAT_SECONDS = (
@@ -29,10 +32,17 @@ class Signals:
 
     Args:
         asked: Returns whether to stop though no signal came; called between steps.
+
+    Attributes:
+        folder: Of the run, for the message where it ends before its first step.
+
+    Raises:
+        StoppedEarly: From the first request to stop, in a stage that ends at once.
     """
 
     def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
         self.asked = asked
+        self.folder = "RUN"
         self.save = False
         self.stop = False
         self._stopped_at = 0.0
@@ -58,6 +68,9 @@ class Signals:
             self.save = True
         elif not self.stop:
             self.stop, self._stopped_at = True, time.monotonic()
+            if any(stage.ends_at_once for stage in stages()):
+                again = f"mpifl resume {self.folder} --from-start"
+                raise StoppedEarly(f"stopped before the first step; begin again with: {again}")
         elif number != signal.SIGUSR2 and time.monotonic() > self._stopped_at + REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -9,11 +9,10 @@ import traceback
 from collections.abc import Callable
 
 from mpifl.comm.transport import CannotRecover, RankLost, Transport
-from mpifl.core.errors import CodeFailed, Stopped, UserError
+from mpifl.core.errors import STOPPED, CodeFailed, Stopped, UserError
 from mpifl.core.files import is_full
 
 OK, FAILED, BAD_INPUT = 0, 1, 2
-STOPPED = 75  # EX_TEMPFAIL of sysexits.h: the run can go on
 
 
 def outcome(transport: Transport, command: Callable[[], int | None]) -> int:

@@ -153,7 +153,7 @@ class ServerStep:
             reports, uploads = self.fingerprint_round(self._initial_clients(), None)
         server = None
         if self.transport.is_server:
-            with self.watch("cluster"), doing("the first server"):
+            with self.watch("cluster"), doing("the first server", ends_at_once=True):
                 server = self.hooks.setup(reports.notes if reports is not None else None)
                 server = self.hooks.appraise(None, server)
             self.tables.publish(server.tables)
@@ -493,7 +493,8 @@ class ServerStep:
     def _publish_shown(self) -> Mapping[str, torch.Tensor]:
         """Return what all download for their statistics, published; made once."""
         if not self._shown:
-            with self.watch("cluster"), doing("what the server shows all clients"):
+            early = not self.visits.any()  # newcomers of a run that goes on have it made again
+            with self.watch("cluster"), doing("what the server shows all clients", ends_at_once=early):
                 cache, shows = self.config.shown_cache, self.hooks.shows
                 made_from = (self.algorithm, self.problem, self.hooks.shows_key)
                 self._shown = shows() if cache is None else cache.get(*made_from, shows)
