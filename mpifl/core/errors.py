@@ -84,10 +84,17 @@ class StoppedEarly(CodeFailed):
     """A run was asked to stop before its first step, in a part of which nothing is kept.
 
     Rank 0 raises it, and the others hear of it as of an error.
+
+    Args:
+        command: with which the run goes on.
     """
 
-    def __init__(self, text: str, trace: str = "", code: int = STOPPED) -> None:
-        super().__init__(text, trace, code)
+    def __init__(self, command: str) -> None:
+        self.command = command
+        super().__init__(f"stopped before the first step; go on with: {command}", code=STOPPED)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.command,)
 
 
 def trace_beyond(error: BaseException, place: str) -> str:

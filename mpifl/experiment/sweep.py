@@ -27,7 +27,7 @@ import yaml
 from mpifl.comm.mpi_startup import is_tolerant
 from mpifl.comm.transport import Transport, divided, on_server
 from mpifl.core.case_names import labels_of
-from mpifl.core.errors import CodeFailed, Stopped, UserError, require
+from mpifl.core.errors import CodeFailed, Stopped, StoppedEarly, UserError, require
 from mpifl.core.files import try_lock, write_atomically
 from mpifl.core.progress import doing
 from mpifl.results import run_folder as folders
@@ -309,6 +309,8 @@ class _Work:
                     self.run_case(case, transport, self.quiet)
                 except Stopped as end:
                     raise Stopped(end.step, str(self.folder), end.written) from None
+                except StoppedEarly:
+                    raise StoppedEarly(f"mpifl resume {self.folder}") from None
                 if transport.is_server:
                     self.found.write()
                 stop = number < len(self.mine) and on_server(transport, lambda: signals.stop)
@@ -462,6 +464,8 @@ class _SideBySide:
             self.group.raise_on_others(error)
             if not self.group.final_barrier():
                 raise
+            if isinstance(error, StoppedEarly):
+                return _Stop(1, 1)
             if not self.quiet and self.case is not None:
                 print(f"case {self.numbers[self.case.slug]}: failed", flush=True)
             return error

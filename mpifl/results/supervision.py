@@ -69,8 +69,7 @@ class Signals:
         elif not self.stop:
             self.stop, self._stopped_at = True, time.monotonic()
             if any(stage.ends_at_once for stage in stages()):
-                again = f"mpifl resume {self.folder} --from-start"
-                raise StoppedEarly(f"stopped before the first step; begin again with: {again}")
+                raise StoppedEarly(f"mpifl resume {self.folder} --from-start")
         elif number != signal.SIGUSR2 and time.monotonic() > self._stopped_at + REPEAT_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

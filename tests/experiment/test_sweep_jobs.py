@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,15 +79,23 @@ def test_a_case_that_fails_stops_the_others_which_write_their_state(mpirun, tmp_
     assert list((tmp_path / "tiny-x" / "tiny-few" / "checkpoints").glob("step-*"))
 
 
-def started(mpirun_options: list[str], folder: Path) -> subprocess.Popen[str]:
-    """Start a sweep of two endless cases on four ranks, and return when both have taken a step."""
-    vary = "{seed: [0, 1]}"
+def steps(sweep: Path) -> int:
+    """Return how many cases of a sweep have taken a step."""
+    return len(list(sweep.glob("tiny-*/checkpoints/step-*1")))
+
+
+def started(
+    folder: Path,
+    vary: str = "{seed: [0, 1]}",
+    begun: Callable[[Path], bool] = lambda sweep: steps(sweep) == 2,
+) -> subprocess.Popen[str]:
+    """Start a sweep of two endless cases on four ranks, and return when it has begun."""
     often = ["--checkpoint.every", "1", "--rounds", "100000", "--output.id", "x"]
-    command = [str(Path(sys.executable).parent / "mpirun"), *mpirun_options, "-n", "4", sys.executable]
+    command = [str(Path(sys.executable).parent / "mpirun"), "-n", "4", sys.executable]
     command += [*COMMAND, "--vary", vary, *often, "--output.folder", str(folder), "--jobs", "2", "-q"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     job = subprocess.Popen(command, env=mpi_environment(worlds.PYTHONPATH), **pipes)
-    while len(list((folder / "tiny-x").glob("tiny-*/checkpoints/step-*1"))) < 2:
+    while not begun(folder / "tiny-x"):
         assert job.poll() is None, job.communicate()
         time.sleep(0.1)
     return job
@@ -94,7 +103,7 @@ def started(mpirun_options: list[str], folder: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.nightly
 def test_a_signal_stops_all_groups_with_their_state_written(tmp_path):
-    with started([], tmp_path) as job:
+    with started(tmp_path) as job:
         job.send_signal(signal.SIGUSR2)
         _, err = job.communicate(timeout=120)
     assert job.returncode == 75
@@ -105,8 +114,25 @@ def test_a_signal_stops_all_groups_with_their_state_written(tmp_path):
 
 
 @pytest.mark.nightly
+def test_a_signal_stops_a_group_that_trains_before_its_first_step(tmp_path):
+    flt = "{name: flt, pretrain_epochs: 1000000, centroids: 2, code: 4}"
+
+    def begun(sweep: Path) -> bool:
+        file = sweep / "tiny-theirs" / "progress.json"
+        return steps(sweep) == 1 and file.exists() and "training on the server's data" in file.read_text()
+
+    with started(tmp_path, f"{{algorithm: {{mine: fedavg, theirs: {flt}}}}}", begun) as job:
+        job.send_signal(signal.SIGUSR2)
+        _, err = job.communicate(timeout=120)
+    assert job.returncode == 75
+    said = [line for line in err.splitlines() if line.startswith("mpifl:")]
+    state = "the state of 2 cases is written, but for the last steps of 1"
+    assert said == [f"mpifl: stopped; {state}; go on with: mpifl resume {tmp_path / 'tiny-x'}"]
+
+
+@pytest.mark.nightly
 def test_a_killed_rank_ends_the_job(tmp_path):
-    with started([], tmp_path) as job:
+    with started(tmp_path) as job:
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
         job.communicate(timeout=120)

@@ -46,14 +46,16 @@ def ranks(pid: int) -> list[int]:
 
 @pytest.fixture
 def training(tmp_path):
-    """Return a function launcher -> a process of two ranks whose run folder has a file with some text."""
+    """Return a function launcher -> a process in which two ranks have begun a run that does not end."""
     mpirun = Path(sys.executable).parent / "mpirun"
     if not (mpirun.parent / "prterun").exists():
         pytest.skip("signals of Open MPI 5's mpirun, beside the interpreter")
     started = []
 
     def start(
-        *launcher: str | Path, options: Sequence[str] = (), file: str = "run.json", text: str = ""
+        *launcher: str | Path,
+        options: Sequence[str] = (),
+        begun: Callable[[Path], bool] = lambda run: any(run.glob("checkpoints/step-*")),
     ) -> subprocess.Popen[str]:
         asked = deaths.arguments(tmp_path, "x", "scaffold", tmp_path / "cache")
         command = [*launcher, mpirun, "-n", "2", sys.executable, "-m", "mpifl", *asked, *LONG, *options]
@@ -65,8 +67,7 @@ def training(tmp_path):
             env=mpi_environment(worlds.PYTHONPATH),
         )
         started.append(process)
-        sign = tmp_path / "tiny-x" / file
-        eventually(lambda: (sign.exists() and text in sign.read_text()) or process.poll() is not None)
+        eventually(lambda: begun(tmp_path / "tiny-x") or process.poll() is not None)
         assert process.poll() is None, process.communicate()[1]
         return process
 
@@ -112,13 +113,18 @@ def test_launch_scripts_turn_sigterm_into_a_stop_that_mpirun_hands_on(training, 
 def test_a_run_is_stopped_at_once_while_the_server_trains_what_all_clients_download(training, tmp_path, who):
     """Nothing of it would be kept. FLT's autoencoder takes an hour on CIFAR-10."""
     method = "{name: flt, pretrain_epochs: 1000000, centroids: 2, code: 4}"
-    process = training(options=["--algorithm", method], file="progress.json", text="training on the server's")
+
+    def begun(run: Path) -> bool:
+        file = run / "progress.json"
+        return file.exists() and "training on the server's data" in file.read_text()
+
+    process = training(options=["--algorithm", method], begun=begun)
     for pid in ranks(process.pid)[: None if who == "all ranks" else 1]:
         os.kill(pid, signal.SIGTERM)
     _, said = process.communicate(timeout=LIMIT)
     assert process.returncode == 75, said
     assert said.count("mpifl: ") == 1, said
     again = f"mpifl resume {tmp_path / 'tiny-x'} --from-start"
-    assert f"mpifl: stopped before the first step; begin again with: {again}" in said
+    assert f"mpifl: stopped before the first step; go on with: {again}" in said
     assert json.loads((tmp_path / "tiny-x" / "progress.json").read_text())["end"] == "stopped"
     assert not [*(tmp_path / "tiny-x" / "checkpoints").glob("step-*")]
