@@ -16,7 +16,7 @@ from .forecast import measure_forecasts
 from .population import compare_populations
 from .scaling import measure_scaling
 from .server import measure_server
-from .workloads import WORKLOADS
+from .workloads import OTHERS, WORKLOADS
 
 
 def bench(
@@ -45,7 +45,7 @@ def bench(
     num_ranks = 3 if ranks is None else _positive("ranks", ranks)
     num_turns = None if turns is None else _positive("turns", turns)
     length = TURN_S if seconds is None else _seconds(seconds)
-    fits = seconds is None or not {"plan", "population", "scaling", "server"} & {*names}
+    fits = seconds is None or not {*OTHERS} & {*names}
     require(fits, "--seconds", seconds, "has no effect: only turns of workloads have a length")
     figures: dict[str, Any]
     if [*names] == ["population"]:

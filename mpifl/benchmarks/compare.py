@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mpifl.data import prepare
 from mpifl.experiment import loader
 
 from .turns import KEEP_FREED, Job, scratch_folder
-from .workloads import WORKLOADS, Workload
+from .workloads import OTHERS, WORKLOADS, Workload
 
 Figures = dict[str, Any]
 TURN_S = 3.0  # least length of a turn
@@ -43,9 +43,7 @@ def compare_all(
     """
     for name in names:
         if name not in WORKLOADS:
-            raise UserError(
-                "bench", name, nearest(name, [*WORKLOADS, "plan", "population", "scaling", "server"])
-            )
+            raise UserError("bench", name, nearest(name, [*WORKLOADS, *OTHERS]))
     out = {}
     for name in names or WORKLOADS:
         with doing(name):
@@ -146,8 +144,13 @@ def ratios(
         theirs: Those of another one; the turns follow each other, so the machine is equally busy.
         figure: Takes the figure from a report.
     """
-    values = sorted(figure(a) / figure(b) for a, b in zip(ours, theirs, strict=True))
-    return {"median": statistics.median(values), "low": values[0], "high": values[-1]}
+    return range_of(figure(a) / figure(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def range_of(values: Iterable[float]) -> dict[str, float]:
+    """Return median, lowest and highest of some values."""
+    in_order = sorted(values)
+    return {"median": statistics.median(in_order), "low": in_order[0], "high": in_order[-1]}
 
 
 def _details(job: Job, turns: list[Figures]) -> Figures:

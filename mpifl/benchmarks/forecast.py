@@ -13,7 +13,7 @@ from typing import Any
 from mpifl.core.errors import UserError
 from mpifl.core.progress import each
 
-from .compare import spread
+from .compare import range_of, spread
 from .turns import scratch_folder
 
 ASYNCHRONOUS = ("--policy", "every_arrival", "--algorithm", "fedasync")
@@ -47,12 +47,13 @@ def measure_forecasts(turns: int | None, options: Sequence[str]) -> dict[str, An
 def _turn(words: Sequence[str]) -> dict[str, float]:
     """Return the seconds of processors of one run: `foretold`, and `taken` with its start and its end."""
     page, _ = _mpifl(["plan", *words])
-    said = re.search(r"; ([\d.,]+) s of processors", page)
+    said = re.search(r"; ([\d.]+) s of processors", page)
     if said is None:
-        raise UserError("mpifl plan", " ".join(words), "says no seconds of processors")
+        remedy = "take fewer --rounds: it foretells two minutes of processors or more, and not to the second"
+        raise UserError("mpifl plan", " ".join(words), remedy)
     with scratch_folder() as place:
         _, taken = _mpifl(["run", *words, "--quiet", "--output.folder", place])
-    return {"foretold": float(said[1].replace(",", "")), "taken": taken}
+    return {"foretold": float(said[1]), "taken": taken}
 
 
 def _mpifl(words: Sequence[str]) -> tuple[str, float]:
@@ -68,8 +69,7 @@ def _mpifl(words: Sequence[str]) -> tuple[str, float]:
 
 def _figures(taken: list[dict[str, float]]) -> dict[str, Any]:
     medians = {name: statistics.median(turn[name] for turn in taken) for name in taken[0]}
-    shares = sorted(turn["foretold"] / turn["taken"] for turn in taken)
-    return {**medians, "ratio": {"median": statistics.median(shares), "low": shares[0], "high": shares[-1]}}
+    return {**medians, "ratio": range_of(turn["foretold"] / turn["taken"] for turn in taken)}
 
 
 def lines(out: dict[str, Any]) -> list[str]:

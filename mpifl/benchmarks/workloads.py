@@ -1,4 +1,4 @@
-"""The workloads of `mpifl bench`: configurations (`configs/bench/`), number of their turns."""
+"""The workloads of `mpifl bench` (`configs/bench/`), their turns, and what else it measures."""
 
 from __future__ import annotations
 
@@ -28,3 +28,5 @@ WORKLOADS = {
     "W5": Workload("bench/w5", "4 clients x 500 colour images, ResNet-18, batch 50", 3),
     "W6": Workload("bench/w6", "UCFL, 100 x 600 images, LeNet-5, batch 64: a 100 x 100 mixing a round", 5),
 }
+
+OTHERS = ("plan", "population", "scaling", "server")  # words of the command that name no workload

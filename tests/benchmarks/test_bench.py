@@ -82,19 +82,19 @@ def test_the_workloads_are_what_they_say(name, clients, m):
 
 
 def test_what_plans_foretell_is_compared_turn_by_turn(monkeypatch, tmp_path):
-    """1,200 s foretold of runs that took 800, 1600 and 1200."""
-    took = iter((800.0, 1600.0, 1200.0))
+    """90 s foretold of runs that took 60, 120 and 90."""
+    took = iter((60.0, 120.0, 90.0))
 
     def command_of(words):
         assert words[1:5] == ["c.yaml", "--rounds", "2", "--seed"]
-        return ("a round ...; 1,200 s of processors in all", 9.0) if words[0] == "plan" else ("", next(took))
+        return ("a round ...; 90 s of processors in all", 9.0) if words[0] == "plan" else ("", next(took))
 
     monkeypatch.setattr(forecast, "RUNS", {"small": ("c.yaml", "--rounds", "2")})
     monkeypatch.setattr(forecast, "_mpifl", command_of)
     file = tmp_path / "figures.json"
     command.bench(["plan"], ["--seed", "1"], None, "3", str(file))
     ratio = {"median": 1.0, "low": 0.75, "high": 1.5}
-    assert json.loads(file.read_text()) == {"small": {"foretold": 1200.0, "taken": 1200.0, "ratio": ratio}}
+    assert json.loads(file.read_text()) == {"small": {"foretold": 90.0, "taken": 90.0, "ratio": ratio}}
 
 
 @pytest.mark.nightly
@@ -109,6 +109,9 @@ def test_a_plan_that_is_refused_and_ranks_are_told_of(monkeypatch):
     monkeypatch.setattr(forecast, "RUNS", {"small": (TINY, "--rounds", "2")})
     with pytest.raises(UserError, match=r"mpifl plan .*--rounds 2 --epochs 2.*unknown key"):
         forecast.measure_forecasts(1, ["--epochs", "2"])
+    monkeypatch.setattr(forecast, "_mpifl", lambda _: ("a round ...; 2 min 5 s of processors in all", 1.0))
+    with pytest.raises(UserError, match="take fewer --rounds"):
+        forecast.measure_forecasts(1, [])
     with pytest.raises(UserError, match="one process"):
         command.bench(["plan"], [], "3", None, None)
 

@@ -98,7 +98,7 @@ def test_a_report_carries_size_and_vectors(client):
 
 
 def test_a_training_at_the_server_says_which_mini_batch_it_is_at_and_that_of_a_client_is_no_stage():
-    """FLT's autoencoder takes twenty minutes on CIFAR-10."""
+    """FLT's autoencoder takes an hour on CIFAR-10."""
     model, autoencoder = (worlds.mlp(8).build(worlds.SHAPE, worlds.CLASSES) for _ in range(2))
     learner = Learner(model, kernels=False, auxiliary=Learner(autoencoder, kernels=False))
     federation, seen = worlds.Tiny(), []
