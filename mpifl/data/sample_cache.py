@@ -9,7 +9,8 @@ import torch
 
 from mpifl.core.federation import Split
 
-NUM_BLOCKS = 8  # that the limit is divided into
+NUM_BLOCKS = 8  # that the limit is divided into, or more: no block is larger than `BLOCK_BYTES`
+BLOCK_BYTES = 64 << 20
 ALIGNMENT = 64  # bytes
 
 
@@ -44,7 +45,7 @@ class SampleCache:
     def _block(self, size: int) -> tuple[torch.Tensor, list[Hashable]]:
         """Return a block with room for so many bytes."""
         if not self._blocks or self._filled + size > len(self._blocks[-1][0]):
-            total = max(size, self.limit // NUM_BLOCKS)
+            total = max(size, min(self.limit // NUM_BLOCKS, BLOCK_BYTES))
             while self._blocks and self.held + total > self.limit:
                 oldest, inside = self._blocks.popleft()
                 self.held -= len(oldest)

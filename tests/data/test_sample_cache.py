@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mpifl.core.federation import Split
-from mpifl.data.sample_cache import SampleCache
+from mpifl.data.sample_cache import BLOCK_BYTES, SampleCache
 
 SIZE = 128  # bytes of a split, each tensor's rounded up to 64
 
@@ -48,3 +48,10 @@ def test_splits_lie_side_by_side_in_blocks():
     assert [int(s.y) for s in kept] == [*range(40)], "what was handed out outlives its block"
     assert recent.held == 16 * SIZE
     assert len(recent._splits) == 16
+
+
+def test_a_limit_beyond_all_memory_takes_what_its_splits_need():
+    endless = SampleCache(10**21)  # more than a tensor can have
+    first = endless.get(1, lambda: split(1))
+    assert endless.get(1, lambda: split(9)) is first
+    assert endless.held <= BLOCK_BYTES
