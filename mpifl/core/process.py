@@ -1,4 +1,4 @@
-"""This process: its memory, and the seconds since it began."""
+"""This process: its memory and that of its machine, and the seconds since it began."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def kilobytes(file: str, field: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith(field)), 0)
+
+
+def machine_bytes() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def keep_freed() -> bool:

@@ -23,7 +23,7 @@ from . import prepared_cache as cache
 from .federation import PoolFederation
 from .pool import Pool, check_pool, standardised
 from .prepared_cache import Progress
-from .scenario import FixedPartition, Scenario, ScenarioSpec
+from .scenario import FixedPartition, Scenario, ScenarioSpec, check_memory
 from .scenarios import Rotated
 from .scenarios.partition_file import exported
 from .sources import MEASURED, NORMALISATIONS, Digits, Photos, Source, in_one_line, normalisation
@@ -102,6 +102,7 @@ def open_federation(
         known["normalisation"] = _normalisation(config, spec, pool)
         if spec.drift is not None:
             federation = PoolFederation(pool, spec, spec.drift, _to_tensor(config, spec, pool))
+            check_memory(federation.num_clients)
             federation.content = known
             return federation
         name = type(config.scenario).__name__

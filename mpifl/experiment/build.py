@@ -39,6 +39,7 @@ from mpifl.models import (
     seeded_model,
     start_apart,
     starts_alike,
+    within_memory,
 )
 from mpifl.results.logging import warn_once
 from mpifl.runtime.asynchronous import AsynchronousEngine
@@ -393,7 +394,8 @@ def auxiliary_learner(algorithm: Algorithm, seed: int, info: DataInfo, device: s
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "auxiliary").entropy >> 65)
-        return Learner(AUTOENCODERS[options.pop("name")](**options).build(info.shape), device)
+        with within_memory("algorithm", algorithm):
+            return Learner(AUTOENCODERS[options.pop("name")](**options).build(info.shape), device)
 
 
 # -- checks --------------------------------------------------------------------------------------------------

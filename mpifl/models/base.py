@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -19,6 +20,8 @@ from .lora import LoRA, adapt, merged_state
 from .pretrained import load_weights
 
 Shape = tuple[int, int, int]  # (C, H, W) of one image
+MOST_LAYERS = 1000
+TOO_LARGE = ("can't allocate memory", "overflow", "not enough memory")  # what PyTorch says of such tensors
 
 
 class Net(nn.Module):
@@ -142,8 +145,25 @@ def build_model(options: Any, info: DataInfo) -> nn.Module:
         info: what samples and labels are like.
 
     Raises:
-        UserError: the model takes other samples.
+        UserError: the model takes other samples, or this machine has no memory for its weights.
     """
+    with within_memory("model", options):
+        return _built(options, info)
+
+
+@contextmanager
+def within_memory(key: str, options: Any) -> Iterator[None]:
+    """Raise `UserError` in place of PyTorch's error where a network that is built inside is too large."""
+    try:
+        yield
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        if not any(words in str(error).lower() for words in TOO_LARGE):
+            raise
+        remedy = "this machine has no memory for the weights of such a network; take a smaller one"
+        raise UserError(key, options, remedy) from error
+
+
+def _built(options: Any, info: DataInfo) -> nn.Module:
     name = getattr(type(options), "imported_as", type(options).__name__)
     takes = options.takes if isinstance(options, ModelOptions) else (IMAGES, FEATURES)
     remedy = f"takes {' or '.join(takes)}, but the samples of this source are {info.inputs}"
@@ -216,6 +236,12 @@ def need_positive(key: str, *widths: int) -> None:
     require(
         min(widths, default=1) >= 1, f"model.{key}", value, "a layer needs at least one unit; give 1 or more"
     )
+
+
+def need_layers(layers: int) -> None:
+    """Raise `UserError` unless a network has 1 to `MOST_LAYERS` layers of a kind."""
+    remedy = f"layers one after the other; take 1 to {MOST_LAYERS}"
+    require(1 <= layers <= MOST_LAYERS, "model.layers", layers, remedy)
 
 
 def need_pair(key: str, widths: tuple[int, ...]) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from mpifl.core.errors import require
 from mpifl.core.federation import TOKENS, DataInfo
 
-from .base import ModelOptions, Net, chain, need_positive, need_rate
+from .base import ModelOptions, Net, chain, need_layers, need_positive, need_rate
 
 
 class Last(nn.Module):
@@ -69,8 +69,9 @@ class LSTM(ModelOptions):
 
     def make_for(self, info: DataInfo) -> Net:
         """Return the network for such tokens."""
-        for key in ("embedding", "hidden", "layers"):
-            need_positive(key, getattr(self, key))
+        need_positive("embedding", self.embedding)
+        need_positive("hidden", self.hidden)
+        need_layers(self.layers)
         body = chain(
             tokens=nn.Embedding(info.vocabulary, self.embedding),
             recurrent=Recurrent(self.embedding, self.hidden, self.layers),
@@ -162,8 +163,9 @@ class Transformer(ModelOptions):
 
     def make_for(self, info: DataInfo) -> Net:
         """Return the network for such tokens; sequences of samples may be shorter."""
-        for key in ("width", "heads", "layers"):
-            need_positive(key, getattr(self, key))
+        need_positive("width", self.width)
+        need_positive("heads", self.heads)
+        need_layers(self.layers)
         need_rate("dropout", self.dropout)
         remedy = f"must be a multiple of the {self.heads} heads; give such a width, or other heads"
         require(self.width % self.heads == 0, "model.width", self.width, remedy)

@@ -99,6 +99,24 @@ OPTIONS = {
     "more groups than clients": (["--data.scenario", ROTATED % 2], ["data.scenario.clients = 2", "4 groups"]),
     "groups of unequal size": (["--data.scenario", ROTATED % 6], ["data.scenario.clients = 6", "4 groups"]),
     "more clients than samples": (["--data.scenario", ROTATED % 40000], ["data.scenario.clients", "samples"]),
+    "more clients than memory": (
+        ["--data.scenario", "{name: population, clients: 1000000000000000}"],
+        ["data.scenario.clients = 1000000000000000", "bytes"],
+    ),
+    "more groups of clients than memory": (
+        ["--data.scenario", ROTATED % (4 * 10**11)],
+        ["data.scenario.clients = 400000000000", "bytes"],
+    ),
+    "more units than memory": (["--model.hidden", "[10000000000]"], ["model = MLP(", "memory"]),
+    "more units than 64 bits": (["--model.hidden", f"[{2**62}]"], ["model = MLP(", "memory"]),
+    "more adapters than memory": (["--model.lora.rank", "1000000000000000"], ["model = ", "memory"]),
+    "a million layers": (
+        [
+            *("--data.source", "{name: generated, kind: tokens}", "--data.scenario", "{name: iid}"),
+            *("--model", "{name: lstm, layers: 1000000}"),
+        ],
+        ["model.layers = 1000000", "take 1 to 1000"],
+    ),
     "no groups to know": (
         ["--algorithm", "oracle", "--data.scenario", "iid"],
         ["algorithm.name = 'oracle'", "groups"],

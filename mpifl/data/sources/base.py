@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.process import machine_bytes
 from mpifl.core.torchvision_compat import torchvision
 from mpifl.data.pool import Pool
 
@@ -184,7 +185,7 @@ def in_one_line(error: BaseException) -> str:
 
 def check_unpacked(path: Path, size: int) -> None:
     """Raise `UserError` if a file would unpack to implausibly many bytes, or to more than memory holds."""
-    packed, memory = path.stat().st_size, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    packed, memory = path.stat().st_size, machine_bytes()
     remedy = f"bytes it would unpack to, more than {RATIO} times its own: no file of images does; remove it"
     require(size <= max(UNPACKED, RATIO * packed), str(path), size, remedy)
     require(size <= memory, str(path), size, f"bytes it would unpack to, and this machine has {memory}")
