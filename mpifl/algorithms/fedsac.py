@@ -66,7 +66,7 @@ class FedSaC(ComparedUploads, Algorithm):
     def __post_init__(self) -> None:
         for name in ("lambda1", "lambda2", "lam"):
             require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "take 0 or more")
-        require(self.num_directions >= 1, "num_directions", self.num_directions, "take at least one")
+        require(1 <= self.num_directions <= 1000, "num_directions", self.num_directions, "take 1 to 1000")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
 
     def setup(self, problem: ProblemInfo, fingerprints: Notes | None, key: Key) -> Server:

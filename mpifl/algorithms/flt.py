@@ -93,7 +93,7 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
 
     def __post_init__(self) -> None:
         require(self.gamma > 0, "gamma", self.gamma, "take a positive distance; 1 in the paper")
-        require(self.centroids >= 0, "centroids", self.centroids, "take 1 or more; 0 for the classes")
+        require(0 <= self.centroids <= 1000, "centroids", self.centroids, "take 1 to 1000; 0 for the classes")
         require(self.distance in DISTANCES, "distance", self.distance, "take matching or closest")
         require(self.case in ("full", "ward"), "case", self.case, "take full or ward")
         require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")

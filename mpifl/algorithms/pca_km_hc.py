@@ -68,7 +68,7 @@ class PCAKMHC(NewClients, PlainVisits, RememberedUploads, Algorithm):
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "take a positive distance")
         require(self.components >= 1, "components", self.components, "take at least one component")
-        require(self.centroids >= 1, "centroids", self.centroids, "take at least one centroid")
+        require(1 <= self.centroids <= 1000, "centroids", self.centroids, "take 1 to 1000")
         require(self.case in ("full", "ward"), "case", self.case, "take full or ward")
         require(self.num_clusters >= 0, "num_clusters", self.num_clusters, "take 1 or more; 0 finds it")
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+NO_MEMORY = (
+    "allocate memory",
+    "overflow",
+    "array is too big",
+)  # what PyTorch and NumPy say of what is too large
 STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMPFAIL of sysexits.h
 
 
@@ -27,6 +34,29 @@ class UserError(ValueError):
     def under(self, prefix: str) -> UserError:
         """Return the same error, its key placed below `prefix`."""
         return UserError(f"{prefix}.{self.key}" if prefix else self.key, self.value, self.remedy)
+
+
+def no_memory(error: BaseException) -> str:
+    """Return in words that there was no memory for an array or a tensor, if an exception says so."""
+    words = " ".join(str(error).split())
+    known = isinstance(error, MemoryError) or any(text in words.lower() for text in NO_MEMORY)
+    return f"this machine has no memory for that ({words[:120]})" if known else ""
+
+
+@contextmanager
+def within_memory(key: str, value: Any) -> Iterator[None]:
+    """Raise `UserError` in place of the exception where what is made inside is too large for this machine.
+
+    Args:
+        key: the configuration key, or section, that asks for it.
+        value: what it says.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, UserError) or not (what := no_memory(error)):
+            raise
+        raise UserError(key, value, f"{what}; take smaller numbers") from error
 
 
 class MethodError(UserError):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
 from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
@@ -177,7 +177,8 @@ def _prepared_pool(config: DataConfig, say: Progress, build: bool, verify: bool)
         filled.append(place.name)
         return _write_pool(config, to, say)
 
-    cache.ensure(place, fill, say, build, verify)
+    with within_memory("data.source", config.source):
+        cache.ensure(place, fill, say, build, verify)
     if not filled and (remark := config.source.unwatched()):
         say(remark)
     pool = _open_pool(place)

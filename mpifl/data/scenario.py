@@ -18,6 +18,7 @@ from mpifl.data.partition.csr import Csr
 from .pool import Pool
 from .transforms import Op
 
+LONGEST_SIDE = 10_000  # pixels of an image
 CLIENT_BYTES = 50  # of a registered client at rank 0, about (docs/performance.md)
 
 SPLITS = ("train", "val", "test")
@@ -196,6 +197,11 @@ def check_fraction(name: str, value: float | None) -> None:
     """Refuse a share outside [0, 1)."""
     if value is not None and not 0.0 <= value < 1.0:
         raise UserError(name, value, "a share of the samples lies in [0, 1)")
+
+
+def check_side(name: str, side: int | None) -> None:
+    """Refuse a side of images in pixels that none has."""
+    require(side is None or 0 < side <= LONGEST_SIDE, name, side, f"a side in pixels, 1 to {LONGEST_SIDE}")
 
 
 def grouped(num_clients: int, num_groups: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.capabilities import RememberedUploads, ServerEvaluation, uses
 from mpifl.core.devices import use_deterministic_algorithms
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
 from mpifl.core.parameters import Layout, flatten, put, take
 from mpifl.core.process import age
@@ -39,7 +39,6 @@ from mpifl.models import (
     seeded_model,
     start_apart,
     starts_alike,
-    within_memory,
 )
 from mpifl.results.logging import warn_once
 from mpifl.runtime.asynchronous import AsynchronousEngine

@@ -61,6 +61,7 @@ class Seeds:
 
 
 CLIENT_MATRICES = ("parameters", "gradients", "angles")
+MOST_RANKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,8 @@ class SystemConfig:
         cache_mb, timeout_s = self.sample_cache_mb, self.stopped_timeout_s
         require(cache_mb >= 0, "sample_cache_mb", cache_mb, "take 0 or more megabytes")
         require(timeout_s >= 0, "stopped_timeout_s", timeout_s, "take 0 (never) or more seconds")
-        require(self.ranks is None or self.ranks >= 1, "ranks", self.ranks, "take 1 or more, or null")
+        fits = self.ranks is None or 1 <= self.ranks <= MOST_RANKS
+        require(fits, "ranks", self.ranks, f"take 1 to {MOST_RANKS}, or null")
         require(self.watchdog_s >= 0, "watchdog_s", self.watchdog_s, "take 0 (never) or more seconds")
         require(self.threads >= 0, "threads", self.threads, "take 1 or more, or 0 for the CPU mask")
         remedy = "take cpu, cuda or auto; a rank drives one GPU, chosen by its number on the node"

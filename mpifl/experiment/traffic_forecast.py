@@ -25,7 +25,7 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.devices import message_on, tensors_on
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
@@ -315,6 +315,7 @@ def _fingerprint(context: RunContext, k: int) -> Report:
     """Return the one-shot statistics of a client."""
     algorithm = hooks_of(context.config.algorithm, OneShotStatistics)
     shown = tensors_on(algorithm.shows(context.problem, key(0)), context.learner.device)
-    report = algorithm.fingerprint(_client(context, k), shown, key(0))
+    with within_memory("algorithm", algorithm):
+        report = algorithm.fingerprint(_client(context, k), shown, key(0))
     assert report is not None
     return report

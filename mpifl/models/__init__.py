@@ -9,7 +9,7 @@ adapters (`lora.py`) the flat vector holds the adapters only, and what is traine
 from __future__ import annotations
 
 from .autoencoders import FltAE, FltAECifar
-from .base import ModelOptions, Net, ShapeModel, build_model, seeded_model, within_memory
+from .base import ModelOptions, Net, ShapeModel, build_model, seeded_model
 from .cnn import CcflCNN, CflCNN, EmdCNN, FltCNNCifar, FltCNNMnist, LeafCNN, LeNet5
 from .lora import LoRA, check_adapted, checksum, start_apart, starts_alike
 from .mlp import MLP, FltMLP, IfcaMLP
@@ -60,5 +60,4 @@ __all__ = [
     "seeded_model",
     "start_apart",
     "starts_alike",
-    "within_memory",
 ]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from mpifl.core.errors import UserError, require
+from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.federation import FEATURES, IMAGES, TOKENS, DataInfo
 from mpifl.core.rng import key
 
@@ -21,7 +20,6 @@ from .pretrained import load_weights
 
 Shape = tuple[int, int, int]  # (C, H, W) of one image
 MOST_LAYERS = 1000
-TOO_LARGE = ("can't allocate memory", "overflow", "not enough memory")  # what PyTorch says of such tensors
 
 
 class Net(nn.Module):
@@ -149,18 +147,6 @@ def build_model(options: Any, info: DataInfo) -> nn.Module:
     """
     with within_memory("model", options):
         return _built(options, info)
-
-
-@contextmanager
-def within_memory(key: str, options: Any) -> Iterator[None]:
-    """Raise `UserError` in place of PyTorch's error where a network that is built inside is too large."""
-    try:
-        yield
-    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
-        if not any(words in str(error).lower() for words in TOO_LARGE):
-            raise
-        remedy = "this machine has no memory for the weights of such a network; take a smaller one"
-        raise UserError(key, options, remedy) from error
 
 
 def _built(options: Any, info: DataInfo) -> nn.Module:

@@ -16,7 +16,15 @@ from typing import Self, TypeVar
 import torch
 
 from mpifl.core.algorithm import Algorithm
-from mpifl.core.errors import CodeFailed, MethodError, Missing, NotFinite, UserError, trace_beyond
+from mpifl.core.errors import (
+    CodeFailed,
+    MethodError,
+    Missing,
+    NotFinite,
+    UserError,
+    no_memory,
+    trace_beyond,
+)
 from mpifl.core.types import ASKED_FOR
 
 DROP = "drop"  # value of on_client_error that leaves out clients that fail twice
@@ -92,8 +100,10 @@ class HookCall(ABC):
 class ServerCall(HookCall):
     """A hook on rank 0: an exception of its own ends the run."""
 
-    def failure(self, error: Exception) -> CodeFailed:
-        """Return the error that ends the run, with the traceback from the method's code on."""
+    def failure(self, error: Exception) -> Exception:
+        """Return the error that ends the run; with the traceback, unless memory is missing."""
+        if what := no_memory(error):
+            return self.error(what, "take fewer clients, or a machine with more of it")
         name = hook_name(self.algorithm, self.hook)
         return CodeFailed(f"{name}: {self.where}{type(error).__name__}: {error}", trace_of(error))
 

@@ -110,6 +110,19 @@ OPTIONS = {
     "more units than memory": (["--model.hidden", "[10000000000]"], ["model = MLP(", "memory"]),
     "more units than 64 bits": (["--model.hidden", f"[{2**62}]"], ["model = MLP(", "memory"]),
     "more adapters than memory": (["--model.lora.rank", "1000000000000000"], ["model = ", "memory"]),
+    "more samples than memory": (
+        ["--data.source", "{name: synthetic, train: 1000000000000000}"],
+        ["data.source = Synthetic(", "memory"],
+    ),
+    "more centroids than anybody has": (
+        ["--algorithm", "{name: pca_km_hc, centroids: 1000000000000000}"],
+        ["algorithm.centroids = 1000000000000000", "1000"],
+    ),
+    "a side of 2^31 pixels": (
+        ["--data.scenario", "{name: rotated, clients: 8, resize: 2147483648}"],
+        ["data.scenario.resize = 2147483648", "10000"],
+    ),
+    "2^31 ranks": (["--system.ranks", "2147483648"], ["system.ranks = 2147483648", "1000000"]),
     "a million layers": (
         [
             *("--data.source", "{name: generated, kind: tokens}", "--data.scenario", "{name: iid}"),

@@ -382,6 +382,13 @@ def test_an_exception_of_a_hook_on_rank_0_is_shown_from_the_method_on(tmp_path):
     assert "mpifl/runtime" not in caught.value.trace
 
 
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_a_hook_on_rank_0_without_memory_is_named_in_one_line(make, tmp_path):
+    CHOICE["aggregate"] = lambda s, n: make((10**8, 10**8))
+    with pytest.raises(MethodError, match=r"Mine.aggregate: step 1: .*no memory.*; take fewer clients"):
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
+
+
 @pytest.mark.parametrize("drops", ["abort", "drop"])
 @pytest.mark.parametrize(("end", "code"), [(SystemExit(0), 2), (KeyboardInterrupt(), 130)])
 def test_code_of_a_client_cannot_end_the_process(end, code, drops, tmp_path):

@@ -15,7 +15,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, check_side, grouped
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.transforms import Colour, Patch
 
@@ -90,7 +90,7 @@ class EmdCflCifar(Scenario):
 
     def __post_init__(self) -> None:
         require(self.version in VERSIONS, "version", self.version, f"known: {', '.join(VERSIONS)}")
-        require(self.resize > 0, "resize", self.resize, "a side in pixels")
+        check_side("resize", self.resize)
         check_fraction("validation", self.validation)
         grouped(self.clients, 4)
 
@@ -199,7 +199,7 @@ class BackdoorCifar(Scenario):
 
     def __post_init__(self) -> None:
         check_fraction("validation", self.validation)
-        require(self.resize is None or self.resize > 0, "resize", self.resize, "a side in pixels")
+        check_side("resize", self.resize)
         grouped(self.clients, 3)
 
     def compose(self, pool: Pool, key: Key) -> ScenarioSpec:

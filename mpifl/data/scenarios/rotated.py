@@ -11,7 +11,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, check_side, grouped
 from mpifl.data.transforms import Border, Op, Rotate
 
 
@@ -57,7 +57,7 @@ class Rotated(Scenario):
         require(len(self.angles) > 0, "angles", self.angles, "needs at least one angle")
         require(self.tolerance >= 0, "tolerance", self.tolerance, "degrees, not negative")
         require(self.border >= 0, "border", self.border, "counts pixels")
-        require(self.resize is None or self.resize > 0, "resize", self.resize, "a side in pixels")
+        check_side("resize", self.resize)
         require(
             self.test_parts in ("group", "population"), "test_parts", self.test_parts, "group or population"
         )

@@ -186,7 +186,7 @@ class LogNormal(PartitionedScenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.sigma >= 0, "sigma", self.sigma, "a standard deviation, not negative")
+        require(0 <= self.sigma <= 100, "sigma", self.sigma, "a standard deviation, 0 to 100")
 
     def owners(self, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return a random owner for each sample, by weight."""
