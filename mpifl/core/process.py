@@ -8,6 +8,8 @@ import platform
 import time
 from pathlib import Path
 
+from .errors import require
+
 SETTINGS = {-1: 2_000_000_000, -2: 64 << 20, -3: 32 << 20}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 
 
@@ -31,6 +33,22 @@ def kilobytes(file: str, field: str) -> int:
 def machine_bytes() -> int:
     """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_memory(key: str, count: int, size: int) -> None:
+    """Refuse what this machine has no memory for.
+
+    Args:
+        key: what says how many there are.
+        count: how many.
+        size: bytes that each takes, at least.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    need, has = count * size, machine_bytes()
+    remedy = f"they take {need:,} bytes or more, and this machine has {has:,}; take fewer"
+    require(need <= has, key, count, remedy)
 
 
 def keep_freed() -> bool:

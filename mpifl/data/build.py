@@ -14,6 +14,7 @@ import torch
 
 from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.federation import CLASSES, FEATURES, IMAGES, TOKENS, Split
+from mpifl.core.process import check_memory
 from mpifl.core.progress import doing, each
 from mpifl.core.rng import key
 from mpifl.data.partition.csr import Csr
@@ -23,7 +24,7 @@ from . import prepared_cache as cache
 from .federation import PoolFederation
 from .pool import Pool, check_pool, standardised
 from .prepared_cache import Progress
-from .scenario import FixedPartition, Scenario, ScenarioSpec, check_memory
+from .scenario import CLIENT_BYTES, FixedPartition, Scenario, ScenarioSpec
 from .scenarios import Rotated
 from .scenarios.partition_file import exported
 from .sources import MEASURED, NORMALISATIONS, Digits, Photos, Source, in_one_line, normalisation
@@ -102,7 +103,7 @@ def open_federation(
         known["normalisation"] = _normalisation(config, spec, pool)
         if spec.drift is not None:
             federation = PoolFederation(pool, spec, spec.drift, _to_tensor(config, spec, pool))
-            check_memory(federation.num_clients)
+            check_memory("clients", federation.num_clients, CLIENT_BYTES)
             federation.content = known
             return federation
         name = type(config.scenario).__name__

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpifl.core.errors import UserError, require
-from mpifl.core.process import machine_bytes
+from mpifl.core.process import check_memory
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr
 
@@ -186,13 +186,6 @@ def check_clients(num_clients: int, samples: int) -> None:
     )
 
 
-def check_memory(num_clients: int) -> None:
-    """Refuse more clients than rank 0 has memory for."""
-    need, has = CLIENT_BYTES * num_clients, machine_bytes()
-    remedy = f"rank 0 keeps some {CLIENT_BYTES} bytes of each, {need:,} bytes, and this machine has {has:,}"
-    require(need <= has, "clients", num_clients, f"{remedy}; take fewer")
-
-
 def check_fraction(name: str, value: float | None) -> None:
     """Refuse a share outside [0, 1)."""
     if value is not None and not 0.0 <= value < 1.0:
@@ -206,7 +199,7 @@ def check_side(name: str, side: int | None) -> None:
 
 def grouped(num_clients: int, num_groups: int) -> np.ndarray:
     """Return int64 [N], the group of each client in contiguous blocks; refuse groups that do not divide."""
-    check_memory(num_clients)
+    check_memory("clients", num_clients, CLIENT_BYTES)
     require(
         num_clients > 0 and num_clients % num_groups == 0,
         "clients",

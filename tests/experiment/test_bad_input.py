@@ -112,11 +112,15 @@ OPTIONS = {
     "more adapters than memory": (["--model.lora.rank", "1000000000000000"], ["model = ", "memory"]),
     "more samples than memory": (
         ["--data.source", "{name: synthetic, train: 1000000000000000}"],
-        ["data.source = Synthetic(", "memory"],
+        ["data.source.train + test = 1000000000001000", "bytes"],
     ),
     "more centroids than anybody has": (
         ["--algorithm", "{name: pca_km_hc, centroids: 1000000000000000}"],
         ["algorithm.centroids = 1000000000000000", "1000"],
+    ),
+    "more classes than memory": (
+        ["--data.source", "{name: synthetic, classes: 1000000000000000}"],
+        ["data.source = Synthetic(", "memory"],
     ),
     "a side of 2^31 pixels": (
         ["--data.scenario", "{name: rotated, clients: 8, resize: 2147483648}"],

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from malformed import commands, configurations, datafiles, runfolders, tables
+from malformed import commands, configurations, datafiles, large_numbers, runfolders, tables
 from malformed.case import Case
 from support import worlds
 
@@ -26,6 +26,7 @@ SECONDS = 5.0  # of the processor; wall seconds on a machine that does nothing e
 Make = Callable[[Path, int, int], Iterator[Case]]
 KINDS: dict[str, tuple[Make, int]] = {
     "configurations": (configurations.make, 280),
+    "large numbers": (large_numbers.make, 0),
     "command lines": (commands.make, 160),
     "data files": (datafiles.make, 150),
     "run folders": (runfolders.make, 120),

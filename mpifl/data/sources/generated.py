@@ -10,6 +10,7 @@ import numpy as np
 
 from mpifl.core.errors import require
 from mpifl.core.federation import CLASSES, MULTI_HOT, NUMBERS, TOKENS
+from mpifl.core.process import check_memory
 from mpifl.core.rng import Key, key
 from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Source
@@ -61,6 +62,8 @@ class Generated(Source):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Draw the samples."""
         address, total = key(0, "generated", self.kind), self.train + self.test
+        width = self.length if self.kind == TOKENS else self.features + self.outputs
+        check_memory("data.source.train + test", total, 8 * width)
         if self.kind == TOKENS:
             tokens = self._chain(address, total)
             inputs, labels = tokens[:, :-1], tokens[:, 1:]

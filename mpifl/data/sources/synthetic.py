@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from mpifl.core.errors import require
+from mpifl.core.process import check_memory
 from mpifl.core.rng import key
 from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
@@ -55,6 +56,9 @@ class Synthetic(Source):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Draw patterns, then every image around the pattern of its class, a block of images at a time."""
         address, total = key(0, "synthetic"), self.train + self.test
+        check_memory(
+            "data.source.train + test", total, 4 * np.dtype(np.int64).itemsize
+        )  # labels; images are on disk
         patterns = address.of("patterns").numpy().integers(64, 192, (self.classes, *self.shape))
         labels = np.arange(total, dtype=np.int64) % self.classes
         images = cache.allocate(scratch, "images", (total, *self.shape))
