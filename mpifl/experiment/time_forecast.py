@@ -370,8 +370,7 @@ def _evaluate(
     each, work = cores.busiest(owners, seconds, num_ranks), float(seconds.sum())
     if costs is not None:
         each += EXCHANGES * POLL_S + costs.sharing(max(1, around.rows // context.problem.layout.size), 1)
-    steps = range(1, config.rounds + 1)
-    count = sum(schedule.due(step, config.rounds) for step in steps) + config.evaluation.at_start
+    count = schedule.num_due(0, config.rounds) + config.evaluation.at_start
     out.evaluation += count * (each + measured.record)
     out.work += count * (work + measured.record)
     assert len(clients)
@@ -644,7 +643,7 @@ def _arrivals(
     if rest:
         out.rounds.append(rest * float(np.mean(out.rounds[steps // 2 :])))
         schedule = EvaluationSchedule(context.evaluated_clients, config.evaluation.every)
-        more = sum(schedule.due(step, config.rounds) for step in range(steps + 1, config.rounds + 1))
+        more = schedule.num_due(steps, config.rounds)
         out.evaluation += more * once
         out.work *= config.rounds / steps
     return out

@@ -61,6 +61,14 @@ class EvaluationSchedule:
         """Return whether the state after a step, of so many, is evaluated."""
         return step in (0, num_steps) or bool(self.every and step % self.every == 0)
 
+    def num_due(self, done: int, num_steps: int) -> int:
+        """Return how many states are evaluated after the first `done` of so many steps."""
+        if done >= num_steps:
+            return 0
+        if not self.every:
+            return 1
+        return -(-num_steps // self.every) - done // self.every
+
 
 class Engine(ABC):
     """Runs the server steps of an experiment over all ranks."""

@@ -244,6 +244,8 @@ def test_rounds_judge_when_due_and_always_at_the_end(every, first, expected, tmp
     server = rounds.run(records.append)
     assert [r.step for r in records] == ([0] if first else []) + [1, 2, 3, 4, 5]
     assert [r.step for r in records if r.scores is not None] == expected
+    for done in range(6):
+        assert evaluation.num_due(done, 5) == sum(step > done for step in expected)
     assert server is records[-1].server
     for record in records[first:]:
         assert_array_equal(record.cohort, sampler(record.step))
