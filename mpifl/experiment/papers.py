@@ -205,13 +205,18 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
         ended = datetime.fromtimestamp((done / "summary.json").stat().st_mtime, UTC)
         yield {
             "labels": dict(case.labels),
-            "values": {name: float(f"{values[name]:.6g}") for name in names if name in values},
+            "values": {name: _kept(values[name]) for name in names if name in values},
             "changed": _changed(case, run.config),
             "date": f"{ended:%Y-%m-%d}",
             "commit": (environment.get("git_commit") or "")[:10],
             "digest": run.summary["digest"][:16],
             "seconds": round(run.summary["wall_seconds"]),
         }
+
+
+def _kept(value: float) -> float:
+    """Return a whole number (bytes) as it is, and six digits of any other."""
+    return value if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def _changed(case: Case, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -211,6 +211,12 @@ def test_record_keeps_the_figures_and_what_was_changed(paper, tmp_path, capsys):
     assert all([*one["changed"]] == ["rounds"] for one in kept["cases"])
 
 
+def test_bytes_are_recorded_exactly():
+    record = json.loads(SWEEPS["flt/table6"].measured_file.read_text())
+    down = {one["labels"]["rows"]: one["values"]["federation_bytes_down"] for one in record["cases"]}
+    assert down["FLT Enc1"] == 4 * (100 * 25_956 + 2_000 * 159_010), "N W_enc + rho N W T"
+
+
 def test_another_sweep_adds_its_cases_and_replaces_the_same_ones(paper, tmp_path, capsys):
     folders = [
         sweep_with(paper, tmp_path, "a", "--rounds", "3", "--only", "seed=1"),
