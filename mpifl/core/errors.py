@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-NO_MEMORY = (
-    "allocate memory",
-    "overflow",
-    "array is too big",
-)  # what PyTorch and NumPy say of what is too large
+# what PyTorch and NumPy say of tensors and arrays that are too large
+NO_MEMORY = ("allocate memory", "size calculation overflowed", "overflow when unpacking", "array is too big")
 STOPPED = 75  # exit code of a run that was asked to stop and can go on; EX_TEMPFAIL of sysexits.h
 
 
@@ -38,7 +35,7 @@ class UserError(ValueError):
 
 def no_memory(error: BaseException) -> str:
     """Return in words that there was no memory for an array or a tensor, if an exception says so."""
-    words = " ".join(str(error).split())
+    words = one_line(str(error))
     known = isinstance(error, MemoryError) or any(text in words.lower() for text in NO_MEMORY)
     return f"this machine has no memory for that ({words[:120]})" if known else ""
 

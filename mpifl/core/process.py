@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 
 from .errors import require
 
@@ -31,8 +32,9 @@ def kilobytes(file: str, field: str) -> int:
 
 
 def machine_bytes() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Return the bytes of memory of this machine, or the fewer that this process may address."""
+    has, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), getrlimit(RLIMIT_AS)[0]
+    return has if limit == RLIM_INFINITY else min(has, limit)
 
 
 def check_memory(key: str, count: int, size: int) -> None:

@@ -46,9 +46,8 @@ def _trees() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for section, choices in SECTIONS.items():
         for name in choices:
             for world in WORLDS:
-                options = ["--data.source", name] if section == "data.source" else [f"--{section}", name]
                 try:
-                    yield name, section, to_tree(load(str(CONFIG), [*world, *options]))
+                    yield name, section, to_tree(load(str(CONFIG), [*world, f"--{section}", name]))
                     break
                 except UserError:
                     continue  # it does not fit beside the others, or has fields without defaults

@@ -382,6 +382,16 @@ def test_an_exception_of_a_hook_on_rank_0_is_shown_from_the_method_on(tmp_path):
     assert "mpifl/runtime" not in caught.value.trace
 
 
+def test_numbers_that_overflow_in_a_hook_are_not_taken_for_want_of_memory(tmp_path):
+    def overflow(server, notes):
+        raise FloatingPointError("overflow encountered in multiply")
+
+    CHOICE["aggregate"] = overflow
+    with pytest.raises(CodeFailed, match="FloatingPointError: overflow encountered") as caught:
+        worlds.run(Mine(), worlds.Tiny(), tmp_path, evaluate=False)
+    assert "test_hooks.py" in caught.value.trace
+
+
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
 def test_a_hook_on_rank_0_without_memory_is_named_in_one_line(make, tmp_path):
     CHOICE["aggregate"] = lambda s, n: make((10**8, 10**8))

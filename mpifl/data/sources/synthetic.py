@@ -15,6 +15,7 @@ from mpifl.data import prepared_cache as cache
 from mpifl.data.pool import Pool
 from mpifl.data.sources.base import Source, Statistics
 
+LABEL_BYTES = 32  # that an image takes in memory: its label, while labels are made; pixels are on disk
 BLOCK = 4096  # images drawn at a time
 
 
@@ -56,9 +57,7 @@ class Synthetic(Source):
     def load(self, root: Path, scratch: Path) -> Pool:
         """Draw patterns, then every image around the pattern of its class, a block of images at a time."""
         address, total = key(0, "synthetic"), self.train + self.test
-        check_memory(
-            "data.source.train + test", total, 4 * np.dtype(np.int64).itemsize
-        )  # labels; images are on disk
+        check_memory("data.source.train + test", total, LABEL_BYTES)
         patterns = address.of("patterns").numpy().integers(64, 192, (self.classes, *self.shape))
         labels = np.arange(total, dtype=np.int64) % self.classes
         images = cache.allocate(scratch, "images", (total, *self.shape))
