@@ -157,7 +157,11 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
         return server.algorithm_state["u"]
 
     def estimate(self, scores: np.ndarray) -> np.ndarray:
-        """Return u [K] from the raw scores [3, K] (Algorithm 2)."""
+        """Return u [K] from the raw scores [3, K] (Algorithm 2).
+
+        Before the softmax no share exceeds 1 / (K - 1), however well one cluster fits. With the paper's A the
+        largest is 0.95 for K = 2, 0.51 for 3 (A = 3), 0.42 for 4 (A = 7) and 0.27 for 6 (A = 15).
+        """
         K = scores.shape[1]
         if K == 1:  # the brackets sum to K - 1
             return np.ones(1)

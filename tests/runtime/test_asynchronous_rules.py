@@ -95,6 +95,24 @@ def test_ccfl_estimates_the_mixture_by_hand():
     assert_allclose(CCFL(sharpen=(10.0, 10.0)).estimate(scores), twice / twice.sum())
 
 
+@pytest.mark.parametrize(
+    ("clusters", "sharpen", "largest"), [(2, 3, 0.9526), (3, 3, 0.5142), (4, 7, 0.4205), (6, 15, 0.2671)]
+)
+def test_no_share_of_ccfl_exceeds_that_of_a_perfect_fit(clusters, sharpen, largest):
+    """Scores of 0 for one cluster and 1 for the others: u = 1 / (K - 1) and (K - 2) / (K - 1)^2 each.
+
+    Their difference is 1 / (K - 1)^2, so that the share is 1 / (1 + (K - 1) exp(-A / (K - 1)^2)). No other
+    scores have a larger one.
+    """
+    method = CCFL(sharpen=(float(sharpen),), bar_loss=0)
+    fit = np.ones((3, clusters))
+    fit[:, 0] = 0
+    assert_allclose(method.estimate(fit)[0], largest, atol=5e-5)
+    assert_allclose(largest, 1 / (1 + (clusters - 1) * np.exp(-sharpen / (clusters - 1) ** 2)), atol=5e-5)
+    drawn = np.random.default_rng(0).exponential(size=(1000, 3, clusters)) ** 4
+    assert max(method.estimate(scores).max() for scores in drawn) <= largest + 5e-5
+
+
 def test_ccfl_with_one_cluster_is_all_that_cluster():
     """K = 1: the brackets sum to K - 1 = 0, and nothing is divided by it."""
     assert_array_equal(CCFL().estimate(np.array([[10.0], [1.0], [2.0]])), [1.0])
