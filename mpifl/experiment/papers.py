@@ -286,7 +286,7 @@ def _section(sweep: Sweep) -> str:
     ]
     if table.spread:
         parts.append(f'Published "+-": {table.spread}. Here: sample standard deviation over the seeds.\n')
-    parts += [f"{text.strip()}\n" for text in (table.notes, table.findings) if text]
+    parts += [f"{text}\n" for text in (table.notes, *table.findings) if text]
     return "\n".join(parts)
 
 

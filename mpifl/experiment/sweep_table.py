@@ -46,7 +46,8 @@ class TableConfig:
             the critical difference; of figures with three rows and two complete groups.
         blocked: why the table cannot be run with the data at hand; empty where it can.
         notes: readings that decide.
-        findings: what came out here, and the tested causes of differences; for `docs/reproductions`.
+        findings: what came out here, and the tested causes of differences, paragraph by paragraph; for
+            `docs/reproductions`.
     """
 
     title: str
@@ -57,7 +58,7 @@ class TableConfig:
     ranks: bool = False
     blocked: str = ""
     notes: str = ""
-    findings: str = ""
+    findings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(bool(self.title), "title", self.title, "say which table of which paper it is")

@@ -182,7 +182,7 @@ table:
   title: Table 1
   figures: {{avg: {{of: accuracy_mean, percent: true}}, ARI: {{of: ari}}}}
   published: {{FedAvg: [50.5]}}
-  findings: It came out so.
+  findings: [It came out so., And so.]
 """
     )
     return folder / "ucfl"
@@ -238,7 +238,7 @@ def test_another_sweep_adds_its_cases_and_replaces_the_same_ones(paper, tmp_path
     page = (papers.PAGES / "ucfl.md").read_text()
     assert "mpifl sweep papers/ucfl/table1 --data.root DIR\n" in page, "not all cases have three rounds"
     assert "| FedAvg | 50.5 | " in page
-    assert "It came out so." in page
+    assert "\nIt came out so.\n\nAnd so.\n" in page
     assert "(ucfl.md)" in (papers.PAGES / "README.md").read_text()
 
 
