@@ -529,7 +529,8 @@ class ServerStep:
         self.book_reads(step, CohortReads.of({**reads, **late}.items()) if late else reads, widths)
         probes = self.hooks.probes(server, step)
         costs = np.where(fresh, self.costs[clients], 1) + (len(clients) * 64 if probes else 0)
-        peers = tuple((int(k), int(self.visits[k])) for k in clients) if probes else ()
+        made = self.visits[clients] - ~fresh  # by the data of the visit that a model was made at
+        peers = tuple(zip(clients.tolist(), made.tolist(), strict=True)) if probes else ()
         pairs = self.hooks.pairs(server, clients, fresh) if probes else None
         compared = self.hooks.measured_table(server)
         work = {} if plan is None else plan.work

@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from mpifl.aggregation.exact_sum import max_abs
@@ -157,7 +158,11 @@ class Worker:
             counter.advance()
             if isinstance(report, Dropped):
                 dropped.append(report)
-                continue
+                if self._remembered is None or not task.visit or fingerprint:
+                    continue
+                # as a client that is not in the cohort
+                task = replace(task, fresh=False, looks_at=np.zeros(len(peers), bool))
+                report = self._report(task, batch, peers, visits)
             header, brought = report
             headers.append(header)
             for name, vector in brought.items():
@@ -320,7 +325,8 @@ class Worker:
         if not any(wanted):
             return {}, {}, exchanges
         with self.watch("cluster"):
-            me = self.client(task.client, task.visit, step)
+            # a remembered upload is compared on the data it was made from
+            me = self.client(task.client, task.visit - (not task.fresh), step)
             others = [
                 CountedPeer(me.id, p, exchanges, self.config.payload, w)
                 for p, w in zip(peers, wanted, strict=True)

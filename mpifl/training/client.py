@@ -126,7 +126,7 @@ class LocalClient(Client):
         **changes: Any,
     ) -> Trained:
         """Train on the client's training data."""
-        config = replace(self._config, **changes) if changes else self._config
+        config = self._changed(changes)
         memory = self._optimizers if config.remembers else None
         train = self.data.train if split is None else split_on(split, self._learner.device)
         config = self._shortened(config, len(train))
@@ -146,6 +146,12 @@ class LocalClient(Client):
         away = trained.vector.device != self._home
         return replace(trained, vector=trained.vector.to(self._home)) if away else trained
 
+    def _changed(self, changes: Mapping[str, Any]) -> LocalConfig:
+        """Return the options with those of a call; the epochs of a call replace `local.steps`, too."""
+        if not changes:
+            return self._config
+        return replace(self._config, **{**({"steps": None} if "epochs" in changes else {}), **changes})
+
     def _training(self, num_steps: int) -> AbstractContextManager[Stage | None]:
         """Return what counts the mini-batches of a training; None here: visits are counted as a whole."""
         return nullcontext()
@@ -160,7 +166,7 @@ class LocalClient(Client):
     def batches(self, key: Key, **changes: Any) -> Iterator[Split]:
         """Yield the batches of a visit, as `sgd` takes them under the same key."""
         data = self.data.train
-        config = self._shortened(replace(self._config, **changes), len(data))
+        config = self._shortened(self._changed(changes), len(data))
         for index in self._learner.batches(data, config, key):
             yield Split(data.x[index], data.y[index])
 

@@ -20,7 +20,8 @@ class LocalConfig:
 
     Attributes:
         epochs: passes over the training data in one visit.
-        steps: mini-batches in one visit, pass after pass, instead of `epochs`; None: `epochs` counts.
+        steps: mini-batches in one visit, pass after pass, instead of `epochs`; None: `epochs` counts. Trainings
+            whose number of epochs a method gives (tuning, a head alone, one gradient) keep that number.
         batch_size: samples per step; the last batch of an epoch may be smaller.
         lr: learning rate of the first server step.
         momentum: of SGD; the buffer starts anew at every visit, unless `keep_optimizer` is set.

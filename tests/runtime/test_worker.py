@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +13,9 @@ import torch
 from numpy.testing import assert_array_equal
 from support import worlds
 
+from mpifl.algorithms.emdcfl import EMDCFL
+from mpifl.algorithms.fedavg_memory import FedAvgMemory
+from mpifl.algorithms.oracle import Oracle
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.client import Client
 from mpifl.core.federation import Split
@@ -127,3 +131,97 @@ def test_asynchronous_clients_are_evaluated_likewise(tmp_path):
     assert visits.sum() == 7
     assert_array_equal(done.scores["accuracy"], visits)
     assert_array_equal(done.scores["loss"], np.maximum(visits - 1, 0))
+
+
+# -- remembered uploads --------------------------------------------------------------------------------------
+
+
+def failing(cls: type[Algorithm], fails: dict[int, tuple[int, ...]], **options: object) -> Algorithm:
+    """Return a method whose clients fail in some steps: step -> clients."""
+
+    @dataclass(frozen=True)
+    class Failing(cls):
+        def local_update(self, message, state, client, key):
+            if client.id in fails.get(message.step, ()):
+                raise RuntimeError("no")
+            return super().local_update(message, state, client, key)
+
+    return Failing(**options)
+
+
+def steps_of(
+    algorithm: Algorithm, federation: worlds.Tiny, folder: Path, cohorts: list[list[int]], **changes: object
+) -> worlds.Run:
+    """Take a step with each of these cohorts; clients that fail are left out."""
+    out = worlds.Run()
+    server_step, _ = worlds.start(
+        algorithm, federation, folder, told=out.hear, on_client_error="drop", **changes
+    )
+    out.server_step = server_step
+    out.servers.append(server_step.initialize())
+    for cohort in cohorts:
+        server, notes = server_step.step(out.server, np.array(cohort))
+        out.servers.append(server)
+        out.notes.append(notes)
+    return out
+
+
+def test_a_client_that_fails_counts_with_its_remembered_upload_like_one_that_is_not_in_the_cohort(tmp_path):
+    """FedAvg with memory: the plan of round 2 is that of a round without client 5."""
+    everyone = [*range(6)]
+    failed = steps_of(failing(FedAvgMemory, {2: (5,)}), worlds.Tiny(), tmp_path / "a", [everyone, everyone])
+    absent = steps_of(FedAvgMemory(), worlds.Tiny(), tmp_path / "b", [everyone, everyone[:5]])
+    assert failed.notes[1].fresh.tolist() == absent.notes[1].fresh.tolist() == [True] * 5 + [False]
+    assert torch.equal(failed.server.tables["model"], absent.server.tables["model"])
+    assert_array_equal(failed.server_step.visits, [2, 2, 2, 2, 2, 1])
+    assert [(d.step, d.client) for d in failed.server_step.dropped] == [(2, 5)]
+
+
+def test_a_failure_at_the_first_visit_leaves_nothing_to_remember(tmp_path):
+    failed = steps_of(failing(FedAvgMemory, {1: (5,)}), worlds.Tiny(), tmp_path, [[*range(6)]])
+    assert failed.notes[0].client.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_clusters_outlive_a_client_that_fails(tmp_path):
+    """EMD-CFL and the oracle name clusters by who reports; a failure in round 2 changes none of them."""
+    everyone = [*range(6)]
+    for cls, options in ((EMDCFL, {"epsilon": 5.0}), (Oracle, {})):
+        folder = tmp_path / cls.__name__
+        done = steps_of(failing(cls, {2: (1, 4)}, **options), worlds.Tiny(), folder, [everyone] * 3)
+        labels = [done.server_step.algorithm.labels(server).tolist() for server in done.servers[1:]]
+        assert labels[0] == labels[1] == labels[2]
+        assigned = [server.assign.tolist() for server in done.servers[1:]]
+        assert assigned[0] == assigned[1] == assigned[2]
+
+
+def test_those_who_were_never_seen_keep_the_first_model_when_another_fails(tmp_path):
+    cohorts = [[0, 1, 4], [0, 1, 4], [1, 4]]
+    done = steps_of(failing(Oracle, {2: (0,)}), worlds.Tiny(), tmp_path, cohorts, participation=0.5)
+    first = done.servers[0].tables["model"][0]
+    for server in done.servers[1:]:
+        assert torch.equal(server.tables["model"][server.assign[5]], first)
+
+
+@dataclass(frozen=True)
+class Looking(EMDCFL):
+    """EMD-CFL that notes by the data of which visits clients look and are looked at."""
+
+    looked: ClassVar[list[tuple[int, float, list[float]]]] = []
+
+    def probe(self, client, own, peers, key):
+        """Note."""
+        theirs = [total(peer._them.data.val) for peer in peers]
+        self.looked.append((client.id, total(client.data.train), theirs))
+        return super().probe(client, own, peers, key)
+
+
+def test_a_remembered_model_looks_and_is_looked_at_on_the_data_it_was_made_from(tmp_path):
+    """Clients 0 and 1 come once, then 2 and 3: all four look in round 2, each on its visit 0."""
+    world = worlds.Drifting(4)
+    Looking.looked.clear()
+    steps_of(Looking(looks="seen"), world, tmp_path, [[0, 1], [2, 3]], participation=0.5)
+    first = [world.client(k) for k in range(4)]
+    vals = [total(data.val) for data in first]
+    expected = [(k, total(first[k].train), vals[:2]) for k in (0, 1)]
+    expected += [(k, total(first[k].train), vals) for k in range(4)]
+    assert Looking.looked == expected

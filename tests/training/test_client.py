@@ -60,6 +60,21 @@ def test_what_is_not_said_otherwise_is_trained_and_compared_on_training_data_and
     assert sorted(seen.tolist()) == sorted(train.y.tolist())
 
 
+def test_the_epochs_of_a_call_count_also_where_local_steps_are_given():
+    """14 samples in batches of 5 are 3 mini-batches a pass; 7 steps are for trainings that say nothing."""
+    learner = Learner(worlds.mlp(8).build(worlds.SHAPE, worlds.CLASSES))
+    local = worlds.LocalConfig(steps=7, batch_size=5)
+    client = LocalClient(2, worlds.Tiny(), learner, local)
+
+    def taken(**changes):
+        trained = client.sgd(client.init, key(1), **changes).steps
+        assert len(list(client.batches(key(1), **changes))) == trained
+        return trained
+
+    assert [taken(), taken(lr=0.1), taken(epochs=2), taken(epochs=0)] == [7, 7, 6, 0]
+    assert [taken(steps=4), taken(epochs=2, steps=4)] == [4, 4]
+
+
 def test_an_empty_split_scores_nan(client):
     empty = Split(torch.zeros(0, *worlds.SHAPE), torch.zeros(0, dtype=torch.int64))
     assert np.isnan(list(client.evaluate(client.init, empty).values())).all()
