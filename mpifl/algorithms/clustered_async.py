@@ -86,7 +86,7 @@ class ClusteredAsync(PlainVisits, Algorithm):
         """Blend each upload into its cluster, one after the other."""
         alpha = self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b)  # [m]
         own = np.arange(len(server.tables["model"]))[:, None] == server.assign[notes.client]  # [K, m]
-        return Plan([in_turn(alpha * own)])
+        return Plan([in_turn(alpha * own, order=notes.arrival)])
 
 
 def read_labels(place: str, num_clients: int) -> np.ndarray:

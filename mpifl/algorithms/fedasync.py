@@ -3,7 +3,8 @@
 Xie et al., "Asynchronous Federated Optimization", OPT 2020, Algorithm 1. alpha_t = alpha s(t - tau), w <- (1
 - alpha_t) w + alpha_t w_k; local objective with a proximal term rho/2 ||w - w_tau||^2. Staleness functions,
 section 5.2: constant s = 1; polynomial s(x) = (x + 1)^-a; hinge s(x) = 1 if x <= b, else 1 / (a (x - b) + 1).
-Several uploads of one step are blended one after the other.
+Several uploads of one step are blended one after the other, as they arrived; in rounds, where all arrive at
+once, in an order that is drawn for each.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class FedAsync(PlainVisits, Algorithm):
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Blend each upload in, one after the other."""
-        return Plan([in_turn(self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b))])
+        alpha = self.alpha * weight_of(self.staleness, notes.staleness, self.a, self.b)  # [m]
+        return Plan([in_turn(alpha, order=notes.arrival)])
 
 
 def check_blending(alpha: float, staleness: str, a: float, b: float, rho: float) -> None:

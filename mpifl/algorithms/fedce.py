@@ -100,7 +100,7 @@ class FedCE(Algorithm):
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w_i <- sum_c softmax_c(h[c, i]) w_c."""
         h, assign = server.algorithm_state["association"].copy(), server.assign.copy()  # [N, K], [N]
-        h[notes.client] += notes["association"]
+        np.add.at(h, notes.client, notes["association"])  # a client may come twice
         assign[notes.client] = notes["best"]
         ours = h[notes.client].T  # [K, m]
         a = np.exp(ours - ours.max(1, keepdims=True))

@@ -64,7 +64,7 @@ class FedSoft(Algorithm):
     variant: str = "paper"
 
     paper = "ruan2022fedsoft"
-    needs = Needs(min_cohort=2, client_state=True, different_starts=True)
+    needs = Needs(min_cohort=2, client_state=True, different_starts=True, every_upload=True)
 
     def __post_init__(self) -> None:
         require(self.num_clusters >= 1, "num_clusters", self.num_clusters, "take at least one centre")

@@ -88,6 +88,9 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
         fits = self.migration is None or self.variant == "paper"
         require(fits, "migration", self.migration, "variant emdcfl groups nobody anew; take null")
+        if self.migration is not None:  # clients are admitted at the beginning of a round
+            needs = replace(type(self).needs, round_number=True)
+            object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
 
     @property
     def capabilities(self) -> frozenset[type[Capability]]:

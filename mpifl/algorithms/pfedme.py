@@ -132,7 +132,7 @@ class PFedMe(Algorithm):
             "lr": self.personal_lr,
         }
         losses = []
-        for r, batch in enumerate(islice(client.batches(key, epochs=self.local_rounds), self.local_rounds)):
+        for r, batch in enumerate(client.batches(key, steps=self.local_rounds)):
             inner = client.sgd(
                 theta,
                 key.of("inner", r),
@@ -152,11 +152,13 @@ class PFedMe(Algorithm):
         """Alternate theta and w_i R times, K mini-batches each."""
         memory, p = OPTIMIZERS[self.variant](state), client.layout.num_parameters
         w_i = theta = received
-        batches = client.batches(key, epochs=self.local_rounds * self.inner_steps)
+        batches = client.batches(key, steps=self.local_rounds * self.inner_steps)
         losses = []
         for r in range(self.local_rounds):
-            pull = proximal(self.lam, w_i)
-            for k, batch in enumerate(islice(batches, self.inner_steps)):
+            some, pull = list(islice(batches, self.inner_steps)), proximal(self.lam, w_i)
+            if r and not some:  # a shortened visit; a plan, which has no batch, sees what the client keeps
+                break
+            for k, batch in enumerate(some):
                 inner = client.sgd(
                     theta,
                     key.of("inner", r, k),

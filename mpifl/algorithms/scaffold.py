@@ -40,7 +40,7 @@ class SCAFFOLD(Algorithm):
     server_lr: float = 1.0
 
     paper = "karimireddy2020scaffold"
-    needs = Needs(client_state=True, plain_sgd=True, averages=True)
+    needs = Needs(client_state=True, plain_sgd=True, averages=True, every_upload=True)
 
     def __post_init__(self) -> None:
         require(self.server_lr > 0, "server_lr", self.server_lr, "take a positive step")

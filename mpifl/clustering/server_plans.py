@@ -265,9 +265,11 @@ def dissimilarity(gram: np.ndarray, clip: float | None = -0.9) -> np.ndarray:
 
 
 def graph_plan(server: Server, notes: Notes, X: np.ndarray) -> Plan:
-    """Return the plan that mixes all tables by the rows of the graph `X` [m, m] over those who take part."""
+    """Return the plan that mixes all tables by the rows of the graph `X` [m, m] over those who take part.
+
+    A client that comes twice has the row of its last upload; weights of both its uploads are its own.
+    """
     graph = server.algorithm_state["graph"].copy()
-    graph[notes.client] = 0.0
-    graph[np.ix_(notes.client, notes.client)] = X
+    graph[notes.client] = X @ (notes.client[:, None] == np.arange(len(graph)))
     mixings = [own_rows(X, notes, len(server.assign), into=name, of=name) for name in server.tables]
     return Plan(mixings, algorithm_state={"graph": graph})

@@ -11,7 +11,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -283,6 +283,7 @@ class RecoveringPool(Pool):
     def result(self, number: int) -> Answer:
         """Block until a task is done, and return its answer."""
         answer: Answer = self._try(lambda pool: pool.result(number))
+        self.transport.last_call = monotonic()  # in one process, nothing was sent
         del self.tasks[number]
         return answer
 

@@ -37,11 +37,14 @@ class Needs:
             differs from the last one, or reckons with the momentum; `local.keep_optimizer` is refused.
         own_gradients: its steps are made of gradients that it takes by itself (`Client.gradient`), which are
             float32; `local.precision: bfloat16` is refused.
-        round_number: what a client does depends on the number of the round.
+        round_number: it counts on rounds: what a client does depends on their number, or clients are grouped
+            anew between them; only policy `rounds` will do.
         server_update: the hook of that name changes rows.
         min_cohort: fewest uploads of a step. From 2 on, a step compares uploads or shares rows out among
-            them, and policies that step at every arrival are refused.
+            them, and policies and cohorts with fewer are refused.
         single_upload: a step takes one upload; only policies that step at every arrival will do.
+        every_upload: a client goes on from its own visit as if the server had taken the upload;
+            `policy.max_staleness` is refused.
         fresh_uploads: uploads answer what the server sent in this very step; policies with stale uploads
             are refused.
         weighs_staleness: its own rule weighs single and stale uploads; no policy damps its steps.
@@ -69,6 +72,7 @@ class Needs:
     server_update: bool = False
     min_cohort: int = 1
     single_upload: bool = False
+    every_upload: bool = False
     fresh_uploads: bool = False
     weighs_staleness: bool = False
     time_stamps: bool = False

@@ -139,8 +139,8 @@ class Client(ABC):
             loss: replaces the loss of the task.
             part: the only part of the vector that moves.
             split: replaces the training data.
-            changes: fields of `LocalConfig` that differ for this call (`epochs=5`, `lr=0.1`); `epochs` also replaces
-                `local.steps`.
+            changes: fields of `LocalConfig` that differ for this call (`epochs=5`, `lr=0.1`); `epochs` also
+                replaces `local.steps`.
         """
 
     @abstractmethod

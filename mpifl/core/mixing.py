@@ -204,9 +204,22 @@ def blend(rates: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
     return Mixing(rates, keep=1.0 - rates.sum(1), into=into, of=of)
 
 
-def in_turn(rates: np.ndarray, into: str = "model", of: str = "model") -> Mixing:
-    """Return the mixing that blends uploads in one after the other: row <- (1 - a_kj) row + a_kj upload j."""
+def in_turn(
+    rates: np.ndarray, into: str = "model", of: str = "model", order: np.ndarray | None = None
+) -> Mixing:
+    """Return the mixing that blends uploads in one after the other: row <- (1 - a_kj) row + a_kj upload j.
+
+    Args:
+        rates: a [K, m].
+        into: the table.
+        of: the name of the uploads.
+        order: the uploads in the order in which they are blended in, int64 [m] (`Notes.arrival`); None: as
+            they stand.
+    """
     rates = np.atleast_2d(np.asarray(rates, np.float64))
-    later = np.cumprod((1 - rates)[:, ::-1], axis=1)[:, ::-1]  # prod of (1 - a_ki) over i >= j
+    order = np.arange(rates.shape[1]) if order is None else order
+    later = np.cumprod((1 - rates)[:, order[::-1]], axis=1)[:, ::-1]  # prod of (1 - a_ki), j and after
     left = np.concatenate([later[:, 1:], np.ones((len(rates), 1))], axis=1)
-    return Mixing(rates * left, keep=later[:, 0], into=into, of=of)
+    weights = np.empty_like(rates)
+    weights[:, order] = rates[:, order] * left
+    return Mixing(weights, keep=later[:, 0], into=into, of=of)

@@ -129,6 +129,8 @@ class Notes:
         staleness: int64 [m], server steps since the rows were read.
         fresh: bool [m], False for the remembered upload of a client that did not take part (`Needs.memory`).
         columns: what the reports noted, stacked over reports, and what `Needs` asked for (`gram` [m, m]).
+        arrival: the reports in the order in which they arrived, int64 [m]; in rounds, where all arrive at
+            once, in an order that is drawn. None: as they stand.
     """
 
     client: np.ndarray
@@ -136,6 +138,7 @@ class Notes:
     staleness: np.ndarray
     fresh: np.ndarray
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    arrival: np.ndarray | None = None
 
     @staticmethod
     def of_nobody() -> Notes:

@@ -307,14 +307,15 @@ def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> 
         for part, array in (("offsets", csr.offsets), ("index", csr.index), ("row", csr.row)):
             if array is not None:
                 cache.save(to, f"{name}_{part}", array)
-    return {"splits": list(splits), "materialized": materialized}
+    return {"splits": list(splits), "materialized": materialized, "test_pool": table.test_pool}
 
 
 def _materialize(federation: PoolFederation, splits: Mapping[str, Csr], to: Path) -> dict[str, Csr]:
     """Store every client's transformed images one after the other; return their partition."""
     total = sum(len(csr.index) for csr in splits.values() if csr.index is not None)
-    shape = federation.samples(0)[0].shape[1:]
-    images, labels = cache.allocate(to, "images", (total, *shape)), np.empty(total, np.int64)
+    x, y = federation.samples(0)
+    images = cache.allocate(to, "images", (total, *x.shape[1:]))
+    labels = np.empty((total, *y.shape[1:]), y.dtype)
     materialized, start = {}, 0
     for name, csr in splits.items():
         assert csr.row is None, "only partitions of one row for each client can be materialized"
@@ -344,7 +345,8 @@ def _open_scenario(config: DataConfig, spec: ScenarioSpec, pool: Pool, folder: P
         spec = replace(
             spec, blocks=None, ops=(), split_ops={name: () for name in spec.split_ops}, resize=None
         )
-    return PoolFederation(pool, spec, FixedPartition(splits, spec.op_groups), to_tensor)
+    table = FixedPartition(splits, spec.op_groups, noted["test_pool"])
+    return PoolFederation(pool, spec, table, to_tensor)
 
 
 def _open_csr(folder: Path, name: str) -> Csr:

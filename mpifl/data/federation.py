@@ -202,8 +202,7 @@ class PoolFederation(Federation):
         """Return client `k`'s labels, int64 [n] for classes, without reading any sample."""
         draw = self.partition.of(k, split, visit)
         y = self.pool.labels[draw.index]
-        shape = (self.pool.shape[0], 1, 1) if self.pool.kind == IMAGES else self.pool.shape
-        blank = np.broadcast_to(np.zeros((), self.pool.inputs.dtype), (len(y), *shape))
+        blank = np.broadcast_to(np.zeros((), self.pool.inputs.dtype), (len(y), *self.pool.shape))
         for op in self._ops[split]:
             blank, y = op(blank, y, self._group(draw, len(y)))
         return self._given(k, split, y)

@@ -87,10 +87,14 @@ class FixedPartition(Partition):
     Args:
         splits: one `Csr` for each split, by name.
         groups: int [N], the group of each client, or None for one group.
+        test_pool: number of different test samples; None: that of different addresses, which of stored
+            copies is too large.
     """
 
-    def __init__(self, splits: Mapping[str, Csr], groups: np.ndarray | None) -> None:
-        self.splits = splits
+    def __init__(
+        self, splits: Mapping[str, Csr], groups: np.ndarray | None, test_pool: int | None = None
+    ) -> None:
+        self.splits, self._test_pool = splits, test_pool
         self.groups = groups
         self.sizes = np.stack([splits[name].sizes for name in SPLITS], axis=1).astype(np.int64)
 
@@ -105,6 +109,8 @@ class FixedPartition(Partition):
     @property
     def test_pool(self) -> int:
         """Return the number of different test samples: clients may share them (FLT, UCFL C)."""
+        if self._test_pool is not None:
+            return self._test_pool
         test = self.splits["test"]
         return int(test.offsets[-1] - test.offsets[0]) if test.index is None else len(np.unique(test.index))
 

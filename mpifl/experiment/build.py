@@ -57,7 +57,7 @@ from mpifl.simulation.sampling import cohort_size, newcomers
 from mpifl.simulation.visit_times import visit_duration
 from mpifl.traffic.accountant import Accountant
 from mpifl.traffic.privacy import CentralPrivacy
-from mpifl.training.batched import stackable
+from mpifl.training.batched import sample_weights, stackable
 from mpifl.training.client import LocalClients, public_clients
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner, pick_stack
@@ -440,6 +440,9 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
     remedy = "this method needs plain SGD without momentum"
     require(plain or not needs.plain_sgd, "local.momentum", max(way.momentum for way in ways), remedy)
+    single = parts.learner.context.drop_single and any(way.batch_size == 1 for way in ways)
+    remedy = "batch norm leaves out batches of one sample: take 2 or more, or a model without batch norm"
+    require(not single, "local.batch_size", 1, remedy)
     if local.keep_optimizer:
         remedy = "SGD without momentum has nothing to keep; take local.momentum, or local.optimizer adam"
         require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)
@@ -475,6 +478,9 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
 
     # cohorts
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
+    least, needed = policy.least_uploads(num_sampled), f"{type(algorithm).__name__} needs {needs.min_cohort}"
+    remedy = f"a step may have {least} upload, and {needed}; take a larger cohort, and no time that ends it"
+    require(least >= needs.min_cohort, "cohort_size, policy", num_sampled, remedy)
     late = config.newcomers
     allowed = policy.synchronous or not (late.share or late.groups)
     require(allowed, "newcomers.share", late.share, "newcomers join under policy rounds only")
@@ -512,6 +518,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         require(policy.synchronous, "system.stack", stack, remedy)
         remedy = "a model with dropout, batch norm, buffers, an LSTM or hooks cannot be stacked; take 1"
         require(stackable(parts.learner.flat.module), "system.stack", stack, remedy)
+        remedy = "the loss of a batch under this task is not the mean of its samples' losses; take 1"
+        require(sample_weights(parts.learner.task) is not None, "system.stack", stack, remedy)
     elif not stack and policy.synchronous and not local.keep_optimizer:
         typical = int(np.argsort(sizes[:, 0])[n // 2])
         most = max(1, num_sampled // max(1, num_ranks - 1))

@@ -38,7 +38,9 @@ def compare_clients(context: RunContext, server_step: ServerStep) -> Matrices:
     for name in context.config.evaluation.matrices:
         while True:
             try:
-                found |= makers[name](context, server_step)
+                made = makers[name](context, server_step)
+                context.transport.barrier()  # a rank that is lost until here makes all ranks repeat it
+                found |= made
                 break
             except RankLost:
                 regroup(server_step)

@@ -170,12 +170,19 @@ def as_of_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `under` with `over` laid on it, key by key; a section that changes its `name` starts anew."""
+    """Return `under` with `over` laid on it, key by key; a section that changes its `name` starts anew.
+
+    A word in the place of a section is its name, a number in that of the section `seed` is all seeds.
+    """
     given = [name for name in EXCLUSIVE if name in over]
     out = {name: value for name, value in under.items() if not (given and name in EXCLUSIVE)}
     for name, value in over.items():
         old = out.get(name)
-        old = {"name": old} if isinstance(old, str) and isinstance(value, dict) else old
+        if isinstance(value, dict):
+            old = {"name": old} if isinstance(old, str) else old
+            old = dict.fromkeys(keys_of(Seeds), old) if name == "seed" and isinstance(old, int) else old
+        elif isinstance(value, str) and isinstance(old, dict) and value == old.get("name"):
+            value = {"name": value}
         if (
             isinstance(old, dict)
             and isinstance(value, dict)

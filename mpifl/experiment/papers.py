@@ -7,10 +7,11 @@ finished sweeps in `measured/TABLE.json` beside it, one line a case, each with w
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +38,9 @@ PAPERS = {  # folder -> the paper
 FOLDER = loader.SHIPPED / "papers"
 PAGES = Path(__file__).parents[2] / "docs" / "reproductions"  # of a checkout
 SAME = ("name", "output", "system", "checkpoint", "vary", "table")  # sections that change no number
-SAME_KEYS = ("data.root", "data.cache", "evaluation.every", "evaluation.at_start")
+SAME_KEYS = ("data.root", "data.cache", "evaluation.at_start")
+EVERY = "evaluation.every"  # the same, too, but for figures that are means over the evaluations
+OVER_EVALUATIONS = "_all"  # how the names of these figures end
 SHOWN_LABELS = 4  # of rows that a list names
 
 
@@ -91,6 +94,39 @@ class Sweep:
         order = [json.dumps(dict(case.labels)) for case in self.cases]
         return [by_case[labels] for labels in order if labels in by_case]
 
+    def deciding(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of a configuration that decide the figures of the table: dotted key -> value."""
+        means = any(figure.of.endswith(OVER_EVALUATIONS) for figure in self.table.columns)
+        same = SAME_KEYS if means else (*SAME_KEYS, EVERY)
+        found = flat({name: part for name, part in tree.items() if name not in SAME})
+        return {key: value for key, value in found if key not in same}
+
+    def settings(self, case: Case, changed: Mapping[str, Any]) -> str:
+        """Return a short digest of a case's settings: of those that are not the defaults, so that keys which
+        come later change nothing.
+
+        Args:
+            case: one of the file.
+            changed: the keys to leave out, in which the run differs.
+        """
+        found = self.deciding(_stated(case.config))
+        kept = {key: value for key, value in found.items() if key not in changed}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+    @cached_property
+    def outdated(self) -> list[str]:
+        """Titles of the cases whose settings in the file have changed since they were recorded."""
+        kept = {json.dumps(one["labels"]): one for one in self.measured if "settings" in one}
+        known = [(case, one) for case in self.cases if (one := kept.get(json.dumps(dict(case.labels))))]
+        return [case.title for case, one in known if one["settings"] != self.settings(case, one["changed"])]
+
+    @property
+    def outdated_text(self) -> str:
+        """What is said of them; empty where there are none."""
+        names = "; ".join(self.outdated[:SHOWN_LABELS]) + "; ..." * (len(self.outdated) > SHOWN_LABELS)
+        count = len(self.outdated)
+        return f"{count} under other settings than the file's now: {names}" if count else ""
+
     @property
     def results(self) -> list[Result]:
         """The figures of the cases that ran."""
@@ -117,6 +153,7 @@ class Sweep:
             return f"not run: {self.table.blocked}" if self.table.blocked else "not run"
         text = f"{len(self.measured)} of {len(self.cases)} cases"
         text += f", {self.changes}" if self.changes else ""
+        text += f", {self.outdated_text}" if self.outdated else ""
         found = largest_difference(lines(self.table, self.results), self.table)
         return text if found is None else f"{text}; largest difference {found[0]:+.2f} ({found[1]})"
 
@@ -202,13 +239,15 @@ def _records(sweep: Sweep, folder: Path) -> Iterator[dict[str, Any]]:
         run = load(done)
         values = result_of(case.labels, run).values
         environment = json_file(done / "environment.json", "RUN")
+        changed, commit = _changed(sweep, case, run.config), environment.get("git_commit") or ""
         ended = datetime.fromtimestamp((done / "summary.json").stat().st_mtime, UTC)
         yield {
             "labels": dict(case.labels),
             "values": {name: _kept(values[name]) for name in names if name in values},
-            "changed": _changed(case, run.config),
+            "changed": changed,
+            "settings": sweep.settings(case, changed),
             "date": f"{ended:%Y-%m-%d}",
-            "commit": (environment.get("git_commit") or "")[:10],
+            "commit": commit[:10] + "+" * commit.endswith("+"),
             "digest": run.summary["digest"][:16],
             "seconds": round(run.summary["wall_seconds"]),
         }
@@ -219,17 +258,30 @@ def _kept(value: float) -> float:
     return value if float(value).is_integer() else float(f"{value:.6g}")
 
 
-def _changed(case: Case, config: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(sweep: Sweep, case: Case, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys in which a run differs from its case: dotted key -> the run's value."""
-    ours, theirs = (
-        dict(flat({k: v for k, v in tree.items() if k not in SAME}))
-        for tree in (json.loads(json.dumps(loader.to_tree(case.config), default=str)), config)
-    )
+    ours, theirs = (sweep.deciding(tree) for tree in (_tree_of(case), config))
     return {
         key: theirs.get(key)
         for key in dict.fromkeys([*ours, *theirs])
-        if key not in SAME_KEYS and key in theirs and ours.get(key) != theirs[key]
+        if key in theirs and ours.get(key) != theirs[key]
     }
+
+
+def _stated(section: Any) -> dict[str, Any]:
+    """Return the fields of a configuration that are not their defaults, and the class of each section."""
+    out: dict[str, Any] = {"": type(section).__name__}
+    for field in fields(section):
+        value = getattr(section, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if value != default:
+            out[field.name] = _stated(value) if is_dataclass(value) else value
+    return out
+
+
+def _tree_of(case: Case) -> dict[str, Any]:
+    """Return the configuration of a case, as a file has it."""
+    return dict(json.loads(json.dumps(loader.to_tree(case.config), default=str)))
 
 
 # -- pages ---------------------------------------------------------------------------------------------------
@@ -274,6 +326,7 @@ def _section(sweep: Sweep) -> str:
     facts = [
         f"{len(ran)} of {len(sweep.cases)} cases",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}",
+        *([sweep.outdated_text] if sweep.outdated else []),
         f"{hours:.1f} hours of wall time in all",
         f"{dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}",
         f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}",

@@ -13,13 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from mpifl.core.errors import require
-from mpifl.core.files import write_atomically
+from mpifl.core.errors import UserError, require
 from mpifl.core.rng import key
 from mpifl.results import run_folder as folders
-from mpifl.results.reader import OLD_NAMES, Run, load, read_rows
+from mpifl.results.reader import OLD_NAMES, Run, load
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.visit_times import visit_duration
 from mpifl.traffic.ledger import Moved
@@ -28,7 +25,7 @@ from mpifl.training.per_client import local_configs, names_devices
 from . import loader
 from .schema import Config, check_sections
 from .sweep_cases import Case, cases
-from .sweep_results import SWEEP_FILE, Found, is_complete, is_sweep, started_with
+from .sweep_results import Found, is_complete, is_sweep, keep, started_with
 
 SECTIONS = ("network", "delay", "availability", "devices", "output")  # that `retime` may change
 ASYNCHRONOUS = "which upload comes first depends on the network: run it again under the new one"
@@ -36,6 +33,9 @@ SOME_VISITS = "lacks visits (output.clients), from which the times are computed;
 NO_VISITS = "has no visits.csv, from which the times are computed; run it again"
 BY_DEVICE = "averages its metrics by devices, which change: run it again, or leave `devices` as they are"
 OTHER_TRAINING = "clients train in another way on other devices (per_client): run it again"
+SOME_SAMPLES = (
+    "has seconds per sample, and the run evaluated some clients only, whose samples it knows; run it again"
+)
 NEW_FILES = ("config.yaml", "metrics.csv", "summary.json", "visits.csv", "clients.csv")  # written, not copied
 
 
@@ -62,20 +62,12 @@ def retime(name: str, options: Sequence[str]) -> tuple[Path, str]:
     if is_sweep(Path(name)):
         return _retime_sweep(Path(name), asked)
     run = load(name)
-    config = loader.from_tree(Config, run.config)
-    require(config.policy.fixed_visits, "RUN", name, ASYNCHRONOUS)
-    require(run.written == "all", "RUN", name, SOME_VISITS)
-    require(bool(run.rows("visits.csv")), "RUN", name, NO_VISITS)
     parent = run.folder.resolve().parent
     parent = parent.parent if is_sweep(parent) else run.folder.parent
     place = {"output": {"folder": str(parent), "id": None}}
     config = loader.from_tree(Config, loader.merged(loader.merged(run.config, place), asked))
     check_sections(config)
-    old = loader.from_tree(Config, run.config)
-    trains = old.devices == config.devices or not names_devices(config.per_client)
-    require(trains, "devices", config.devices, OTHER_TRAINING)
-    same = old.devices == config.devices or "device" not in old.evaluation.by
-    require(same, "devices", config.devices, BY_DEVICE)
+    check(run, config)
     folder = write_retimed(run, config)
     return folder, f"results: {folder}"
 
@@ -91,26 +83,20 @@ def _retime_sweep(old: Path, asked: Mapping[str, Any]) -> tuple[Path, str]:
     tree = loader.merged(loader.merged(began, place), asked)
     after = cases(tree)
     _check_effect(before, after, began["vary"], asked)
-    if "devices" in asked:
-        named = any(names_devices(case.config.per_client) for case in before)
-        require(not named, "devices", asked["devices"], OTHER_TRAINING)
-        by_device = any("device" in case.config.evaluation.by for case in before)
-        require(not by_device, "devices", asked["devices"], BY_DEVICE)
-    ready = [(a, b) for a, b in zip(before, after, strict=True) if is_complete(a, old) and a.training]
-    known = "has no complete case" if any(case.training for case in before) else ASYNCHRONOUS
-    require(bool(ready), "RUN", str(old), known)
-    for case, _ in ready:
-        require(case.config.output.clients == "all", "RUN", str(case.folder(old)), SOME_VISITS)
-        require(bool(read_rows(case.folder(old) / "visits.csv")), "RUN", str(case.folder(old)), NO_VISITS)
+    timed = [(a, b) for a, b in zip(before, after, strict=True) if a.config.policy.fixed_visits]
+    ready = [(load(a.folder(old)), b) for a, b in timed if is_complete(a, old)]
+    require(bool(ready), "RUN", str(old), "has no complete case" if timed else ASYNCHRONOUS)
+    for run, new in ready:
+        check(run, new.config)
     name, output = after[0].config.name, after[0].config.output
     chosen = output.id or folders.unused_id(
         Path(output.folder), name, _new_name(old.name, after[0].config, asked)
     )
     folder = folders.create(output.folder, name, chosen)
     tree = loader.merged(tree, {"output": {"id": chosen}})
-    write_atomically(folder / SWEEP_FILE, yaml.safe_dump(tree, sort_keys=False))
-    for case, new in ready:
-        write_retimed(load(case.folder(old)), new.placed(folder))
+    keep(tree, folder)
+    for run, new in ready:
+        write_retimed(run, new.placed(folder))
     found = Found(folder, tree, cases(tree))
     found.write()
     text = found.text()
@@ -145,12 +131,40 @@ def _new_name(old: str, config: Config, asked: Mapping[str, Any]) -> str:
 # -- a run ---------------------------------------------------------------------------------------------------
 
 
+def check(run: Run, config: Config) -> None:
+    """Raise `UserError` unless the times that a finished run has under a configuration can be computed.
+
+    Args:
+        run: The run.
+        config: Its configuration with another network, delay, availability or devices.
+    """
+    old, folder, devices = loader.from_tree(Config, run.config), str(run.folder), config.devices
+    require(config.policy.fixed_visits, "RUN", folder, ASYNCHRONOUS)
+    require(run.written == "all", "RUN", folder, SOME_VISITS)
+    require(bool(run.rows("visits.csv")), "RUN", folder, NO_VISITS)
+    same = old.devices == devices
+    require(same or not names_devices(config.per_client), "devices", devices, OTHER_TRAINING)
+    require(same or "device" not in old.evaluation.by, "devices", devices, BY_DEVICE)
+    if devices.needs_samples:
+        known = len(run.rows("clients.csv")) == int(run.summary["clients"])
+        require(known, "devices", devices, SOME_SAMPLES)
+
+
+def can_retime(run: Run, config: Config) -> bool:
+    """Return whether `check` passes."""
+    try:
+        check(run, config)
+    except UserError:
+        return False
+    return True
+
+
 def write_retimed(run: Run, config: Config) -> Path:
     """Write the run folder that a finished run would have under the times of `config`.
 
     Args:
-        run: A synchronous run.
-        config: Its configuration with another network, delay or availability.
+        run: A run that passes `check`.
+        config: Its configuration with another network, delay, availability or devices.
 
     Returns:
         The new run folder.
@@ -179,8 +193,6 @@ def _visit_duration(run: Run, config: Config) -> VisitDuration:
     if not config.devices.needs_samples:
         return visit_duration(*times, config.devices)
     sizes = {int(row["client"]): int(row["train"]) for row in run.rows("clients.csv")}
-    remedy = "has seconds per sample, and the run evaluated some clients only, whose samples it knows; run it"
-    require(len(sizes) == clients, "devices", config.devices, f"{remedy} again")
     names = config.devices.fleet(clients, system.of("devices")).names
     differing = local_configs(config.local, config.per_client, names, clients)
     trained = {k: differing.get(k, config.local).num_trained(n) for k, n in sizes.items()}

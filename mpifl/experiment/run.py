@@ -23,6 +23,7 @@ from mpifl.comm.transport import RankLost, Transport, on_server
 from mpifl.core.algorithm import Algorithm
 from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.federation import DataInfo
+from mpifl.core.files import write_atomically
 from mpifl.core.metric import ACCURACY
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
@@ -35,10 +36,12 @@ from mpifl.results.metrics import client_distances, mixture_kl
 from mpifl.results.progress import Progress, ProgressFile
 from mpifl.results.recorder import Recorder, digest, written_clients
 from mpifl.results.supervision import Signals, Watchdog
-from mpifl.runtime.engine import Record
+from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.recovery import regroup
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ClientProducts, ServerStep
+from mpifl.runtime.synchronous import SynchronousEngine
+from mpifl.simulation.round_rules import FirstArrivals
 from mpifl.traffic.accountant import Accountant
 
 from . import loader
@@ -81,6 +84,8 @@ def run(
         Stopped: a signal ended the run after a step.
     """
     start = perf_counter()
+    if transport.is_server:
+        folders.commit()  # while the checkout is still what was loaded
     bar = Progress(config.rounds, config.name, quiet or not transport.is_server, bar=transport.size == 1)
     transport.watch_stopped(config.system.stopped_timeout_s)
     with bar as progress, Signals(asked_to_stop) as signals:
@@ -103,7 +108,7 @@ def run(
             )
         content = context.federation.content
         checkpoints = Checkpoints(folder, config, context.identity, signals, recorder, progress.say, content)
-        begin = partial(checkpoints.find, from_start) if resumed else checkpoints.create
+        begin = partial(go_on, checkpoints, config, from_start) if resumed else checkpoints.create
         with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:
             saved = on_server(transport, begin, everywhere=False)
             observed.start(checkpoints.run_id if transport.is_server else "", resumed is not None, saved)
@@ -121,11 +126,12 @@ def run(
                 file = progress_file(context, folder, saved, counter)
                 with file:
                     with watchdog:
-                        see = observer(context, server_step, recorder, progress, observed, file)
+                        uploads = partial(num_uploads, engine, server_step)
+                        see = observer(context, server_step, uploads, recorder, progress, observed, file)
                         server = engine.run(see, saved)
                     more = engine.summary() if transport.is_server else {}
                     with doing("writing results"):
-                        finish(context, server_step, recorder, server, start, more)
+                        finish(context, server_step, uploads, recorder, server, start, more)
             if transport.is_server:
                 checkpoints.remove()
                 progress.say(f"results: {folder}")
@@ -156,6 +162,18 @@ def new_folder(config: Config) -> Path:
     return folder
 
 
+def go_on(checkpoints: Checkpoints, config: Config, from_start: bool) -> Saved | None:
+    """Return the state to resume from, None to start again; on rank 0.
+
+    The run folder gets the configuration that the run goes on with: it may have more rounds.
+    """
+    saved = checkpoints.find(from_start)
+    file, text = checkpoints.run_folder / "config.yaml", loader.dump(config)
+    if file.read_text() != text:
+        write_atomically(file, text)
+    return saved
+
+
 def progress_file(
     context: RunContext, folder: Path, saved: Saved | None, counter: VisitCounter
 ) -> ProgressFile:
@@ -175,6 +193,7 @@ def ignore(rows: Sequence[dict[str, Any]]) -> None:
 def observer(
     context: RunContext,
     server_step: ServerStep,
+    uploads: Callable[[], np.ndarray],
     recorder: Recorder | None,
     progress: Progress,
     observed: Observed,
@@ -194,8 +213,8 @@ def observer(
             recorder.record_updates(record.step, record.updates)
         if recorder is not None and record.scores is not None:
             ledger, algorithm = server_step.ledger, context.config.algorithm
-            spent = privacy_spent(accountant, server_step, record.step)
-            each = privacy_of_clients(accountant, server_step.visits[record.evaluated_clients])
+            spent = privacy_spent(accountant, server_step, uploads(), record.step)
+            each = privacy_of_clients(accountant, uploads()[record.evaluated_clients])
             algorithm = context.config.algorithm
             row = recorder.record_evaluation(
                 record.step,
@@ -213,7 +232,7 @@ def observer(
                 {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")},
                 record.timing,
                 record.virtual_seconds,
-                algorithm.placed(record.server, server_step.visits > 0),
+                algorithm.placed(record.server, server_step.taken > 0),
             )
             metric = context.config.task.metric.name
             note = f"{metric} {row[f'{metric}_mean']:.4f}  worst {row[f'{metric}_worst']:.4f}"
@@ -283,12 +302,26 @@ def distances(context: RunContext, record: Record, products: ClientProducts | No
     return {k: v for name, x in kinds for k, v in client_distances(x, labels, groups, name).items()}
 
 
-def privacy_spent(accountant: Accountant, server_step: ServerStep, step: int) -> dict[str, float]:
+def num_uploads(engine: Engine, server_step: ServerStep) -> np.ndarray:
+    """Return how many uploads each client has sent [N], with those that came too late for their round.
+
+    On rank 0.
+    """
+    visits: np.ndarray = server_step.visits
+    if isinstance(engine, SynchronousEngine) and isinstance(engine.rule, FirstArrivals):
+        return visits + engine.left_out if engine.rule.late_send else visits
+    return visits
+
+
+def privacy_spent(
+    accountant: Accountant, server_step: ServerStep, uploads: np.ndarray, step: int
+) -> dict[str, float]:
     """Return epsilon so far, and the clip of the next round, as columns of `metrics.csv`; on rank 0.
 
     Args:
         accountant: of the run.
-        server_step: knows visits and clip.
+        server_step: knows the clip.
+        uploads: of each client so far [N].
         step: rounds so far.
 
     Returns:
@@ -297,15 +330,15 @@ def privacy_spent(accountant: Accountant, server_step: ServerStep, step: int) ->
     """
     if not accountant.counts:
         return {}
-    times = int(server_step.visits.max()) if accountant.per_client else step
+    times = int(uploads.max()) if accountant.per_client else step
     assert server_step.config.protection is not None
     clip = server_step.config.protection.clip
     return {"epsilon": accountant.epsilon(times), **({} if clip is None else {"clip": clip})}
 
 
-def privacy_of_clients(accountant: Accountant, visits: np.ndarray) -> dict[str, np.ndarray]:
+def privacy_of_clients(accountant: Accountant, uploads: np.ndarray) -> dict[str, np.ndarray]:
     """Return epsilon of each client, as a column of `clients.csv`, under local privacy."""
-    return {"epsilon": accountant.of_clients(visits)} if accountant.per_client else {}
+    return {"epsilon": accountant.of_clients(uploads)} if accountant.per_client else {}
 
 
 # -- at the end ----------------------------------------------------------------------------------------------
@@ -314,6 +347,7 @@ def privacy_of_clients(accountant: Accountant, visits: np.ndarray) -> dict[str, 
 def finish(
     context: RunContext,
     server_step: ServerStep,
+    uploads: Callable[[], np.ndarray],
     recorder: Recorder | None,
     server: Server | None,
     start: float,
@@ -324,6 +358,7 @@ def finish(
     Args:
         context: of the run.
         server_step: has taken the steps.
+        uploads: returns how many uploads each client has sent.
         recorder: of the run folder, on rank 0.
         server: after the last step, on rank 0.
         start: of the run, by `perf_counter`.
@@ -346,7 +381,7 @@ def finish(
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
     summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
     summary["wall_seconds"] = round(perf_counter() - start, 3)
-    if spent := privacy_spent(context.accountant, server_step, server.version):
+    if spent := privacy_spent(context.accountant, server_step, uploads(), server.version):
         about = {"delta": context.accountant.delta, "neighbours": context.accountant.neighbours}
         finite = {name: value if isfinite(value) else None for name, value in spent.items()}
         summary["privacy"] = {**finite, **about}

@@ -22,13 +22,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
-import yaml
-
 from mpifl.comm.mpi_startup import is_tolerant
 from mpifl.comm.transport import Transport, divided, on_server
 from mpifl.core.case_names import labels_of
 from mpifl.core.errors import CodeFailed, Stopped, StoppedEarly, UserError, require
-from mpifl.core.files import try_lock, write_atomically
+from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
 from mpifl.results import run_folder as folders
 from mpifl.results.progress import Progress
@@ -38,11 +36,11 @@ from mpifl.results.supervision import Signals
 
 from . import loader
 from .placement import threads_by_mask
-from .retime import write_retimed
+from .retime import can_retime, write_retimed
 from .run import run
 from .schema import Config
-from .sweep_cases import ALL, Case, Part, cases, changed, trainings
-from .sweep_results import SWEEP_FILE, Found, is_complete, started_with
+from .sweep_cases import ALL, Case, Part, cases, changed, trainings, with_configurations
+from .sweep_results import SWEEP_FILE, Found, is_complete, keep, started_with
 
 JOIN_SECONDS = 10.0  # that a process waits for another one, which began the same sweep a moment ago
 LOCKS = ".locks"  # a file for each case that some process runs, in the sweep's folder
@@ -91,7 +89,7 @@ def sweep(
     """
 
     def begin() -> tuple[dict[str, Any], dict[str, Any], Path]:
-        own = dict(tree())
+        own = with_configurations(tree())
         every = cases(own)
         part.check(own["vary"])
         mine = part.chosen(every)
@@ -175,7 +173,7 @@ def _folder(tree: dict[str, Any], every: Sequence[Case]) -> tuple[dict[str, Any]
     try:
         if first.output.id is None or not there.is_dir():
             folder = folders.create(first.output.folder, first.name, first.output.id)
-            write_atomically(folder / SWEEP_FILE, yaml.safe_dump(tree, sort_keys=False))
+            keep(tree, folder)
             return tree, folder
     except UserError:
         if first.output.id is None or not there.is_dir():  # otherwise another process was quicker
@@ -189,7 +187,7 @@ def _folder(tree: dict[str, Any], every: Sequence[Case]) -> tuple[dict[str, Any]
     whole = joined(began, tree, there)
     _check_same(cases(began), every, there)
     if whole != began:
-        write_atomically(file, yaml.safe_dump(whole, sort_keys=False))
+        keep(whole, there)
     return whole, there
 
 
@@ -370,12 +368,13 @@ class _Work:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # killed in its last moment
             return "complete", None
         like = self.twins.get(case.training, []) if case.training else []
-        twin = next((other for other in like if is_complete(other, self.folder)), None)
+        done = (other.folder(self.folder) for other in like if is_complete(other, self.folder))
+        twin = next((other for other in done if can_retime(load(other), case.config)), None)
         if twin is None and (folder / "run.json").is_file():
             return "started", None
         if folder.exists():  # the process ended while it created the folder
             shutil.rmtree(folder)
-        return "new", None if twin is None else twin.folder(self.folder)
+        return "new", twin
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from .schema import Config, OutputConfig, check_sections
 from .sweep_table import COLUMNS, ROWS, SEED, TableConfig
 
 MAX_CASES = 10_000
+CONFIGURATIONS = "vary.configuration"  # in the tree of a sweep that has begun: what its values were
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,18 @@ class Case:
         """What a synchronous run trains: equal for cases that differ at most in times, which are computed.
 
         Times are those of network, delay, availability and devices (unless clients train in another way by
-        the name of their device). Empty where they decide what is trained.
+        the name of their device, or metrics are averaged by it). Empty where they decide what is trained, and
+        where run folders lack the visits or samples from which they are computed: see `retime.check`.
         """
-        if not self.config.policy.fixed_visits:
+        evaluation, output = self.config.evaluation, self.config.output
+        unknown = self.config.devices.needs_samples and evaluation.clients is not None
+        if not self.config.policy.fixed_visits or output.clients != "all" or unknown:
             return ""
         plain = replace(self.config, network=Links(), delay=Constant(), availability=Availability())
-        if not names_devices(plain.per_client):
+        if not names_devices(plain.per_client) and "device" not in evaluation.by:
             plain = replace(plain, devices=Alike())
-        return json.dumps(loader.to_tree(replace(plain, output=OutputConfig())))
+        written = OutputConfig(updates=output.updates, client_models=output.client_models)
+        return json.dumps(loader.to_tree(replace(plain, output=written)))
 
     def folder(self, parent: Path) -> Path:
         """Return the run folder.
@@ -140,6 +145,22 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
     return out
 
 
+def with_configurations(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree of a sweep with the configurations that `vary.configuration` names, read now.
+
+    Its cases stay what they are where a file changes later.
+
+    Args:
+        tree: The configuration, as nested mappings.
+    """
+    vary = tree.get("vary")
+    values = vary.get("configuration") if isinstance(vary, dict) else None
+    if not isinstance(values, (dict, list)):
+        return dict(tree)
+    names = values.values() if isinstance(values, dict) else values
+    return {**tree, CONFIGURATIONS: {str(name): loader.read(str(name)) for name in names}}
+
+
 def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with a user's changes laid over it.
 
@@ -159,7 +180,7 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     if not own or not isinstance(vary, dict):
         return out
     for key, value in _leaves(own):
-        varied = next((varied for varied in map(str, vary) if f"{key}.".startswith(f"{varied}.")), None)
+        varied = next((varied for varied in map(str, vary) if _decides(varied, key)), None)
         remedy = f"vary.{varied} gives each case its own; take --only {varied}=LABEL, or change vary.{varied}"
         require(varied is None, key, value, remedy)
 
@@ -167,11 +188,17 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
         if not isinstance(part, dict):
             return part
         part = renamed(part)
-        part = loader.merged(part, {name: value for name, value in own.items() if name in part})
+        mine = {name: value for name, value in own.items() if any(_decides(key, name) for key in part)}
+        part = loader.merged(part, mine)
         return {**part, ROWS: _each(part[ROWS], also)} if ROWS in part else part
 
     axes = {key: _each(vary[key], also) for key in (ROWS, COLUMNS) if key in vary}
     return {**out, "vary": {**vary, **axes}}
+
+
+def _decides(key: str, other: str) -> bool:
+    """Return whether a key that is given decides another one: the same, one below it, or one it excludes."""
+    return f"{other}.".startswith(f"{key}.") or {key, other} <= {*loader.EXCLUSIVE}
 
 
 def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -192,7 +219,7 @@ def _each(values: Any, change: Callable[[Any], Any]) -> Any:
 
 def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: Mapping[str, Any]) -> Config:
     """Return the configuration of one combination of values."""
-    one = {name: value for name, value in tree.items() if name not in ("vary", "table")}
+    one = {name: value for name, value in tree.items() if name not in ("vary", "table", CONFIGURATIONS)}
     special: Mapping[str, Any] = {}
     for key, value in values.items():
         if key in (ROWS, COLUMNS):
@@ -202,7 +229,8 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
                 special = _special(part.pop(ROWS, {}), tree, labels)
             one = loader.merged(one, renamed(part))
         elif key == "configuration":
-            file = loader.read(str(value))
+            known = tree.get(CONFIGURATIONS, {}).get(str(value))
+            file = loader.read(str(value)) if known is None else known
             _check_algorithm(tree, file, str(value))
             one = loader.merged(file, one)
         else:
@@ -274,7 +302,7 @@ def _check_different(all_cases: Sequence[Case], tree: Mapping[str, Any]) -> None
         known = seen.setdefault(json.dumps(resolved), case)
         if known is not case:
             keys = [key for key, label in case.labels.items() if known.labels[key] != label]
-            own = [key for key in tree if key not in ("vary", "name", "output", "system")]
+            own = [key for key in tree if key not in ("vary", "name", "output", "system", CONFIGURATIONS)]
             why = f" below the sweep's own {', '.join(own)}" if "configuration" in keys and own else ""
             remedy = f"the same run as {known.slug}{why}; take other values of {', '.join(keys)}"
             raise UserError("vary", case.slug, remedy)

@@ -11,12 +11,13 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 from mpifl.core.case_names import label_of
 from mpifl.core.errors import require
 from mpifl.core.files import write_atomically
 from mpifl.core.old_keys import renamed
-from mpifl.core.textfiles import yaml_file
+from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.results import run_folder as folders
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
@@ -24,13 +25,14 @@ from mpifl.results.seed_groups import flat
 from mpifl.results.sweep_figure import Curve, draw
 from mpifl.results.tables import Cell, Table, as_markdown
 
-from .sweep_cases import Case, cases, table_of
+from .sweep_cases import CONFIGURATIONS, Case, cases, table_of
 from .sweep_table import Result, markdown
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SWEEP_FILE = "sweep.yaml"  # in the sweep's folder: the configuration that it was started with
+CONFIGURATIONS_FILE = "configurations.json"  # beside it: those that it varies, as they were then
 OLD_STEM = "study"  # of the files in the folder of a sweep of mpifl 0.1
 FIGURES = ("{}_mean", "{}_worst", "{}_before", "{}_cluster", "mixture_kl", "ari")  # {}: the metric
 ASYNCHRONOUS = ("staleness_mean", "staleness_max", "refusal_rate", "clock_seconds", "arrivals_per_second")
@@ -62,7 +64,18 @@ def started_with(folder: Path, key: str = "RUN") -> dict[str, Any]:
     require((folder / SWEEP_FILE).is_file(), key, str(folder), f"is no sweep: it has no {SWEEP_FILE}")
     tree = yaml_file(folder / SWEEP_FILE, key)
     require(isinstance(tree, dict), key, str(folder), f"has a {SWEEP_FILE} that holds no mapping")
-    return renamed(tree)
+    file = folder / CONFIGURATIONS_FILE
+    known = json_file(file, key) if file.is_file() else None
+    require(known is None or isinstance(known, dict), key, str(file), "holds no mapping")
+    return renamed(tree) | ({} if known is None else {CONFIGURATIONS: known})
+
+
+def keep(tree: Mapping[str, Any], folder: Path) -> None:
+    """Write what `started_with` returns into a sweep's folder."""
+    if CONFIGURATIONS in tree:
+        folders.write_json(folder / CONFIGURATIONS_FILE, tree[CONFIGURATIONS])
+    own = {name: value for name, value in tree.items() if name != CONFIGURATIONS}
+    write_atomically(folder / SWEEP_FILE, yaml.safe_dump(own, sort_keys=False))
 
 
 def titles(folder: Path) -> dict[str, str]:

@@ -34,7 +34,7 @@ from .bindings import (
     Layer,
     Sgd,
 )
-from .pooling import AvgPool, MaxPool, plain
+from .pooling import AvgPool, MaxPool, declares_sequence, plain
 
 POOLS = {nn.MaxPool2d: MAX_POOL, MaxPool: MAX_POOL, nn.AvgPool2d: AVG_POOL, AvgPool: AVG_POOL}
 DROPOUTS = {nn.Dropout: 1, nn.Dropout2d: 3}  # and the dimensions of a sample that they are known for
@@ -93,7 +93,7 @@ class Network:
         layers = None if offsets is None else _layers(modules, offsets, shape)
         if layers is None or not layers["trainable"].any():
             return None
-        embeds = _declares_sequence(module) and type(getattr(module, "head", None)) is nn.Linear
+        embeds = declares_sequence(module) and type(getattr(module, "head", None)) is nn.Linear
         rates = [m.p for m in modules if isinstance(m, nn.Dropout | nn.Dropout2d) and m.p]
         return cls(layers, layout.num_parameters, part, embeds, rates)
 
@@ -397,30 +397,13 @@ def _in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that are applied one after the other."""
     if type(module) is nn.Sequential:
         parts: Iterable[nn.Module] = module  # children() would list a module that occurs twice only once
-    elif _declares_sequence(module):
+    elif declares_sequence(module):
         parts = module.sequence  # type: ignore[assignment]
     else:
         yield module
         return
     for part in parts:
         yield from _in_order(part)
-
-
-def _declares_sequence(module: nn.Module) -> bool:
-    """Return whether the property `sequence` lists the modules that `forward` applies one after the other.
-
-    `sequence`, `embed` and `forward` must be defined by the module's own class (`models.base.Net`): a
-    subclass may override one of them.
-    """
-    return all(_defined_in(type(module), name) for name in ("sequence", "embed", "forward"))
-
-
-def _defined_in(cls: type, name: str) -> bool:
-    """Return whether a method or property was defined in the class statement: not inherited, not assigned."""
-    method = vars(cls).get(name)
-    method = method.fget if isinstance(method, property) else method
-    found = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
-    return found == (cls.__module__, f"{cls.__qualname__}.{name}")
 
 
 def _only_weights(module: nn.Module, modules: Sequence[nn.Module], layout: Layout) -> bool:

@@ -6,6 +6,7 @@ built.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, cast
 
@@ -104,17 +105,46 @@ def use_fast_pooling(module: nn.Module) -> nn.Module:
     """Replace the 2x2 pooling layers inside a model, if the kernels were built; return the model.
 
     A maximum comes before the ReLU that it follows: the same numbers from a quarter of the elements. A layer
-    with hooks or methods of its own is not replaced and stays where it is.
+    with hooks or methods of its own is not replaced and stays where it is; inside a module of other code,
+    which may take its layers one by one, all layers keep their order.
     """
     if bindings.AVAILABLE:
+        for layers in _applied_whole(module):
+            _put_relu_behind_maxima(layers)
         for owner in list(module.modules()):
-            if type(owner) is nn.Sequential:
-                _put_relu_behind_maxima(owner)
             for name, layer in list(owner.named_children()):
                 replacement = REPLACEMENTS.get(type(layer))
                 if replacement is not None and plain(layer) and untouched(layer):
                     setattr(owner, name, replacement(2))
     return module
+
+
+def _applied_whole(module: nn.Module) -> Iterator[nn.Sequential]:
+    """Yield the Sequentials that a model is made of, each of which is only ever applied as a whole."""
+    if type(module) is nn.Sequential:
+        yield module
+        parts: Iterable[nn.Module] = module
+    else:
+        parts = module.sequence if declares_sequence(module) else ()  # type: ignore[assignment]
+    for part in parts:
+        yield from _applied_whole(part)
+
+
+def declares_sequence(module: nn.Module) -> bool:
+    """Return whether the property `sequence` lists the modules that `forward` applies one after the other.
+
+    `sequence`, `embed` and `forward` must be defined by the module's own class (`models.base.Net`): a
+    subclass may override one of them.
+    """
+    return all(_defined_in(type(module), name) for name in ("sequence", "embed", "forward"))
+
+
+def _defined_in(cls: type, name: str) -> bool:
+    """Return whether a method or property was defined in the class statement: not inherited, not assigned."""
+    method = vars(cls).get(name)
+    method = method.fget if isinstance(method, property) else method
+    found = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
+    return found == (cls.__module__, f"{cls.__qualname__}.{name}")
 
 
 def _put_relu_behind_maxima(layers: nn.Sequential) -> None:

@@ -21,13 +21,12 @@ from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 
 from . import statistics, survival
 from .reader import Run
-from .seed_groups import Group, default_target, flat, gather, metric_of, titles, tree_of
+from .seed_groups import Group, default_target, gather, metric_of, titles, tree_of
 from .statistics import TESTS, Estimate, Ranking
 from .survival import Median, Reached
 from .tables import BEST, TIED
 
 STD, NO_TEST = "std", "none"
-OF_A_MACHINE = ("data.root", "data.cache")  # where the data lie: no part of a world
 LOWER = ("loss", "std", "variance", "bytes", "seconds", "kl", "distance", "churn", "refusal", "staleness")
 NO_DIRECTION = ("round", "arrivals", "num_clusters", "num_unplaced", "epsilon")
 
@@ -280,7 +279,7 @@ class Comparison:
                 self.column(key)
         metric = self.column(self.choices.metric)
         require(metric.better != 0, "--metric", self.choices.metric, "has no better and worse: take another")
-        leaves = [key for group in self.groups for key in _leaves(group.runs[0])]
+        leaves = [key for group in self.groups for key in tree_of(group.runs[0])]
         for section in self.choices.world:
             known = any(_within(key, [section]) for key in leaves)
             require(known or section == "data", "--world", section, "no key of these runs' configurations")
@@ -368,7 +367,7 @@ class Comparison:
         return next(world for world in self.worlds if group in world.members)
 
     def _world(self, run: Run) -> dict[str, Any]:
-        return {key: value for key, value in _leaves(run).items() if _within(key, self.choices.world)}
+        return {key: value for key, value in tree_of(run).items() if _within(key, self.choices.world)}
 
     # -- tests over seeds ----------------------------------------------------------------------------------
 
@@ -479,7 +478,7 @@ class Comparison:
         for w, world in enumerate(self.worlds):
             for i in world.members:
                 run = self.groups[i].runs[0]
-                rest = {k: v for k, v in _leaves(run).items() if not _within(k, self.choices.world)}
+                rest = {k: v for k, v in tree_of(run).items() if not _within(k, self.choices.world)}
                 label = run.own_label if labels else None
                 key = json.dumps([label, rest], sort_keys=True, default=str)
                 trees[key], heads[key] = rest, label or str(rest.get("algorithm.name", "run"))
@@ -489,7 +488,7 @@ class Comparison:
     def _hint(self) -> str:
         """Return which sections besides those of `--world` differ between runs of one algorithm."""
         sections: dict[str, None] = {}
-        trees = [_leaves(group.runs[0]) for group in self.groups]
+        trees = [tree_of(group.runs[0]) for group in self.groups]
         for tree in trees:
             for other in trees:
                 if tree.get("algorithm.name") == other.get("algorithm.name"):
@@ -519,18 +518,13 @@ def _mean(values: np.ndarray) -> float:
     return float(np.sort(values).mean())
 
 
-def _leaves(run: Run) -> dict[str, Any]:
-    """Return the leaves of a run's configuration but what belongs to a machine."""
-    return {key: value for key, value in flat(tree_of(run)) if key not in OF_A_MACHINE}
-
-
 def _within(key: str, sections: Sequence[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def seeds_and_data(run: Run) -> str:
     """Return what two runs must share to be a pair: their seeds and their data."""
-    data = {key: value for key, value in _leaves(run).items() if _within(key, ("data",))}
+    data = {key: value for key, value in tree_of(run).items() if _within(key, ("data",))}
     return json.dumps([run.config.get("seed"), data], sort_keys=True, default=str)
 
 

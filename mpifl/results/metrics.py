@@ -44,17 +44,20 @@ class AccuracySummary:
 
 
 def accuracy_summary(accuracy: np.ndarray, pool: int | None = None) -> AccuracySummary:
-    """Return the summary of the accuracies of clients.
+    """Return the summary of the accuracies of clients; NaN where no client has one.
 
     Args:
-        accuracy: [n], in [0, 1].
+        accuracy: [n], in [0, 1]; NaN for a client without samples, which counts in no figure.
         pool: Number of different test samples, for the binomial standard error; None for none.
 
     Raises:
         UserError: There is no client.
     """
-    values = np.sort(np.asarray(accuracy, np.float64))
-    require(values.size > 0, "accuracy", accuracy, "a summary needs at least one client")
+    everyone = np.asarray(accuracy, np.float64)
+    require(everyone.size > 0, "accuracy", accuracy, "a summary needs at least one client")
+    values = np.sort(everyone[~np.isnan(everyone)])
+    if not len(values):
+        return AccuracySummary(np.nan, np.nan, np.nan, np.nan, np.nan, np.nan if pool else None)
     mean = float(values.mean())
     return AccuracySummary(
         mean=mean,

@@ -81,6 +81,8 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # required columns of each f
     "timing.csv": {"rank": INTEGER},
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
+HIDDEN = ("name", "seed", "output", "system", "checkpoint", "vary", "table")  # sections of no setting
+OF_A_MACHINE = ("root", "cache")  # keys of the section `data`: where data lie
 FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
 OF_CLIENTS = ("clients.csv", "clusters.csv", "assignments.csv", "client_traffic.csv", "visits.csv")
 
@@ -129,13 +131,20 @@ class Run:
         return str(self.config.get("network", {}).get("name", "links"))
 
     @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration without seeds, output, machine and all else that changes no number."""
+        tree = {k: v for k, v in self.config.items() if k not in HIDDEN}
+        if isinstance(data := tree.get("data"), Mapping):
+            tree["data"] = {k: v for k, v in data.items() if k not in OF_A_MACHINE}
+        return tree
+
+    @cached_property
     def label(self) -> str:
-        """The configuration without seeds, output and machine: equal for runs that differ in their seeds.
+        """The settings as a text: equal for runs that differ in their seeds.
 
         Runs of one configuration to which their user gave different labels are told apart.
         """
-        hidden = ("seed", "output", "system", "vary", "table")
-        tree = {k: v for k, v in old_keys.without_new(self.config).items() if k not in hidden}
+        tree = old_keys.without_new(self.settings)
         tree |= {} if self.own_label is None else {"output.label": self.own_label}
         return json.dumps(tree, sort_keys=True, default=str)
 
@@ -416,6 +425,7 @@ def load(folder: str | Path) -> Run:
         summary = renamed(summary)
         if isinstance(summary.get("identity"), dict):
             summary["identity"] = renamed(summary["identity"])
+    config["rounds"] = summary.get("rounds")  # config.yaml may be from before `resume` took the run further
     run = Run(path, config, summary)
     needed = ["metrics.csv", "ledger.csv", *(["clusters.csv"] if run.written != "none" else [])]
     missing = [f for f in needed if not (path / f).exists()]

@@ -262,15 +262,15 @@ def environment(layout: Mapping[str, Any]) -> dict[str, Any]:
         "processor": processor(),
         "kernels": bindings.BUILD or bindings.PROBLEM,
         "packages": {name: v for name in PACKAGES if (v := version_of(name))},
-        "git_commit": _commit(),
+        "git_commit": commit(),
         "command": sys.argv,
         "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
         **layout,
     }
 
 
-@cache  # of the code that this process has loaded
-def _commit() -> str | None:
+@cache  # of the code that this process has loaded: a run asks before its first round, too
+def commit() -> str | None:
     """Return the commit of the checkout mpifl runs from, with `+` where files differ; None outside of one."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:

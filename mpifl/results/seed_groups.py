@@ -17,7 +17,6 @@ from mpifl.core.metric import Metric
 from .reader import Run, load
 from .survival import Reached
 
-HIDDEN = ("name", "seed", "output", "system", "vary", "table")  # sections that no title names
 ALGORITHM = "algorithm.name"
 AXES = {  # axis -> its title
     "round": "rounds",
@@ -136,6 +135,9 @@ def folders(names: Sequence[str]) -> list[Path]:
 def gather(names: Sequence[str]) -> list[Group]:
     """Return the groups of some runs, in the order of their first runs.
 
+    Runs of one configuration under several names are one group, unless two of them have the same seeds: then
+    each name is a group, and titles have the names.
+
     Args:
         names: Run folders, and folders that hold run folders.
 
@@ -144,18 +146,27 @@ def gather(names: Sequence[str]) -> list[Group]:
     """
     runs = [load(path) for path in dict.fromkeys(folders(names))]
     require(bool(runs), "RUN", list(names), "name at least one run folder")
-    found: dict[str, list[Run]] = {}
+    names_of: dict[tuple[str, str], set[str]] = {}
     for run in runs:
-        found.setdefault(run.label, []).append(run)
+        names_of.setdefault((run.label, str(run.config.get("seed"))), set()).add(_name(run))
+    apart = {label for (label, _), own in names_of.items() if len(own) > 1}
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        found.setdefault((run.label, _name(run) if run.label in apart else ""), []).append(run)
     first = [group[0] for group in found.values()]
-    trees = [tree_of(run) for run in first]
+    trees = [({"name": _name(run)} if run.label in apart else {}) | tree_of(run) for run in first]
     named = titles(trees, [head_of(run, tree) for run, tree in zip(first, trees, strict=True)])
     return [Group(name, tuple(group)) for name, group in zip(named, found.values(), strict=True)]
 
 
 def tree_of(run: Run) -> dict[str, Any]:
-    """Return what may name a run: dotted key -> value, without seeds, output and machine."""
-    return dict(flat({key: value for key, value in run.config.items() if key not in HIDDEN}))
+    """Return what may name a run: dotted key -> value of its settings."""
+    return dict(flat(run.settings))
+
+
+def _name(run: Run) -> str:
+    """Return the name of a run's configuration."""
+    return str(run.config.get("name", ""))
 
 
 def head_of(run: Run, tree: Mapping[str, Any]) -> str:

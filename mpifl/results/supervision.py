@@ -123,7 +123,8 @@ class Watchdog:
         with self.log.open("a") as file:
             print(f"{time.strftime('%F %T')} no progress for {self.seconds:.0f} s", file=file, flush=True)
             faulthandler.dump_traceback(file, all_threads=True)
-        self._over.wait(self.grace)
+        if self._over.wait(self.grace):
+            return
         text = f"no progress for {self.seconds:.0f} s; the stacks of all ranks are in {self.log.parent}"
         print(f"mpifl: {text}", file=sys.stderr, flush=True)
         os._exit(1)

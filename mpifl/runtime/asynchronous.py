@@ -336,6 +336,9 @@ class AsynchronousEngine(Engine):
             if self.busy or (waiting and self.tick < inf):
                 return
             self.clock.advance(self.sampler.num_clients)
+            self.stats.advance(self.clock.now, 0)
+            if self.tick < inf:
+                self.tick = self.policy.next_tick(self.clock.now)
 
     def _start(self, k: int, version: int, pool: RecoveringPool) -> None:
         """Send a client what it reads, and add its visit to the clock."""
@@ -406,14 +409,16 @@ class AsynchronousEngine(Engine):
     def _step(self, server: Server, arrivals: list[Arrival]) -> Server:
         """Return the server after the uploads that have arrived, in the order of (client, visit)."""
         step, damps = self.server_step, not self.server_step.algorithm.needs.weighs_staleness
-        arrivals = sorted(arrivals, key=lambda a: (a.visit.client, a.visit.visit))
+        whose = [(a.visit.client, a.visit.visit) for a in arrivals]
+        places = sorted(range(len(arrivals)), key=whose.__getitem__)
+        arrivals = [arrivals[i] for i in places]
         headers = [replace(a.header, number=j) if j else a.header for j, a in enumerate(arrivals)]
         lag = np.array([a.row["staleness"] for a in arrivals])
         uploads: dict[str, list[torch.Tensor]] = {}
         for a in arrivals:
             for name, rows in a.vectors.items():
                 uploads.setdefault(name, []).extend(rows.unbind())
-        reports = step.reports_of(headers, lag)
+        reports = step.reports_of(headers, lag, np.argsort(places))
         adjust = (lambda plan: damp(plan, self.policy.step_sizes(lag))) if damps else None
         result = step.advance(server, reports, uploads, self.aggregator, adjust)
         assert result is not None
@@ -422,6 +427,7 @@ class AsynchronousEngine(Engine):
             a.row["weight"] = largest_weight(plan, j, len(arrivals))
             a.row["accepted"] = int(bool(plan.mixings) or not a.vectors)
             self.stats.add(a.row["staleness"], bool(a.row["accepted"]))
+            step.taken[a.visit.client] += 1
         self.on_arrivals(self.rows)
         self.rows = []
         step.ledger.commit()

@@ -392,7 +392,11 @@ class GatheredReports:
 
 
 def gathered_reports(
-    tables: Sequence[ReportTable], owners: Sequence[np.ndarray], staleness: np.ndarray, hook: str
+    tables: Sequence[ReportTable],
+    owners: Sequence[np.ndarray],
+    staleness: np.ndarray,
+    hook: str,
+    arrival: np.ndarray | None = None,
 ) -> GatheredReports:
     """Return all reports of a step as one value.
 
@@ -401,6 +405,7 @@ def gathered_reports(
         owners: rank that holds the uploads of each report, of each table.
         staleness: server steps since each read the server [m], in the order of their numbers.
         hook: class and hook that made the reports, for the errors.
+        arrival: see `Notes`.
 
     Raises:
         MethodError: clients upload or note other names or shapes.
@@ -419,6 +424,7 @@ def gathered_reports(
         staleness=staleness,
         fresh=_joined([np.full(len(t), t.fresh) for t in tables], order),
         columns={name: _joined(parts, order) for name, parts in _note_columns(tables, hook).items()},
+        arrival=arrival,
     )
     max_abs = {name: _joined([t.max_abs[name] for t in tables], order) for name in first.max_abs}
     return GatheredReports(tables, _joined([ranks for _, ranks in pairs], order), notes, max_abs)

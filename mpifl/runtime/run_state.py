@@ -103,12 +103,14 @@ class Saved:
         """Add the state of the server step."""
         state = server_step.state_dict()
         self.put_arrays("ledger", state.pop("ledger"))
-        self.arrays["visits"] = state.pop("visits")
+        self.arrays |= {name: state.pop(name) for name in ("visits", "taken")}
         self.values |= state
 
     def load_step_state(self, server_step: ServerStep) -> None:
         """Restore the state of the server step."""
-        state = {"ledger": self.arrays_under("ledger"), "visits": self.arrays["visits"]}
+        visits = self.arrays["visits"]
+        taken = self.arrays.get("taken", visits)  # not in release 0.2
+        state = {"ledger": self.arrays_under("ledger"), "visits": visits, "taken": taken}
         more = {name: self.values.get(name, {}) for name in ("privacy", "secure")}  # not in release 0.1
         server_step.load_state_dict({**state, **more, "dropped": self.values["dropped"]})
 

@@ -108,6 +108,8 @@ class ServerStep:
         watch: seconds of each phase on this rank.
         ledger: the federation's traffic; on rank 0.
         visits: of each client so far, int64 [N]; on rank 0.
+        taken: how many uploads of each client steps have taken, int64 [N]: all but those that were too stale;
+            on rank 0.
         dropped: visits that were left out; on rank 0.
         train_metrics: means of what the clients reported in the last step; on rank 0.
         client_products: of the last step, where they are measured; on rank 0.
@@ -137,6 +139,7 @@ class ServerStep:
         )
         self.costs = self.sizes[:, 0] if c.effort is None else self.sizes[:, 0] * c.effort
         self.visits = np.zeros(len(self.sizes), np.int64)
+        self.taken = np.zeros(len(self.sizes), np.int64)
         self.dropped: list[Dropped] = []
         self.train_metrics: dict[str, float] = {}
         self.client_products: ClientProducts | None = None
@@ -214,6 +217,7 @@ class ServerStep:
         return {
             "ledger": self.ledger.state_dict(),
             "visits": self.visits,
+            "taken": self.taken,
             "dropped": [asdict(d) for d in self.dropped],
             "privacy": {} if self.config.protection is None else self.config.protection.state_dict(),
             "secure": {} if self.config.secure is None else self.config.secure.state_dict(),
@@ -223,6 +227,7 @@ class ServerStep:
         """Restore what `state_dict` returned; on rank 0."""
         self.ledger.load_state_dict(state["ledger"])
         self.visits = state["visits"].copy()
+        self.taken = state["taken"].copy()
         self.dropped = [Dropped(**d) for d in state["dropped"]]
         if self.config.protection is not None:
             self.config.protection.load_state_dict(state["privacy"])
@@ -259,7 +264,9 @@ class ServerStep:
             return None, None
         if self.robust is not None:
             self.train_metrics |= self.robust.figures
-        self.visits[result.notes.client[result.notes.fresh]] += 1
+        took_part = result.notes.client[result.notes.fresh]
+        self.visits[took_part] += 1
+        self.taken[took_part] += 1
         for part in (self.config.protection, self.config.secure):
             if part is not None:
                 part.commit()
@@ -313,8 +320,12 @@ class ServerStep:
             adjust: changes the plan before it is carried out.
 
         Raises:
-            MethodError: the method's plan or server cannot be.
+            MethodError: the method's plan or server cannot be, or the step has fewer uploads than it needs.
         """
+        needed, fresh = self.algorithm.needs.min_cohort, 0 if reports is None else reports.notes.fresh.sum()
+        if server is not None and reports is not None and fresh < needed:
+            what = f"step {server.version + 1} has {fresh} upload, and the method needs {needed} or more"
+            raise MethodError(hook_name(self.algorithm, "aggregate"), what, "let more clients take part")
         reports = self._compare(server, reports, uploads, aggregator)
         plan = None
         if server is not None and reports is not None:
@@ -623,19 +634,23 @@ class ServerStep:
         if not tables:  # nobody was drawn, by Poisson sampling
             return None
         none = np.zeros(sum(map(len, tables)), np.int64)
-        return gathered_reports(tables, owners, none, hook_name(self.algorithm, hook))
+        arrival = self.seed.of("arrival", batch.step).numpy().permutation(len(none))
+        return gathered_reports(tables, owners, none, hook_name(self.algorithm, hook), arrival)
 
-    def reports_of(self, headers: Sequence[ReportHeader], staleness: np.ndarray) -> GatheredReports:
+    def reports_of(
+        self, headers: Sequence[ReportHeader], staleness: np.ndarray, arrival: np.ndarray | None = None
+    ) -> GatheredReports:
         """Return the reports of a step as one value, where all uploads are on rank 0.
 
         Args:
             headers: in the order of their numbers.
             staleness: server steps since each read the server [m].
+            arrival: see `Notes`.
         """
         tables = report_tables(headers)
         hook = hook_name(self.algorithm, "local_update")
         owners = [np.zeros(len(table), np.int64) for table in tables]
-        return gathered_reports(tables, owners, staleness, hook)
+        return gathered_reports(tables, owners, staleness, hook, arrival)
 
     def drop(self, dropped: Sequence[Dropped], nobody: bool) -> None:
         """Remember visits that are left out; on rank 0.
@@ -688,7 +703,7 @@ class ServerStep:
 
     def serves(self, server: Server, clients: np.ndarray) -> CohortReads:
         """Return the rows that clients are evaluated with; on rank 0."""
-        seen = self.visits[clients] > 0
+        seen = self.taken[clients] > 0
         serves = {**self.hooks.reads("serves", server, clients[seen])}
         serves |= self.hooks.reads("serves_unseen", server, clients[~seen])
         return CohortReads.of((k, serves[k]) for k in clients.tolist())

@@ -158,7 +158,7 @@ class Presence:
         require(few, f"availability.{name}", value, remedy)
         while True:
             here, until = self._phase(client, start)
-            if here and start + work < until:
+            if here and start + work <= until:
                 return start + work
             work -= (until - start) if here else 0.0
             start = until

@@ -360,11 +360,15 @@ class WallClock(Clock):
             return next((v for n in pool.finished() if (v := self._visits[n]).due <= now), None)
 
         def arrived() -> tuple[float, Visit | None] | None:
-            now = self._time()
-            if now >= until:
-                return until, None
-            visit = due(now) or pool.poll() or due(now)
-            return None if visit is None else (now, visit)
+            for look in (False, True):
+                if look:
+                    pool.poll()  # in one process, it trains
+                now = self._time()
+                if now >= until:
+                    return until, None
+                if (visit := due(now)) is not None:
+                    return now, visit
+            return None
 
         now, visit = wait_until(arrived)
         self.now = now

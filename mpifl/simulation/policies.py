@@ -89,6 +89,14 @@ class Policy(ABC):
         """
         return num_sampled
 
+    def least_uploads(self, num_sampled: int) -> int:
+        """Return how many uploads a server step takes at least, where no client fails. Default: the most.
+
+        Args:
+            num_sampled: m, the size of a cohort.
+        """
+        return self.uploads_per_step(num_sampled)
+
     def num_started(self, wanted: int, num_clients: int) -> int:
         """Return how many clients are drawn where so many are wanted."""
         return wanted
@@ -194,6 +202,10 @@ class OverSelection(RoundsPolicy):
     def rule(self) -> RoundRule:
         """The first are kept."""
         return FirstArrivals(self.deadline_s, self.late == "sent")
+
+    def least_uploads(self, num_sampled: int) -> int:
+        """Return 1 where a deadline may end a round with the first that comes."""
+        return self.uploads_per_step(num_sampled) if self.deadline_s is None else 1
 
     def num_started(self, wanted: int, num_clients: int) -> int:
         """Return m (1 + extra), rounded up, at most all."""
@@ -311,10 +323,15 @@ class AsynchronousPolicy(Policy):
         remedy = f"{name} takes one upload at a time; take policy every_arrival or client_decides"
         require(not needs.single_upload or self.single_upload, "policy.name", "buffer or barrier", remedy)
         remedy = f"{name} looks at all clients of a round at once; it runs under policy rounds only"
-        whole = {SecondLook, RememberedUploads} & algorithm.capabilities or needs.round_number
+        whole = {SecondLook, RememberedUploads} & algorithm.capabilities
         require(not whole, "policy.name", "asynchronous", remedy)
+        remedy = f"{name} with these options counts on rounds; it runs under policy rounds only"
+        require(not needs.round_number, "policy.name", "asynchronous", remedy)
         remedy = f"{name} needs fresh uploads; take rounds or barrier"
         require(self.fresh_uploads or not needs.fresh_uploads, "policy.name", "stale uploads", remedy)
+        remedy = f"a client of {name} reckons with its last upload, which may not be refused; take null"
+        late = self.max_staleness
+        require(late is None or not needs.every_upload, "policy.max_staleness", late, remedy)
         remedy = f"{name} compares the uploads of a step; take policy rounds, barrier or buffer"
         several = needs.min_cohort > 1 or upload_named(algorithm, ComparedUploads, "gram")
         require(not (several and self.single_upload), "policy.name", "one upload at a time", remedy)
@@ -516,6 +533,10 @@ class Waves(AsynchronousPolicy):
         """Return the size of a wave; more may wait where time ends one."""
         return num_sampled if self.size is None else self.size
 
+    def least_uploads(self, num_sampled: int) -> int:
+        """Return 1 where time may end a wave."""
+        return self.uploads_per_step(num_sampled) if self.every_s is None else 1
+
     def ready(self, waiting: int, in_flight: int) -> bool:
         """Step when the wave is full; without times also when nobody is left who could fill it."""
         full = self.size is not None and waiting >= self.size
@@ -531,13 +552,16 @@ class Waves(AsynchronousPolicy):
         return number * self.every_s
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
-        """Start idle clients after a step, a whole cohort where nobody is under way; none within a wave."""
+        """Start idle clients after a step, a whole cohort where nobody is under way; none within a wave.
+
+        Where nobody of the cohort is there, others that are start.
+        """
         if dispatch.filled == dispatch.version and (dispatch.busy or dispatch.waiting):
             return []
         if dispatch.busy:
             return super().starts(dispatch)
-        cohort = dispatch.sampler(dispatch.version + 1).tolist()
-        return [(k, dispatch.version) for k in cohort if dispatch.is_available(k)]
+        cohort = [k for k in dispatch.sampler(dispatch.version + 1).tolist() if dispatch.is_available(k)]
+        return [(k, dispatch.version) for k in cohort] or super().starts(dispatch)
 
 
 @dataclass(frozen=True)
@@ -637,7 +661,8 @@ class DrawnStaleness(OneUploadPolicy):
         out: list[Start] = []
         while len(out) <= self.most:
             number = dispatch.num_started + len(out)
-            version = max(0, number - dispatch.key.of("staleness", number).below(self.most + 1))
+            step = dispatch.version + len(dispatch.busy) + len(out)  # before the one that takes it
+            version = max(0, step - dispatch.key.of("staleness", number).below(self.most + 1))
             client = None if version > dispatch.version else dispatch.draw([k for k, _ in out], number)
             if client is None:
                 break

@@ -15,7 +15,7 @@ from math import inf
 
 import numpy as np
 
-from mpifl.core.errors import require
+from mpifl.core.errors import UserError, require
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key
 from mpifl.core.textfiles import check_per_client, read_per_client
@@ -84,6 +84,11 @@ class OneEachStep(UploadTrigger):
     def virtual_clock(self, duration: VisitDuration, num_clients: int, key: Key) -> Clock:
         """Return a clock that draws a client for each step."""
         return DrawnClock(num_clients, key.of("uploads"))
+
+    def wall_clock(self, duration: VisitDuration, scale: float) -> Clock:
+        """Raise `UserError`: real arrivals would not be those of the clients that were drawn."""
+        remedy = "uploads one_each_step draws who uploads; take policy.uploads when_done, or clock virtual"
+        raise UserError("clock.name", "wall", remedy)
 
 
 @dataclass(frozen=True)

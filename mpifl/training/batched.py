@@ -7,8 +7,9 @@ run have asked, one stacked training answers them all.
 In a stack every tensor of the model is held once for all clients, [C, *shape]; a step takes the gradients of
 all clients by `torch.func.vmap` and makes one fused update. Clients are sorted by their number of steps, so
 that those still at work are the first rows; a last batch that is smaller is padded and its padding weighs
-nothing. The result agrees with training one client after the other up to rounding (1e-4 of the largest
-change, see tests/training/test_batched.py), not bit for bit.
+nothing. The loss of a batch must be a known weighted mean of its samples' losses (`sample_weights`). The
+result agrees with training one client after the other up to rounding (1e-4 of the largest change, see
+tests/training/test_batched.py), not bit for bit.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from torch import nn
 from mpifl.core.client import Trained
 from mpifl.core.module_checks import untouched
 from mpifl.core.parameters import frozen_names
+from mpifl.core.task import Task
 
 from .augmentation import AUGMENTATIONS
 from .backend import Backend, Request
 from .model_context import ModelContext, is_random
 from .optimizer import adam, fused_sgd
 from .precision import FLOAT32, forward_pass
+from .tasks import IGNORED, Classification, NextToken
 
 STATEFUL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.RNNBase)
 
@@ -46,11 +49,38 @@ def stackable(module: nn.Module) -> bool:
     return not kept and not buffers and untouched(module)
 
 
+def _evenly(labels: torch.Tensor) -> torch.Tensor:
+    return torch.full((len(labels),), 1.0 / len(labels), device=labels.device)
+
+
+def _by_tokens(labels: torch.Tensor) -> torch.Tensor:
+    counts = (labels != IGNORED).sum(1)
+    return counts / counts.sum().clamp_min(1)
+
+
+Weights = Callable[[torch.Tensor], torch.Tensor]
+MEANS: dict[tuple[Callable[..., Any], Callable[..., Any]], Weights] = {
+    (Classification.losses, Classification.loss): _evenly,
+    (NextToken.losses, NextToken.loss): _by_tokens,
+}
+"""(losses of samples, loss of a batch) of tasks with a loss of their own -> as `sample_weights`."""
+
+
+def sample_weights(task: Task) -> Weights | None:
+    """Return what gives, from the labels of a batch, the weight of each sample's loss in the batch's [n].
+
+    None where the loss of a batch is not known to be a weighted mean of its samples' losses: such clients
+    cannot be stacked.
+    """
+    kind = type(task)
+    return _evenly if kind.loss is Task.loss else MEANS.get((kind.losses, kind.loss))
+
+
 def train_all(context: ModelContext, requests: Sequence[Request]) -> list[Trained]:
     """Train requests together; return their outcomes in the same order.
 
     Args:
-        context: the model, which `stackable` allows.
+        context: the model, which `stackable` allows, and a task that has `sample_weights`.
         requests: those of one `kind` are trained in one stack; each has the task's loss.
     """
     out: dict[int, Trained] = {}
@@ -102,6 +132,9 @@ class _Stack:
         self.requests = [requests[i] for i in self.order]
         self.batches = [batches[i] for i in self.order]
         self.layout, self.device, self.task = context.layout, context.device, context.task
+        weights = sample_weights(self.task)
+        assert weights is not None
+        self.weights = weights
         starts = torch.stack([r.start.to(self.device) for r in self.requests])  # [C, d]
         self.tensors = {
             name: starts[:, s].reshape(len(starts), *shape).contiguous()
@@ -155,7 +188,7 @@ class _Stack:
             if self.config.augment != "none":
                 x = AUGMENTATIONS[self.config.augment](x, request.key.of("augment", step))
             missing = size - len(index)
-            weight = torch.full((len(index),), 1.0 / len(index), device=x.device)
+            weight = self.weights(y)
             if missing:
                 x = torch.cat([x, x[:1].expand(missing, *x.shape[1:])])
                 y = torch.cat([y, y[:1].expand(missing, *y.shape[1:])])
@@ -301,11 +334,16 @@ class LockstepBackend(Backend):
 
     def __init__(self, context: ModelContext) -> None:
         self.context = context
+        self._known_mean = sample_weights(context.task) is not None
         self.runner = LockstepRunner(partial(train_all, context))
 
     def accepts(self, request: Request) -> bool:
-        """Return whether a visit of `runner` asks, for the task's loss, and the model has no hooks."""
-        return request.loss is None and self.runner.listening and self.context.untouched()
+        """Return whether a visit of `runner` asks, for the task's loss, and the model has no hooks.
+
+        Nothing is accepted where the task has no `sample_weights`.
+        """
+        fits = self._known_mean and request.loss is None
+        return fits and self.runner.listening and self.context.untouched()
 
     def train(self, request: Request) -> Trained:
         """Block until all other visits have asked; return this one's outcome."""

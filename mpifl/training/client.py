@@ -29,6 +29,10 @@ from .learner import Learner
 from .own_metrics import OwnMetric
 
 
+class Batch(Split):
+    """A mini-batch that `batches` handed out: this visit's share of the work is taken from their number."""
+
+
 class LocalClient(Client):
     """One client at one visit.
 
@@ -129,7 +133,8 @@ class LocalClient(Client):
         config = self._changed(changes)
         memory = self._optimizers if config.remembers else None
         train = self.data.train if split is None else split_on(split, self._learner.device)
-        config = self._shortened(config, len(train))
+        if not isinstance(split, Batch):
+            config = self._shortened(config, len(train))
         with self._training(config.num_steps(len(train))) as stage:
             trained = self._learner.sgd(
                 start,
@@ -168,7 +173,7 @@ class LocalClient(Client):
         data = self.data.train
         config = self._shortened(self._changed(changes), len(data))
         for index in self._learner.batches(data, config, key):
-            yield Split(data.x[index], data.y[index])
+            yield Batch(data.x[index], data.y[index])
 
     def gradient(self, vector: Vector, split: Split | None = None) -> Vector:
         """Return the gradient [p] of the mean loss at `vector`."""

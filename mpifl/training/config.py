@@ -20,9 +20,10 @@ class LocalConfig:
 
     Attributes:
         epochs: passes over the training data in one visit.
-        steps: mini-batches in one visit, pass after pass, instead of `epochs`; None: `epochs` counts. Trainings
-            whose number of epochs a method gives (tuning, a head alone, one gradient) keep that number.
-        batch_size: samples per step; the last batch of an epoch may be smaller.
+        steps: mini-batches in one visit, pass after pass, instead of `epochs`; None: `epochs` counts.
+            Trainings whose number of epochs a method gives (tuning, a head alone, one gradient) keep it.
+        batch_size: samples per step; the last batch of an epoch may be smaller. With batch norm, a last batch
+            of one sample is left out.
         lr: learning rate of the first server step.
         momentum: of SGD; the buffer starts anew at every visit, unless `keep_optimizer` is set.
         weight_decay: added to the gradient as `weight_decay * w`.

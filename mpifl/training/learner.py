@@ -18,7 +18,7 @@ from mpifl.core.rng import Key, key
 from mpifl.core.task import Task
 
 from .backend import Backend, Request
-from .batched import LockstepBackend, LockstepRunner, stackable, train_all
+from .batched import LockstepBackend, LockstepRunner, sample_weights, stackable, train_all
 from .config import LocalConfig
 from .cuda_graph import CudaGraphBackend
 from .kernel_backend import KernelBackend
@@ -165,7 +165,7 @@ def pick_stack(learner: Learner, split: Split, config: LocalConfig, most: int) -
         config: how clients train.
         most: the largest size to try.
     """
-    if not stackable(learner.flat.module) or most < 2:
+    if not stackable(learner.flat.module) or sample_weights(learner.task) is None or most < 2:
         return 1
     start, address = learner.init, key(0, "pick")
     single = _seconds(lambda: learner.sgd(start, split, config, address), learner.device)

@@ -66,5 +66,13 @@ def test_aggregation_by_hand():
     assert_allclose(plan.algorithm_state["association"], [[0, 1], [7, 7], [math.log(3), 1]])
 
 
+def test_a_client_that_comes_twice_in_a_buffer_grows_by_both_visits():
+    server = byhand.server(2, {"association": [[1.0, 0.0], [7.0, 7.0]]}, model=[[0.0], [0.0]])
+    told = byhand.notes([5, 5], client=[0, 0], association=[[0.0, 0.5], [0.25, 1.0]], best=[0, 1])
+    plan = FedCE(num_clusters=2).aggregate(server, told)
+    assert_allclose(plan.algorithm_state["association"], [[1.25, 1.5], [7, 7]])
+    assert_array_equal(plan.assign, [1, 0])
+
+
 def test_fedce_with_one_cluster_and_equal_n_is_fedavg(tmp_path):
     agree(Limit("K = 1, equal n", "fedce", {"num_clusters": 1}, {"equal": True}), "fedavg", 1.0, tmp_path)

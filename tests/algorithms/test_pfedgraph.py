@@ -55,6 +55,16 @@ def test_absent_clients_keep_their_rows():
         assert_array_equal(mixing.keep, [0, 1, 0])
 
 
+def test_a_client_that_comes_twice_has_the_row_of_its_last_upload_in_the_graph():
+    """Orthogonal updates of clients 0, 0 and 1, p = 1/3, alpha = 5: the last two rows are almost uniform."""
+    server = byhand.server(2, {"graph": np.eye(2)}, model=[[0.0]] * 2, direction=[[0.0]] * 2)
+    told = byhand.notes([4, 4, 4], client=[0, 0, 1], gram=np.eye(3).tolist())
+    plan = PFedGraph(alpha=5.0).aggregate(server, told)
+    graph, weights = plan.algorithm_state["graph"], plan.mixings[0].weights
+    assert_allclose(graph.sum(1), 1)
+    assert_allclose(graph, np.stack([weights[:, :2].sum(1), weights[:, 2]], 1))
+
+
 def test_the_local_term_is_the_gradient_of_the_cosine():
     """w = (3, 4), v = (1, 0): <v, w> / ||w|| = 0.6; its gradient is v / 5 - 3 w / 125 = (0.128, -0.096)."""
     w, v, g = torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from fractions import Fraction
 
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from support import byhand
+from support import byhand, worlds
 from torch.testing import assert_close
 
 from mpifl.algorithms.pfedme import PFedMe
 from mpifl.core.errors import UserError
+from mpifl.core.rng import key
+from mpifl.training.client import LocalClient
+from mpifl.training.learner import Learner
 
 
 def test_a_visit_by_hand():
@@ -123,6 +127,21 @@ def test_the_variant_of_ucfl_takes_another_mini_batch_in_each_inner_step():
     )
     assert [call.changes["epochs"] for call in client.calls] == [1] * 15
     assert len({call.key for call in client.calls}) == 15
+
+
+@pytest.mark.parametrize(("variant", "taken"), [("paper", 3), ("ucfl", 6), ("ucfl_nesterov", 6)])
+def test_half_of_the_work_is_half_of_the_mini_batches(variant, taken):
+    """R = 6 and K = 2: of 6 mini-batches 3 (the paper), or of 12 mini-batches 6, in 3 steps of w_i.
+
+    On each of the paper's all K steps are taken.
+    """
+    learner = Learner(worlds.mlp(8).build(worlds.SHAPE, worlds.CLASSES))
+    client = LocalClient(2, worlds.Tiny(), learner, worlds.LOCAL, work=Fraction(1, 2))
+    method, trained, sgd = PFedMe(local_rounds=6, inner_steps=2, variant=variant), [], client.sgd
+    client.sgd = lambda *args, **how: trained.append(sgd(*args, **how)) or trained[-1]
+    _, state = method.local_update(byhand.message(model=[client.init.tolist()]), {}, client, key(1))
+    assert [one.steps for one in trained] == [2 if variant == "paper" else 1] * taken, "K steps on each"
+    assert variant == "paper" or int(state["steps"]) == 6 + 3
 
 
 def test_an_unknown_variant_is_refused():

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from mpifl.comm.task_pool import Task, _WorkerPool
+from mpifl.comm.task_pool import RecoveringPool, Task, _WorkerPool
+from mpifl.comm.transport import Single
 
 
 class Silent:
@@ -41,3 +42,13 @@ def test_workers_hold_two_tasks_and_more_where_many_are_under_way(under_way, hel
         pool.submit(Task(number, 0.0, None, {"x": torch.zeros(1, 1)}, (1, 2)))
     assert sorted(Counter(rank for rank, _ in transport.sent).values()) == held
     assert [number for _, number in transport.sent] == list(range(sum(held)))
+
+
+def test_what_one_process_trains_is_progress_for_the_watchdog():
+    """Asynchronous runs of one process call no collective between two evaluations."""
+    transport = Single()
+    pool = RecoveringPool(transport, lambda header, vectors: (header, {}), lambda: None, lambda task: (0,))
+    before = transport.last_call
+    pool.submit(Task(0, 0.0, "visit", {}, (0,)))
+    assert pool.result(0) == ("visit", {})
+    assert transport.last_call > before

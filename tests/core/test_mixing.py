@@ -99,6 +99,13 @@ def test_uploads_in_turn_are_blended_one_after_the_other():
     assert_allclose(applied(mixing, [[8.0], [8.0]], [[0.0], [12.0]]), [[6.0], [4.0]])
 
 
+def test_uploads_are_blended_in_the_order_that_is_given():
+    """The second first: 8, then a quarter of 12: 9, then half of 0: 4.5. Each keeps its own weight."""
+    mixing = in_turn(np.array([[0.5, 0.25]]), order=np.array([1, 0]))
+    assert_array_equal(mixing.weights, [[0.5, 0.125]])
+    assert_allclose(applied(mixing, [[8.0]], [[0.0], [12.0]]), [[4.5]])
+
+
 def test_row_k_mixes_component_k_of_each_upload():
     """Two components each of uploads (1, 10) and (2, 20): row 0 = 1 * 1 + 2 * 2, row 1 = 3 * 10 + 4 * 20."""
     weights = componentwise(np.array([[1.0, 2.0], [3.0, 4.0]]))

@@ -177,6 +177,22 @@ def test_operations_give_the_same_whether_baked_or_run_at_the_visit(tiny_pool: P
                 np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(("kind", "task"), [(np.uint8, "multi_hot"), (np.float32, "numbers")])
+def test_labels_of_any_kind_are_stored_beside_images_that_are(tmp_path, kind, task):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (200, 4, 4)).astype(np.uint8), rng.integers(0, 2, (200, 3)).astype(kind)
+    np.savez(tmp_path / "images.npz", x_train=x, y_train=y)
+    source, halves = SOURCES["npz"](path=str(tmp_path / "images.npz")), {"name": "iid", "clients": 2}
+    scenario = SCENARIOS["mixed"](groups=(halves, {**halves, "angle": 90.0}))
+    federation = open_federation(DataConfig(cache=str(tmp_path), source=source, scenario=scenario), 1)
+    assert federation.info.labels == task
+    for k in range(4):
+        seen, labels = federation.samples(k)
+        upright = np.rot90(seen, -(k // 2), axes=(-2, -1))
+        place = [int(np.flatnonzero((x == image).all((1, 2)))[0]) for image in upright[:, 0]]
+        np.testing.assert_array_equal(labels, y[place], strict=True)
+
+
 def test_groups_of_different_size_need_a_resize(cache):
     from mpifl.core.errors import UserError
 

@@ -178,6 +178,22 @@ def test_keys_that_the_file_decides_are_refused(cache, tmp_path):
             opened("digits", SCENARIOS["partition"](path=str(tmp_path / name)), tmp_path, cache)
 
 
+@pytest.mark.parametrize("test", [None, "like", "all"])
+def test_clients_are_not_tested_on_samples_that_others_train_on(cache, tmp_path, test):
+    """The test part of digits begins at 1438; a split of all digits deals it out for training, too."""
+    file = tmp_path / "split.json"
+    rows = {"0": {"train": [0, 1438, 1439], "val": [1]}, "1": {"train": [2, 1439], "val": [1500]}}
+    file.write_text(json.dumps(rows))
+    says = r"data.scenario.test = '(like|all)': 3 samples .* of the source's test part.* take own, or leave"
+    with pytest.raises(UserError, match=says):
+        opened("digits", SCENARIOS["partition"](path=str(file), test=test), tmp_path, cache)
+    federation = opened("digits", SCENARIOS["partition"](path=str(file), test="own"), tmp_path, cache)
+    assert federation.sizes.tolist() == [[2, 1, 1], [1, 1, 1]]
+    rows = {"0": {"train": [0, 1437], "val": [1]}, "1": {"train": [2]}}
+    file.write_text(json.dumps(rows))
+    opened("digits", SCENARIOS["partition"](path=str(file), test=test), tmp_path, cache)
+
+
 def test_a_partition_is_refused_for_another_source(small_root, cache, tmp_path):
     file = tmp_path / "split.csv"
     scenario = SCENARIOS["iid"](clients=3)

@@ -8,7 +8,7 @@ import torch
 
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
-from mpifl.data import SCENARIOS, DataConfig, histogram, label_distance, open_federation
+from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
 from mpifl.data.scenarios.relations import _orders
 from mpifl.data.transforms import rotated
 
@@ -293,3 +293,22 @@ def test_groups_never_have_the_same_relation(seed):
     np.testing.assert_array_equal(orders, [[0, 1], [1, 0]])
     with pytest.raises(UserError, match=r"groups = 3: there are only 2 orders of 2; take fewer groups"):
         _orders(key(seed, "data"), 3, 2)
+
+
+@pytest.mark.parametrize("name", ["digits", "npz"])
+def test_pixels_of_images_change_places_and_keep_their_values(tmp_path, name):
+    """Of an archive of images in colour there are only statistics per channel."""
+    source = SOURCES[name]()
+    if name == "npz":
+        x = np.random.default_rng(0).integers(0, 255, (200, 4, 4, 3)).astype(np.uint8)
+        np.savez(tmp_path / "colours.npz", x_train=x, y_train=np.arange(200) % 5)
+        source = SOURCES[name](path=str(tmp_path / "colours.npz"))
+    scenario = SCENARIOS["relations"](clients=4, groups=2)
+    federation = open_federation(DataConfig(cache=str(tmp_path), source=source, scenario=scenario), 1)
+    for k in range(4):
+        seen, labels = federation.samples(k)
+        before = federation.pool.inputs[federation.partition.of(k, "train", 0).index]
+        flat, stored = seen.reshape(len(seen), -1), before.reshape(len(before), -1)
+        np.testing.assert_array_equal(np.sort(flat), np.sort(stored))
+        assert np.array_equal(seen, before) == (k < 2)
+        np.testing.assert_array_equal(federation.labels(k), labels)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from mpifl.data import histogram, label_distance
+from mpifl.data import SCENARIOS, DataConfig, build, histogram, label_distance
 
 
 def test_a_backdoor_world_names_its_targets(open_small):
@@ -55,6 +55,16 @@ def test_shared_test_images_count_once(open_small):
     assert iid.test_pool == iid.sizes[:, 2].sum() == len(iid.pool.test)
     drift = open_small("mnist", "ccfl", clients=4, smallest=20, largest=40, test_images=30, public=100)
     assert drift.test_pool == 120
+
+
+@pytest.mark.parametrize("limit", [0, build.MATERIALIZE_LIMIT_BYTES], ids=["as they are", "stored rotated"])
+def test_an_image_that_is_rotated_for_two_groups_counts_once(tmp_path, monkeypatch, limit):
+    """Each of two groups divides the same 350 test images between its four clients."""
+    monkeypatch.setattr(build, "MATERIALIZE_LIMIT_BYTES", limit)
+    scenario = SCENARIOS["rotated"](clients=8, angles=(0.0, 90.0))
+    federation = build.open_federation(DataConfig(cache=str(tmp_path), scenario=scenario), 0)
+    assert federation.sizes[:, 2].sum() == 700
+    assert federation.test_pool == 350
 
 
 def test_only_drifting_worlds_change(open_small):

@@ -154,6 +154,14 @@ OPTIONS = {
     "more ranks than there are": (["--system.ranks", "2"], ["system.ranks = 2", "mpirun -n 2"]),
     "unknown device": (["--system.device", "tpu"], ["system.device = 'tpu'"]),
     "unknown memory": (["--system.mpi_memory", "host"], ["system.mpi_memory = 'host'", "auto"]),
+    "batches of one sample for batch norm": (
+        ["--model", "{name: resnet20}", "--local.batch_size", "1"],
+        ["local.batch_size = 1", "batch norm", "take 2 or more"],
+    ),
+    "a client's batches of one sample for batch norm": (
+        ["--model", "{name: resnet20}", "--per_client", "{3: {batch_size: 1}}"],
+        ["local.batch_size = 1", "batch norm", "take 2 or more"],
+    ),
     "device memory without a device": (
         ["--system.device", "cpu", "--system.mpi_memory", "device"],
         ["system.mpi_memory = 'device'", "take main"],

@@ -65,6 +65,13 @@ def test_a_section_that_changes_its_name_starts_anew():
     }
 
 
+def test_a_word_is_the_name_of_its_section():
+    """It keeps the keys of a section of that name; another name starts anew."""
+    under = {"algorithm": {"name": "fedprox", "mu": 0.5}}
+    assert merged(under, {"algorithm": "fedprox"}) == under
+    assert merged(under, {"algorithm": "fedavg"}) == {"algorithm": "fedavg"}
+
+
 def test_options_win_over_the_file_the_file_over_its_base_the_base_over_defaults(tmp_path):
     (tmp_path / "base.yaml").write_text(
         "rounds: 5\nlocal: {lr: 0.5, epochs: 7}\nalgorithm: fedavg\nmodel: mlp\n"
@@ -78,6 +85,8 @@ def test_options_win_over_the_file_the_file_over_its_base_the_base_over_defaults
 def test_a_number_sets_all_seeds_a_section_some():
     assert load(TINY, ["--seed", "7"]).seed == Seeds(7, 7, 7, 7)
     assert load(TINY, ["--seed.model", "3"]).seed == Seeds(model=3)
+    assert load(TINY, ["--seed", "7", "--seed.model", "3"]).seed == Seeds(7, 3, 7, 7)
+    assert load(TINY, ["--seed.model", "3", "--seed", "7"]).seed == Seeds(7, 7, 7, 7)
 
 
 def test_classes_are_chosen_by_name_and_configured_by_their_fields():

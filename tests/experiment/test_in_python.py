@@ -12,6 +12,7 @@ from support.runs import CONFIG
 
 import mpifl
 from mpifl.cli import main
+from mpifl.core.errors import CodeFailed
 from mpifl.experiment import loader
 from mpifl.results.supervision import SAVE_SIGNALS, STOP_SIGNALS
 from mpifl.training.learner import Learner
@@ -46,6 +47,28 @@ def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_
     assert main(["resume", str(run.folder), "--rounds", str(rounds + 1)]) == 2
     assert "its checkpoints are gone" in capsys.readouterr().err
     assert not left.parent.exists()
+
+
+class Stop:
+    """A callback that ends a run after its first step."""
+
+    def on_round(self, info):
+        """Fail."""
+        raise RuntimeError("enough")
+
+
+def test_a_run_that_went_on_for_more_rounds_is_a_run_of_those(tmp_path):
+    """Also where an earlier release left the old number in config.yaml."""
+    output, short = {"folder": str(tmp_path)}, str(CONFIG)
+    with pytest.raises(CodeFailed):
+        mpifl.run(short, output={**output, "id": "long"}, callbacks=[Stop()])
+    long = mpifl.resume(tmp_path / "tiny-long", rounds=3)
+    file = long.folder / "config.yaml"
+    assert loader.load(str(file)).rounds == long.config["rounds"] == long.summary["rounds"] == 3
+    file.write_text(file.read_text().replace("rounds: 3", "rounds: 2"))
+    assert mpifl.load(long.folder).config["rounds"] == 3
+    other = mpifl.run(short, seed=1, output={**output, "id": "short"})
+    assert mpifl.compare(long, other)["seeds"].tolist() == [1, 1]
 
 
 def test_runs_are_compared_and_tabled_as_the_commands_do(tmp_path, capsys):

@@ -242,6 +242,52 @@ def test_another_sweep_adds_its_cases_and_replaces_the_same_ones(paper, tmp_path
     assert "(ucfl.md)" in (papers.PAGES / "README.md").read_text()
 
 
+def test_how_often_was_evaluated_counts_where_a_figure_is_a_mean_over_evaluations(paper, tmp_path):
+    only = ["--evaluation.every", "1", "--only", "rows=Local", "--only", "seed=0"]
+    folder, file = sweep_with(paper, tmp_path, "a", *only), paper / "table1.yaml"
+    for figure, changed in (("ari", {}), ("mixture_kl_all", {"evaluation.every": 1})):
+        file.write_text(file.read_text().replace("ari}", f"{figure}}}"))
+        papers.record([str(folder)])
+        assert [one["changed"] for one in papers.sweeps()[0].measured] == [changed]
+
+
+def test_the_commit_of_a_changed_checkout_is_recorded_as_that(paper, tmp_path):
+    folder = sweep_with(paper, tmp_path, "a", "--only", "rows=Local", "--only", "seed=0")
+    file = folder / "ucfl-table1-Local-0" / "environment.json"
+    environment = json.loads(file.read_text())
+    for commit, kept in (
+        ("0123456789abcdef+", "0123456789+"),
+        ("0123456789abcdef", "0123456789"),
+        (None, ""),
+    ):
+        file.write_text(json.dumps({**environment, "git_commit": commit}))
+        papers.record([str(folder)])
+        assert [one["commit"] for one in papers.sweeps()[0].measured] == [kept]
+
+
+def test_cases_recorded_under_other_settings_than_those_of_the_file_are_named(paper, tmp_path):
+    """A row that ran with two rounds for one keeps its own value; records of earlier releases say nothing."""
+    file, page = paper / "table1.yaml", papers.PAGES / "ucfl.md"
+    folder = sweep_with(paper, tmp_path, "a", "--rounds", "1", "--only", "seed=0")
+    papers.record([str(folder)])
+    for text, titles in (
+        ("rounds: 4\nsystem: {threads: 1}\n", []),
+        ("local: {epochs: 2}\n", ["rows FedAvg, seed 0", "rows Local, seed 0"]),
+    ):
+        file.write_text(f"{file.read_text()}{text}")
+        (sweep,) = papers.sweeps()
+        assert sweep.outdated == titles
+        said = f"{len(titles)} under other settings than the file's now: {'; '.join(titles)}"
+        assert all((said in page) == bool(titles) for page in (papers.listed(), papers.pages()[page]))
+    again = sweep_with(paper, tmp_path, "b", "--only", "seed=0", "--only", "rows=Local")
+    papers.record([str(again)])
+    assert papers.sweeps()[0].outdated == ["rows FedAvg, seed 0"]
+    kept = json.loads(sweep.measured_file.read_text())
+    del kept["cases"][0]["settings"]
+    sweep.measured_file.write_text(json.dumps(kept))
+    assert papers.sweeps()[0].outdated == []
+
+
 def test_a_folder_without_a_finished_case_or_of_no_paper_is_refused(paper, tmp_path):
     folder = sweep_with(paper, tmp_path, "a", "--only", "rows=Local", "--only", "seed=0")
     (folder / "ucfl-table1-Local-0" / "summary.json").unlink()

@@ -90,6 +90,25 @@ def test_local_privacy_tells_epsilon_of_each_client_by_its_visits(tmp_path, cach
     assert isclose(float(last["epsilon"]), known[max(visits)], rel_tol=1e-12)
 
 
+@pytest.mark.parametrize("late", ["sent", "stopped"])
+def test_uploads_that_come_too_late_are_sent_all_the_same(late, tmp_path, cache, capsys):
+    """Of 8 drawn clients 4 are waited for; the noise of the others' uploads is all that hides them."""
+    rounds = ["--policy", f"{{name: over_selection, extra: 1.0, late: {late}}}", "--delay", "exponential"]
+    chosen = ["--privacy", "{name: local, clip: 0.5, noise_multiplier: 3, delta: 1.0e-4}"]
+    folder = run(tmp_path, cache, *rounds, *chosen)
+    visits = [0] * 8
+    for row in rows(folder / "visits.csv"):
+        visits[int(row["client"])] += int(row["bytes_up"]) > 0
+    assert (visits == [3] * 8) == (late == "sent")
+    known = epsilons(dp.GaussianDpEvent(1.5), 3, RELATION.REPLACE_ONE)
+    for row in rows(folder / "clients.csv"):
+        assert isclose(float(row["epsilon"]), known[visits[int(row["client"])]], rel_tol=1e-12)
+    told = [float(row["epsilon"]) for row in rows(folder / "metrics.csv")]
+    assert isclose(told[-1], known[max(visits)], rel_tol=1e-12)
+    about = json.loads((folder / "summary.json").read_text())["privacy"]
+    assert isclose(about["epsilon"], known[max(visits)], rel_tol=1e-12)
+
+
 def test_the_forecast_of_masked_traffic_is_the_ledger(tmp_path, cache):
     folder = run(tmp_path, cache, "--secure_aggregation", "{name: masks, neighbours: 2, bits: 32}")
     summary = json.loads((folder / "summary.json").read_text())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.runs import columns_of
 
 import mpifl
 from mpifl.cli import main
@@ -23,6 +24,8 @@ from mpifl.experiment import run as running
 from mpifl.experiment import sweep as sweeping
 from mpifl.experiment.in_python import laid
 from mpifl.experiment.loader import load
+from mpifl.experiment.retime import retime
+from mpifl.experiment.sweep import listed
 from mpifl.experiment.sweep_cases import ALL, cases
 from mpifl.experiment.sweep_results import over_seeds, table
 from mpifl.results.seed_groups import gather
@@ -239,6 +242,27 @@ def test_what_changes_no_number_is_no_other_setting(tmp_path):
     assert sweeping._settings(was[0].config) == sweeping._settings(now[0].config)
 
 
+def test_a_file_that_changes_changes_nothing_of_a_sweep_that_has_begun(tmp_path):
+    """It goes on, and is retimed, with the files as they were; under other ones it is not joined."""
+    mine, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
+    mine.write_text(f"base: {TINY}\nlocal: {{lr: 0.1}}\n")
+    other.write_text(f"base: {TINY}\nalgorithm: local\n")
+    tree = {"name": "x", "output": {"folder": str(tmp_path), "id": "1"}}
+    tree["vary"] = {"configuration": {"mine": str(mine), "other": str(other)}, "seed": [0]}
+    folder = mpifl.sweep(tree, only={"configuration": ["mine"]}).folder
+    for file in (mine, other):
+        file.write_text(f"{file.read_text()}rounds: 1\n")
+    with pytest.raises(UserError, match=r"rounds = 1: the sweep in .*x-1 has 2; give another output.id"):
+        mpifl.sweep(tree)
+    with pytest.raises(UserError, match=r"rounds = 1: the sweep in .*x-1 has 2; give another output.id"):
+        mpifl.sweep(tree, vary={**tree["vary"], "seed": [0, 1]})
+    assert main(["resume", str(folder), "-q"]) == 0
+    again, _ = retime(str(folder), ["--delay", "uniform"])
+    runs = [run for place in (folder, again) for run in mpifl.load_sweep(place).runs.values()]
+    assert [run.config["rounds"] for run in runs] == [2] * 4
+    assert [run.summary["rounds"] for run in runs] == [2] * 4
+
+
 def test_a_network_added_later_is_computed_wherever_it_stands(tmp_path, monkeypatch):
     place = ["--delay", "constant", "--output.folder", str(tmp_path), "--output.id", "x"]
     sweep(TINY, ["--vary", "{network: [wired]}", *place], Single(), quiet=True)
@@ -246,6 +270,35 @@ def test_a_network_added_later_is_computed_wherever_it_stands(tmp_path, monkeypa
     folder = sweep(TINY, ["--vary", "{network: [wireless-slow, wired]}", *place], Single(), quiet=True)
     slow = json.loads((folder / "tiny-wireless_slow" / "summary.json").read_text())
     assert slow["retimed_from"] == "tiny-wired"
+
+
+MEASURED = "{name: measured, file: DEVICES, assign: %s}"
+HALVES = "{name: classes, classes: {a: {share: %s, speed: 2}, b: {share: %s}}}"
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "options"),
+    [
+        ("network", ["wired", "wireless-slow"], ["--output.clients", "none"]),
+        ("network", ["wired", "wireless-slow"], ["--output.clients", "sample"]),
+        ("devices", [MEASURED % "drawn", MEASURED % "round_robin"], ["--evaluation.clients", "3"]),
+        ("devices", [HALVES % (0.25, 0.75), HALVES % (0.5, 0.5)], ["--evaluation.by", "[device]"]),
+    ],
+)
+def test_a_case_whose_times_cannot_be_computed_is_trained(key, values, options, tmp_path, monkeypatch):
+    """Its tables are those of a run of its own."""
+    monkeypatch.setattr("mpifl.results.recorder.SAMPLE", 2)
+    (tmp_path / "devices.csv").write_text("device,seconds_per_sample\na,0.01\nb,0.05\n")
+    first, second = (value.replace("DEVICES", str(tmp_path / "devices.csv")) for value in values)
+    place = [*options, "--evaluation.every", "1", "--output.folder", str(tmp_path), "--output.id"]
+    vary = ["--vary", f"{{{key}: {{a: {first}, b: {second}}}}}"]
+    folder = sweep(TINY, [*vary, *place, "x"], Single(), quiet=True)
+    assert main(["run", TINY, f"--{key}", second, *place, "alone", "-q"]) == 0
+    assert "retimed_from" not in json.loads((folder / "tiny-b" / "summary.json").read_text())
+    assert columns_of(folder / "tiny-b" / "metrics.csv") == columns_of(
+        tmp_path / "tiny-alone" / "metrics.csv"
+    )
+    assert listed(sweeping.read(TINY, vary + options)).endswith("\n2 of 2 cases")
 
 
 def test_tables_hold_a_case_that_another_process_finishes_while_they_are_written(tmp_path, monkeypatch):
@@ -453,6 +506,22 @@ def test_options_count_in_every_case_over_what_rows_and_columns_say(tmp_path):
     assert {case.config.rounds for case in cases(python)} == {4}
 
 
+def test_both_keys_of_a_cohort_are_one_where_an_option_counts_in_every_case():
+    vary = "{rows: {half: {participation: 0.5}, few: {cohort_size: 3, rounds: 1}, all: {algorithm: local}}}"
+    for options, cohort in ((["--cohort_size", "2"], (1.0, 2)), (["--participation", "0.25"], (0.25, None))):
+        every = cases(sweeping.read(TINY, ["--vary", vary, *options]))
+        assert {(c.config.participation, c.config.cohort_size) for c in every} == {cohort}
+
+
+def test_what_is_varied_keeps_the_keys_beside_it():
+    """A word over a section of its name, and one seed of four."""
+    tree = {"seed": 3, "algorithm": {"name": "fedprox", "mu": 0.5}}
+    tree["vary"] = {"algorithm": ["fedprox", "fedavg"], "seed.training": [0, 1]}
+    found = [case.config for case in cases(loader.merged(loader.read(TINY), tree))]
+    assert [getattr(config.algorithm, "mu", None) for config in found] == [0.5, 0.5, None, None]
+    assert [(config.seed.data, config.seed.training) for config in found] == [(3, 0), (3, 1)] * 2
+
+
 def test_an_option_that_one_case_does_not_know_is_refused_and_the_case_named(tmp_path):
     with pytest.raises(
         UserError, match=r"algorithm.num_clusters = 3: unknown key.*\(in the case rows brief, "
@@ -471,6 +540,7 @@ def test_an_option_that_one_case_does_not_know_is_refused_and_the_case_named(tmp
         ("{seed: {a: {data: 0}}}", ["--seed.model", "5"], "seed.model = 5: vary.seed gives"),
         ("{local.lr: [0.1, 0.2]}", ["--local", "{lr: 3.0}"], "local.lr = 3.0: vary.local.lr gives"),
         ("{algorithm: [fedavg, ifca]}", ["--algorithm.tau", "3"], "algorithm.tau = 3: vary.algorithm gives"),
+        ("{cohort_size: [2, 4]}", ["--participation", "0.5"], "participation = 0.5: vary.cohort_size gives"),
     ],
 )
 def test_an_option_without_effect_is_refused(vary, options, message):

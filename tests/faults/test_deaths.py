@@ -75,6 +75,25 @@ def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
     assert "was stopped for 2 s" in end.stderr
 
 
+def test_a_worker_that_dies_at_the_end_leaves_nobody_waiting(whole, mpirun, tmp_path):
+    """Rank 1 has handed in its share of a matrix when rank 2 dies at its own."""
+    plan, angles = (
+        [{"rank": 2, "call": "matrices", "nth": 1, "after": 1.0}],
+        ("--evaluation.matrices", "[angles]"),
+    )
+    alone, words = (
+        [*deaths.arguments(tmp_path / place, "x", "fedavg", whole.cache), *angles]
+        for place in ("alone", "three")
+    )
+    assert cli.main(alone) == 0
+    end = deaths.launch_all(mpirun, 3, [(plan, words)], launcher=deaths.ULFM)
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 0, end.stderr
+    assert [who.split(" on ")[0] for who in deaths.lost(tmp_path / "three", "x")] == ["rank 2"]
+    assert_same_run(tmp_path / "three" / "tiny-x", tmp_path / "alone" / "tiny-x")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("rank", "launcher"), [(2, ()), (0, deaths.ULFM)], ids=["2", "0"])
 def test_a_stopped_rank_without_which_the_job_cannot_go_on_ends_it(rank, launcher, whole, mpirun, tmp_path):

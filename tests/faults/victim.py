@@ -2,8 +2,9 @@
 
 JOBS is JSON: a list of [PLAN, WORDS], WORDS being the arguments of mpifl. All of them run in one job, one
 after the other, with the ranks that are left. PLAN is a list of {"rank": r, "call": name, "nth": n, "signal":
-number}. Calls are the verbs of the transport, `train`, `open_federation`, and `start` for the moment
-before MPI is up. A moment named this way comes back in every run, whatever the machine is doing.
+number, "after": seconds}. Calls are the verbs of the transport, `train`, `open_federation`, `matrices`, and
+`start` for the moment before MPI is up. A moment named this way comes back in every run, whatever the machine
+is doing.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import functools
 import json
 import os
 import sys
+import time
 from typing import Any
 
 from mpifl import cli
 from mpifl.comm.connect import connect
 from mpifl.comm.mpi_startup import starting
 from mpifl.experiment import build as experiment
+from mpifl.experiment import client_matrices
 from mpifl.runtime.exit_codes import outcome
 from mpifl.runtime.worker import Worker
 from mpifl.training.client import LocalClients
@@ -25,6 +28,7 @@ from mpifl.training.client import LocalClients
 ELSEWHERE: dict[str, list[tuple[Any, str]]] = {
     "train": [(Worker, "_train"), (LocalClients, "train_visits")],  # one visit, or many in one call
     "open_federation": [(experiment, "open_federation")],
+    "matrices": [(client_matrices, "_mine")],
 }
 
 
@@ -44,6 +48,7 @@ def doomed(plan: dict[str, Any]) -> None:
         def call(*args: Any, **options: Any) -> Any:
             left[0] -= 1
             if left[0] == 0:
+                time.sleep(plan.get("after", 0.0))
                 os.kill(os.getpid(), plan.get("signal", 9))
             return verb(*args, **options)
 

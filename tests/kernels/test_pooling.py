@@ -13,6 +13,8 @@ from torch.testing import assert_close
 from mpifl.kernels import bindings
 from mpifl.kernels.pooling import MIN_NUMEL, AvgPool, MaxPool, use_fast_pooling
 from mpifl.models import MODELS
+from mpifl.models.base import Net
+from mpifl.models.user_module import Embedder
 from mpifl.training.learner import Learner
 
 pytestmark = pytest.mark.skipif(not bindings.AVAILABLE, reason="the kernels were not built")
@@ -82,6 +84,29 @@ def test_relu_stays_before_pooling_where_the_order_may_matter(kept):
     layers = [nn.Conv2d(3, 8, 3), relu, pool, *([relu] if kept == "used twice" else [])]
     found = use_fast_pooling((own if kept == "own class" else nn.Sequential)(*layers))
     assert [type(layer).__name__ for layer in found][1] == "ReLU"
+
+
+class Taps(nn.Module):
+    """A user's network that takes a Sequential apart: embeddings are means before and behind its pooling."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+
+    def forward(self, x):
+        early = self.features[:2](x)
+        return torch.cat([early.mean((2, 3)), self.features[2](early).mean((2, 3))], 1)
+
+
+def test_the_layers_of_a_users_own_module_keep_their_order():
+    """Its code may take parts of a Sequential; those of the package's networks are applied as they stand."""
+    x, own = torch.randn(2, 1, 8, 8), Net(Embedder(Taps(), "forward"), nn.Linear(8, 3))
+    before = own(x).detach()
+    assert torch.equal(use_fast_pooling(own)(x), before)
+    assert [type(layer) for layer in own.body.net.features] == [nn.Conv2d, nn.ReLU, MaxPool]
+    ours = use_fast_pooling(MODELS["flt_cnn_cifar"]().build((1, 28, 28), 10))
+    names = [type(layer).__name__ for layer in ours.modules()]
+    assert names.index("MaxPool") < names.index("ReLU")
 
 
 @pytest.mark.parametrize(

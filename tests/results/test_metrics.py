@@ -31,6 +31,20 @@ def test_worst_tenth_of_twenty_one_clients_are_three():
     assert M.accuracy_summary(np.arange(21) / 100).worst_tenth == pytest.approx(0.01)
 
 
+def test_a_client_without_test_samples_counts_in_no_figure_of_the_summary():
+    """Of 21 clients one has no accuracy: as without it, and of 20 clients the worst tenth are 2, not 3."""
+    accuracy = np.arange(20) / 100
+    s = M.accuracy_summary(np.insert(accuracy, 7, np.nan), pool=900)
+    assert s == M.accuracy_summary(accuracy, pool=900)
+    assert s.worst_tenth == pytest.approx(0.005)
+
+
+def test_a_summary_of_clients_none_of_whom_has_test_samples_is_nan():
+    s = M.accuracy_summary(np.full(3, np.nan), pool=900)
+    figures = s.mean, s.worst, s.std, s.variance_pct2, s.worst_tenth, s.standard_error
+    assert np.isnan(figures).all()
+
+
 def test_no_standard_error_without_a_pool_and_no_summary_without_clients():
     assert M.accuracy_summary(np.array([0.5])).standard_error is None
     with pytest.raises(UserError, match="at least one client"):

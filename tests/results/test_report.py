@@ -146,6 +146,28 @@ def test_runs_have_the_labels_that_their_user_gave(monkeypatch):
     }
 
 
+def test_what_changes_no_number_neither_parts_seeds_nor_names_them(monkeypatch):
+    """Runs of two names are one group, unless both ran a seed: then the name tells them apart."""
+
+    def run(name: str, seed: int, lr: float = 0.1, **machine: object) -> finished.Run:
+        data = {"source": {"name": "digits"}, **machine}
+        return labelled(None, name=name, seed={"data": seed}, data=data, local={"lr": lr}, checkpoint=machine)
+
+    runs = {
+        "a": run("first", 0, root="/here"),
+        "b": run("first", 1, root="/there", cache="/cache"),
+        "c": run("second", 2),
+        "d": run("first", 0, lr=0.2),
+        "e": run("second", 0, lr=0.2, root="/there"),
+        "f": run("second", 1, lr=0.2),
+    }
+    monkeypatch.setattr(seed_groups, "load", lambda path: runs[str(path)])
+    assert {g.name: len(g.runs) for g in gather(["a", "b", "c"])} == {"fedavg": 3}
+    assert {g.name: len(g.runs) for g in gather([*runs])} == {
+        **{"fedavg, lr 0.1": 3, "fedavg, first, lr 0.2": 1, "fedavg, second, lr 0.2": 2},
+    }
+
+
 def finished_run(**metrics: list[float]) -> finished.Run:
     """Return a run of three evaluated rounds with such columns in metrics.csv, the others constant."""
     usual = {

@@ -8,10 +8,14 @@ import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
+from support.runs import CONFIG
 
+import mpifl
 from mpifl.core.errors import UserError
+from mpifl.results import run_folder
 from mpifl.results.run_folder import GrowingCsv, create, write_csv, write_json
 
 
@@ -90,3 +94,22 @@ def test_a_folder_that_is_there_is_never_used_again(tmp_path):
 def test_json_keeps_what_it_cannot_write_as_text(tmp_path):
     write_json(tmp_path / "a.json", {"path": tmp_path, "n": 1})
     assert json.loads((tmp_path / "a.json").read_text()) == {"path": str(tmp_path), "n": 1}
+
+
+def test_the_commit_is_that_of_the_code_that_the_run_began_with(tmp_path, monkeypatch):
+    """A commit that is made while it runs is not what it ran."""
+    heads = ["first"]
+
+    class Later:
+        def on_round(self, info):
+            heads.append("second")
+
+    def git(command, **options):
+        return SimpleNamespace(stdout=heads[-1] if "rev-parse" in command else "")
+
+    monkeypatch.setattr(run_folder.subprocess, "run", git)
+    run_folder.commit.cache_clear()
+    run = mpifl.run(str(CONFIG), output={"folder": str(tmp_path)}, callbacks=[Later()])
+    run_folder.commit.cache_clear()
+    assert heads[-1] == "second"
+    assert json.loads((run.folder / "environment.json").read_text())["git_commit"] == "first"

@@ -12,11 +12,12 @@ import sys, time
 from pathlib import Path
 from mpifl.results.supervision import Watchdog
 
+grace = float(sys.argv[3])
 start = time.monotonic()
-alive = (lambda: start) if sys.argv[2] == "stuck" else time.monotonic
+alive = time.monotonic if sys.argv[2] == "alive" else lambda: start
 
 def waits_for_ever():
-    with Watchdog(0.3, alive, Path(sys.argv[1]), grace=0.0):
+    with Watchdog(0.3, alive, Path(sys.argv[1]), grace=grace):
         time.sleep(60.0 if sys.argv[2] == "stuck" else 1.5)
 
 waits_for_ever()
@@ -24,10 +25,10 @@ print("went on")
 """
 
 
-def run(tmp_path, what: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path, what: str, grace: float = 0.0) -> subprocess.CompletedProcess[str]:
     """Run the program above."""
     log = tmp_path / "logs" / "host-0.log"
-    command = [sys.executable, "-c", PROGRAM, str(log), what]
+    command = [sys.executable, "-c", PROGRAM, str(log), what, str(grace)]
     return subprocess.run(command, capture_output=True, text=True, env=worlds.PYTHONPATH, timeout=120)
 
 
@@ -42,3 +43,10 @@ def test_signs_of_life_keep_it_quiet(tmp_path):
     done = run(tmp_path, "alive")
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_run_that_ends_while_the_stacks_are_written_is_not_killed(tmp_path):
+    """It was silent for its whole 1.5 s, but is over before the others could have written theirs."""
+    done = run(tmp_path, "late", grace=30.0)
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+    assert "waits_for_ever" in (tmp_path / "logs" / "host-0.log").read_text()

@@ -32,9 +32,12 @@ from mpifl.simulation.policies import (
     ClientDecides,
     DrawnStaleness,
     EveryArrival,
+    OverSelection,
     Synchronous,
+    Waves,
 )
 from mpifl.simulation.sampling import Sampler
+from mpifl.simulation.upload_triggers import WhenDone
 from mpifl.simulation.visits import DispatchState
 
 CFL = {"warmup": 1, "eps1": 100.0, "eps2": 0.0}
@@ -277,7 +280,7 @@ def write(rows, path) -> str:
         ("fedbuff", Buffer(size=3), 6),
         ("scaffold", Buffer(size=2), 6),
         ("fedavg", Barrier(), 3),
-        ("ccfl", ClientDecides(), 12),
+        ("ccfl", ClientDecides(WhenDone()), 12),
     ],
 )
 def test_the_replay_of_a_wall_clock_run_is_that_run(name, policy, steps, tmp_path):
@@ -289,8 +292,6 @@ def test_the_replay_of_a_wall_clock_run_is_that_run(name, policy, steps, tmp_pat
     worlds.same(worlds.state_of(real.server), worlds.state_of(again.server))
     assert again.arrivals == real.arrivals
     order = [row["client"] for row in real.arrivals]
-    if not policy.in_seconds:
-        del slow["delay"]
     virtual = events(name, tmp_path / "virtual", steps, policy=policy, **slow)
     if isinstance(policy, EveryArrival):
         assert order != sorted(order)
@@ -368,6 +369,16 @@ def test_what_is_no_trace_is_refused(tmp_path):
             "CCFL takes one upload at a time; take policy every_arrival or client_decides",
         ),
         ("ccfl", Barrier(), "CCFL takes one upload at a time"),
+        (
+            "scaffold",
+            EveryArrival(max_staleness=2),
+            "policy.max_staleness = 2: a client of SCAFFOLD reckons with",
+        ),
+        (
+            "fedsoft",
+            Buffer(size=2, max_staleness=0),
+            "policy.max_staleness = 0: a client of FedSoft reckons with",
+        ),
     ],
 )
 def test_a_method_that_a_policy_cannot_run_says_so(name, policy, message):
@@ -415,6 +426,84 @@ def test_bad_settings_are_refused(make, message):
 def test_what_does_not_fit_together_is_refused_at_the_start(changes, message, tmp_path):
     with pytest.raises(UserError, match=message):
         events("fedasync", tmp_path, **changes)
+
+
+def test_clients_are_grouped_anew_in_rounds_only():
+    flexcfl = CATALOGUE["flexcfl"]
+    Buffer(size=2).check(flexcfl())
+    with pytest.raises(UserError, match="FlexCFL with these options counts on rounds"):
+        Buffer(size=2).check(flexcfl(migration=0.1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": Waves(every_s=0.5)},
+        {"policy": Waves(size=3, every_s=0.5)},
+        {"policy": Buffer(size=1)},
+        {"policy": Barrier(), "cohort_size": 1},
+        {"policy": Synchronous(), "cohort_size": 1},
+        {"policy": OverSelection(deadline_s=1.0), "cohort_size": 3},
+    ],
+)
+def test_a_method_that_shares_rows_out_among_uploads_is_not_left_with_one(changes, tmp_path):
+    """One upload would make all centres of FedCE equal."""
+    with pytest.raises(
+        UserError, match=r"cohort_size, policy = .*: a step may have 1 upload, and FedCE needs 2"
+    ):
+        worlds.start(CATALOGUE["fedce"](num_clusters=2), worlds.Tiny(), tmp_path, **changes)
+
+
+@dataclass(frozen=True)
+class Failing(CATALOGUE["fedce"]):
+    """FedCE of which only client 0 does not fail."""
+
+    def local_update(self, message, state, client, key):
+        """Fail."""
+        if client.id:
+            raise RuntimeError("no")
+        return super().local_update(message, state, client, key)
+
+
+@dataclass(frozen=True)
+class FailingAt3(CATALOGUE["fedasync"]):
+    """FedAsync of which client 3 always fails."""
+
+    plain_visit = None
+
+    def local_update(self, message, state, client, key):
+        """Fail."""
+        if client.id == 3:
+            raise RuntimeError("no")
+        return super().local_update(message, state, client, key)
+
+
+@pytest.mark.parametrize("most", [0, 2, 4])
+def test_staleness_is_drawn_also_where_clients_fail(most, tmp_path):
+    policy = DrawnStaleness(most=most)
+    done = worlds.events(FailingAt3(), worlds.Tiny(), tmp_path, 30, policy=policy, on_client_error="drop")
+    lags = [row["staleness"] for row in done.arrivals]
+    assert done.server.version == 30 == len(lags)
+    assert {*lags} == {*range(most + 1)}
+    assert len(done.server_step.dropped) > 1
+
+
+def test_a_step_with_fewer_uploads_than_the_method_needs_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"aggregate: step 1 has 1 upload, and the method needs 2 or more"):
+        worlds.run(Failing(num_clusters=2), worlds.Tiny(), tmp_path, on_client_error="drop")
+
+
+def test_a_client_whose_uploads_were_all_too_stale_is_judged_like_one_that_was_never_seen(tmp_path):
+    """IFCA chooses for it among all models, by the training loss, instead of row 0."""
+    ifca, policy = CATALOGUE["ifca"](num_clusters=2), EveryArrival(max_staleness=0)
+    done = worlds.events(ifca, worlds.Tiny(), tmp_path, 8, cohort_size=6, policy=policy, delay=Tiers())
+    taken, visits = done.server_step.taken, done.server_step.visits
+    assert taken.sum() == 8 == sum(row["accepted"] for row in done.arrivals)
+    unseen = np.flatnonzero((taken == 0) & (visits > 0))
+    assert len(unseen), "some only came too late"
+    reads = done.server_step.serves(done.server, np.arange(6))
+    for k in range(6):
+        assert len(reads[k]["model"]) == (1 if taken[k] else 2)
 
 
 # -- the link ----------------------------------------

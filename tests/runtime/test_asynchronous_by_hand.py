@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from support import worlds
 from torch.testing import assert_close
 
@@ -58,8 +58,26 @@ def test_uploads_of_a_step_are_in_the_order_of_their_clients_whenever_they_came(
     assert arrived != [k for i in range(0, 15, 3) for k in sorted(arrived[i : i + 3])], (
         "they did come otherwise"
     )
-    for notes in done.notes:
+    for i, notes in enumerate(done.notes):
         assert_array_equal(notes.client, np.sort(notes.client))
+        assert_array_equal(notes.client[notes.arrival], arrived[3 * i : 3 * i + 3])
+
+
+def test_fedasync_blends_uploads_of_a_buffer_as_they_arrived(tmp_path):
+    """alpha = 0.6: the last weighs 0.6, whoever it comes from, the one before 0.6 * 0.4, and so on."""
+    method, policy = CATALOGUE["fedasync"](staleness="constant"), Buffer(3)
+    asked = {"cohort_size": 4, "policy": policy, "delay": Uniform(0.5, 1.5)}
+    done = worlds.events(method, worlds.Tiny(), tmp_path, 5, **asked)
+    for plan, notes in zip(done.plans, done.notes, strict=True):
+        assert_allclose(plan.mixings[0].weights[0, notes.arrival], [0.6 * 0.16, 0.6 * 0.4, 0.6])
+
+
+def test_fedasync_prefers_no_client_by_its_number_in_rounds(tmp_path):
+    """Each is the last in some of 30 rounds."""
+    method = CATALOGUE["fedasync"](staleness="constant")
+    done = worlds.run(method, worlds.Tiny(), tmp_path, steps=30, evaluate=False)
+    last = [int(plan.mixings[0].weights[0].argmax()) for plan in done.plans]
+    assert {*last} == {*range(6)}
 
 
 def test_a_tally_by_hand():

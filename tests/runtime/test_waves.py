@@ -12,7 +12,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import Replay, WallTime
-from mpifl.simulation.delays import Exponential, Measured
+from mpifl.simulation.delays import Constant, Exponential, Measured
 from mpifl.simulation.policies import Barrier, Synchronous, Waves
 
 SLOW = Exponential(mean_s=2.0)
@@ -122,3 +122,24 @@ def test_times_of_waves_are_multiples_whatever_is_rounded():
     for number in range(1, 2000):
         now = policy.next_tick(now)
         assert now == number * 0.1
+
+
+def test_a_wave_of_which_nobody_is_there_goes_on_with_others(tmp_path):
+    """Each client is there for a fifth of the time; two are drawn, and one makes a wave."""
+    here = Availability(on_s=5.0, off_s=20.0)
+    asked = {"cohort_size": 2, "policy": Waves(size=1), "delay": Constant(1.0), "availability": here}
+    done = events("fedavg", tmp_path, 6, **asked)
+    assert len(done.arrivals) >= 6
+    assert sorted(done.times) == done.times
+
+
+def test_nobody_is_under_way_while_all_are_away(tmp_path):
+    """The clock goes on to the next return, and so does the time of the next wave."""
+    here = Availability(on_s=2.0, off_s=1000.0)
+    asked = {"policy": Waves(every_s=10.0), "delay": Constant(1.0), "availability": here}
+    done = events("fedavg", tmp_path, 6, **asked)
+    assert sorted(done.times) == done.times
+    assert all(row["start"] <= row["time"] for row in done.arrivals)
+    busy = sum(row["time"] - row["start"] for row in done.arrivals)
+    left = sum(done.times[-1] - visit.start for visit in done.engine.clock.visits)
+    assert done.engine.summary()["concurrency"] == pytest.approx((busy + left) / done.times[-1])

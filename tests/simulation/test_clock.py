@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from numpy.testing import assert_array_equal
 
 from mpifl.core.rng import key
 from mpifl.simulation.availability import Availability
-from mpifl.simulation.clock import DrawnClock, VirtualClock
+from mpifl.simulation.clock import DrawnClock, VirtualClock, WallClock
 from mpifl.simulation.delays import Constant
 from mpifl.simulation.network import Links
 from mpifl.simulation.visit_times import visit_duration
@@ -49,3 +51,34 @@ def test_a_drawn_clock_has_one_upload_a_second_from_the_first_on():
     again = DrawnClock(3, key(5))
     again.load_state_dict(half.state_dict())
     assert first + [again.due(0, v, 0, 0) for v in range(10, 400)] == dues[0]
+
+
+class Slow:
+    """A pool in which a poll trains the next visit, for 20 ms."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.waiting, self.done = [*numbers], []
+
+    def finished(self) -> list[int]:
+        return self.done
+
+    def poll(self) -> None:
+        time.sleep(0.02)
+        self.done.append(self.waiting.pop(0))
+
+
+def test_real_arrivals_are_stamped_after_they_were_trained():
+    clock = WallClock(visit_duration(Constant(1.0), Links(), Availability(), key(0), 3))
+    clock.start()
+    clock.add(visit(0.0, 0))
+    assert clock.pop(Slow(0)).number == 0
+    assert clock.now >= 0.02
+
+
+def test_a_time_at_which_the_server_steps_comes_before_what_is_trained_after_it():
+    clock, pool = WallClock(visit_duration(Constant(1.0), Links(), Availability(), key(0), 3)), Slow(0)
+    clock.start()
+    clock.add(visit(0.0, 0))
+    assert clock.pop(pool, 0.01) is None
+    assert clock.now == 0.01
+    assert clock.pop(pool).number == 0

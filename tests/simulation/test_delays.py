@@ -164,3 +164,9 @@ def test_work_waits_while_a_client_is_away():
     always = Presence(Availability(), key(0))
     assert (always.end(0, 2.0, 1.5), always.next_available(0, 2.0)) == (3.5, 2.0)
     assert always.is_available(0, 5.0)
+
+
+def test_a_visit_that_ends_with_a_phase_is_over_then():
+    """There for 1 s of every 2."""
+    presence = Presence(Availability(profile=(1.0, 0.0), day_s=2.0), key(0))
+    assert [presence.end(0, 0.0, work) for work in (0.5, 1.0, 1.5, 2.0)] == [0.5, 1.0, 2.5, 3.0]

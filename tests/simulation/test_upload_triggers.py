@@ -166,6 +166,8 @@ def test_steps_are_not_called_seconds(tmp_path):
             deciding(tmp_path, 2, OneEachStep(), **{name: value})
         with pytest.raises(UserError, match=f"{name} = .* has no effect"):
             deciding(tmp_path, 2, WhenDone(), clock=WallTime(), **{name: value})
+    with pytest.raises(UserError, match=r"draws who uploads; take policy\.uploads when_done, or clock"):
+        deciding(tmp_path, 2, OneEachStep(), clock=WallTime())
 
 
 def test_clients_upload_at_rates_of_their_own(tmp_path):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from mpifl import cli
-from mpifl.core.federation import Split
+from mpifl.core.federation import DataInfo, Split
 from mpifl.core.rng import key
 from mpifl.core.torchvision_compat import torchvision
 from mpifl.models import MODELS
@@ -18,6 +18,7 @@ from mpifl.training.backend import Request
 from mpifl.training.batched import LockstepRunner, stackable, train_all
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner, pick_stack
+from mpifl.training.tasks import Classification, NextToken
 
 SIZES = (23, 5, 12, 1, 23)  # batches of 5: 5, 1, 3, 1 and 5 steps, the last ones of 3, 5, 2, 1 and 3 samples
 SPLITS = [worlds.draw("train", k, n, 0) for k, n in enumerate(SIZES)]
@@ -98,6 +99,53 @@ def test_requests_of_several_kinds_are_answered_in_their_order():
     asked = requests(one, CONFIGS["plain"])
     asked[1], asked[3] = (requests(one, CONFIGS["steps"])[i] for i in (1, 3))
     compare(one, asked)
+
+
+def texts(seed: int, n: int) -> Split:
+    """Return n texts of 8 tokens, of whose labels 1 to 8 count."""
+    draws = torch.Generator().manual_seed(seed)
+    x, y = torch.randint(0, 12, (2, n, 8), generator=draws)
+    counts = torch.arange(8) < torch.randint(1, 9, (n, 1), generator=draws)
+    return Split(x, torch.where(counts, y, -100))
+
+
+def test_texts_weigh_by_the_tokens_that_count():
+    """The loss of a batch is the mean over its tokens, of which texts have 1 to 8; the rest is -100."""
+    torch.manual_seed(11)
+    model = MODELS["transformer"](width=8, heads=2, layers=1)
+    one = Learner(model.build_for(DataInfo((8,), 12, "tokens", "tokens", 12)), task=NextToken())
+    config = LocalConfig(epochs=2, batch_size=5, lr=0.5)
+    compare(one, [Request(one.init, texts(k, n), config, key(3, k)) for k, n in enumerate(SIZES)])
+
+
+class Summed(Classification):
+    """A task whose loss of a batch is the sum over its samples."""
+
+    def loss(self, output, labels):
+        return self.total_loss(output, labels)
+
+
+class Doubled(Classification):
+    """A task whose losses of samples are not those that its loss of a batch is the mean of."""
+
+    def losses(self, output, labels):
+        return 2 * super().losses(output, labels)
+
+
+@pytest.mark.parametrize("task", [Summed(), Doubled()], ids=lambda task: type(task).__name__)
+def test_a_loss_that_is_no_known_mean_of_samples_is_not_stacked(task, tmp_path, capsys):
+    torch.manual_seed(11)
+    one = Learner(MODELS["mlp"](hidden=(7,)).build((1, 4, 4), 3), kernels=False, task=task)
+    visit = lambda: one.sgd(one.init, SPLITS[0], CONFIGS["plain"], key(1)).vector  # noqa: E731
+    for found in one.lockstep.run([visit, visit]):
+        assert torch.equal(found, visit())
+    assert pick_stack(one, SPLITS[0], CONFIGS["plain"], 8) == 1
+    where = ["--output.folder", str(tmp_path / "runs"), "--data.cache", str(tmp_path), "--system.stack", "2"]
+    name = f"{__file__}:{type(task).__name__}"
+    assert cli.main(["run", str(CONFIG), "--quiet", *where, "--task.name", name]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "system.stack = 2: " in said
+    assert "is not the mean of its samples' losses" in said
 
 
 def with_hook(register: str, on: str = "") -> nn.Module:

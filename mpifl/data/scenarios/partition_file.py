@@ -42,6 +42,7 @@ class PartitionFile(Scenario):
         path: .csv, .parquet or .json: client, part (train, val, test) and sample in a row. Samples are
             counted through the source, its training part first. Relative to the working folder.
         test: where the file has no test samples: `like`, `own` or `all`, as in scenario iid; null: like.
+            `like` and `all` test on the source's test part, none of which may then train or validate.
         test_share: share of each client's samples set aside if test is own.
         validation: where the file has no validation samples: share of each client's training samples set
             aside; null: none.
@@ -174,9 +175,15 @@ class PartitionFile(Scenario):
             return train, test
         if self.test == "own":
             return hold_out(self._mixed(train, key.of("own")), self.test_share)
+        assert train.index is not None
+        assert splits["val"].index is not None
+        named = np.unique(np.concatenate([train.index, splits["val"].index]))
+        tested = int((named >= pool.num_train).sum())
+        says = f"{tested} samples that train or validate in the file are of the source's test part"
+        remedy = f"{says}, on which clients would be tested; take own, or leave their rows out"
+        require(not tested, "test", self.test or "like", remedy)
         if self.test == "all":
             return train, everyone(pool.test, clients)
-        assert train.index is not None
         labels = strata(pool)
         owner = np.repeat(np.arange(clients), train.sizes)
         return train, test_like(pool, labels[train.index], owner, clients, key.of("test").numpy())

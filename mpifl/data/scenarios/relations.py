@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from mpifl.core.errors import require
-from mpifl.core.federation import CLASSES, NUMBERS, TOKENS
+from mpifl.core.federation import CLASSES, IMAGES, NUMBERS, TOKENS
 from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_owner, hold_out
 from mpifl.data.pool import Pool
@@ -23,10 +23,10 @@ WHAT = ("inputs", "labels")
 class Relations(Scenario):
     """Groups of equal size that share one source, each with the inputs or the labels of its own order.
 
-    `inputs`: the features (pixels) of a sample change places by a permutation of the group, in units of their
-    deviations; of tokens the alphabet is permuted, in the labels, too, where they are tokens of it. `labels`:
-    classes, or the columns of multi-hot labels, are permuted; of two groups, the second has numbers of the
-    other sign. Group 0 has everything as it is.
+    `inputs`: the features of a sample change places by a permutation of the group, in units of their
+    deviations, and pixels with the values that they have; of tokens the alphabet is permuted, in the labels,
+    too, where they are tokens of it. `labels`: classes, or the columns of multi-hot labels, are permuted; of
+    two groups, the second has numbers of the other sign. Group 0 has everything as it is.
 
     Attributes:
         clients: N, a multiple of `groups`.
@@ -72,8 +72,10 @@ class Relations(Scenario):
         if pool.kind == TOKENS:
             same = pool.label_kind in (CLASSES, TOKENS) and pool.num_classes == pool.vocabulary
             return PermuteTokens(_orders(key, self.groups, pool.vocabulary), same)
-        mean, std = (None if v is None else v.reshape(-1) for v in (pool.mean, pool.std))
-        return PermuteFeatures(_orders(key, self.groups, int(np.prod(pool.shape))), mean, std)
+        orders = _orders(key, self.groups, int(np.prod(pool.shape)))
+        if pool.mean is None or pool.std is None or pool.kind == IMAGES:
+            return PermuteFeatures(orders)
+        return PermuteFeatures(orders, pool.mean.reshape(-1), pool.std.reshape(-1))
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         rng, total = key.of("samples").numpy(), len(pool.labels)
