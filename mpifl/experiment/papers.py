@@ -102,8 +102,9 @@ class Sweep:
         return {key: value for key, value in found if key not in same}
 
     def settings(self, case: Case, changed: Mapping[str, Any]) -> str:
-        """Return a short digest of a case's settings: of those that are not the defaults, so that keys which
-        come later change nothing.
+        """Return a short digest of a case's settings.
+
+        It is of those that are not the defaults, so that keys which come later change nothing.
 
         Args:
             case: one of the file.

@@ -90,6 +90,16 @@ def test_waves_are_replayed_to_the_same_rows(policy, clock, tmp_path):
     worlds.same(worlds.state_of(again.server), worlds.state_of(done.server))
 
 
+@pytest.mark.parametrize("policy", [Waves(size=2), Waves(every_s=10.0), Waves(size=2, every_s=7.0)])
+def test_waves_of_clients_that_come_and_go_are_replayed(policy, tmp_path):
+    away = Availability(on_s=2.0, off_s=100.0)
+    done = events("fedbuff", tmp_path / "one", 6, policy=policy, delay=Constant(1.0), availability=away)
+    trace = as_trace(done.arrivals, tmp_path / "events.csv")
+    again = events("fedbuff", tmp_path / "two", 6, clock=trace, policy=policy)
+    assert again.arrivals == done.arrivals
+    worlds.same(worlds.state_of(again.server), worlds.state_of(done.server))
+
+
 def test_waves_go_on_where_clients_come_and_go(tmp_path):
     """No wave without an upload, no run without an end; times are multiples of half a second."""
     away = Availability(profile=(1.0, 0.0, 0.0), day_s=6.0, spread_s=6.0)
