@@ -48,6 +48,7 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Mixing, Plan
+from mpifl.core.types import Vector
 from mpifl.training.evaluation import counter_weight, state_change
 
 
@@ -115,6 +116,11 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
         compared = state_change(client, w_c, w) if emdcfl else dw[: client.layout.num_parameters]
         metrics = {"train_loss": w.loss}
         return client.report(metrics=metrics, unsent=("update",), delta=dw, update=compared), {}
+
+    def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
+        """Compare what arrives of dw; counters of batches are those of the report."""
+        dw, update = arrived["delta"], report.vectors["update"]
+        return {"update": torch.cat([dw, update[len(dw) :]])[: len(update)]}
 
     def measures(self, server: Server) -> bool:
         """Measure distances while updates of halves are kept."""

@@ -146,16 +146,22 @@ class FedCUAU(OneShotStatistics, Algorithm):
         copies, layout, block = message["block"], client.layout, self._block(client.layout)
         first = self.num_clusters - len(copies)  # the client's cluster
         body = layout.part("body") if self.over == "fedbabu" else None
-        w = self._train(client, self._model(message["trunk"][0], copies[-1], state, client), key, body)
-        uploads = {"model": take(w.vector, self._shared(layout)).clone()}
+        received, shared = self._model(message["trunk"][0], copies[-1], state, client), self._shared(layout)
+        w = self._train(client, received, key, body)
+        uploads, bases = {"model": take(w.vector, shared).clone()}, {"model": take(received, shared)}
         for j in range(self.num_clusters - 1):
             uploads[f"copy{j}"] = torch.zeros_like(copies[0])
             if j >= first:
+                bases[f"copy{j}"] = copies[j - first]
                 w_j = put(w.vector, block, copies[j - first])
                 uploads[f"copy{j}"] = take(self._train(client, w_j, key.of("copy", j), block).vector, block)
         untrained = tuple(f"copy{j}" for j in range(first))
         kept = {"head": take(w.vector, layout.part("head")).clone()} if self.over == "fedper" else {}
-        return client.report({}, {"train_loss": w.loss}, untrained, **uploads), kept
+        return client.report({}, {"train_loss": w.loss}, untrained, bases, **uploads), kept
+
+    def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
+        """Return none: copies that were not trained are zeros, which nobody reads."""
+        return {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average trunk and last copy over all, copy j over those of cluster <= j."""

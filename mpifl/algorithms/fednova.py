@@ -51,7 +51,8 @@ class FedNova(Algorithm):
         w = client.sgd(x, key)
         a = accumulation(w.steps, w.momentum)
         d = torch.cat([(w.vector - x)[:p] / max(a, 1.0), (w.vector - x)[p:]])
-        return client.report({"accumulation": a}, {"train_loss": w.loss}, model=d), {}
+        metrics = {"train_loss": w.loss}
+        return client.report({"accumulation": a}, metrics, based_on={"model": None}, model=d), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """x + sum p_i d_i, and the length of the step for `server_update`."""

@@ -15,6 +15,7 @@ features under batch statistics, the local term draws to the model received, wit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +36,8 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Plan, shares
-from mpifl.core.types import Reads
-from mpifl.training.corrections import train_aligned
+from mpifl.core.types import Reads, Vector
+from mpifl.training.corrections import aligned_vectors, train_aligned
 
 VARIANTS = ("paper", "repo", "emdcfl")
 
@@ -89,7 +90,11 @@ class FedSaC(ComparedUploads, Algorithm):
         features = client.embed(trained.vector, x, train_mode=emdcfl).cpu().double().numpy()
         notes = {"basis": principal_directions(features, self.num_directions)}
         metrics = {"train_loss": trained.loss}
-        return client.report(notes, metrics, unsent=("delta", "direction"), **vectors), {}
+        return client.report(notes, metrics, unsent=("delta", "direction"), based_on=None, **vectors), {}
+
+    def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
+        """Compare, and mix the direction of, what arrives."""
+        return aligned_vectors(report, arrived["model"])
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w_i <- sum_j x_ij w_j, and v_i likewise, over those who take part."""

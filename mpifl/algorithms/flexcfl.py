@@ -175,6 +175,15 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         report = client.report({"shifted": float(shifted)}, metrics, model=w.vector)
         return report, {"labels": now if shifted else old}
 
+    def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
+        """Compare what arrives of dw; counters of batches are those of the report."""
+        dw = report.vectors["direction"].clone()
+        if "delta" in arrived:  # the first training
+            return {"direction": arrived["delta"][: len(dw)]}
+        d = len(arrived["model"])
+        dw[:d] += arrived["model"] - report.vectors["model"]
+        return {"direction": dw}
+
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each group by samples; who shifted is a new client again."""
         if self.variant == "emdcfl":

@@ -183,7 +183,8 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         vectors: dict[str, Any] = {
             "model" if p == "all" else p: take(upload, client.layout.part(p)).clone() for p in parts
         }
-        return client.report({"cluster": k}, {"train_loss": w.loss}, **vectors), {}
+        changes = dict.fromkeys(vectors) if self.variant == "gradient" else None
+        return client.report({"cluster": k}, {"train_loss": w.loss}, based_on=changes, **vectors), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average per cluster, the body over all; an empty cluster stays as it is."""

@@ -15,6 +15,7 @@ model received.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +36,8 @@ from mpifl.core.method import (
     State,
 )
 from mpifl.core.mixing import Plan, shares
-from mpifl.core.types import Reads
-from mpifl.training.corrections import train_aligned
+from mpifl.core.types import Reads, Vector
+from mpifl.training.corrections import aligned_vectors, train_aligned
 
 VARIANTS = ("paper", "repo", "emdcfl")
 
@@ -80,7 +81,11 @@ class PFedGraph(ComparedUploads, Algorithm):
         """Train towards v; the server can work out by itself what it compares."""
         trained, vectors = train_aligned(client, message, self.lam, self.variant, key)
         metrics = {"train_loss": trained.loss}
-        return client.report({}, metrics, unsent=("delta", "direction"), **vectors), {}
+        return client.report({}, metrics, unsent=("delta", "direction"), based_on=None, **vectors), {}
+
+    def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
+        """Compare, and mix the direction of, what arrives."""
+        return aligned_vectors(report, arrived["model"])
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """w_i <- sum_j x_ij w_j, and v_i likewise, over those who take part."""

@@ -66,7 +66,8 @@ class SCAFFOLD(Algorithm):
         y = client.sgd(x, key, direction=lambda g, _: g + drift)
         p = client.layout.num_parameters
         c_new = c_k - c + (x - y.vector)[:p] / (max(y.steps, 1) * y.lr)  # Alg. 1, option II
-        report = client.report(model=y.vector - x, control=c_new - c_k, metrics={"train_loss": y.loss})
+        changes, metrics = {"model": None, "control": None}, {"train_loss": y.loss}
+        report = client.report({}, metrics, based_on=changes, model=y.vector - x, control=c_new - c_k)
         return report, {"control": c_new}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -17,7 +17,7 @@ import torch
 
 from .capabilities import Capability, NewClients, PlainVisit, PlainVisits, declared, hooks_of, uses
 from .client import Client
-from .errors import MethodError, require
+from .errors import MethodError, Missing, require
 from .federation import Split
 from .mixing import Plan
 from .rng import Key
@@ -154,6 +154,19 @@ class Algorithm(ABC):
         """
         w = client.sgd(message["model"][0], key)
         return client.report(model=w.vector, metrics={"train_loss": w.loss}), {}
+
+    def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
+        """Return the unsent vectors of a report as the server works them out of what arrives.
+
+        Called where uploads are rounded, compressed or changed by attackers. Default: such a run is refused.
+
+        Args:
+            report: what the client made, with its unsent vectors.
+            arrived: name -> what arrives of the vectors that are sent.
+        """
+        names = ", ".join(name for name in report.unsent if name in report.vectors)
+        remedy = "take payload float32 without compression, and no attack; or define unsent_vectors"
+        raise Missing(f"{names}, which is not sent, cannot be worked out of what arrives", remedy)
 
     @abstractmethod
     def aggregate(self, server: Server, notes: Notes) -> Plan:

@@ -193,10 +193,11 @@ class Client(ABC):
         notes: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
         unsent: tuple[str, ...] = (),
+        based_on: Mapping[str, Vector | None] | None = None,
         **vectors: Vector,
     ) -> Report:
-        """Return a report of this visit with the named vectors."""
-        return Report(self.id, self.num_samples, vectors, notes or {}, metrics or {}, unsent)
+        """Return a report of this visit with the named vectors; see `Report`."""
+        return Report(self.id, self.num_samples, vectors, notes or {}, metrics or {}, unsent, based_on or {})
 
 
 @dataclass(frozen=True)

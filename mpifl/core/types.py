@@ -109,6 +109,8 @@ class Report:
         metrics: numbers for the observer only; no federation would send them.
         unsent: names of vectors and notes that no federation would send, because the server can work them out
             from what it has or because only the observer wants them; they are not counted as traffic.
+        based_on: for uploads that are not models of the table of their name: the vector, [d] or [C, d], from
+            which an upload is counted where it is compressed or attacked; None: it is a change already.
     """
 
     client: int
@@ -117,6 +119,7 @@ class Report:
     notes: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     unsent: tuple[str, ...] = ()
+    based_on: Mapping[str, torch.Tensor | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -272,6 +272,25 @@ class ClientHooks:
             made = self.algorithm.local_update(message, state, client, key)
             return _checked_visit(call, made, self._uploads, self.algorithm.needs.client_state, self.device)
 
+    def unsent_vectors(
+        self, hook: str, task: ClientTask, report: Report, arrived: Mapping[str, Vector]
+    ) -> Mapping[str, Vector]:
+        """Return the unsent vectors of a report as the server works them out of what arrives.
+
+        Args:
+            hook: that made the report.
+            task: the visit.
+            report: as the client made it.
+            arrived: name -> what arrives of the vectors that are sent.
+        """
+        with self._call(hook, task) as call:
+            found = self.algorithm.unsent_vectors(report, arrived)
+            for name, x in found.items():
+                if name not in report.unsent or x.shape != report.vectors[name].shape:
+                    remedy = "return vectors of the report's unsent names and shapes"
+                    raise call.error(f"unsent_vectors returned {name!r} {tuple(x.shape)}", remedy)
+        return found
+
     def fingerprint(self, task: ClientTask, client: Client, shown: Mapping[str, Vector], key: Key) -> Report:
         """Return the client's one-shot statistics."""
         with self._call("fingerprint", task) as call:
@@ -362,7 +381,7 @@ def _checked_report(
         if upload is not None and upload not in vectors:
             what = f"no upload {upload!r}, which {need} = {upload!r} names"
             raise call.error(what, f"uploads are {', '.join(vectors) or 'none'}: name one of them")
-    return Report(report.client, report.num_samples, vectors, report.notes, report.metrics, report.unsent)
+    return replace(report, vectors=vectors)
 
 
 def _problem(x: Any, device: torch.device) -> tuple[str, str] | None:
@@ -402,7 +421,7 @@ def _checked_numbers(call: HookCall, report: Report, client: int) -> Report:
         except (TypeError, ValueError, RuntimeError) as error:
             what = f"metric {name!r} is {_kind(value)}"
             raise call.error(what, "metrics are single numbers: float(...)") from error
-    return Report(report.client, report.num_samples, report.vectors, notes, metrics, report.unsent)
+    return replace(report, notes=notes, metrics=metrics)
 
 
 def _checked_note(call: HookCall, name: str, value: Any) -> Any:

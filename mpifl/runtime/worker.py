@@ -200,8 +200,11 @@ class Worker:
             client = self.client(task.client, task.visit, batch.step)
             shown = message_on(self.message(task, batch.step, 0), self.config.clients.device).vectors
             key = self._key("fingerprint", task.client)
-            report = self.hooks.fingerprint(task, client, shown, key)
-        return self.coder.up(self._home(report), None, task.visit, key)
+            report = self._home(self.hooks.fingerprint(task, client, shown, key))
+        arrived, sizes = self.coder.up(report, None, task.visit, key)
+        if self.config.payload.dtype != "float32":
+            arrived = self._worked_out("fingerprint", task, report, arrived)
+        return arrived, sizes
 
     def visit(self, task: ClientTask, batch: TaskBatch) -> Coded:
         """Return what one client reports: trained now, or remembered."""
@@ -256,22 +259,35 @@ class Worker:
         """Clip and encode a visit's report and commit the client's state."""
         key, store, c = self._key("visit", task.client, task.visit), self.config.store, self.config
         with self.watch("load"):
-            report = self._attacked(report, message, key)
+            made, attacks = report, c.attack is not None and report.client in c.attackers
+            if c.attack is not None and attacks:
+                layout, statistics = c.problem.layout, c.algorithm.statistics
+                report = c.attack.report(report, message, layout, statistics, key)
             if c.protection is not None:
                 report = c.protection.protect(report, message, task.clip, key)
             report, sizes = self.coder.up(self._home(report), message, task.visit, key)
+            if attacks or c.payload.compresses or c.payload.dtype != "float32":
+                report = self._worked_out("local_update", task, self._home(made), report)
             if self.config.algorithm.needs.client_state:
                 store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))
             if name := self._remembered:
                 store.save("upload", task.client, task.visit + 1, {name: report.vectors[name]})
         return report, sizes
 
-    def _attacked(self, report: Report, message: Message, key: Key) -> Report:
-        """Return what a client sends: something else than its report where it attacks."""
-        attack, algorithm = self.config.attack, self.config.algorithm
-        if attack is None or report.client not in self.config.attackers:
-            return report
-        return attack.report(report, message, self.config.problem.layout, algorithm.statistics, key)
+    def _worked_out(self, hook: str, task: ClientTask, made: Report, arrived: Report) -> Report:
+        """Return what arrives, with the unsent vectors that the server works out of it.
+
+        Args:
+            hook: that made the report.
+            task: the visit.
+            made: the report as the client made it.
+            arrived: as it arrives.
+        """
+        if not any(name in made.vectors for name in made.unsent):
+            return arrived
+        sent = {name: x for name, x in arrived.vectors.items() if name not in made.unsent}
+        found = self.hooks.unsent_vectors(hook, task, made, sent)
+        return replace(arrived, vectors={**arrived.vectors, **found})
 
     def _home(self, report: Report) -> Report:
         """Return a report whose notes are in main memory; its vectors too, unless they are only summed."""

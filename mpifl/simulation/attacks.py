@@ -18,7 +18,7 @@ from mpifl.core.errors import require
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report
-from mpifl.traffic.encoding import base_of
+from mpifl.traffic.encoding import base_of, rows_under
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class UploadAttack(Attack):
     ) -> Report:
         """Return what an attacker sends in the place of an honest report; notes and metrics stay.
 
-        Changed are uploads that stand for parameters: those named like a table that was downloaded, and those
-        as long as the model.
+        Changed are vectors that are sent and stand for parameters: those named like a table that was
+        downloaded, those that say what they are based on, and those as long as the model.
 
         Args:
             report: the honest one.
@@ -106,9 +106,9 @@ class UploadAttack(Attack):
         lengths = (layout.size, layout.num_parameters)
         vectors = dict(report.vectors)
         for name, x in report.vectors.items():
-            rows, upload = message.vectors.get(name), x.reshape(-1, x.shape[-1])
-            named = rows is not None and rows.shape[-1] == x.shape[-1]
-            if name in statistics or (not named and x.shape[-1] not in lengths):
+            rows, upload = rows_under(name, report, message), x.reshape(-1, x.shape[-1])
+            named = name in report.based_on or (rows is not None and rows.shape[-1] == x.shape[-1])
+            if name in (*statistics, *report.unsent) or (not named and x.shape[-1] not in lengths):
                 continue
             base = base_of(upload.cpu(), rows)
             sent = base + self.changed(upload.cpu() - base, key)

@@ -37,7 +37,7 @@ def sizes(payload: Payload, report: Report, message: Message | None) -> dict[str
     out = {}
     for name, x in sent.items():
         count, d = x.numel() // max(x.shape[-1], 1), x.shape[-1]
-        chosen = _chooses(x.reshape(-1, d), message.vectors.get(name))
+        chosen = _chooses(x.reshape(-1, d), rows_under(name, report, message))
         each = payload.compression.size(d, payload.number_bytes) + (INDEX_BYTES if chosen else 0)
         out[name] = payload.header_bytes + count * each
     return out
@@ -113,7 +113,7 @@ class Coder:
             if message is None or not payload.compresses:
                 arrived[name] = payload.rounded(x)
                 continue
-            rows, where = message.vectors.get(name), key.of("compress", name)
+            rows, where = rows_under(name, report, message), key.of("compress", name)
             arrived[name], errors[name] = self._compressed(x, rows, errors.get(name), where)
         if feeds_back:
             self.store.save("error", report.client, visit + 1, errors)
@@ -132,6 +132,20 @@ class Coder:
         parts = [how.code(row, key.of(c), unbiased) for c, row in enumerate(wanted)]
         sent = self.payload.rounded(torch.stack(parts))
         return (base + sent).reshape(x.shape).to(x.device), wanted - sent
+
+
+def rows_under(name: str, report: Report, message: Message) -> torch.Tensor | None:
+    """Return the rows from which an upload is counted; None: from the origin.
+
+    Args:
+        name: of the upload.
+        report: may say what it is based on.
+        message: what the client had downloaded: otherwise the table of the same name.
+    """
+    if name not in report.based_on:
+        return message.vectors.get(name)
+    base = report.based_on[name]
+    return None if base is None else base.reshape(-1, base.shape[-1])
 
 
 def _fits(upload: torch.Tensor, rows: torch.Tensor | None) -> bool:

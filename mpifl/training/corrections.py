@@ -7,7 +7,7 @@ import torch
 from mpifl.core.client import Client, Direction, Trained
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
-from mpifl.core.types import Message, Vector
+from mpifl.core.types import Message, Report, Vector
 
 from .evaluation import state_change
 
@@ -78,6 +78,17 @@ def train_aligned(
     trained = client.sgd(start, key, direction=aligned(lam, message["direction"][0]))
     w = trained.vector[:p]
     return trained, {"model": trained.vector, "delta": w - client.init[:p], "direction": w / w.norm()}
+
+
+def aligned_vectors(report: Report, w: Vector) -> dict[str, Vector]:
+    """Return `delta` and `direction` of a report of `train_aligned` whose model arrives as `w` [d]."""
+    delta = report.vectors["delta"].clone()
+    d = min(len(w), len(delta))
+    delta[:d] += (w - report.vectors["model"])[:d]
+    if "direction" not in report.vectors:
+        return {"delta": delta}
+    own = w[: len(report.vectors["direction"])]
+    return {"delta": delta, "direction": own / own.norm().clamp_min(1e-30)}
 
 
 def scaled(alpha: float, seen: list[torch.Tensor]) -> Direction:
