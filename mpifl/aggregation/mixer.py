@@ -379,6 +379,8 @@ def mix_exact(
         block = [u[columns] for u in parts]
         sums = to_main_memory(exact_sum(block, mixing.weights, spacing, columns.stop - columns.start))
         blocks.append(finish(sums, spacing, kept_rows(mixing.keep, old[:, columns])))
+    if not blocks:  # a table without columns
+        return old.new_empty(mixing.num_rows, 0)
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 

@@ -55,7 +55,7 @@ class FedAMP(ComparedUploads, Algorithm):
 
     paper = "huang2021personalized"
     gram = "model"
-    needs = Needs(client_state=True)
+    needs = Needs(client_state=True, row_per_client=True)
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", self.lam, "take 0 or more")

@@ -29,6 +29,7 @@ from mpifl.core.method import (
     ComparedUploads,
     Key,
     Message,
+    Needs,
     Notes,
     ProblemInfo,
     Report,
@@ -62,6 +63,7 @@ class FedSaC(ComparedUploads, Algorithm):
     variant: str = "paper"
 
     paper = "yan2024balancing"
+    needs = Needs(row_per_client=True)
     gram = "delta"
 
     def __post_init__(self) -> None:

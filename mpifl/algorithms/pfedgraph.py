@@ -29,6 +29,7 @@ from mpifl.core.method import (
     ComparedUploads,
     Key,
     Message,
+    Needs,
     Notes,
     ProblemInfo,
     Report,
@@ -58,6 +59,7 @@ class PFedGraph(ComparedUploads, Algorithm):
     variant: str = "paper"
 
     paper = "ye2023personalized"
+    needs = Needs(row_per_client=True)
     gram = "delta"
 
     def __post_init__(self) -> None:

@@ -73,7 +73,7 @@ class UCFL(OneShotStatistics, PlainVisits, Algorithm):
 
     paper = "mestoukirdi2023user"
     statistics_gram = "gradient"
-    needs = Needs(min_cohort=2)
+    needs = Needs(min_cohort=2, row_per_client=True)
 
     def __post_init__(self) -> None:
         remedy = "take 0 (one per user), a number, or -1 (silhouette)"

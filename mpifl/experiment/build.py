@@ -16,11 +16,17 @@ import torch
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.robust_rules import Rule
-from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds
+from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds, bytes_of_round
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs
-from mpifl.core.capabilities import RememberedUploads, ServerEvaluation, uses
+from mpifl.core.capabilities import (
+    NewClients,
+    OneShotStatistics,
+    RememberedUploads,
+    ServerEvaluation,
+    uses,
+)
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
@@ -50,6 +56,7 @@ from mpifl.runtime.run_state import Checkpointer
 from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import SynchronousEngine
+from mpifl.runtime.upload_size import Masking
 from mpifl.simulation.attacks import Attack, UploadAttack
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.round_rules import RoundRule
@@ -69,7 +76,7 @@ from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .schema import Config, StartConfig, SystemConfig
 from .shown_cache import ShownCache
-from .starting_model import read_model
+from .starting_model import check_base, read_model
 
 FLOAT_BYTES = 4
 
@@ -484,6 +491,10 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     late = config.newcomers
     allowed = policy.synchronous or not (late.share or late.groups)
     require(allowed, "newcomers.share", late.share, "newcomers join under policy rounds only")
+    once = uses(algorithm, OneShotStatistics) and not uses(algorithm, NewClients)
+    remedy = "this method looks at its clients once, before training, and takes in nobody later; leave it out"
+    someone = late.share or list(late.groups)
+    require(not (once and someone), "newcomers", someone, remedy)
     if isinstance(config.robust, Rule):
         remembers = uses(algorithm, RememberedUploads)
         try:
@@ -527,6 +538,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         stack = pick_stack(parts.learner, train, way, most)
 
     base = checksum(parts.learner.flat.module)
+    if config.start.run is not None:
+        check_base(config.start.run, config.model, config.seed.model, base)
     return Decisions(num_sampled, absent, memory, max(stack, 1), clock, base)
 
 
@@ -620,7 +633,8 @@ def build_server_step(
             robust=RobustSteps(config.robust) if isinstance(config.robust, Rule) else None,
             attack=config.attack if isinstance(config.attack, UploadAttack) else None,
             attackers=frozenset([] if attackers is None else attackers.tolist()),
-        )
+        ),
+        adds_noise=isinstance(config.privacy, CentralPrivacy),
     )
 
 
@@ -649,6 +663,14 @@ def _secure(context: RunContext) -> SecureRounds | None:
         return None
     where = key(config.seed.system, "secure")
     return SecureRounds(config.secure_aggregation, where, isinstance(config.privacy, CentralPrivacy))
+
+
+def _masking(config: Config) -> Masking | None:
+    """Return what the uploads of a round cost under masks; None where they are in the clear."""
+    secure, header = config.secure_aggregation, config.payload.header_bytes
+    if not isinstance(secure, MaskedSums):
+        return None
+    return lambda num_clients, numbers: bytes_of_round(num_clients, numbers, secure, header)
 
 
 def _measures(context: RunContext) -> Callable[[int], bool] | None:
@@ -696,6 +718,7 @@ class _Engines:
             checkpointer=self.checkpointer,
             rule=rule,
             num_wanted=self.context.decisions.num_sampled,
+            masking=_masking(self.context.config),
         )
 
     def asynchronous(self, policy: AsynchronousPolicy) -> Engine:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.textfiles import json_file, yaml_file
+from mpifl.models import LoRA
 
 KEY, FILE, TABLE = "start.run", "model.safetensors", "model"
 
@@ -20,7 +25,7 @@ def read_model(folder: str) -> torch.Tensor:
 
     Raises:
         UserError: There is no such folder or no model in it, it cannot be read, its clients use several
-            models or parts of one, or its numbers are not finite.
+            models, mixtures of them or parts of one, or its numbers are not finite.
     """
     file = Path(folder).expanduser() / FILE
     remedy = f"has no {FILE}: take the folder of a finished run with output.model true"
@@ -40,7 +45,69 @@ def read_model(folder: str) -> torch.Tensor:
     used = np.unique(assign.numpy())
     remedy = f"its clients use {len(used)} models; take a run with one model for all (fedavg)"
     require(len(used) == 1 and 0 <= used[0] < len(found), KEY, folder, remedy)
+    by_rows = _tree(folder, "summary.json").get("client_models", "rows") == "rows"
+    remedy = f"its clients mix, or choose among, {len(found)} models; take a run with one for all (fedavg)"
+    require(by_rows or len(found) == 1, KEY, folder, remedy)
     vector = found[int(used[0])].float()
     remedy = "its model has numbers that are not finite; take a run that did not diverge"
     require(bool(torch.isfinite(vector).all()), KEY, folder, remedy)
     return vector.clone()
+
+
+def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:
+    """Refuse an earlier model whose adapters stand on other frozen weights than those of this run.
+
+    Args:
+        folder: The earlier run's.
+        model: This run's section of the configuration.
+        seed: This run's model seed.
+        frozen: Checksum of what is frozen in this run's model; empty where nothing is.
+
+    Raises:
+        UserError: Frozen weights, or how adapters are laid on them, differ.
+    """
+    config, summary = _tree(folder, "config.yaml"), _tree(folder, "summary.json")
+    earlier = _part(config, "model")
+    if summary:
+        known = _part(summary, "identity").get("frozen", "")
+        remedy = "its adapters stand on other frozen weights; take its seed.model, model.weights and model"
+        require(known == frozen, KEY, folder, remedy)
+    elif frozen and config:  # a copy without figures
+        for name, mine, its in (
+            ("seed.model", seed, _part(config, "seed").get("model")),
+            ("model.weights", getattr(model, "weights", None), earlier.get("weights")),
+        ):
+            remedy = f"its adapters stand on weights of {name} {its}, this run's is {mine}; take the same"
+            require(mine == its, KEY, folder, remedy)
+    if frozen and config:
+        mine, its = _adapters(asdict(getattr(model, "lora", LoRA()))), _adapters(_part(earlier, "lora"))
+        for name in mine:
+            remedy = f"its model.lora.{name} is {its[name]}, this run's {mine[name]}; take the same"
+            require(mine[name] == its[name], KEY, folder, remedy)
+
+
+def _adapters(lora: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section `model.lora` with lists for tuples, and its alpha where that is the rank."""
+    found = {k: list(v) if isinstance(v, tuple) else v for k, v in {**asdict(LoRA()), **lora}.items()}
+    return {**found, "alpha": found["rank"] if found["alpha"] is None else found["alpha"]}
+
+
+def _tree(folder: str, name: str) -> Mapping[str, Any]:
+    """Return a file of a run folder; empty where there is none.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    file = Path(folder).expanduser() / name
+    if not file.exists():
+        return {}
+    tree = json_file(file, KEY) if file.suffix == ".json" else yaml_file(file, KEY)
+    remedy = f"its {name} holds no mapping; take the folder of a finished run"
+    require(isinstance(tree, dict), KEY, folder, remedy)
+    return dict(tree)
+
+
+def _part(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a file; empty where there is none."""
+    found = tree.get(name)
+    return found if isinstance(found, dict) else {}

@@ -282,7 +282,7 @@ class AsynchronousEngine(Engine):
     def _drive(
         self, server: Server, pool: RecoveringPool, observe: Callable[[Record], None], saved: Saved | None
     ) -> Server:
-        if self.clock.needs_bytes:
+        if self.clock.needs_bytes and not self.upload_bytes:
             self.upload_bytes = upload_size(self.server_step, server)
         if self.evaluation.first and saved is None:
             self._record(server, [], pool, observe)
@@ -550,6 +550,7 @@ class AsynchronousEngine(Engine):
             "seconds": (now() - self.start).tolist(),
             "judging": self.evaluation_time.tolist(),
             "filled": self.filled,
+            "upload_bytes": self.upload_bytes,
         }
         if self.tick < inf:
             saved.values["tick"] = self.tick
@@ -586,6 +587,7 @@ class AsynchronousEngine(Engine):
         self.servers = {s.version: s for s in (*older, server)}
         self.num_started = values["number"]
         self.filled = values.get("filled", -1)  # not in release 0.1
+        self.upload_bytes = values.get("upload_bytes", 0)  # not in release 0.2
         self.tick = values.get("tick", self.tick)
         self.stats.load_state_dict(values["tally"])
         self.metrics = {k: m for k, m in values["metrics"]}

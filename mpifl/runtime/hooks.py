@@ -36,7 +36,7 @@ from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.parameters import width
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS
-from mpifl.core.types import CohortReads, Message, Notes, ProblemInfo, Report, Server, State, Vector
+from mpifl.core.types import CohortReads, Message, Notes, ProblemInfo, Reads, Report, Server, State, Vector
 
 from .hook_errors import ClientCall, HookCall, ServerCall, hook_name
 from .protocol import ClientTask, GatheredReports
@@ -147,9 +147,11 @@ class ServerHooks:
         with self._call(hook) as call:
             ask = getattr(self.algorithm, hook)
             out = CohortReads.of((k, ask(server, k)) for k in clients.tolist())
-            for k, reads in zip(out.first, out.distinct, strict=True):
-                _check_reads(call, k, reads, tables)
-        return out
+            distinct = [
+                _checked_reads(call, k, reads, tables)
+                for k, reads in zip(out.first, out.distinct, strict=True)
+            ]
+        return CohortReads(out.clients, distinct, out.which)
 
     def probes(self, server: Server, step: int) -> bool:
         """Return whether clients look at each other in a step."""
@@ -464,8 +466,8 @@ def _check_vector(call: HookCall, w: Any, size: int) -> None:
 # -- what is returned on rank 0 ------------------------------------------------------------------------------
 
 
-def _check_reads(call: HookCall, k: int, reads: Any, tables: Shapes) -> None:
-    """Raise `MethodError` where client `k` would read rows that are not there."""
+def _checked_reads(call: HookCall, k: int, reads: Any, tables: Shapes) -> Reads:
+    """Return what client `k` reads, rows as numbers of Python's; `MethodError` where they are not there."""
 
     def wrong(what: str, remedy: str) -> NoReturn:
         raise call.error(f"client {k}: {what}", remedy)
@@ -483,6 +485,12 @@ def _check_reads(call: HookCall, k: int, reads: Any, tables: Shapes) -> None:
         elif not isinstance(which, Sequence) or not all(0 <= r < num for r in which) or not len(which):
             remedy = f"it has rows 0 to {num - 1}; give a tuple of them"
             wrong(f"reads rows {which!r} of table {name!r}", remedy)
+    if all(isinstance(which, np.ndarray) or all(type(r) is int for r in which) for which in reads.values()):
+        return reads
+    return {
+        name: which if isinstance(which, np.ndarray) else tuple(int(r) for r in which)
+        for name, which in reads.items()
+    }
 
 
 def _check_clients(call: HookCall, chosen: Any, known: np.ndarray) -> None:

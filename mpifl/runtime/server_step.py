@@ -97,6 +97,8 @@ class ServerStep:
 
     Args:
         config: what server steps are made of.
+        adds_noise: whether the server adds noise to the rows of every step, also of one without any upload
+            (central privacy).
 
     Attributes:
         tables: the server's rows, as far as this rank has them.
@@ -118,8 +120,9 @@ class ServerStep:
             and `size`, `cosine`, `distance` (`update_statistics`); on rank 0.
     """
 
-    def __init__(self, config: StepConfig) -> None:
+    def __init__(self, config: StepConfig, adds_noise: bool = False) -> None:
         c = self.config = config
+        self.adds_noise = adds_noise
         self.transport, self.algorithm, self.problem = c.transport, c.algorithm, c.problem
         self.store, self.seed = c.store, c.seed
         self.hooks = ServerHooks(c.algorithm, c.problem, c.seed)
@@ -186,7 +189,7 @@ class ServerStep:
         needs = self.algorithm.needs
         central = not self.config.synchronous or self.config.collective is not None
         central = central or self.config.protection is not None or self.config.secure is not None
-        central |= self.config.robust is not None
+        central |= self.config.robust is not None or not needs.row_per_client
         if k != n or central or needs.server_update or uses(self.algorithm, NewClients):
             return None
         reads = [rows.get(name, ()) for rows in self.hooks.reads("reads", server, np.arange(n)).values()]
@@ -339,7 +342,8 @@ class ServerStep:
             return None
         if self.config.protection is not None:
             new = self.config.protection.noised(new)
-        new = self.hooks.server_update(server, new)
+        if not self._is_given_up(plan):
+            new = self.hooks.server_update(server, new)
         with self.watch("evaluate"):
             new = self.hooks.appraise(server, new)
         self.tables.publish({k: t for k, t in new.tables.items() if k not in self.tables.sharded})
@@ -356,6 +360,11 @@ class ServerStep:
             )
         reads = self.hooks.reads("reads", server, reports.notes.client)
         return protection.plan(plan, server, reads, reports.notes)
+
+    def _is_given_up(self, plan: Plan) -> bool:
+        """Return whether too few clients were left for every row, so that the server has nothing to go on."""
+        masked = [mixing for mixing in plan.mixings if mixing.masks is not None]
+        return bool(masked) and not self.adds_noise and not any(mixing.weights.any() for mixing in masked)
 
     def _secured(self, plan: Plan | None, server: Server, reports: GatheredReports | None) -> Plan | None:
         """Return a plan whose mixings hide single uploads; what the protocol sends is booked."""
@@ -439,6 +448,8 @@ class ServerStep:
             owners = reports.owners
             counts = tuple(int(c) for c in np.bincount(owners, minlength=self.transport.size))
         counts = self.transport.bcast(counts, "plan")
+        if counts is None:  # nobody was drawn
+            return []
         changes, rows = self.worker.updates(batch, results), list[dict[str, Any]]()
         for block, part in self.problem.layout.module_parts().items():
             with self.watch("reduce"):
@@ -627,11 +638,12 @@ class ServerStep:
                 work += np.bincount(ranks, self.costs[t.client] if weighs else t.num_samples, len(work))
         self.scheduler.record_speeds(work.tolist(), seconds)
         dropped.sort(key=lambda d: d.client)
-        self.drop(dropped, nobody=not any(table.fresh for table in tables))
+        nobody = not any(table.fresh for table in tables)
+        self.drop(dropped, nobody and not self.adds_noise)  # failed clients are updates of 0 under noise
         for table in tables:
             self.book(batch.step, table)
         self.train_metrics = mean_metrics(tables)
-        if not tables:  # nobody was drawn, by Poisson sampling
+        if not tables:  # nobody was drawn, by Poisson sampling, or all failed
             return None
         none = np.zeros(sum(map(len, tables)), np.int64)
         arrival = self.seed.of("arrival", batch.step).numpy().permutation(len(none))
@@ -657,7 +669,7 @@ class ServerStep:
 
         Args:
             dropped: the visits.
-            nobody: whether no other client is in the step.
+            nobody: whether no other client is in a step that needs one.
 
         Raises:
             ClientError: nobody else is.

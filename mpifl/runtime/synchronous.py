@@ -21,7 +21,7 @@ from .engine import Engine, EvaluationSchedule, Record
 from .recovery import END, run_command, serve_commands
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep
-from .upload_size import upload_size
+from .upload_size import Masking, masked_sizes, upload_size
 
 
 class SynchronousEngine(Engine):
@@ -40,6 +40,7 @@ class SynchronousEngine(Engine):
         checkpointer: writes the state between rounds; None: nobody does.
         rule: looks at the clock when a round begins; None: all who are drawn do all their work.
         num_wanted: clients of a round, of those that are drawn; None: all.
+        masking: what uploads cost under secure aggregation; None: they are in the clear.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class SynchronousEngine(Engine):
         checkpointer: Checkpointer | None = None,
         rule: RoundRule | None = None,
         num_wanted: int | None = None,
+        masking: Masking | None = None,
     ) -> None:
         self.server_step, self.sampler, self.num_rounds = server_step, sampler, num_rounds
         self.evaluation, self.duration = evaluation, duration
@@ -61,10 +63,11 @@ class SynchronousEngine(Engine):
         self._saved: Saved | None = None
         self._start = 0.0
         self._cohort = np.zeros(0, np.int64)
-        self.rule, self.num_wanted = rule, num_wanted
+        self.rule, self.num_wanted, self.masking = rule, num_wanted, masking
         self.left_out = np.zeros(len(server_step.visits), np.int64)  # how often each client was, on rank 0
         self._plan: RoundPlan | None = None  # of the last round, where there is a rule; on rank 0
         self._upload_bytes: int | None = None  # of each upload, where links have a rate
+        self._masked: dict[int, tuple[int, int]] = {}  # clients of a round -> see `masked_sizes`
         self._scores: Any = None  # of the last evaluation, and the timing of all ranks
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
@@ -127,15 +130,15 @@ class SynchronousEngine(Engine):
         if self.rule is None or duration is None:
             return None
         down: dict[int, int] = {}
+        up = 0
         if duration.network.counts_bytes:
-            if self._upload_bytes is None:
-                self._upload_bytes = upload_size(server_step, server)
+            up, beside = self._beside_rows(server)
             widths = {name: server_step.tables.width(name) for name in server.tables}
             payload = server_step.ledger.payload
             reads = server_step.hooks.reads("reads", server, self._cohort)
-            stamps = time_stamp_bytes(payload, server_step.algorithm.needs.time_stamps)
-            down = {k: download_bytes(rows, widths, payload) + stamps for k, rows in reads.items()}
-        up, started = self._upload_bytes or 0, server_step.visits + self.left_out
+            beside += time_stamp_bytes(payload, server_step.algorithm.needs.time_stamps)
+            down = {k: download_bytes(rows, widths, payload) + beside for k, rows in reads.items()}
+        started = server_step.visits + self.left_out
 
         def end(k: int, share: Fraction) -> float:
             return duration.end(k, int(started[k]), self.virtual, down.get(k, 0), up, float(share))
@@ -147,6 +150,17 @@ class SynchronousEngine(Engine):
         key = self.sampler.key.of("rounds")
         return self.rule.plan(RoundStart(step, self._cohort, wanted, self.virtual, end, steps, key))
 
+    def _beside_rows(self, server: Server) -> tuple[int, int]:
+        """Return the bytes of an upload, and of a download without the rows, in a round of the cohort."""
+        if self.masking is not None:
+            n = len(self._cohort)
+            if n not in self._masked:
+                self._masked[n] = masked_sizes(self.server_step, server, n, self.masking)
+            return self._masked[n]
+        if self._upload_bytes is None:
+            self._upload_bytes = upload_size(self.server_step, server)
+        return self._upload_bytes, 0
+
     def _state(self) -> Saved | None:
         """Return the engine's part of the state, on rank 0."""
         if self.server is None:
@@ -154,6 +168,7 @@ class SynchronousEngine(Engine):
         values: dict[str, Any] = {"virtual": self.virtual, "seconds": perf_counter() - self._start}
         if self.rule is not None:
             values["left_out"] = self.left_out.tolist()
+            values["upload_bytes"] = self._upload_bytes
         return Saved(self.server.version, values=values)
 
     def _restore(self) -> None:
@@ -164,6 +179,7 @@ class SynchronousEngine(Engine):
             self._start = perf_counter() - self._saved.values["seconds"]
             if self.rule is not None:
                 self.left_out = np.array(self._saved.values["left_out"], np.int64)
+                self._upload_bytes = self._saved.values.get("upload_bytes")  # not in release 0.2
         self.server_step.distribute(self.server)
 
     def _end(self, step: int, cohort: np.ndarray, trained: np.ndarray) -> float:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from mpifl.aggregation.tables import read_rows
 from mpifl.core.devices import message_on
-from mpifl.core.types import Message, Server
-from mpifl.traffic.encoding import time_stamp_bytes, upload_bytes
+from mpifl.core.types import Message, Report, Server
+from mpifl.traffic.encoding import sizes, time_stamp_bytes, upload_bytes
 
 from .server_step import ServerStep
+
+# clients, numbers in each upload -> bytes (down, up) of a round in which they mask it for each other
+Masking = Callable[[int, int], tuple[int, int]]
 
 
 def upload_size(server_step: ServerStep, server: Server) -> int:
@@ -19,6 +24,36 @@ def upload_size(server_step: ServerStep, server: Server) -> int:
         server_step: of rank 0.
         server: now; rows that workers hold count as zeros.
     """
+    c = server_step.config
+    stamps = time_stamp_bytes(c.payload, c.algorithm.needs.time_stamps)
+    return upload_bytes(c.payload, *_upload(server_step, server)) + stamps
+
+
+def masked_sizes(
+    server_step: ServerStep, server: Server, num_clients: int, masking: Masking
+) -> tuple[int, int]:
+    """Return the bytes of a masked upload, and of what a client downloads beside the rows that it reads.
+
+    All clients of the round count as one group: where they choose among rows, groups are smaller and send
+    less.
+
+    Args:
+        server_step: of rank 0.
+        server: now.
+        num_clients: of the round.
+        masking: keys, shares, masked uploads and unmasking.
+    """
+    payload, (report, message) = server_step.config.payload, _upload(server_step, server)
+    up, down = upload_size(server_step, server) - sum(sizes(payload, report, message).values()), 0
+    for name, x in report.vectors.items():
+        if name not in report.unsent:
+            of_all = masking(num_clients, x.numel())
+            down, up = down + of_all[0] // num_clients, up + of_all[1] // num_clients
+    return up, down
+
+
+def _upload(server_step: ServerStep, server: Server) -> tuple[Report, Message]:
+    """Return what client 0 reports after training for no epoch, and what it had downloaded."""
     c, sharded = server_step.config, server_step.tables.sharded
 
     def rows(name: str, numbers: list[int]) -> torch.Tensor:
@@ -31,5 +66,4 @@ def upload_size(server_step: ServerStep, server: Server) -> int:
     client = c.clients.client(0, epochs=0, steps=None)
     message = message_on(Message(vectors, reads), c.clients.device)
     report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
-    stamps = time_stamp_bytes(c.payload, c.algorithm.needs.time_stamps)
-    return upload_bytes(c.payload, report, message) + stamps
+    return report, message

@@ -174,6 +174,14 @@ OPTIONS = {
         ["--system.device", "cpu", "--system.cuda_graphs", "true"],
         ["system.cuda_graphs = True", "need a GPU"],
     ),
+    "newcomers of a method that looks at its clients once": (
+        ["--algorithm", "ucfl", "--newcomers", "{share: 0.4, joins: 3}"],
+        ["newcomers = 0.4", "takes in nobody later"],
+    ),
+    "newcomers of one that chooses its initial models": (
+        ["--algorithm", "{name: ifca, num_clusters: 2, restarts: 2}", "--newcomers", "{groups: [1]}"],
+        ["newcomers = [1]", "takes in nobody later"],
+    ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
     "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
     "an infinite rate": (["--local.lr", "inf"], ["local.lr = 'inf'", "finite"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from mpifl.experiment.build import from_earlier
 from mpifl.experiment.schema import StartConfig
 from mpifl.experiment.starting_model import FILE, read_model
 
+ADAPTED = "{name: mlp, hidden: [12], lora: {rank: 2}}"
 TINY = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 LAYOUT = Layout(("fc1.weight", "head.weight"), ((2,), (1,)), 3)
 
@@ -39,6 +41,12 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 def earlier(tmp_path_factory) -> Path:
     """Return the folder of a finished run of FedAvg."""
     return run(tmp_path_factory.mktemp("earlier"), "fedavg", "--algorithm", "fedavg")
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory) -> Path:
+    """Return the folder of a finished run of FedAvg that trained adapters."""
+    return run(tmp_path_factory.mktemp("adapted"), "lora", "--model", ADAPTED)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg_memory", "local", "{name: fesem, num_clusters: 2}"])
@@ -113,3 +121,46 @@ def test_a_run_without_one_whole_model_is_refused(change, words, earlier, tmp_pa
     with pytest.raises(UserError, match=r"start\.run") as error:
         read_model(str(tmp_path))
     assert words in str(error.value)
+
+
+def test_a_run_whose_clients_mix_several_models_is_refused(tmp_path, capsys):
+    """All clients of FedEM have row 0 in `assign`, and are evaluated by three components."""
+    mixed = run(tmp_path, "em", "--algorithm", "{name: fedem, num_components: 3}")
+    said = refused(capsys, "--output.folder", str(tmp_path), "--start.run", str(mixed))
+    assert "its clients mix, or choose among, 3 models" in said
+
+
+@pytest.mark.parametrize("method", ["ditto", "{name: fedem, num_components: 1}"])
+def test_a_run_with_one_row_for_all_is_a_start_whatever_clients_make_of_it(method, tmp_path):
+    earlier = run(tmp_path, "one", "--algorithm", method)
+    run(tmp_path, "later", "--start.run", str(earlier))
+
+
+OTHER_BASES = {
+    "seed": (["--seed.model", "5"], "other frozen weights", "seed.model 0"),
+    "alpha": (["--model.lora.alpha", "6"], "model.lora.alpha is 2", "model.lora.alpha is 2"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_BASES)
+def test_adapters_on_other_frozen_weights_are_refused(case, adapted, tmp_path, capsys):
+    """By the checksum of what is frozen; where figures are not there any more, by the configuration."""
+    options, *words = OTHER_BASES[case]
+    bare = tmp_path / "bare"
+    shutil.copytree(adapted, bare)
+    (bare / "summary.json").unlink()
+    place = ["--output.folder", str(tmp_path), "--model", ADAPTED]
+    for folder, said in zip((adapted, bare), words, strict=True):
+        assert said in refused(capsys, *place, *options, "--start.run", str(folder))
+
+
+def test_adapters_start_on_the_same_frozen_weights(adapted, tmp_path):
+    """Before its first round every client has the accuracy of the earlier run's end."""
+    same = ["--model", "{name: mlp, hidden: [12], lora: {rank: 2, alpha: 2}}", "--seed.training", "4"]
+    later = run(tmp_path, "later", *same, "--start.run", str(adapted))
+    assert rows_of(later)[0]["loss"] == rows_of(adapted)[-1]["loss"]
+
+
+def test_a_whole_model_is_a_start_under_another_model_seed(earlier, tmp_path):
+    later = run(tmp_path, "later", "--seed.model", "5", "--start.run", str(earlier))
+    assert rows_of(later)[0]["loss"] == rows_of(earlier)[-1]["loss"]

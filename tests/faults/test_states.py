@@ -44,28 +44,38 @@ def test_every_method_goes_on_from_a_saved_state(case, tmp_path):
     halted.compare(one, first, then)
 
 
-RULES = {
-    "over-selection": OverSelection(extra=0.67, deadline_s=2.0, late="sent"),
-    "partial work": PartialWork(deadline_s=1.5, stragglers=0.3),
+RULES = {  # method, policy, bytes a second
+    "over-selection": ("scaffold", OverSelection(extra=0.67, deadline_s=2.0, late="sent"), 2000.0),
+    "partial work": ("scaffold", PartialWork(deadline_s=1.5, stragglers=0.3), 2000.0),
+    "uploads that grow": ("fedfomo", PartialWork(deadline_s=70.0), 10.0),  # by the gains
 }
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rounds_under_a_rule_go_on_from_a_saved_state(rule, tmp_path):
-    """Who was left out before meets another delay, also after going on."""
+    """Who was left out before meets another delay, also after going on; uploads last as long as before."""
+    method, policy, rate = RULES[rule]
     common = {
-        "algorithm": CATALOGUE["scaffold"](),
+        "algorithm": CATALOGUE[method](),
         "federation": worlds.Tiny(),
         "participation": 0.5,
         "steps": 6,
-        "policy": RULES[rule],
+        "policy": policy,
         "delay": SLOW,
-        "network": Links(uplink_bytes_s=2000.0),
+        "network": Links(uplink_bytes_s=rate),
     }
     one = halted.run(folder=tmp_path / "one", at=-1, **common)
     first = halted.run(folder=tmp_path / "two", at=3, **common)
     then = halted.run(folder=tmp_path / "two", saved=halted.read(tmp_path / "two", 3), at=-1, **common)
     halted.compare(one, first, then)
+
+
+class Numbered(CATALOGUE["fedasync"]):
+    """FedAsync that names rows by NumPy's integers."""
+
+    def reads(self, server, k):
+        """Download the row of the client."""
+        return {"model": (server.assign[k],)}
 
 
 EVENTS = {
@@ -78,6 +88,8 @@ EVENTS = {
     "waves": ("fedbuff", {"policy": Waves(size=3), "delay": SLOW}),
     "waves in time": ("fedbuff", {"policy": Waves(every_s=0.7), "delay": SLOW, "participation": 0.67}),
     "client decides": ("local", {"policy": ClientDecides()}),
+    "uploads that grow": ("fedfomo", {"policy": Barrier(), "network": Links(uplink_bytes_s=900.0)}),
+    "rows as numbers of NumPy": (Numbered, {"policy": EveryArrival(), "delay": SLOW}),
     "drawn staleness": ("fedasync", {"policy": DrawnStaleness(most=4)}),
     "link": (
         "ifca",
@@ -96,11 +108,12 @@ EVENTS = {
 def test_events_go_on_from_a_saved_state(name, at, tmp_path):
     """Visits under way at that moment are made again, from what they had read."""
     method, changes = EVENTS[name]
-    common = {"algorithm": CATALOGUE[method](), "federation": worlds.Tiny(), "steps": 8, **changes}
+    algorithm = CATALOGUE[method]() if isinstance(method, str) else method()
+    common = {"algorithm": algorithm, "federation": worlds.Tiny(), "steps": 8, **changes}
     one = halted.run(folder=tmp_path / "one", at=-1, **common)
     first = halted.run(folder=tmp_path / "two", at=at, **common)
     saved = halted.read(tmp_path / "two", at)
-    assert len(saved.values["visits"]) > 0 or name in ("barrier", "ties", "drawn staleness")
+    assert len(saved.values["visits"]) > 0 or name in ("barrier", "uploads that grow", "ties", "drawn staleness")
     then = halted.run(folder=tmp_path / "two", saved=saved, at=-1, **common)
     halted.compare(one, first, then)
 

@@ -506,6 +506,16 @@ def test_a_client_whose_uploads_were_all_too_stale_is_judged_like_one_that_was_n
         assert len(reads[k]["model"]) == (1 if taken[k] else 2)
 
 
+def test_a_table_without_columns_is_mixed_as_in_rounds(tmp_path):
+    """FedCUAU has no trunk where the model is a single layer."""
+    options = {"model": worlds.mlp(), "rounds": 2}
+    rounds, barrier = (
+        events("fedcuau", tmp_path / str(i), 2, policy=policy, **options)
+        for i, policy in enumerate((Synchronous(), Barrier()))
+    )
+    worlds.same(worlds.state_of(rounds.server), worlds.state_of(barrier.server))
+
+
 # -- the link ----------------------------------------
 
 

@@ -11,9 +11,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support import worlds
 from torch.testing import assert_close
 
+from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
+from mpifl.runtime.hook_errors import ClientError
 from mpifl.simulation.policies import EveryArrival
 from mpifl.simulation.sampling import Sampler
 from mpifl.traffic.payload import Payload
@@ -147,6 +149,33 @@ def test_poisson_cohorts_differ_in_size_and_a_round_without_clients_is_noise_alo
     server, _ = step.step(server, np.array([1, 4]))
     assert server is not None
     assert server.version == 2
+
+
+class FailingAt(FedAvg):
+    """FedAvg of which all clients fail in their first visit, and then clients 0 to 2."""
+
+    plain_visit = None
+
+    def local_update(self, message, state, client, key):
+        """Fail, or train."""
+        if message.step == 1 or client.id < 3:
+            raise RuntimeError("no")
+        return super().local_update(message, state, client, key)
+
+
+def test_a_round_whose_clients_all_fail_is_noise_alone_under_central_privacy(tmp_path):
+    """They count as updates of 0, and D stays; under local privacy nobody adds noise, and the run ends."""
+    privacy, world = CentralPrivacy(0.05, 0.7), {"on_client_error": "drop", "evaluate": False}
+    done = worlds.run(FailingAt(), worlds.Tiny(), tmp_path / "c", 2, privacy=privacy, **world)
+    start, one = (s.tables["model"][0] for s in done.servers[:2])
+    draws = key(0, "privacy", 1, "noise", "model", 0).numpy().standard_normal(len(start))
+    expected = start.double() + 0.7 * 0.05 * torch.from_numpy(draws) / 6
+    assert_close(one, expected.float(), rtol=1e-6, atol=1e-8)
+    assert [len(notes) for notes in done.notes] == [0, 3]
+    dropped = [(d.step, d.client) for d in done.server_step.dropped]
+    assert dropped == [*((1, k) for k in range(6)), *((2, k) for k in range(3))]
+    with pytest.raises(ClientError, match="all clients of round 1 failed"):
+        worlds.run(FailingAt(), worlds.Tiny(), tmp_path / "l", privacy=LocalPrivacy(0.05, 1.0), **world)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
-from mpifl.simulation.policies import EveryArrival
+from mpifl.simulation.network import Links
+from mpifl.simulation.policies import EveryArrival, PartialWork
 from mpifl.traffic.payload import Payload
 from mpifl.training.client import LocalClient
 
@@ -131,6 +132,48 @@ def test_the_ledger_is_the_closed_form(tmp_path):
     down, up = bytes_of_round(6, d, config, 7)
     assert done.server_step.ledger.total("up") == 3 * up
     assert done.server_step.ledger.total("down") == 3 * (down + 6 * (4 * d + 7))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "deadline_s", "all_of_it"),
+    [
+        (CATALOGUE["fedavg"](), 3.0, True),
+        (CATALOGUE["fedavg"](), 2.9, False),
+        (CATALOGUE["ifca"](num_clusters=2), 2.9, False),  # groups are found in training: one of all counts
+    ],
+)
+def test_what_the_protocol_sends_counts_towards_a_deadline(algorithm, deadline_s, all_of_it, tmp_path):
+    """A second each to download, with the others' keys and shares, to compute, and to upload, masked."""
+    d = worlds.context_of(worlds.config_of(algorithm), worlds.Tiny()).problem.layout.size
+    down, up = (total / 6 for total in bytes_of_round(6, d, MaskedSums(), 7))
+    rows = getattr(algorithm, "num_clusters", 1)
+    done = worlds.events(
+        algorithm,
+        worlds.Tiny(),
+        tmp_path,
+        1,
+        policy=PartialWork(deadline_s=deadline_s),
+        network=Links(uplink_bytes_s=up, downlink_bytes_s=down + (4 * d + 7) * rows),
+        secure_aggregation=MaskedSums(),
+        payload=Payload(header_bytes=7),
+    )
+    assert (done.reported[1]["work_mean"] == 1.0) == all_of_it
+    assert done.times[1] <= deadline_s
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam"])
+def test_a_row_that_is_given_up_stays_where_it_is(name, tmp_path):
+    """Everybody must be left and about half are: no row moves, by no momentum either."""
+    lost = MaskedSums(dropout=0.5, threshold=1.0)
+    done = worlds.run(CATALOGUE[name](), worlds.Tiny(), tmp_path / "a", 1, evaluate=False)
+    start = done.server
+    step, sampler = worlds.start(CATALOGUE[name](), worlds.Tiny(), tmp_path / "b", secure_aggregation=lost)
+    step.initialize()
+    step.distribute(start)
+    server, _ = step.step(start, sampler(2))
+    assert step.config.secure.figures()["secure_skipped"] == 1
+    assert server.version == start.version + 1
+    worlds.same(server.tables, start.tables)
 
 
 @pytest.mark.parametrize(

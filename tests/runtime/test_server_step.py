@@ -361,3 +361,22 @@ def test_updates_are_compared_with_their_mean_in_every_module(tmp_path):
 def test_updates_are_compared_only_of_one_whole_model(name, tmp_path):
     with pytest.raises(UserError, match="updates"):
         worlds.run(CATALOGUE[name](), worlds.Tiny(), tmp_path, 1, output=OutputConfig(updates=True))
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_rows_live_with_their_readers_only_where_the_method_says_that_rank_0_never_looks_at_them(
+    declared, tmp_path, monkeypatch
+):
+    """Otherwise `labels`, say, would look at the rows of before they moved, with three ranks and more."""
+
+    class Own(CATALOGUE["fedamp"]):
+        needs = Needs(client_state=True, row_per_client=declared)
+
+    step, _ = worlds.start(Own(), worlds.Tiny(), tmp_path)
+    server = step.initialize()
+    assert len(server.tables["model"]) == 6
+    assert step._row_owners(server, "model") is None, "a single rank"
+    monkeypatch.setattr(step.transport, "size", 3, raising=False)
+    monkeypatch.setattr(step.scheduler, "row_owners", lambda: np.array([1, 2, 1, 2, 1, 2]))
+    owners = step._row_owners(server, "model")
+    assert (owners is not None) == declared

@@ -108,6 +108,10 @@ RUNS: dict[str, list[str]] = {
     ],
     "ucfl-parallel": ["--algorithm", "{name: ucfl, streams: 4, parallel: true}", *HALF],
     "updates": [*HALF, "--output.updates", "true"],
+    "updates-of-nobody": [
+        *("--cohort_size", "1", "--rounds", "4", "--output.updates", "true"),
+        *("--privacy", "{name: central, clip: 0.5, noise_multiplier: 0.5, sampling: poisson}"),
+    ],
     "evaluated": [*HALF, "--evaluation.finetune_epochs", "2", "--evaluation.train", "true"],
     "started": [*HALF, "--start.run", "FOLDER/tiny-fedavg"],
 }
