@@ -148,12 +148,15 @@ class FedFomo(Algorithm):
         return Plan([mixing], algorithm_state=algorithm_state)
 
     def extra_bytes(self, run: PlannedRun) -> tuple[int, int]:
-        """Count M models down, M gains up from round 2 on; in variant `ucfl` an average in round 2."""
+        """Count M models down, M gains up from round 2 on; in variant `ucfl` an average in round 2.
+
+        A compressed upload names the nearest of several models, from which it is counted.
+        """
         d, M, ucfl = run.problem.layout.size, self.num_models, self.variant == "ucfl"
         visits = max(run.num_rounds - 1 - ucfl, 0) * run.num_sampled
         averages = run.num_sampled * (ucfl and run.num_rounds > 1)
         down = visits * run.message_bytes(M * d, M) + averages * run.message_bytes(d)
-        return down, visits * run.message_bytes(M, note=True)
+        return down, visits * run.message_bytes(M, note=True, named_rows=int(M > 1))
 
     def model_of(self, message: Message, state: State, client: Client) -> Vector:
         """Return the client's own model; in variant `ucfl`, its mixture."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpifl.core.errors import require
+from mpifl.core.errors import nearest, require
 
 from .compare import TURN_S, compare_all
 from .forecast import measure_forecasts
@@ -56,12 +56,20 @@ def bench(
         require(ranks is None, "--ranks", ranks, "has no effect: plan measures runs in one process")
         figures = measure_forecasts(num_turns, options)
     elif "scaling" in names:
-        name = next((name for name in names if name in WORKLOADS), "W1")
-        figures = measure_scaling(name, None if ranks is None else num_ranks - 1, num_turns, options)
+        workers = None if ranks is None else num_ranks - 1
+        figures = measure_scaling(_workload(names), workers, num_turns, options)
     else:
         figures = compare_all(names, num_ranks, num_turns, options, length)
     if path is not None:
         Path(path).write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _workload(names: Sequence[str]) -> str:
+    """Return the workload that `scaling` measures: W1 unless one is named beside it."""
+    name, *more = [name for name in names if name != "scaling"] or ["W1"]
+    require(not more, "bench", [name, *more], "scaling measures one workload; name one")
+    require(name in WORKLOADS, "bench", name, f"is no workload; {nearest(name, [*WORKLOADS])}")
+    return name
 
 
 def _positive(key: str, text: str) -> int:

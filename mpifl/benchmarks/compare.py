@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from mpifl.comm.mpi_startup import mpirun
-from mpifl.core.errors import UserError, nearest
+from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.progress import doing, each
 from mpifl.data import prepare
 from mpifl.experiment import loader
+from mpifl.results.seed_groups import flat
 
 from .turns import KEEP_FREED, Job, scratch_folder
 from .workloads import OTHERS, WORKLOADS, Workload
 
 Figures = dict[str, Any]
 TURN_S = 3.0  # least length of a turn
+OF_LOOPS = ("data", "model", "seed", "participation", "cohort_size")  # what the loops take from options
+OF_TRAINING = tuple(f"local.{key}" for key in ("epochs", "batch_size", "lr", "momentum", "weight_decay"))
+OF_MPIFL = "system"  # how mpifl does the same work
 
 
 def compare_all(
@@ -32,14 +36,14 @@ def compare_all(
         names: Workloads; all if there are none.
         ranks: Number of ranks, server included.
         turns: Number of turns of each job; None for that of the workload.
-        options: Command-line options, laid over the configurations.
+        options: Command-line options, laid over the configurations, those of the loops, too.
         seconds: Least length of a turn; 0 for one round.
 
     Returns:
         Workload -> its figures.
 
     Raises:
-        UserError: There is no such workload, or a job ended early.
+        UserError: There is no such workload, the loops do not know an option, or a job ended early.
     """
     for name in names:
         if name not in WORKLOADS:
@@ -63,13 +67,18 @@ def compare(
         workload: The workload.
         ranks: Number of ranks, server included.
         turns: Number of turns of each job; None for that of the workload.
-        options: Command-line options, laid over its configuration.
+        options: Command-line options, laid over its configuration, that of the loops, too.
         seconds: Least length of a turn; 0 for one round.
+
+    Raises:
+        UserError: The loops do not know an option, or a job ended early.
     """
     config = loader.load(workload.config, list(options))
+    check_options(options)
     prepare(config.data, config.seed.data, download=False)
     workers = str(max(1, ranks - 1))
-    loop = [sys.executable, "-m", "mpifl.benchmarks.plain_loop", "SOCKET", workers, workload.config]
+    program = [sys.executable, "-m", "mpifl.benchmarks.plain_loop"]
+    loop = [*program, "SOCKET", workers, workload.config, "cpu", *options]
     with scratch_folder() as place:
         folder = Path(place)
         mine = ["mpifl.benchmarks.job", "SOCKET", workload.config, "--system.scratch", place, *options]
@@ -87,6 +96,18 @@ def compare(
         finally:
             for job in jobs.values():
                 job.end()
+
+
+def check_options(options: Sequence[str]) -> None:
+    """Check that the loops do the work that options ask of mpifl.
+
+    Raises:
+        UserError: They do not know one of the keys.
+    """
+    known = (*OF_LOOPS, *OF_TRAINING, OF_MPIFL)
+    for key, value in flat(loader.overrides(options)):
+        fits = key in known or key.split(".")[0] in (*OF_LOOPS, OF_MPIFL)
+        require(fits, key, value, f"the plain loops beside mpifl do not know it; take {', '.join(known)}")
 
 
 def take_turns(jobs: dict[str, Job], seconds: float, turns: int) -> dict[str, list[Figures]]:

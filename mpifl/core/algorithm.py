@@ -96,7 +96,8 @@ class PlannedRun:
         num_sampled: m, clients of a round.
         cohort: round, from 1 -> its clients, int64 [m] ascending.
         sizes: samples for training, validation and test of each client, int64 [N, 3].
-        message_bytes: (numbers, messages=1, note=False) -> bytes of messages that hold so many numbers.
+        message_bytes: (numbers, messages=1, note=False, named_rows=0) -> bytes of messages that hold so many
+            numbers, and name so many of the rows from which compressed uploads are counted.
         client: a client that takes no step when it trains.
     """
 

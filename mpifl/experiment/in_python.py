@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,14 +152,19 @@ def compare(
         test: over seeds, `t`, `wilcoxon` or `none`; None: `t` where seeds pair. `..._mark` has the outcome.
         interval: `std` for none, or `t`, `bootstrap`, `percentile`: the columns `..._low` and `..._high`.
         confidence: of intervals; tests have the level 1 - confidence.
-        target: mean accuracy whose cost is wanted, in [0, 1]; None for 95 % of the best.
+        target: mean accuracy whose cost is wanted, in [0, 1], or mean of the runs' other metric; None for
+            95 % of the best.
         world: sections or keys of the configuration that make a world, within which methods are compared.
 
     Raises:
         UserError: a folder is no finished run, or a choice does not fit these runs.
     """
     require(0.5 < confidence < 1, "confidence", confidence, "take a share in (0.5, 1), as in 0.95")
-    require(target is None or 0 <= target <= 1, "target", target, "take an accuracy in [0, 1]")
+    require(target is None or isfinite(target), "target", target, "take a value of the runs' metric")
+    remedy = f"take one of {', '.join(comparison.KNOWN_TESTS)}; or None"
+    require(test is None or test in comparison.KNOWN_TESTS, "test", test, remedy)
+    remedy = f"take one of {', '.join(comparison.KNOWN_INTERVALS)}"
+    require(interval in comparison.KNOWN_INTERVALS, "interval", interval, remedy)
     choices = comparison.Choices(
         target, test, interval, confidence, metric, world=tuple(world), columns=tuple(columns)
     )

@@ -47,7 +47,7 @@ from .build import build, build_server_step, open_data
 from .context import RunContext
 from .data_preview import named_classes
 from .measured_times import VISITS, MeasuredTimes, measure
-from .memory_forecast import CLIENT_BYTES, MeasuredMemory, StateMemory, peak_memory
+from .memory_forecast import CLIENT_BYTES, FLOAT_BYTES, MeasuredMemory, StateMemory, peak_memory
 from .schema import Config
 from .time_forecast import (
     MARGIN,
@@ -59,7 +59,7 @@ from .time_forecast import (
     efficiencies,
     forecast_time,
 )
-from .traffic_forecast import TrafficForecast, check_uploads, forecast, without_training
+from .traffic_forecast import TrafficForecast, check_uploads, forecast, uploads_per_step, without_training
 
 MANY_CLIENTS = 10**8  # what a table of ranks says beside its own clients
 BUSY = 1.3  # times as long as the processor's seconds: from here on it is said
@@ -306,7 +306,7 @@ def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:
         server: before the step.
     """
     config = replace(context.config, on_client_error="abort")
-    m = 1 if config.algorithm.needs.single_upload else context.decisions.num_sampled
+    m = uploads_per_step(context)
     with TemporaryDirectory() as folder, closing(ClientStore("plan", folder)) as store:
         step = build_server_step(replace(context, config=config, transport=Single()), store)
         step.tables.publish(server.tables)
@@ -374,7 +374,7 @@ def _crossover_lines(context: RunContext, costs: Costs | None) -> list[str]:
         context.config.system.sums == "exact",
         context.config.system.cost,
     )
-    if size == 1:
+    if size == 1 or not context.config.policy.synchronous:
         return []
     cases = [(d, size, costs)]
     if costs is not None:
@@ -392,6 +392,9 @@ def _crossover_lines(context: RunContext, costs: Costs | None) -> list[str]:
 def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Costs | None) -> str:
     table = server.tables[mixing.into]
     rows, uploads = mixing.num_rows, mixing.weights.shape[1]
+    if not context.config.policy.synchronous:
+        moved = f"rank 0 mixes, {_size(FLOAT_BYTES * uploads * table.shape[1])} come to it"
+        return _table_line(mixing, table, "nothing moves (P = 1)" if planned_ranks(context) == 1 else moved)
     exact, size = context.config.system.sums == "exact", planned_ranks(context)
     sharded = _is_sharded(table, server, context)
     rule = context.config.robust if isinstance(context.config.robust, Rule) and uploads else None
@@ -410,6 +413,11 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
     if costs is not None and not sharded and rule is None:
         each = (costs.mixing(c, rows, uploads, d, size, exact) for c in (REDUCE, GATHER))
         moved += " (Reduce {:.3g} s, Gatherv {:.3g} s)".format(*each)
+    return _table_line(mixing, table, moved)
+
+
+def _table_line(mixing: Mixing, table: torch.Tensor, moved: str) -> str:
+    rows, uploads = mixing.num_rows, mixing.weights.shape[1]
     return f"table {mixing.into:18}K = {rows} of {len(table)} rows mixed from {uploads} uploads: {moved}"
 
 
@@ -437,7 +445,7 @@ def _is_sharded(table: torch.Tensor, server: Server, context: RunContext) -> boo
     k, n = len(table), context.problem.num_clients
     config = context.config
     alone = k == n and len(np.unique(server.assign)) == n and not config.algorithm.needs.server_update
-    alone &= isinstance(config.robust, NoRule)
+    alone &= isinstance(config.robust, NoRule) and config.algorithm.needs.row_per_client
     return alone and is_sharded(k, 1, planned_ranks(context))
 
 
@@ -451,7 +459,8 @@ def _state_memory(context: RunContext, traffic: TrafficForecast, plan: Plan) -> 
 def _traffic_lines(traffic: TrafficForecast, config: Config) -> list[str]:
     """Return what the federation sends; the lines of a known total add up to it."""
     rounds = tuple(config.rounds * size for size in traffic.per_round)
-    lines = [f"federation per round    {_size(traffic.per_round[0])} down, {_size(traffic.per_round[1])} up"]
+    one = "round   " if config.policy.synchronous else "step    "
+    lines = [f"federation per {one} {_size(traffic.per_round[0])} down, {_size(traffic.per_round[1])} up"]
     more = "in pairs, and rounds that differ" if uses(config.algorithm, SecondLook) else "rounds that differ"
     named = (
         (f"{config.rounds} such rounds", rounds),

@@ -34,7 +34,7 @@ from mpifl.simulation.visits import DispatchState, Visit
 
 from .context import RunContext
 from .measured_times import MeasuredTimes, trained_samples
-from .traffic_forecast import TrafficForecast
+from .traffic_forecast import TrafficForecast, uploads_per_step
 
 MOST_STEPS = 400  # that are dealt or played through; the mean of the later half stands for the rest
 LAUNCH_S = 0.3  # in which mpirun starts
@@ -408,8 +408,7 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
     else:
         parts = ClockParts(config.clock, context.duration, context.federation, m, context.system_key)
         clock = policy.open_clock(parts)
-    per_visit = 1 if config.algorithm.needs.single_upload else m
-    down, up = (size // per_visit for size in traffic.per_round)
+    down, up = (size // uploads_per_step(context) for size in traffic.per_round)
     busy, visits, out = set[int](), np.zeros(n, np.int64), list[Event]()
     version = started = waiting = 0
     filled, tick = -1, policy.next_tick(0.0)
@@ -596,8 +595,7 @@ def _arrivals(
     config, sizes = context.config, trained_samples(context)
     steps = min(config.rounds, MOST_STEPS)
     events, out = arrivals(context, traffic, steps), _Spent()
-    per_visit = 1 if config.algorithm.needs.single_upload else context.decisions.num_sampled
-    size = sum(traffic.per_round) / per_visit
+    size = sum(traffic.per_round) / uploads_per_step(context)
     handover = 0.0 if costs is None else HANDOVER_S + 2 * costs.latency_s + size / costs.bytes_s
     ranks = None if num_ranks == 1 else Ranks(num_ranks, cores, handover)
     owners, evaluations = evaluation_seconds(context, measured, _scheduler(context, num_ranks))

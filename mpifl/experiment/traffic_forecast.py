@@ -6,7 +6,7 @@ What differs from round to round, the method adds itself (`Algorithm.extra_bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +28,11 @@ from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.simulation.policies import OverSelection
+from mpifl.traffic.compression import INDEX_BYTES
 from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
+from mpifl.traffic.payload import Payload
 from mpifl.training.client import LocalClient, public_clients
 
 from .context import RunContext
@@ -52,7 +55,7 @@ class TrafficForecast:
         server: before the first round; rows chosen by data are those of a population of equals.
         report: of client 0 in round 1.
         fingerprints: one-shot statistics before training.
-        per_round: of round 1.
+        per_round: of round 1; of arrivals, of the uploads of a step and as many downloads.
         new_fingerprints: one-shot statistics of those who give them when they first take part.
         extra: what the method sends beside equal rounds: looks at each other, rounds that differ; negative
             where it sends less.
@@ -206,9 +209,32 @@ def planned_run(context: RunContext) -> PlannedRun:
         num_sampled=context.decisions.num_sampled,
         cohort=context.sampler,
         sizes=context.federation.sizes,
-        message_bytes=context.config.payload.size,
+        message_bytes=_message_bytes(context.config.payload),
         client=_client(context),
     )
+
+
+def _message_bytes(payload: Payload) -> Callable[..., int]:
+    """Return what tells a method the bytes of messages (`PlannedRun.message_bytes`)."""
+
+    def size(numbers: int, messages: int = 1, note: bool = False, named_rows: int = 0) -> int:
+        """Return the bytes of messages, and of the numbers of rows that compressed uploads name."""
+        return payload.size(numbers, messages, note) + INDEX_BYTES * named_rows * payload.compresses
+
+    return size
+
+
+def uploads_per_step(context: RunContext) -> int:
+    """Return how many uploads a server step takes."""
+    m = context.decisions.num_sampled
+    return 1 if context.config.algorithm.needs.single_upload else context.config.policy.uploads_per_step(m)
+
+
+def _senders(context: RunContext) -> int:
+    """Return how many clients upload in a step, those included who come too late and send all the same."""
+    policy, taken = context.config.policy, uploads_per_step(context)
+    sends = isinstance(policy, OverSelection) and policy.late == "sent"
+    return policy.num_started(taken, context.problem.num_clients) if sends else taken
 
 
 def _sum(parts: Iterable[Bytes]) -> Bytes:
@@ -231,13 +257,12 @@ def _message(context: RunContext, server: Server) -> Message:
 
 def _round_bytes(context: RunContext, server: Server, upload: int) -> Bytes:
     """Return the bytes of a round in which each client uploads so many."""
-    algorithm, payload, m = context.config.algorithm, context.config.payload, context.decisions.num_sampled
-    m = 1 if algorithm.needs.single_upload else m
+    algorithm, payload, m = context.config.algorithm, context.config.payload, uploads_per_step(context)
     widths = {name: table.shape[1] for name, table in server.tables.items()}
     drawn = max(m, context.config.policy.num_started(m, context.problem.num_clients))
     down = sum(download_bytes(algorithm.reads(server, k), widths, payload) for k in range(drawn))
-    stamps = m * time_stamp_bytes(payload, algorithm.needs.time_stamps)
-    return down + stamps, m * upload + stamps
+    stamp, senders = time_stamp_bytes(payload, algorithm.needs.time_stamps), _senders(context)
+    return down + drawn * stamp, senders * (upload + stamp)
 
 
 def _secured(

@@ -8,6 +8,7 @@ Holm's correction. What it takes to reach a target is censored data (`survival`)
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,13 +22,15 @@ from mpifl.core.metric import ACCURACY, Metric, metric_of_column
 
 from . import statistics, survival
 from .reader import Run
-from .seed_groups import Group, default_target, gather, metric_of, titles, tree_of
+from .seed_groups import ALGORITHM, Group, default_target, gather, metric_of, name_of, titles, tree_of
 from .statistics import TESTS, Estimate, Ranking
 from .survival import Median, Reached
 from .tables import BEST, TIED
 
 STD, NO_TEST = "std", "none"
-LOWER = ("loss", "std", "variance", "bytes", "seconds", "kl", "distance", "churn", "refusal", "staleness")
+KNOWN_TESTS, KNOWN_INTERVALS = (*TESTS, NO_TEST), (STD, *statistics.INTERVALS)
+SPREADS = ("std", "variance", "standard_error")
+LOWER = (*SPREADS, "loss", "bytes", "seconds", "kl", "distance", "churn", "refusal", "staleness")
 NO_DIRECTION = ("round", "arrivals", "num_clusters", "num_unplaced", "epsilon")
 
 
@@ -189,6 +192,9 @@ class Contrast:
         difference: Group minus best under each seed that both ran, in the unit of the column [pairs]; None
             for a log-rank test, which pairs nothing.
         p: Of the two-sided test; NaN where none could be made.
+        side: -1 where the group is worse by what was tested, 1 where it is better: the best has the best mean
+            or median over all of its seeds, and a test takes the common ones, or weighs runs in another way.
+            0 where a test and the mean of what it takes disagree.
         adjusted: By Holm, over the groups of the world.
     """
 
@@ -196,12 +202,21 @@ class Contrast:
     best: int
     difference: np.ndarray | None
     p: float
+    side: int
     adjusted: float = np.nan
 
     @property
     def pairs(self) -> int:
         """Number of seeds that both ran."""
         return 0 if self.difference is None else len(self.difference)
+
+    def shown(self, alpha: float) -> bool:
+        """Return whether the group is worse, beyond chance at a level."""
+        return self.side < 0 and self.adjusted <= alpha
+
+    def contradicts(self, alpha: float) -> bool:
+        """Return whether the test finds a difference at a level, but not that the group is worse."""
+        return self.side >= 0 and self.adjusted <= alpha
 
 
 @dataclass(frozen=True)
@@ -251,8 +266,11 @@ def column_of(key: str, runs: Sequence[Run]) -> Column:
     known = list(dict.fromkeys(name for run in runs for name in run.series))
     if key not in known:
         raise UserError("column", key, f"no such column; {nearest(key, [*COLUMNS, *NAMES, *known])}")
-    metric_of_key = metric_of_column(key)
-    lower = any(word in key for word in LOWER) or (metric_of_key is not None and metric_of_key.better < 0)
+    found = metric if metric.of(key) else metric_of_column(key)
+    if found is None:
+        lower = any(word in key for word in LOWER)
+    else:
+        lower = found.better < 0 or any(word in key[len(found.name) :] for word in SPREADS)
     sign = 0 if key in NO_DIRECTION else -1 if lower else 1
     return Column(key.replace("_", " "), key, form="g4", better=sign, spread=True)
 
@@ -332,7 +350,7 @@ class Comparison:
 
     def horizon(self, world: World, column: Column) -> float:
         """Return how far the restricted means of a world go, in the column's unit."""
-        return survival.horizon([self.reached(i, column) for i in world.members])
+        return survival.horizon([self.reached(i, column) for i in world.members if self.has(i, column)])
 
     def estimate(self, group: int, column: Column) -> Estimate:
         """Return mean, standard deviation and interval of a column."""
@@ -401,18 +419,25 @@ class Comparison:
     def _contrast(self, group: int, best: int, column: Column) -> Contrast:
         if column.target and not column.restricted:
             enough = min(len(self.groups[i].runs) for i in (group, best)) > 1
-            pair = self.reached(group, column), self.reached(best, column)
-            return Contrast(group, best, None, survival.logrank_p(*pair) if enough else np.nan)
-        difference = self.paired(group, best, column)
-        return Contrast(group, best, difference, statistics.paired_p(difference, self.choices.test or "t"))
+            statistic, p = survival.logrank(self.reached(group, column), self.reached(best, column))
+            return Contrast(group, best, None, p if enough else np.nan, int(np.sign(statistic)))
+        difference, test = self.paired(group, best, column), self.choices.test or "t"
+        side = column.better * statistics.side(difference, test)
+        return Contrast(group, best, difference, statistics.paired_p(difference, test), side)
 
     def paired(self, group: int, best: int, column: Column) -> np.ndarray:
         """Return a column of one group minus that of another, under equal seeds and data [pairs].
 
-        Runs of one group with equal seeds that differ, as on a wall clock, count with their mean.
+        It is 0 where they differ by rounding only. Runs of one group with equal seeds that differ, as on a
+        wall clock, count with their mean.
         """
         a, b = (self._by_seed(i, column) for i in (group, best))
-        return np.array([a[key] - b[key] for key in a if key in b])
+        common = [key for key in a if key in b]
+        return statistics.difference(*(np.array([x[key] for key in common], float) for x in (a, b)))
+
+    def same_seeds(self, group: int, other: int) -> bool:
+        """Return whether two groups ran the same seeds on equal data."""
+        return {*self._pairs[group]} == {*self._pairs[other]}
 
     @cached_property
     def _pairs(self) -> list[list[str]]:
@@ -436,14 +461,14 @@ class Comparison:
         tested = [c for c in found if not np.isnan(c.adjusted)]
         if not tested or all(c.adjusted == 1.0 and self._agrees(c, column) for c in tested):
             return {}
-        tied = [c.group for c in tested if c.adjusted > self.alpha]
+        tied = [c.group for c in tested if not c.shown(self.alpha)]
         if not tied and len(tested) == len(found):
             return {found[0].best: BEST}
         return {i: TIED for i in (found[0].best, *tied)} if tied else {}
 
     def _agrees(self, contrast: Contrast, column: Column) -> bool:
         a, b = (np.sort(self.values(i, column)) for i in (contrast.group, contrast.best))
-        return bool(np.array_equal(a, b))
+        return len(a) == len(b) and not statistics.difference(a, b).any()
 
     # -- ranks over worlds ---------------------------------------------------------------------------------
 
@@ -469,19 +494,26 @@ class Comparison:
     def _placed(self, labels: bool) -> list[tuple[str, dict[int, int]]]:
         """Return name, and group in each world, of the methods: groups that agree in all but the world.
 
+        Where several of one world do, the names of their configurations tell them apart, too.
+
         Args:
             labels: Whether they agree in their user's labels, too.
         """
-        trees: dict[str, dict[str, Any]] = {}
-        heads: dict[str, str] = {}
+        runs = [group.runs[0] for group in self.groups]
+        rests = [{k: v for k, v in tree_of(r).items() if not _within(k, self.choices.world)} for r in runs]
+        given = [run.own_label if labels else None for run in runs]
+        keys = [_key(label, rest) for label, rest in zip(given, rests, strict=True)]
+        many = Counter((world, keys[i]) for world in self.worlds for i in world.members)
+        named = {key for (_, key), number in many.items() if number > 1}  # `gather` has told them apart
+        heads, trees = dict[str, str](), dict[str, dict[str, Any]]()
         found: dict[str, dict[int, int]] = {}
         for w, world in enumerate(self.worlds):
             for i in world.members:
-                run = self.groups[i].runs[0]
-                rest = {k: v for k, v in tree_of(run).items() if not _within(k, self.choices.world)}
-                label = run.own_label if labels else None
-                key = json.dumps([label, rest], sort_keys=True, default=str)
-                trees[key], heads[key] = rest, label or str(rest.get("algorithm.name", "run"))
+                label, tree = given[i], rests[i]
+                if keys[i] in named:
+                    label, tree = runs[i].own_label, {"name": name_of(runs[i])} | tree
+                key = _key(label, tree)
+                heads[key], trees[key] = label or str(tree.get(ALGORITHM, "run")), tree
                 found.setdefault(key, {}).setdefault(w, i)
         return [*zip(titles([*trees.values()], [*heads.values()]), found.values(), strict=True)]
 
@@ -520,6 +552,11 @@ def _mean(values: np.ndarray) -> float:
 
 def _within(key: str, sections: Sequence[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def _key(label: str | None, tree: Mapping[str, Any]) -> str:
+    """Return a label of the user's and settings as a text."""
+    return json.dumps([label, tree], sort_keys=True, default=str)
 
 
 def seeds_and_data(run: Run) -> str:

@@ -136,6 +136,7 @@ def _test_notes(comparison: Comparison, columns: Mapping[str, Column]) -> Iterat
             f"the best ({', '.join(tests)})"
         )
     metric = comparison.column(comparison.choices.metric)
+    yield from _contradictions(comparison, {**columns, comparison.choices.metric: metric})
     for world in comparison.worlds:
         found = comparison.contrasts(world, metric)
         odd = [c for c in found if c.difference is not None and c.pairs < 2]
@@ -155,6 +156,25 @@ def _test_notes(comparison: Comparison, columns: Mapping[str, Column]) -> Iterat
                 f"{pairs} pairs and {len(found)} comparisons: signed ranks cannot go below p = "
                 f"{min(least, 1):.3g}, so nothing can be found; take more seeds, or --test t"
             )
+
+
+def _contradictions(comparison: Comparison, columns: Mapping[str, Column]) -> Iterator[str]:
+    """Yield where a test finds a difference that does not say that a group is worse than the best."""
+    paired = statistics.TEST_NAMES[comparison.choices.test or "t"]
+    keys = dict[Column, str]()
+    for key, column in columns.items():
+        keys.setdefault(column, key)
+    for column, key in keys.items():
+        worlds = comparison.worlds if column.better else ()
+        found = [c for world in worlds for c in comparison.contrasts(world, column)]
+        for c in (c for c in found if c.contradicts(comparison.alpha)):
+            group, best = (comparison.groups[i].name for i in (c.group, c.best))
+            what, test = ("median", "log-rank test") if c.difference is None else ("mean", paired)
+            why = "" if comparison.same_seeds(c.group, c.best) else ": their seeds differ"
+            if c.side:
+                yield f"{key}: {group} is better than {best}, the best {what}, by the {test}{why}"
+            else:
+                yield f"{key}: of {group} and {best}, means and signed ranks prefer different ones{why}"
 
 
 def _interval_name(kind: str, medians: Container[bool]) -> str:
@@ -231,7 +251,7 @@ def _is(p: float) -> str:
 def _said(contrast: Contrast, alpha: float) -> str:
     if np.isnan(contrast.adjusted):
         return "not tested"
-    return "yes" if contrast.adjusted <= alpha else "not shown"
+    return "yes" if contrast.shown(alpha) else "not shown"
 
 
 def rank_table(comparison: Comparison) -> Table:

@@ -100,7 +100,7 @@ def curves(groups: Sequence[Group]) -> dict[str, Any]:
         "axes": [_axis(a) for a in offered],
         "known": [_axis(a) for a in known],
         "same": [AXES[a][0] for a in known if a not in offered],
-        "metrics": [_metric(name) for name in metrics],
+        "metrics": [_metric(name, _metric_of(name, groups)) for name in metrics],
         "thinned": thin < 1,
         "groups": [_group_curves(g, known, metrics, thin) for g in groups],
     }
@@ -131,17 +131,22 @@ def _metrics(groups: Sequence[Group]) -> list[str]:
     return [n for n in names if any(np.nan_to_num(g.column(n)).any() for g in groups)]
 
 
-def _title(name: str) -> str:
+def _metric_of(name: str, groups: Sequence[Group]) -> Metric | None:
+    """Return the metric that a column belongs to, one of a user's task, too; None for none."""
+    own = (group.metric for group in groups if group.metric.of(name))
+    return next(own, metric_of_column(name))
+
+
+def _title(name: str, metric: Metric | None) -> str:
     """Return the title of a column; that of a metric is said as those of accuracies are."""
-    metric = metric_of_column(name)
     if name in TITLES or metric is None:
         return TITLES.get(name, name.replace("_", " "))
     known = TITLES.get(ACCURACY.name + name[len(metric.name) :])
     return name.replace("_", " ") if known is None else known.replace(ACCURACY.title, metric.title)
 
 
-def _metric(name: str) -> dict[str, Any]:
-    percent, metric, title = _is_percent(name), metric_of_column(name), _title(name)
+def _metric(name: str, metric: Metric | None) -> dict[str, Any]:
+    percent, title = _is_percent(name, metric), _title(name, metric)
     kind = "clusters" if metric is None else metric.title
     if kind == "clusters" and name not in ("ari", "nmi", "purity", "churn", "ari_everyone"):
         kind = "clusters" if name.startswith("num_") else "loss and other figures"
@@ -149,8 +154,7 @@ def _metric(name: str) -> dict[str, Any]:
     return found | ({"lower": True} if metric is not None and metric.better < 0 else {})
 
 
-def _is_percent(name: str) -> bool:
-    metric = metric_of_column(name)
+def _is_percent(name: str, metric: Metric | None) -> bool:
     return metric is not None and metric.percent and not name.endswith("variance")
 
 
@@ -163,7 +167,8 @@ def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thi
     y = {}
     for name in metrics:
         if group.has(name):
-            values = group.column(name)[:, keep] * (100 if _is_percent(name) else 1)
+            percent = _is_percent(name, _metric_of(name, [group]))
+            values = group.column(name)[:, keep] * (100 if percent else 1)
             bands = (
                 (values.mean(0), values.min(0), values.max(0)) if len(group.runs) > 1 else (values.mean(0),)
             )
@@ -174,7 +179,8 @@ def _group_curves(group: Group, axes: Sequence[str], metrics: Sequence[str], thi
 def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | int | None]]:
     """Return the evaluations at which a run's metric was the best so far: its value, place on each axis.
 
-    The first with an accuracy says what that accuracy took. Values are in the unit of tables.
+    The first with an accuracy says what that accuracy took. Values are in the unit of tables, in so many
+    digits that they meet the same targets.
     """
     alone, metric = Group(group.name, (run,)), run.metric
     values = alone.column(f"{metric.name}_mean")[0]
@@ -182,7 +188,7 @@ def _records(group: Group, run: Run, axes: Sequence[str]) -> list[list[float | i
     first = np.flatnonzero(better > np.concatenate([[-np.inf], np.maximum.accumulate(better)[:-1]]))
     places = [alone.column(a)[0] * AXES[a][2] for a in axes]
     return [
-        [rounded(metric.scale * float(values[i]), 6), *(rounded(float(p[i]), 5) for p in places)]
+        [rounded(metric.scale * float(values[i]), 12), *(rounded(float(p[i]), 5) for p in places)]
         for i in first
     ]
 

@@ -15,6 +15,7 @@ from mpifl.core.errors import require
 from mpifl.core.metric import Metric
 
 from .reader import Run, load
+from .statistics import ROUNDING
 from .survival import Reached
 
 ALGORITHM = "algorithm.name"
@@ -92,6 +93,8 @@ class Group:
     def reached(self, target: float, axis: str) -> Reached:
         """Return where each run first has a mean of its metric that is as good as a target, or never has.
 
+        Means that only rounding tells from the target meet it.
+
         Args:
             target: Of the metric, as an accuracy in [0, 1].
             axis: One of `AXES`.
@@ -99,7 +102,7 @@ class Group:
         positions, met = [], []
         for run in self.runs:
             better, values = run.metric.better, _values(run, f"{run.metric.name}_mean")
-            there = np.flatnonzero(better * values >= better * target)
+            there = np.flatnonzero(better * values >= better * target - ROUNDING * abs(target))
             positions.append(_values(run, axis)[there[0] if len(there) else -1])
             met.append(len(there) > 0)
         return Reached(np.array(positions, np.float64), np.array(met, bool))
@@ -148,13 +151,13 @@ def gather(names: Sequence[str]) -> list[Group]:
     require(bool(runs), "RUN", list(names), "name at least one run folder")
     names_of: dict[tuple[str, str], set[str]] = {}
     for run in runs:
-        names_of.setdefault((run.label, str(run.config.get("seed"))), set()).add(_name(run))
+        names_of.setdefault((run.label, str(run.config.get("seed"))), set()).add(name_of(run))
     apart = {label for (label, _), own in names_of.items() if len(own) > 1}
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        found.setdefault((run.label, _name(run) if run.label in apart else ""), []).append(run)
+        found.setdefault((run.label, name_of(run) if run.label in apart else ""), []).append(run)
     first = [group[0] for group in found.values()]
-    trees = [({"name": _name(run)} if run.label in apart else {}) | tree_of(run) for run in first]
+    trees = [({"name": name_of(run)} if run.label in apart else {}) | tree_of(run) for run in first]
     named = titles(trees, [head_of(run, tree) for run, tree in zip(first, trees, strict=True)])
     return [Group(name, tuple(group)) for name, group in zip(named, found.values(), strict=True)]
 
@@ -164,7 +167,7 @@ def tree_of(run: Run) -> dict[str, Any]:
     return dict(flat(run.settings))
 
 
-def _name(run: Run) -> str:
+def name_of(run: Run) -> str:
     """Return the name of a run's configuration."""
     return str(run.config.get("name", ""))
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 INTERVALS = ("t", "bootstrap", "percentile")
 TESTS = ("t", "wilcoxon")
 TEST_NAMES = {"t": "paired t test", "wilcoxon": "Wilcoxon signed-rank test"}
+ROUNDING = 1e-9  # share of a value by which sums in another order may change it: no difference
 GENERATOR, BOOTSTRAP_SEED, RESAMPLES = "PCG64", 20_260, 9_999  # of every bootstrap
 
 
@@ -99,6 +101,21 @@ def resampled(values: np.ndarray) -> np.ndarray:
 # -- tests over seeds ----------------------------------------------------------------------------------------
 
 
+def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return a - b [pairs]; 0 where they differ by rounding only."""
+    alike = np.isclose(a, b, rtol=ROUNDING, atol=0.0)
+    return np.asarray(np.subtract(a, b, out=np.zeros(len(a)), where=~alike))
+
+
+def without_rounding(values: np.ndarray) -> np.ndarray:
+    """Return values [n] of which those that differ by rounding only are equal: the least of them."""
+    out = np.array(values, np.float64)
+    for low, high in pairwise(np.argsort(out, kind="stable")):
+        if np.isclose(out[high], out[low], rtol=ROUNDING, atol=0.0):
+            out[high] = out[low]
+    return out
+
+
 def paired_p(differences: np.ndarray, test: str = "t") -> float:
     """Return the two-sided p value that paired differences are zero on average.
 
@@ -118,10 +135,31 @@ def paired_p(differences: np.ndarray, test: str = "t") -> float:
     from scipy import stats
 
     if test == "wilcoxon":
-        return float(stats.wilcoxon(d, zero_method="pratt").pvalue)
-    if np.ptp(d) <= 1e-12 * np.abs(d).max():
+        ties = np.sign(d) * without_rounding(np.abs(d))
+        return float(stats.wilcoxon(ties, zero_method="pratt").pvalue)
+    if np.ptp(d) <= ROUNDING * np.abs(d).max():
         return np.nan
     return float(stats.ttest_1samp(d, 0.0).pvalue)
+
+
+def side(differences: np.ndarray, test: str = "t") -> int:
+    """Return the sign of paired differences that a test speaks of.
+
+    Args:
+        differences: One method minus the other, under equal seeds [pairs].
+        test: As of `paired_p`.
+
+    Returns:
+        The sign of their mean. With `wilcoxon` 0 where the sum of signed ranks has another one.
+    """
+    d = np.sort(np.asarray(differences, np.float64))
+    mean = int(np.sign(d.sum()))
+    if test != "wilcoxon" or not len(d):
+        return mean
+    from scipy import stats
+
+    ranks = np.sign(d) * stats.rankdata(without_rounding(np.abs(d)))
+    return mean if np.sign(ranks.sum()) == mean else 0
 
 
 def least_wilcoxon_p(pairs: int) -> float:
@@ -188,6 +226,7 @@ def rank(scores: np.ndarray, higher_is_better: bool = True, alpha: float = 0.05)
     worlds, methods = scores.shape
     assert worlds >= 2, "one world has no average"
     assert methods >= 3, "Friedman's test needs three methods"
+    scores = np.stack([without_rounding(row) for row in scores])
     ranks = stats.rankdata(-scores if higher_is_better else scores, axis=1)
     average = ranks.mean(axis=0)
     ties = sum(_tie_term(row) for row in ranks) / (worlds * (methods**3 - methods))

@@ -170,17 +170,21 @@ def restricted(found: Reached, until: float) -> np.ndarray:
     return np.asarray(np.minimum(found.position, until))
 
 
-def logrank_p(a: Reached, b: Reached) -> float:
-    """Return the two-sided p value of the log-rank test that two groups need the same (Mantel 1966).
+def logrank(a: Reached, b: Reached) -> tuple[float, float]:
+    """Return the log-rank test that two groups need the same (Mantel 1966).
 
-    NaN where no run of either group met the target: nothing was observed. 1 where the test statistic has no
-    variance, as where all runs met it at one position.
+    Returns:
+        The test statistic, standard normal where they do: positive where more runs of `a` met the target than
+        was to be expected, so that `a` needs less. And the two-sided p value: NaN where no run of either
+        group met the target, as nothing was observed; 1 where the statistic has no variance, as where all
+        runs met it at one position.
     """
     if not (a.met.any() or b.met.any()):
-        return np.nan
+        return 0.0, np.nan
     from scipy import stats
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        p = float(stats.logrank(censored(a), censored(b)).pvalue)
-    return 1.0 if np.isnan(p) else p
+        found = stats.logrank(censored(a), censored(b))
+    statistic, p = float(found.statistic), float(found.pvalue)
+    return (0.0, 1.0) if np.isnan(p) else (statistic, p)

@@ -116,6 +116,64 @@ def test_a_plan_that_is_refused_and_ranks_are_told_of(monkeypatch):
         command.bench(["plan"], [], "3", None, None)
 
 
+@pytest.mark.parametrize("options", [[], ["--local.epochs", "2", "--system.stack", "1"]])
+def test_the_loops_do_the_work_that_mpifl_does(monkeypatch, options):
+    """What is laid over the configuration is laid over that of both loops, too."""
+    started = {}
+
+    class Taken(Steady):
+        def __init__(self, name, command, variables, folder):
+            started[name] = command
+
+        def stop(self):
+            pass
+
+        def end(self):
+            pass
+
+    monkeypatch.setattr(compare, "Job", Taken)
+    monkeypatch.setattr(compare, "take_turns", lambda *_: {})
+    monkeypatch.setattr(compare, "_figures", lambda jobs, taken: {})
+    compare.compare(Workload(TINY, "tiny"), 3, 1, options, 0.0)
+    loop = [sys.executable, "-m", "mpifl.benchmarks.plain_loop", "SOCKET", "2", TINY, "cpu", *options]
+    assert started["plain"] == started["tuned"] == loop
+    assert started["mpifl"][-len(options) :] == options or not options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--local.optimizer", "adam"],
+        ["--local", "{epochs: 1, steps: 3}"],
+        ["--algorithm", "fedprox"],
+    ],
+)
+def test_what_the_loops_do_not_know_is_refused(monkeypatch, options):
+    monkeypatch.setattr(compare, "Job", None)
+    with pytest.raises(UserError, match="the plain loops beside mpifl"):
+        compare.compare(Workload(TINY, "tiny"), 3, 1, options, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["scaling", "w3"], "bench = 'w3': "),
+        (["scaling", "W33"], "bench = 'W33': .*W3"),
+        (["scaling", "W3", "W2"], r"bench = \['W3', 'W2'\]: scaling measures one workload"),
+        (["scaling", "server"], "bench = 'server': "),
+    ],
+)
+def test_scaling_takes_one_known_workload(monkeypatch, names, message):
+    monkeypatch.setattr(command, "measure_scaling", None)
+    with pytest.raises(UserError, match=message):
+        command.bench(names, [], None, None, None)
+    measured = []
+    monkeypatch.setattr(command, "measure_scaling", lambda name, *_: measured.append(name) or {})
+    command.bench(["W3", "scaling"], [], None, None, None)
+    command.bench(["scaling"], [], None, None, None)
+    assert measured == ["W3", "W1"]
+
+
 def test_an_unknown_workload_is_refused_by_name():
     with pytest.raises(UserError, match="W3"):
         compare.compare_all(["W33"], 3, None, [])

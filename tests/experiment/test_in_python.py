@@ -90,6 +90,29 @@ def test_runs_are_compared_and_tabled_as_the_commands_do(tmp_path, capsys):
         assert error.value.key == key
     with pytest.raises(mpifl.UserError, match="confidence = 95"):
         mpifl.compare(found, confidence=95)
+    for wrong in ({"test": "wilcoxn"}, {"interval": "T"}, {"target": float("inf")}):
+        ((key, value),) = wrong.items()
+        with pytest.raises(mpifl.UserError) as error:
+            mpifl.compare(found, **wrong)
+        assert (error.value.key, error.value.value) == (key, value)
+    with pytest.raises(mpifl.UserError, match=r"85: take an accuracy in \[0, 1\]"):
+        mpifl.compare(found, target=85)
+
+
+def test_targets_of_metrics_that_are_no_shares_are_compared(tmp_path):
+    """A perplexity over twelve tokens: any model is far below 1000 in the first round."""
+    tokens = {
+        "algorithm": "fedavg",
+        "task": "next_token",
+        "model": {"name": "transformer", "width": 8, "layers": 1, "heads": 1},
+        "data": {
+            "source": {"name": "generated", "kind": "tokens", "outputs": 12, "train": 80, "test": 20},
+            "scenario": {"name": "relations", "clients": 4, "groups": 2},
+        },
+    }
+    run = mpifl.run({"name": "tokens", "rounds": 1, **tokens}, output={"folder": str(tmp_path)})
+    (row,) = mpifl.compare(run, target=1000, columns=["rounds_to_target"]).to_dict("records")
+    assert (row["target"], row["unreached"], row["rounds_to_target_median"]) == (1000, 0, 1)
 
 
 def test_files_names_mappings_and_configurations_are_the_same_run(tmp_path):

@@ -46,6 +46,18 @@ def test_the_lines_of_the_traffic_add_up(method, words):
         assert parts == [], "equal rounds are all there is"
 
 
+def test_a_page_about_arrivals_says_who_mixes_what():
+    """Rank 0 mixes two uploads of 910 float32: no collective is chosen, and none is faster than another."""
+    buffer = ["--algorithm", "fedbuff", "--policy", "{name: buffer, size: 2}", "--system.ranks", "3"]
+    lines = page(*buffer).splitlines()
+    (table,) = (line for line in lines if line.startswith("table "))
+    assert table.endswith("mixed from 2 uploads: rank 0 mixes, 7.28 kB come to it")
+    assert "federation per step     7.28 kB down, 7.28 kB up" in lines
+    assert not any("Reduce" in line for line in lines)
+    assert "nothing moves" in page(*buffer, "--system.ranks", "1")
+    assert "federation per round" in page(*HALF)
+
+
 def test_what_clients_keep_has_a_line():
     """SCAFFOLD: 910 float32 a client, of its last two visits; 12 visits in three rounds of four."""
     assert f"client state            {12 * 3640 / 1000:.4g} kB" in page("--algorithm", "scaffold", *HALF)

@@ -47,6 +47,7 @@ from mpifl.experiment.time_forecast import (
 from mpifl.experiment.traffic_forecast import check_uploads, forecast, without_training
 from mpifl.runtime.run_state import CheckpointConfig
 from mpifl.simulation.delays import DELAYS
+from mpifl.simulation.network import Links
 from mpifl.simulation.policies import POLICIES
 from mpifl.training.backend import Backend, Request
 
@@ -362,6 +363,18 @@ def test_an_asynchronous_run_is_as_fast_as_its_workers():
     one = MeasuredTimes(PerSample(1.0), PerSample(1.0))
     assert foretold(run, one, 1).parts["rounds"] == pytest.approx(6.0)
     assert foretold(run, one, 4).parts["rounds"] == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"), [("every_arrival", {}), ("buffer", {"size": 2}), ("barrier", {})]
+)
+def test_a_visit_moves_one_model_whatever_a_step_takes(policy, options):
+    """A second of computing, and a model of d float32 down and up at d bytes a second: 9 s."""
+    d = context().problem.layout.size
+    changes = {"policy": POLICIES[policy](**options), "network": Links(d, d), "cohort_size": 3}
+    run = context("fedavg", 6, rounds=2, **changes)
+    found = arrivals(run, forecast(without_training(run)), 2)
+    assert [due for kind, _, _, due in found if kind == START][:3] == [9.0] * 3
 
 
 # -- measured ------------------------------------------------------------------------------------------------

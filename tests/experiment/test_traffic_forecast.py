@@ -13,6 +13,9 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.mixing import Plan, average
 from mpifl.experiment.traffic_forecast import TrafficForecast, compared, forecast
+from mpifl.simulation.delays import DELAYS
+from mpifl.simulation.policies import POLICIES
+from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
 
@@ -79,6 +82,51 @@ def test_the_form_of_messages_is_foretold(name, tmp_path):
     payload = Payload("bfloat16", header_bytes=20)
     assert foretold(name, payload=payload).total == sent(name, tmp_path, payload=payload)
     assert foretold(name, payload=payload).total < foretold(name).total
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "uploads"),
+    [
+        ("fedavg", POLICIES["every_arrival"](), 1),
+        ("fedasync", POLICIES["every_arrival"](), 1),
+        ("fedbuff", POLICIES["buffer"](size=2), 2),
+        ("fedavg", POLICIES["waves"](size=2), 2),
+        ("fedavg", POLICIES["barrier"](), 3),
+        ("fedavg", POLICIES["client_decides"](), 1),
+    ],
+)
+def test_a_step_of_an_asynchronous_run_moves_its_uploads_not_the_cohort(name, policy, uploads, tmp_path):
+    """In the ledger an upload is a model; per visit a download, too."""
+    changes = {"cohort_size": 3, "policy": policy}
+    changes |= {"delay": DELAYS["exponential"]()} if policy.in_seconds else {}
+    said = foretold(name, **changes)
+    done = worlds.events(CATALOGUE[name](), worlds.Tiny(), tmp_path, ROUNDS, **changes)
+    assert ROUNDS * said.per_round[1] == done.server_step.ledger.total("up")
+    size = 4 * done.server_step.problem.layout.size
+    assert said.per_round == (uploads * size, uploads * size)
+
+
+@pytest.mark.parametrize(("late", "senders"), [("stopped", 3), ("sent", 5)])
+def test_uploads_that_come_too_late_are_foretold(late, senders, tmp_path):
+    """Five are drawn where three are wanted."""
+    policy = POLICIES["over_selection"](extra=0.5, late=late)
+    changes = {"cohort_size": 3, "policy": policy, "delay": DELAYS["exponential"]()}
+    said = foretold("fedavg", **changes)
+    done = worlds.events(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path, ROUNDS, **changes)
+    ledger = done.server_step.ledger
+    assert tuple(ROUNDS * size for size in said.per_round) == (ledger.total("down"), ledger.total("up"))
+    assert 5 * said.per_round[1] == senders * said.per_round[0]
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+@pytest.mark.parametrize("variant", ["paper", "ucfl"])
+def test_the_number_of_the_row_that_a_compressed_upload_is_counted_from_is_foretold(
+    variant, num_models, tmp_path
+):
+    """FedFomo's clients read several models from round 2 on: four bytes say which is the nearest."""
+    method = CATALOGUE["fedfomo"](num_models=num_models, variant=variant)
+    changes = {"participation": 0.5, "payload": Payload(compression=COMPRESSIONS["top_k"](0.1))}
+    assert forecast_of(method, **changes).total == sent_by(method, tmp_path, **changes)
 
 
 @dataclass(frozen=True)

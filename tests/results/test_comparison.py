@@ -11,9 +11,10 @@ from support.comparisons import group_of, run_of
 
 from mpifl.core.errors import UserError
 from mpifl.core.metric import METRICS
-from mpifl.results.comparison import Choices, Comparison, check_target, independent
+from mpifl.results.comparison import Choices, Comparison, check_target, column_of, independent
 from mpifl.results.comparison_tables import final_table, numbers, rank_table, test_tables
 from mpifl.results.seed_groups import Group
+from mpifl.results.statistics import TEST_NAMES
 from mpifl.results.tables import BEST, TIED
 
 GOOD, NEAR, BAD = (
@@ -99,6 +100,62 @@ def test_partly_shared_seeds_are_tested_over_those():
     assert contrast.pairs == 3
 
 
+def test_who_is_better_under_every_common_seed_is_not_called_worse():
+    """Seeds 5 to 9, which b did not run, make a's mean the best; under 0 to 4 b is better by five points."""
+    a = group_of("a", [0.70, 0.71, 0.70, 0.72, 0.71, *[0.95] * 5])
+    b = group_of("b", [0.75, 0.76, 0.75, 0.771, 0.76])
+    for test in ("t", "wilcoxon"):
+        both = compared(a, b, test=test, confidence=0.9)
+        (contrast,) = both.contrasts(both.worlds[0], both.column("accuracy"))
+        assert (contrast.best, contrast.side) == (0, 1)
+        assert contrast.adjusted < 0.1
+        assert marks(both) == {0: TIED, 1: TIED}
+        (table,) = tables_of_tests(both)
+        assert [cell.text for cell in table.column("worse?")] == ["not shown"]
+        said = "accuracy: b is better than a, the best mean, by the {}: their seeds differ"
+        assert said.format(TEST_NAMES[test]) in final_table(both).notes
+    assert not any("seeds differ" in note for note in final_table(compared(a, group_of("b", BAD))).notes)
+
+
+def test_means_and_signed_ranks_that_disagree_show_nobody_worse():
+    """Of ten differences nine are one point, and the tenth is ten to the other side."""
+    both = compared(
+        group_of("a", [0.7] * 9 + [0.8]), group_of("b", [0.71] * 9 + [0.7]), test="wilcoxon", confidence=0.8
+    )
+    (contrast,) = both.contrasts(both.worlds[0], both.column("accuracy"))
+    assert (contrast.best, contrast.side) == (0, 0)
+    assert contrast.adjusted < 0.2
+    assert marks(both) == {0: TIED, 1: TIED}
+    said = "accuracy: of b and a, means and signed ranks prefer different ones"
+    assert said in final_table(both).notes
+
+
+def test_the_last_bit_of_a_mean_decides_neither_tests_nor_wins_nor_ranks():
+    """Means over clients of equal sums differ in their last bit, as 0.45 and 0.44999999999999996 do."""
+    low, high = np.nextafter(0.45, 0), 0.45
+    rest = ([0.60, 0.61, 0.62, 0.63, 0.64], [0.61, 0.63, 0.65, 0.67, 0.69])
+    noisy, exact = (
+        compared(group_of("a", [x, *rest[0]]), group_of("b", [high, *rest[1]]), test="wilcoxon")
+        for x in (low, high)
+    )
+    assert marks(noisy) == marks(exact)
+    found = [c for both in (noisy, exact) for c in both.contrasts(both.worlds[0], both.column("accuracy"))]
+    assert found[0].p == found[1].p
+    shown = [tables_of_tests(both)[0].column("better in")[0].text for both in (noisy, exact)]
+    assert shown == ["0 of 6", "0 of 6"]
+    above = compared(group_of("a", [np.nextafter(0.45, 1), *rest[0]]), group_of("b", [high, *rest[1]]))
+    assert tables_of_tests(above)[0].column("better in")[0].text == "0 of 6"
+    three = ranked([low, high, 0.3], [0.9, 0.8, 0.7])
+    np.testing.assert_array_equal(three.ranking.ranks, [[1.5, 1.5, 3], [1, 2, 3]])
+
+
+def test_a_target_is_met_by_a_mean_that_only_rounding_tells_from_it():
+    """The mean of five clients with 0.4, 0.3, 0.6, 0.8 and 0.7 is 0.5599999999999999."""
+    group = Group("a", (run_of("a", [0.1, 0.5599999999999999]),))
+    assert group.reached(0.56, "round").met.tolist() == [True]
+    assert group.reached(0.5601, "round").met.tolist() == [False]
+
+
 def test_a_run_that_repeats_another_one_is_no_further_evidence():
     group = group_of("a", BAD)
     (kept,), repeated = independent([Group("a", (*group.runs, *group.runs[:2]))])
@@ -168,6 +225,28 @@ def test_restricted_means_go_as_far_as_the_first_run_that_ends_without_the_targe
     assert any("means of min(needed, 20)" in note for note in table.notes)
 
 
+def test_who_meets_the_target_earlier_by_the_log_rank_test_is_not_called_worse():
+    """Medians 3 and 4; but nine of b's runs are there first, and nine of a's never get there."""
+    both = compared(timed("a", *[3] * 11, *[None] * 9), timed("b", *[1] * 9, *[4] * 11), target=0.9)
+    (contrast,) = both.contrasts(both.worlds[0], both.column("rounds_to_target"))
+    assert (contrast.group, contrast.best, contrast.side) == (1, 0, 1)
+    assert contrast.adjusted < 0.05
+    assert marks(both, "rounds_to_target") == {0: TIED, 1: TIED}
+    said = "rounds_to_target: b is better than a, the best median, by the log-rank test"
+    assert said in final_table(both).notes
+
+
+def test_restricted_means_leave_out_groups_without_the_column():
+    """Runs on a wall clock have no virtual seconds."""
+    without = timed("b", 4, None)
+    for run in without.runs:
+        del run.series["virtual_seconds"]
+    both = compared(without, timed("a", 4, None), target=0.9, columns=("run", "virtual_s_to_target_mean"))
+    table = final_table(both)
+    assert [row[1].text for row in table.rows] == ["", "14"]
+    assert any("means of min(needed, 20)" in note for note in table.notes)
+
+
 def test_worlds_are_compared_apart():
     """The best of each world, and each p value over that world's others only."""
     groups = [
@@ -200,6 +279,22 @@ def test_ranks_over_worlds_by_hand():
     assert table.columns == ("method", "average rank", "w0", "w1", "w2")
     assert [cell.text for cell in table.rows[0]] == ["m0", "1", "1", "1", "1"]
     assert three.ranking.p == pytest.approx(stats.friedmanchisquare([9, 9, 9], [8, 7, 5], [7, 8, 5]).pvalue)
+
+
+def test_methods_that_differ_in_their_names_only_are_ranked_apart():
+    """Two names ran the same seeds: each is a method of its own, in ranks as in the other tables."""
+    scores = {"x": 0.6, "y": 0.9}
+    groups = [
+        Group(name, group_of("a", [value, value], w, name=name).runs)
+        for w in ("p", "q")
+        for name, value in scores.items()
+    ]
+    groups += [group_of("b", [0.7, 0.7], w, name="x") for w in ("p", "q")]
+    found = compared(*groups, ranks=True)
+    assert [name for name, _ in found.methods] == ["a, x", "a, y", "b"]
+    np.testing.assert_allclose(found.ranking.average, [3, 1, 2])
+    with pytest.raises(UserError, match="has no runs in q"):
+        _ = compared(*groups[:3], *groups[4:], ranks=True).methods
 
 
 def test_ranks_by_a_figure_of_which_less_is_better():
@@ -270,6 +365,20 @@ def test_chosen_columns_come_in_their_order_and_any_column_of_the_metrics_may_be
     table = final_table(compared(group_of("a", BAD), columns=("run", "loss", "seeds", "accuracy")))
     assert table.columns == ("run", "loss", "seeds", "accuracy, %")
     assert table.rows[0][1].text == f"{1 - np.mean(BAD):.4g} +- {np.std(BAD, ddof=1):.4g}"
+
+
+def test_columns_of_a_users_own_metric_have_its_direction():
+    """Of an error rate less is better, whatever its column is called; of a standard error, too."""
+    group = group_of("a", BAD)
+    for run in group.runs:
+        run.summary["metric"] = {"name": "wer", "title": "word errors", "better": -1, "percent": True}
+        for what in ("mean", "worst", "worst_tenth", "std", "standard_error"):
+            run.series[f"wer_{what}"] = run.series["accuracy_mean"]
+        run.series["accuracy_standard_error"] = run.series["accuracy_mean"]
+    for what in ("mean", "worst", "worst_tenth", "standard_error"):
+        assert column_of(f"wer_{what}", group.runs).better == -1
+    assert column_of("accuracy_standard_error", group.runs).better == -1
+    assert column_of("accuracy_mean", group.runs).better == 1
 
 
 def test_numbers_are_numbers():

@@ -75,6 +75,25 @@ def test_records_say_what_an_accuracy_took():
     assert curve["records"] == [[[25, 1, 5, 1.5, 1], [62.5, 2, 10, 3, 2]]]
 
 
+def test_records_are_no_better_than_the_runs():
+    """79.99996 % is no 80 %: the page tells from the records whether a target was met, as tables do."""
+    (curve,) = report_data.curves([Group("a", (run_of(accuracy_mean=[0.25, 0.7999996, 0.5]),))])["groups"]
+    assert curve["records"][0][1][0] == 79.99996
+
+
+def test_curves_of_a_users_own_metric_are_in_its_unit_and_direction():
+    """An error rate: a share, less is better, titled as accuracies are."""
+    run = run_of(wer_mean=[0.5, 0.25, 0.125], wer_variance=[0.25, 0.25, 0.25])
+    run.summary["metric"] = {"name": "wer", "title": "word errors", "better": -1, "percent": True}
+    found = report_data.curves([Group("a", (run,))])
+    metrics = {metric["id"]: metric for metric in found["metrics"]}
+    mean = {"title": "mean word errors over clients", "unit": "%", "kind": "word errors", "lower": True}
+    assert metrics["wer_mean"] == {"id": "wer_mean", **mean}
+    assert metrics["wer_variance"]["unit"] == ""
+    assert found["groups"][0]["y"]["wer_mean"] == [[50, 25, 12.5]]
+    assert found["groups"][0]["y"]["wer_variance"] == [[0.25, 0.25, 0.25]]
+
+
 def test_long_curves_are_thinned_between_their_ends(monkeypatch):
     monkeypatch.setattr(report_data, "MAX_CURVE_NUMBERS", 100)
     count = 1000

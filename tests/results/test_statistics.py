@@ -89,6 +89,26 @@ def test_paired_tests_by_hand():
     assert np.isnan(paired_p(np.array([0.1, 0.1, 0.1])))
 
 
+def test_rounding_makes_no_difference_and_breaks_no_tie():
+    """0.3 - 0.2 and 0.2 - 0.1 are not the same number, nor are 0.1 + 0.2 and 0.3."""
+    a, b = np.array([0.1 + 0.2, 0.3, 0.2, np.inf, 0.0]), np.array([0.3, 0.2, 0.1, np.inf, 1e-3])
+    d = statistics.difference(a, b)
+    np.testing.assert_array_equal(d[[0, 3, 4]], [0, 0, -1e-3])
+    assert d[1] != d[2]
+    assert paired_p(d[:3], "wilcoxon") == paired_p(np.array([0, 0.1, 0.1]), "wilcoxon")
+    tied = statistics.without_rounding(np.array([np.inf, 0.3, 1.0, 0.1 + 0.2, np.inf]))
+    np.testing.assert_array_equal(tied, [np.inf, 0.3, 1.0, 0.3, np.inf])
+    np.testing.assert_array_equal(rank(np.array([[0.3, 0.1 + 0.2, 1.0]] * 2)).ranks, [[2.5, 2.5, 1]] * 2)
+
+
+def test_the_side_of_a_test_is_that_of_its_statistic_and_of_the_mean():
+    """Of 1, 1, 1, 1, -9 the mean is negative, the sum of signed ranks 4 x 2.5 - 5 positive: neither side."""
+    mixed = np.array([1, 1, 1, 1, -9.0])
+    assert [statistics.side(mixed, test) for test in statistics.TESTS] == [-1, 0]
+    assert [statistics.side(-mixed, test) for test in statistics.TESTS] == [1, 0]
+    assert statistics.side(np.array([]), "t") == 0
+
+
 @settings(max_examples=12, deadline=None)
 @given(VALUES, some.randoms(), some.sampled_from(statistics.TESTS))
 def test_paired_tests_know_neither_order_nor_side(values, random, test):
