@@ -52,8 +52,8 @@ class Needs:
             so that a robust rule can take their place (`robust`).
         new_rows: with `averages`: rows are dealt out anew at each step, so that a row before a step is not
             the one from which the clients started whose uploads enter it.
-        row_per_client: where a table has a row for each client, which that client alone reads, no hook on rank
-            0 looks at its numbers: with three ranks or more such rows live with their readers.
+        row_per_client: where a table has a row for each client, which that client alone reads, no hook on
+            rank 0 looks at its numbers: with three ranks or more such rows live with their readers.
         classes: it reads the classes of samples, or learns from sets of the server's that have them; tasks
             with other labels are refused.
         inputs: the kinds of samples that it can read as they are (`DataInfo.inputs`); empty where it never
