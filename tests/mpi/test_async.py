@@ -65,7 +65,7 @@ RUNS: dict[str, list[str]] = {
 }
 REAL = {  # on the wall clock, slow clients held back
     f"real-{name}": [*RUNS[name], "--clock", "{name: wall, scale: 0.004}"]
-    for name in ("fedasync", "fedbuff", "ccfl", "drift")
+    for name in ("fedasync", "fedbuff", "ccfl_delayed", "drift")
 }
 
 
