@@ -476,6 +476,10 @@ class SecureRounds:
         if value == "abort":
             raise UserError(key, value, f"{where}; take a lower threshold, or skip")
 
+    def bytes_of_round(self, clients: int, width: int, header: int) -> tuple[int, int]:
+        """Return the bytes (down, up) of a round of one group without drop-outs; see `bytes_of_round`."""
+        return bytes_of_round(clients, width, self.config, header)
+
     def commit(self) -> None:
         """Count the round; the step was taken."""
         self.dropped, self.skipped = self.dropped + self._now[0], self.skipped + self._now[1]

@@ -47,7 +47,7 @@ from mpifl.core.method import (
 )
 from mpifl.core.mixing import Mixing, Plan, by_cluster
 from mpifl.core.types import Vector
-from mpifl.training.evaluation import counter_weight, state_change
+from mpifl.training.evaluation import change_on_arrival, counter_weight, state_change
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,10 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
 
     def unsent_vectors(self, report: Report, arrived: Mapping[str, Vector]) -> Mapping[str, Vector]:
         """Compare what arrives of dw; counters of batches are those of the report."""
-        dw = report.vectors["direction"].clone()
+        dw = report.vectors["direction"]
         if "delta" in arrived:  # the first training
             return {"direction": arrived["delta"][: len(dw)]}
-        d = len(arrived["model"])
-        dw[:d] += arrived["model"] - report.vectors["model"]
-        return {"direction": dw}
+        return {"direction": change_on_arrival(dw, report.vectors["model"], arrived["model"])}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:
         """Average each group by samples; who shifted is a new client again."""

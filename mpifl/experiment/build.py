@@ -16,7 +16,7 @@ import torch
 from mpifl.aggregation.calibration import costs_of
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.aggregation.robust_rules import Rule
-from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds, bytes_of_round
+from mpifl.aggregation.secure_sum import MaskedSums, SecureRounds
 from mpifl.comm.mpi_startup import DEVICE
 from mpifl.comm.transport import Transport, on_server
 from mpifl.core.algorithm import Algorithm, Needs
@@ -56,7 +56,6 @@ from mpifl.runtime.run_state import Checkpointer
 from mpifl.runtime.server_step import ServerStep
 from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import SynchronousEngine
-from mpifl.runtime.upload_size import Masking
 from mpifl.simulation.attacks import Attack, UploadAttack
 from mpifl.simulation.policies import AsynchronousPolicy, ClockParts
 from mpifl.simulation.round_rules import RoundRule
@@ -633,8 +632,7 @@ def build_server_step(
             robust=RobustSteps(config.robust) if isinstance(config.robust, Rule) else None,
             attack=config.attack if isinstance(config.attack, UploadAttack) else None,
             attackers=frozenset([] if attackers is None else attackers.tolist()),
-        ),
-        adds_noise=isinstance(config.privacy, CentralPrivacy),
+        )
     )
 
 
@@ -663,14 +661,6 @@ def _secure(context: RunContext) -> SecureRounds | None:
         return None
     where = key(config.seed.system, "secure")
     return SecureRounds(config.secure_aggregation, where, isinstance(config.privacy, CentralPrivacy))
-
-
-def _masking(config: Config) -> Masking | None:
-    """Return what the uploads of a round cost under masks; None where they are in the clear."""
-    secure, header = config.secure_aggregation, config.payload.header_bytes
-    if not isinstance(secure, MaskedSums):
-        return None
-    return lambda num_clients, numbers: bytes_of_round(num_clients, numbers, secure, header)
 
 
 def _measures(context: RunContext) -> Callable[[int], bool] | None:
@@ -718,7 +708,6 @@ class _Engines:
             checkpointer=self.checkpointer,
             rule=rule,
             num_wanted=self.context.decisions.num_sampled,
-            masking=_masking(self.context.config),
         )
 
     def asynchronous(self, policy: AsynchronousPolicy) -> Engine:

@@ -20,7 +20,7 @@ from typing import Any
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
 from mpifl.core.textfiles import json_file, yaml_file
-from mpifl.results.reader import load
+from mpifl.results.reader import OF_A_MACHINE, SAME, load
 from mpifl.results.seed_groups import flat
 
 from . import loader
@@ -37,8 +37,7 @@ PAPERS = {  # folder -> the paper
 }
 FOLDER = loader.SHIPPED / "papers"
 PAGES = Path(__file__).parents[2] / "docs" / "reproductions"  # of a checkout
-SAME = ("name", "output", "system", "checkpoint", "vary", "table")  # sections that change no number
-SAME_KEYS = ("data.root", "data.cache", "evaluation.at_start")
+SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # beside whole sections
 EVERY = "evaluation.every"  # the same, too, but for figures that are means over the evaluations
 OVER_EVALUATIONS = "_all"  # how the names of these figures end
 SHOWN_LABELS = 4  # of rows that a list names

@@ -40,8 +40,6 @@ from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.recovery import regroup
 from mpifl.runtime.run_state import Saved
 from mpifl.runtime.server_step import ClientProducts, ServerStep
-from mpifl.runtime.synchronous import SynchronousEngine
-from mpifl.simulation.round_rules import FirstArrivals
 from mpifl.traffic.accountant import Accountant
 
 from . import loader
@@ -126,12 +124,11 @@ def run(
                 file = progress_file(context, folder, saved, counter)
                 with file:
                     with watchdog:
-                        uploads = partial(num_uploads, engine, server_step)
-                        see = observer(context, server_step, uploads, recorder, progress, observed, file)
+                        see = observer(context, server_step, engine, recorder, progress, observed, file)
                         server = engine.run(see, saved)
                     more = engine.summary() if transport.is_server else {}
                     with doing("writing results"):
-                        finish(context, server_step, uploads, recorder, server, start, more)
+                        finish(context, server_step, engine, recorder, server, start, more)
             if transport.is_server:
                 checkpoints.remove()
                 progress.say(f"results: {folder}")
@@ -193,7 +190,7 @@ def ignore(rows: Sequence[dict[str, Any]]) -> None:
 def observer(
     context: RunContext,
     server_step: ServerStep,
-    uploads: Callable[[], np.ndarray],
+    engine: Engine,
     recorder: Recorder | None,
     progress: Progress,
     observed: Observed,
@@ -213,8 +210,8 @@ def observer(
             recorder.record_updates(record.step, record.updates)
         if recorder is not None and record.scores is not None:
             ledger, algorithm = server_step.ledger, context.config.algorithm
-            spent = privacy_spent(accountant, server_step, uploads(), record.step)
-            each = privacy_of_clients(accountant, uploads()[record.evaluated_clients])
+            spent = privacy_spent(accountant, server_step, engine.num_uploads, record.step)
+            each = privacy_of_clients(accountant, engine.num_uploads[record.evaluated_clients])
             algorithm = context.config.algorithm
             row = recorder.record_evaluation(
                 record.step,
@@ -302,17 +299,6 @@ def distances(context: RunContext, record: Record, products: ClientProducts | No
     return {k: v for name, x in kinds for k, v in client_distances(x, labels, groups, name).items()}
 
 
-def num_uploads(engine: Engine, server_step: ServerStep) -> np.ndarray:
-    """Return how many uploads each client has sent [N], with those that came too late for their round.
-
-    On rank 0.
-    """
-    visits: np.ndarray = server_step.visits
-    if isinstance(engine, SynchronousEngine) and isinstance(engine.rule, FirstArrivals):
-        return visits + engine.left_out if engine.rule.late_send else visits
-    return visits
-
-
 def privacy_spent(
     accountant: Accountant, server_step: ServerStep, uploads: np.ndarray, step: int
 ) -> dict[str, float]:
@@ -347,7 +333,7 @@ def privacy_of_clients(accountant: Accountant, uploads: np.ndarray) -> dict[str,
 def finish(
     context: RunContext,
     server_step: ServerStep,
-    uploads: Callable[[], np.ndarray],
+    engine: Engine,
     recorder: Recorder | None,
     server: Server | None,
     start: float,
@@ -358,7 +344,7 @@ def finish(
     Args:
         context: of the run.
         server_step: has taken the steps.
-        uploads: returns how many uploads each client has sent.
+        engine: has driven them.
         recorder: of the run folder, on rank 0.
         server: after the last step, on rank 0.
         start: of the run, by `perf_counter`.
@@ -381,7 +367,7 @@ def finish(
     summary["mpi_bytes"] = sum(row["bytes"] for row in wire)
     summary["peak_bytes"] = [rank["peak_bytes"] for rank in places]
     summary["wall_seconds"] = round(perf_counter() - start, 3)
-    if spent := privacy_spent(context.accountant, server_step, uploads(), server.version):
+    if spent := privacy_spent(context.accountant, server_step, engine.num_uploads, server.version):
         about = {"delta": context.accountant.delta, "neighbours": context.accountant.neighbours}
         finite = {name: value if isfinite(value) else None for name, value in spent.items()}
         summary["privacy"] = {**finite, **about}

@@ -30,7 +30,7 @@ from mpifl.core.files import try_lock
 from mpifl.core.progress import doing
 from mpifl.results import run_folder as folders
 from mpifl.results.progress import Progress
-from mpifl.results.reader import load
+from mpifl.results.reader import OF_A_MACHINE, load
 from mpifl.results.seed_groups import flat
 from mpifl.results.supervision import Signals
 
@@ -46,7 +46,6 @@ JOIN_SECONDS = 10.0  # that a process waits for another one, which began the sam
 LOCKS = ".locks"  # a file for each case that some process runs, in the sweep's folder
 ASK_SECONDS = 0.5  # between two looks whether another group asks this one to stop
 FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case
-FREE_KEYS = ("data.root", "data.cache")
 DECIDES_BITS = tuple(f"system.{key}" for key in ("kernels", "stack", "sums", "cuda_graphs", "deterministic"))
 
 
@@ -238,7 +237,7 @@ def _settings(config: Config) -> dict[str, Any]:
     return {
         key: value
         for key, value in flat(tree)
-        if (key.partition(".")[0] not in FREE or key in DECIDES_BITS) and key not in FREE_KEYS
+        if (key.partition(".")[0] not in FREE or key in DECIDES_BITS) and key not in OF_A_MACHINE
     }
 
 

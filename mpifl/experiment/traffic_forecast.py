@@ -28,7 +28,6 @@ from mpifl.core.devices import message_on, tensors_on
 from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
-from mpifl.simulation.policies import OverSelection
 from mpifl.traffic.compression import INDEX_BYTES
 from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
@@ -233,8 +232,7 @@ def uploads_per_step(context: RunContext) -> int:
 def _senders(context: RunContext) -> int:
     """Return how many clients upload in a step, those included who come too late and send all the same."""
     policy, taken = context.config.policy, uploads_per_step(context)
-    sends = isinstance(policy, OverSelection) and policy.late == "sent"
-    return policy.num_started(taken, context.problem.num_clients) if sends else taken
+    return policy.num_started(taken, context.problem.num_clients) if policy.late_send else taken
 
 
 def _sum(parts: Iterable[Bytes]) -> Bytes:

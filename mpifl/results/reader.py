@@ -81,8 +81,8 @@ COLUMNS: dict[str, dict[str, re.Pattern[str]]] = {  # required columns of each f
     "timing.csv": {"rank": INTEGER},
     "events.csv": {"staleness": INTEGER, "time": NUMBER},
 }
-HIDDEN = ("name", "seed", "output", "system", "checkpoint", "vary", "table")  # sections of no setting
-OF_A_MACHINE = ("root", "cache")  # keys of the section `data`: where data lie
+SAME = ("name", "output", "system", "checkpoint", "vary", "table")  # sections that change no number
+OF_A_MACHINE = ("data.root", "data.cache")  # where data lie
 FIGURES = ("ranks", "clients", "rounds", "model_parameters", "mpi_bytes", "wall_seconds")  # of summary.json
 OF_CLIENTS = ("clients.csv", "clusters.csv", "assignments.csv", "client_traffic.csv", "visits.csv")
 
@@ -133,9 +133,9 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The configuration without seeds, output, machine and all else that changes no number."""
-        tree = {k: v for k, v in self.config.items() if k not in HIDDEN}
+        tree = {k: v for k, v in self.config.items() if k not in (*SAME, "seed")}
         if isinstance(data := tree.get("data"), Mapping):
-            tree["data"] = {k: v for k, v in data.items() if k not in OF_A_MACHINE}
+            tree["data"] = {k: v for k, v in data.items() if f"data.{k}" not in OF_A_MACHINE}
         return tree
 
     @cached_property

@@ -241,6 +241,11 @@ class AsynchronousEngine(Engine):
                 self.server_step.ledger.roll_back()
                 pool.recover()
 
+    @property
+    def num_uploads(self) -> np.ndarray:
+        """Visits; those that were too stale have been sent, too."""
+        return self.server_step.visits
+
     def summary(self) -> dict[str, Any]:
         """Return figures of arrivals, staleness, concurrency and idle time, on rank 0."""
         workers = self.served[list(self.server_step.transport.workers)]

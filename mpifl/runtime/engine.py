@@ -82,6 +82,11 @@ class Engine(ABC):
             saved: a state to resume from, on rank 0.
         """
 
+    @property
+    @abstractmethod
+    def num_uploads(self) -> np.ndarray:
+        """How many uploads each client has sent [N], those included that came too late; on rank 0."""
+
     def summary(self) -> dict[str, Any]:
         """Return figures of the run for its summary, on rank 0."""
         return {}

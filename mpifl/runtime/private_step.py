@@ -55,6 +55,11 @@ class PrivateStep(Protection):
         self._next_clip = self.clip
         self._scales: dict[str, np.ndarray] = {}  # table -> standard deviation of the noise of each row
 
+    @property
+    def adds_noise(self) -> bool:
+        """Under central privacy."""
+        return isinstance(self.privacy, CentralPrivacy)
+
     def protect(self, report: Report, message: Message, clip: float | None, key: Key) -> Report:
         """Return a report whose update is clipped, with noise under local privacy; see `protect`."""
         return protect(report, message, self.privacy, self.trained, clip, key)

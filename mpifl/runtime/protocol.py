@@ -48,6 +48,11 @@ class ClientTask:
     clip: float | None = None
     work: Fraction | None = None
 
+    @property
+    def data_visit(self) -> int:
+        """The visit on whose data the upload is made, or was made that is remembered."""
+        return self.visit - (not self.fresh)
+
 
 @dataclass(frozen=True)
 class TaskTable(Sequence[ClientTask]):

@@ -97,8 +97,6 @@ class ServerStep:
 
     Args:
         config: what server steps are made of.
-        adds_noise: whether the server adds noise to the rows of every step, also of one without any upload
-            (central privacy).
 
     Attributes:
         tables: the server's rows, as far as this rank has them.
@@ -120,9 +118,9 @@ class ServerStep:
             and `size`, `cosine`, `distance` (`update_statistics`); on rank 0.
     """
 
-    def __init__(self, config: StepConfig, adds_noise: bool = False) -> None:
+    def __init__(self, config: StepConfig) -> None:
         c = self.config = config
-        self.adds_noise = adds_noise
+        self.adds_noise = c.protection is not None and c.protection.adds_noise
         self.transport, self.algorithm, self.problem = c.transport, c.algorithm, c.problem
         self.store, self.seed = c.store, c.seed
         self.hooks = ServerHooks(c.algorithm, c.problem, c.seed)
@@ -551,7 +549,7 @@ class ServerStep:
         self.book_reads(step, CohortReads.of({**reads, **late}.items()) if late else reads, widths)
         probes = self.hooks.probes(server, step)
         costs = np.where(fresh, self.costs[clients], 1) + (len(clients) * 64 if probes else 0)
-        made = self.visits[clients] - ~fresh  # by the data of the visit that a model was made at
+        made = self.visits[clients] - ~fresh  # `ClientTask.data_visit` of each
         peers = tuple(zip(clients.tolist(), made.tolist(), strict=True)) if probes else ()
         pairs = self.hooks.pairs(server, clients, fresh) if probes else None
         compared = self.hooks.measured_table(server)

@@ -47,6 +47,10 @@ class Protection(Protocol):
 
     clip: float | None
 
+    @property
+    def adds_noise(self) -> bool:
+        """Whether the server adds noise to the rows of every step, also of one without any upload."""
+
     def protect(self, report: Report, message: Message, clip: float | None, key: Key) -> Report:
         """Return what leaves the client, which downloaded `message`; `clip` None: the configuration's."""
 
@@ -79,6 +83,9 @@ class SecureSums(Protocol):
         self, mixings: Sequence[Mixing], clients: np.ndarray, step: int, widths: Mapping[str, int]
     ) -> tuple[list[Mixing], Sequence[Sent]]:
         """Return the mixings of a round under masks, and what its clients send; see `SecureRounds.begin`."""
+
+    def bytes_of_round(self, clients: int, width: int, header: int) -> tuple[int, int]:
+        """Return the bytes (down, up) of a round in which so many clients hide uploads of so many numbers."""
 
     def commit(self) -> None:
         """Go on to the next round."""

@@ -21,7 +21,7 @@ from .engine import Engine, EvaluationSchedule, Record
 from .recovery import END, run_command, serve_commands
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep
-from .upload_size import Masking, masked_sizes, upload_size
+from .upload_size import masked_sizes, upload_size
 
 
 class SynchronousEngine(Engine):
@@ -40,7 +40,6 @@ class SynchronousEngine(Engine):
         checkpointer: writes the state between rounds; None: nobody does.
         rule: looks at the clock when a round begins; None: all who are drawn do all their work.
         num_wanted: clients of a round, of those that are drawn; None: all.
-        masking: what uploads cost under secure aggregation; None: they are in the clear.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class SynchronousEngine(Engine):
         checkpointer: Checkpointer | None = None,
         rule: RoundRule | None = None,
         num_wanted: int | None = None,
-        masking: Masking | None = None,
     ) -> None:
         self.server_step, self.sampler, self.num_rounds = server_step, sampler, num_rounds
         self.evaluation, self.duration = evaluation, duration
@@ -63,7 +61,7 @@ class SynchronousEngine(Engine):
         self._saved: Saved | None = None
         self._start = 0.0
         self._cohort = np.zeros(0, np.int64)
-        self.rule, self.num_wanted, self.masking = rule, num_wanted, masking
+        self.rule, self.num_wanted = rule, num_wanted
         self.left_out = np.zeros(len(server_step.visits), np.int64)  # how often each client was, on rank 0
         self._plan: RoundPlan | None = None  # of the last round, where there is a rule; on rank 0
         self._upload_bytes: int | None = None  # of each upload, where links have a rate
@@ -124,6 +122,12 @@ class SynchronousEngine(Engine):
         if self._plan is not None:
             self.left_out[self._plan.late] += 1
 
+    @property
+    def num_uploads(self) -> np.ndarray:
+        """Visits, and those who were left out where they send all the same."""
+        late = self.left_out if self.rule is not None and self.rule.late_send else 0
+        return np.asarray(self.server_step.visits + late)
+
     def _planned(self, server: Server, step: int) -> RoundPlan | None:
         """Return what the rule makes of the clients that are drawn; None where there is no rule."""
         server_step, duration = self.server_step, self.duration
@@ -152,10 +156,10 @@ class SynchronousEngine(Engine):
 
     def _beside_rows(self, server: Server) -> tuple[int, int]:
         """Return the bytes of an upload, and of a download without the rows, in a round of the cohort."""
-        if self.masking is not None:
+        if self.server_step.config.secure is not None:
             n = len(self._cohort)
             if n not in self._masked:
-                self._masked[n] = masked_sizes(self.server_step, server, n, self.masking)
+                self._masked[n] = masked_sizes(self.server_step, server, n)
             return self._masked[n]
         if self._upload_bytes is None:
             self._upload_bytes = upload_size(self.server_step, server)

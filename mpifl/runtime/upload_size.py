@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from mpifl.aggregation.tables import read_rows
@@ -13,9 +11,6 @@ from mpifl.traffic.encoding import sizes, time_stamp_bytes, upload_bytes
 
 from .server_step import ServerStep
 
-# clients, numbers in each upload -> bytes (down, up) of a round in which they mask it for each other
-Masking = Callable[[int, int], tuple[int, int]]
-
 
 def upload_size(server_step: ServerStep, server: Server) -> int:
     """Return the bytes of an upload, time stamp included: those of client 0 after training for no epoch.
@@ -24,14 +19,10 @@ def upload_size(server_step: ServerStep, server: Server) -> int:
         server_step: of rank 0.
         server: now; rows that workers hold count as zeros.
     """
-    c = server_step.config
-    stamps = time_stamp_bytes(c.payload, c.algorithm.needs.time_stamps)
-    return upload_bytes(c.payload, *_upload(server_step, server)) + stamps
+    return _clear_size(server_step, *_upload(server_step, server))
 
 
-def masked_sizes(
-    server_step: ServerStep, server: Server, num_clients: int, masking: Masking
-) -> tuple[int, int]:
+def masked_sizes(server_step: ServerStep, server: Server, num_clients: int) -> tuple[int, int]:
     """Return the bytes of a masked upload, and of what a client downloads beside the rows that it reads.
 
     All clients of the round count as one group: where they choose among rows, groups are smaller and send
@@ -41,15 +32,23 @@ def masked_sizes(
         server_step: of rank 0.
         server: now.
         num_clients: of the round.
-        masking: keys, shares, masked uploads and unmasking.
     """
-    payload, (report, message) = server_step.config.payload, _upload(server_step, server)
-    up, down = upload_size(server_step, server) - sum(sizes(payload, report, message).values()), 0
+    secure, payload = server_step.config.secure, server_step.config.payload
+    assert secure is not None
+    report, message = _upload(server_step, server)
+    up, down = _clear_size(server_step, report, message) - sum(sizes(payload, report, message).values()), 0
     for name, x in report.vectors.items():
         if name not in report.unsent:
-            of_all = masking(num_clients, x.numel())
+            of_all = secure.bytes_of_round(num_clients, x.numel(), payload.header_bytes)
             down, up = down + of_all[0] // num_clients, up + of_all[1] // num_clients
     return up, down
+
+
+def _clear_size(server_step: ServerStep, report: Report, message: Message) -> int:
+    """Return the bytes of an upload that nobody hides, time stamp included."""
+    c = server_step.config
+    stamp = time_stamp_bytes(c.payload, c.algorithm.needs.time_stamps)
+    return upload_bytes(c.payload, report, message) + stamp
 
 
 def _upload(server_step: ServerStep, server: Server) -> tuple[Report, Message]:

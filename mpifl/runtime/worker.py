@@ -211,8 +211,7 @@ class Worker:
         if not task.fresh:
             with self.watch("load"):
                 remembered = self.config.store.load("upload", task.client, task.visit)
-            # those it was made from
-            num_samples = self.config.federation.num_samples(task.client, task.visit - 1)
+            num_samples = self.config.federation.num_samples(task.client, task.data_visit)
             return Report(task.client, num_samples, remembered), {}
         client = self.client(task.client, task.visit, batch.step, task.work)
         return self._train(client, task, self.message(task, batch.step, batch.version))
@@ -341,8 +340,7 @@ class Worker:
         if not any(wanted):
             return {}, {}, exchanges
         with self.watch("cluster"):
-            # a remembered upload is compared on the data it was made from
-            me = self.client(task.client, task.visit - (not task.fresh), step)
+            me = self.client(task.client, task.data_visit, step)
             others = [
                 CountedPeer(me.id, p, exchanges, self.config.payload, w)
                 for p, w in zip(peers, wanted, strict=True)

@@ -97,6 +97,11 @@ class Policy(ABC):
         """
         return self.uploads_per_step(num_sampled)
 
+    @property
+    def late_send(self) -> bool:
+        """Whether clients that are left out upload all the same."""
+        return False
+
     def num_started(self, wanted: int, num_clients: int) -> int:
         """Return how many clients are drawn where so many are wanted."""
         return wanted
@@ -201,7 +206,12 @@ class OverSelection(RoundsPolicy):
     @property
     def rule(self) -> RoundRule:
         """The first are kept."""
-        return FirstArrivals(self.deadline_s, self.late == "sent")
+        return FirstArrivals(self.deadline_s, self.late_send)
+
+    @property
+    def late_send(self) -> bool:
+        """As `late` says."""
+        return self.late == "sent"
 
     def least_uploads(self, num_sampled: int) -> int:
         """Return 1 where a deadline may end a round with the first that comes."""

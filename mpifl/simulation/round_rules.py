@@ -69,7 +69,13 @@ class RoundPlan:
 
 
 class RoundRule(ABC):
-    """Decides what happens in a round."""
+    """Decides what happens in a round.
+
+    Attributes:
+        late_send: whether those who are left out upload all the same.
+    """
+
+    late_send: bool = False
 
     @abstractmethod
     def plan(self, begin: RoundStart) -> RoundPlan:

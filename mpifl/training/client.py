@@ -153,9 +153,9 @@ class LocalClient(Client):
 
     def _changed(self, changes: Mapping[str, Any]) -> LocalConfig:
         """Return the options with those of a call; the epochs of a call replace `local.steps`, too."""
-        if not changes:
-            return self._config
-        return replace(self._config, **{**({"steps": None} if "epochs" in changes else {}), **changes})
+        if "epochs" in changes:
+            changes = {"steps": None, **changes}
+        return replace(self._config, **changes) if changes else self._config
 
     def _training(self, num_steps: int) -> AbstractContextManager[Stage | None]:
         """Return what counts the mini-batches of a training; None here: visits are counted as a whole."""

@@ -9,7 +9,7 @@ from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.types import Message, Report, Vector
 
-from .evaluation import state_change
+from .evaluation import change_on_arrival, state_change
 
 
 def proximal(mu: float, anchor: Vector) -> Direction:
@@ -82,9 +82,7 @@ def train_aligned(
 
 def aligned_vectors(report: Report, w: Vector) -> dict[str, Vector]:
     """Return `delta` and `direction` of a report of `train_aligned` whose model arrives as `w` [d]."""
-    delta = report.vectors["delta"].clone()
-    d = min(len(w), len(delta))
-    delta[:d] += (w - report.vectors["model"])[:d]
+    delta = change_on_arrival(report.vectors["delta"], report.vectors["model"], w)
     if "direction" not in report.vectors:
         return {"delta": delta}
     own = w[: len(report.vectors["direction"])]

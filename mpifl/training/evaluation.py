@@ -47,6 +47,13 @@ def state_change(client: Client, start: Vector, trained: Trained) -> Vector:
     return change if weight is None else torch.cat([change, change.new_tensor([weight * trained.steps])])
 
 
+def change_on_arrival(change: Vector, sent: Vector, arrived: Vector) -> Vector:
+    """Return the change [p], [d] or [d + 1] of a model that was sent as one vector and arrives as another."""
+    change, d = change.clone(), min(len(change), len(sent))
+    change[:d] += (arrived - sent)[:d]
+    return change
+
+
 def best_model(
     client: Client, models: Sequence[Vector] | torch.Tensor, split: Split | None = None, batch: int = 0
 ) -> int:
