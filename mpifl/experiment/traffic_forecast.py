@@ -19,6 +19,7 @@ from mpifl.core.capabilities import (
     NewClients,
     OneShotStatistics,
     RememberedUploads,
+    RowUpdates,
     ServerEvaluation,
     hooks_of,
     upload_named,
@@ -32,6 +33,7 @@ from mpifl.traffic.compression import INDEX_BYTES
 from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
 from mpifl.traffic.payload import Payload
+from mpifl.traffic.privacy import protect
 from mpifl.training.client import LocalClient, public_clients
 
 from .context import RunContext
@@ -96,6 +98,8 @@ def forecast(context: RunContext) -> TrafficForecast:
     client = _client(context)
     client.load_optimizer({})
     report, state = algorithm.local_update(message, {}, client, key(0))
+    trained = upload_named(algorithm, RowUpdates, "trained")
+    report = protect(report, message, config.privacy, trained, None, key(0))  # adaptive clipping adds a note
     kept = _kept_bytes(context, report, state, len(client.optimizer_memory()))
     per_round = _round_bytes(context, server, upload_bytes(config.payload, report, message))
     secure = config.secure_aggregation

@@ -18,6 +18,7 @@ from mpifl.simulation.policies import POLICIES
 from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
+from mpifl.traffic.privacy import CentralPrivacy
 
 pytestmark = pytest.mark.usefixtures("flat_plane")
 ROUNDS = 3
@@ -82,6 +83,13 @@ def test_the_form_of_messages_is_foretold(name, tmp_path):
     payload = Payload("bfloat16", header_bytes=20)
     assert foretold(name, payload=payload).total == sent(name, tmp_path, payload=payload)
     assert foretold(name, payload=payload).total < foretold(name).total
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ifca"])
+@pytest.mark.parametrize("privacy", [CentralPrivacy(1.0), CentralPrivacy(1.0, quantile=0.5, quantile_noise=5.0)])
+def test_what_clients_add_for_privacy_is_foretold(name, privacy, tmp_path):
+    """Adaptive clipping: a note of each client says whether its update was within the clip."""
+    assert foretold(name, privacy=privacy).total == sent(name, tmp_path, privacy=privacy)
 
 
 @pytest.mark.parametrize(
