@@ -15,6 +15,7 @@ from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.progress import doing, each
 from mpifl.data import prepare
 from mpifl.experiment import loader
+from mpifl.experiment.build import device_of
 from mpifl.results.seed_groups import flat
 
 from .turns import KEEP_FREED, Job, scratch_folder
@@ -61,7 +62,8 @@ def compare(
 ) -> Figures:
     """Return the figures of one workload beside a plain loop with a process for each worker.
 
-    The loop is measured twice: as it is, and with an allocator that keeps freed memory ("tuned").
+    The loop is measured twice: as it is, and with an allocator that keeps freed memory ("tuned"). It trains
+    where mpifl does, on GPUs where there are some.
 
     Args:
         workload: The workload.
@@ -71,14 +73,15 @@ def compare(
         seconds: Least length of a turn; 0 for one round.
 
     Raises:
-        UserError: The loops do not know an option, or a job ended early.
+        UserError: The loops do not know an option, there is no such device, or a job ended early.
     """
     config = loader.load(workload.config, list(options))
     check_options(options)
     prepare(config.data, config.seed.data, download=False)
     workers = str(max(1, ranks - 1))
     program = [sys.executable, "-m", "mpifl.benchmarks.plain_loop"]
-    loop = [*program, "SOCKET", workers, workload.config, "cpu", *options]
+    device = device_of(config.system, 0).partition(":")[0]
+    loop = [*program, "SOCKET", workers, workload.config, device, *options]
     with scratch_folder() as place:
         folder = Path(place)
         mine = ["mpifl.benchmarks.job", "SOCKET", workload.config, "--system.scratch", place, *options]

@@ -3,7 +3,7 @@
 Data are in memory as float tensors; there is one model object and one `torch.optim.SGD` a visit; the only
 copy is that of the round's model. The loop trains: no server, no averaging, no evaluation. Started by
 `mpifl bench` as `python -m mpifl.benchmarks.plain_loop SOCKET WORKERS CONFIG [DEVICE [--key value ...]]`;
-on a GPU with one process, all samples in the GPU's memory.
+on GPUs, which its processes take in turn, all samples are in the GPU's memory.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def work(
     from mpifl.simulation.sampling import Sampler, cohort_size
 
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(index % torch.cuda.device_count())
     config = loader.load(name, list(options))
     federation = open_federation(config.data, config.seed.data, build=False)
     model = build_model(config.model, federation.info).train().to(device)

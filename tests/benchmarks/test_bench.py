@@ -117,8 +117,11 @@ def test_a_plan_that_is_refused_and_ranks_are_told_of(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [[], ["--local.epochs", "2", "--system.stack", "1"]])
-def test_the_loops_do_the_work_that_mpifl_does(monkeypatch, options):
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_the_loops_do_the_work_that_mpifl_does_where_it_does_it(monkeypatch, options, gpus):
     """What is laid over the configuration is laid over that of both loops, too."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     started = {}
 
     class Taken(Steady):
@@ -135,7 +138,8 @@ def test_the_loops_do_the_work_that_mpifl_does(monkeypatch, options):
     monkeypatch.setattr(compare, "take_turns", lambda *_: {})
     monkeypatch.setattr(compare, "_figures", lambda jobs, taken: {})
     compare.compare(Workload(TINY, "tiny"), 3, 1, options, 0.0)
-    loop = [sys.executable, "-m", "mpifl.benchmarks.plain_loop", "SOCKET", "2", TINY, "cpu", *options]
+    device = "cuda" if gpus else "cpu"
+    loop = [sys.executable, "-m", "mpifl.benchmarks.plain_loop", "SOCKET", "2", TINY, device, *options]
     assert started["plain"] == started["tuned"] == loop
     assert started["mpifl"][-len(options) :] == options or not options
 

@@ -86,7 +86,9 @@ def test_the_form_of_messages_is_foretold(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ifca"])
-@pytest.mark.parametrize("privacy", [CentralPrivacy(1.0), CentralPrivacy(1.0, quantile=0.5, quantile_noise=5.0)])
+@pytest.mark.parametrize(
+    "privacy", [CentralPrivacy(1.0), CentralPrivacy(1.0, quantile=0.5, quantile_noise=5.0)]
+)
 def test_what_clients_add_for_privacy_is_foretold(name, privacy, tmp_path):
     """Adaptive clipping: a note of each client says whether its update was within the clip."""
     assert foretold(name, privacy=privacy).total == sent(name, tmp_path, privacy=privacy)
