@@ -33,26 +33,30 @@ from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import proximal
 
 
+VECTORS = ("theta", "w")  # what the optimisers of UCFL's code move
+
+
 class _Adam:
-    """Adam on several vectors, each with moments of its own and one count of steps for all, as in Keras.
+    """Adam on theta and w_i, each with moments of its own and one count of steps for both, as in Keras.
 
     Args:
         state: what the client keeps; empty before its first visit.
+        like: a vector [p] of parameters.
     """
 
-    def __init__(self, state: State) -> None:
-        self.steps = int(state["steps"]) if "steps" in state else 0
-        self.moments = {k: v for k, v in state.items() if k not in ("model", "steps")}
+    moments_of = ("{}.first", "{}.second")
 
-    def moment(self, name: str, like: Vector) -> Vector:
-        """Return a moment on the device of a gradient; zeros before the first step."""
-        return self.moments.get(name, torch.zeros_like(like)).to(like.device)
+    def __init__(self, state: State, like: Vector) -> None:
+        self.steps = int(state["steps"]) if "steps" in state else 0
+        names = [moment.format(name) for name in VECTORS for moment in self.moments_of]
+        zeros = torch.zeros_like(like)
+        self.moments = {name: state.get(name, zeros).to(like.device) for name in names}
 
     def step(self, name: str, gradient: Vector) -> Vector:
         """Return what the optimiser takes instead of the gradient [p] of a vector."""
         self.steps += 1
-        first = 0.9 * self.moment(f"{name}.first", gradient) + 0.1 * gradient
-        second = 0.999 * self.moment(f"{name}.second", gradient) + 0.001 * gradient.square()
+        first = 0.9 * self.moments[f"{name}.first"] + 0.1 * gradient
+        second = 0.999 * self.moments[f"{name}.second"] + 0.001 * gradient.square()
         self.moments |= {f"{name}.first": first, f"{name}.second": second}
         size = (second / (1 - 0.999**self.steps)).sqrt_().add_(1e-8)
         return first / (1 - 0.9**self.steps) / size
@@ -67,12 +71,14 @@ class _Adam:
 
 
 class _Nesterov(_Adam):
-    """SGD with Nesterov's momentum of 0.9 on several vectors."""
+    """SGD with Nesterov's momentum of 0.9 on theta and w_i."""
+
+    moments_of = ("{}",)
 
     def step(self, name: str, gradient: Vector) -> Vector:
         """Return g + 0.9 v, where v <- 0.9 v + g."""
         self.steps += 1
-        velocity = 0.9 * self.moment(name, gradient) + gradient
+        velocity = 0.9 * self.moments[name] + gradient
         self.moments |= {name: velocity}
         return gradient + 0.9 * velocity
 
@@ -150,13 +156,14 @@ class PFedMe(Algorithm):
 
     def _remembering(self, received: Vector, state: State, client: Client, key: Key) -> tuple[Report, State]:
         """Alternate theta and w_i R times, K mini-batches each."""
-        memory, p = OPTIMIZERS[self.variant](state), client.layout.num_parameters
+        p = client.layout.num_parameters
+        memory = OPTIMIZERS[self.variant](state, received[:p])
         w_i = theta = received
         batches = client.batches(key, steps=self.local_rounds * self.inner_steps)
         losses = []
         for r in range(self.local_rounds):
             some, pull = list(islice(batches, self.inner_steps)), proximal(self.lam, w_i)
-            if r and not some:  # a shortened visit; a plan, which has no batch, sees what the client keeps
+            if not some:  # a shortened visit, or a plan, which does not train
                 break
             for k, batch in enumerate(some):
                 inner = client.sgd(

@@ -41,6 +41,7 @@ from .schema import Config
 
 Bytes = tuple[int, int]  # down, up
 FLOAT_BYTES = 4
+STEPS_BYTES = 8  # an optimiser's count of its steps
 
 GROUPS = "who is in which cluster, and who drops out, so that no masked upload comes"
 COHORTS = "how many clients each Poisson sample holds"
@@ -173,10 +174,10 @@ def _kept_bytes(context: RunContext, report: Report, state: State, trainings: in
     if name := upload_named(config.algorithm, RememberedUploads, "remembered"):
         vectors += uploads.get(name, 0)
     if config.payload.error_feedback:
-        vectors += sum(uploads.values())
+        vectors += sum(size for name, size in uploads.items() if name not in report.unsent)
     if config.local.keep_optimizer:
         moments = 2 if config.local.optimizer == "adam" else 1
-        vectors += trainings * moments * FLOAT_BYTES * layout.num_parameters
+        vectors += trainings * (moments * FLOAT_BYTES * layout.num_parameters + STEPS_BYTES)
     return vectors
 
 

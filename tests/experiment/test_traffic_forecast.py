@@ -9,6 +9,7 @@ import pytest
 from support import pretended, worlds
 from support.cases import OPTIONS
 
+from mpifl.aggregation.client_store import ClientStore
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.mixing import Plan, average
@@ -19,9 +20,12 @@ from mpifl.traffic.compression import COMPRESSIONS
 from mpifl.traffic.ledger import Ledger
 from mpifl.traffic.payload import Payload
 from mpifl.traffic.privacy import CentralPrivacy
+from mpifl.training.config import LocalConfig
 
 pytestmark = pytest.mark.usefixtures("flat_plane")
 ROUNDS = 3
+TOP_K = Payload(compression=COMPRESSIONS["top_k"](0.2), error_feedback=True)
+KEEPING = LocalConfig(keep_optimizer=True, momentum=0.9)
 METHODS = [name for name, cls in CATALOGUE.items() if not cls.needs.single_upload]
 
 
@@ -193,3 +197,29 @@ def test_a_finished_run_is_not_lost_for_want_of_a_forecast(tmp_path):
     context = worlds.context_of(worlds.config_of(Stumbling()), worlds.Tiny())
     said = compared(context, Ledger(6))
     assert said == {"down": None, "up": None, "why": "no forecast: ZeroDivisionError: no rows"}
+
+
+UNCOMPRESSED = {"cflgp"}  # profiles of what was trained cannot be worked out of what arrives
+KEPT = [
+    *((name, {}) for name in METHODS),
+    *((name, {"payload": TOP_K}) for name in METHODS if name not in UNCOMPRESSED),
+    *((name, {"local": KEEPING}) for name in ("local", "fedavg", "fedavg_memory", "ditto", "fedrep")),
+    *((f"pfedme {variant}", {}) for variant in ("ucfl", "ucfl_nesterov")),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), KEPT, ids=lambda x: x if isinstance(x, str) else " ".join(x))
+def test_what_clients_keep_is_foretold(name, changes, tmp_path, monkeypatch):
+    """State of the method, remembered uploads, residuals of compression and moments, as they are stored."""
+    stored, save = {}, ClientStore.save
+
+    def heard(store, kind, k, visit, tensors):
+        stored[kind, k] = sum(tensor.nbytes for tensor in tensors.values())
+        save(store, kind, k, visit, tensors)
+
+    monkeypatch.setattr(ClientStore, "save", heard)
+    method, _, variant = name.partition(" ")
+    options = {"variant": variant, "personal_lr": 0.01} if variant else OPTIONS.get(method, {})
+    said = foretold(method, options, **changes)
+    worlds.run(CATALOGUE[method](**options), worlds.Tiny(), tmp_path, ROUNDS, False, **changes)
+    assert sum(size for (_, k), size in stored.items() if k == 0) == said.kept
