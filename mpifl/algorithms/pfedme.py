@@ -32,7 +32,6 @@ from mpifl.core.mixing import Plan, blend, shares
 from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import proximal
 
-
 VECTORS = ("theta", "w")  # what the optimisers of UCFL's code move
 
 
@@ -44,7 +43,7 @@ class _Adam:
         like: a vector [p] of parameters.
     """
 
-    moments_of = ("{}.first", "{}.second")
+    moments_of: tuple[str, ...] = ("{}.first", "{}.second")
 
     def __init__(self, state: State, like: Vector) -> None:
         self.steps = int(state["steps"]) if "steps" in state else 0
