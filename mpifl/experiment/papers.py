@@ -26,7 +26,7 @@ from mpifl.results.seed_groups import flat
 from . import loader
 from .sweep_cases import Case, cases, table_of
 from .sweep_results import SWEEP_FILE, result_of
-from .sweep_table import SEED, Result, TableConfig, largest_difference, lines, markdown
+from .sweep_table import SAMPLE, SEED, Result, TableConfig, largest_difference, lines, markdown
 
 PAPERS = {  # folder -> the paper
     "emdcfl": "EMD-CFL: Clustered Federated Learning via Embedding Distributions",
@@ -39,7 +39,7 @@ FOLDER = loader.SHIPPED / "papers"
 PAGES = Path(__file__).parents[2] / "docs" / "reproductions"  # of a checkout
 SAME_KEYS = (*OF_A_MACHINE, "evaluation.at_start")  # beside whole sections
 EVERY = "evaluation.every"  # the same, too, but for figures that are means over the evaluations
-OVER_EVALUATIONS = "_all"  # how the names of these figures end
+OVER_EVALUATIONS = "_all"  # what the names of these figures hold
 SHOWN_LABELS = 4  # of rows that a list names
 
 
@@ -95,7 +95,7 @@ class Sweep:
 
     def deciding(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys of a configuration that decide the figures of the table: dotted key -> value."""
-        means = any(figure.of.endswith(OVER_EVALUATIONS) for figure in self.table.columns)
+        means = any(OVER_EVALUATIONS in figure.of for figure in self.table.columns)
         same = SAME_KEYS if means else (*SAME_KEYS, EVERY)
         found = flat({name: part for name, part in tree.items() if name not in SAME})
         return {key: value for key, value in found if key not in same}
@@ -338,7 +338,10 @@ def _section(sweep: Sweep) -> str:
         markdown(table, sweep.results),
     ]
     if table.spread:
-        parts.append(f'Published "+-": {table.spread}. Here: sample standard deviation over the seeds.\n')
+        others = [figure.label for figure in table.columns if figure.deviation != SAMPLE]
+        more = f"; population standard deviation of {', '.join(others)}" if others else ""
+        here = f"sample standard deviation over the seeds{more}"
+        parts.append(f'Published "+-": {table.spread}. Here: {here}.\n')
     parts += [f"{text}\n" for text in (table.notes, *table.findings) if text]
     return "\n".join(parts)
 

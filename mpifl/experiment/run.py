@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -34,7 +34,7 @@ from mpifl.results.identity import line
 from mpifl.results.logging import RankLog, warn_once
 from mpifl.results.metrics import client_distances, mixture_kl
 from mpifl.results.progress import Progress, ProgressFile
-from mpifl.results.recorder import Recorder, digest, written_clients
+from mpifl.results.recorder import Recorder, RunningFigures, digest, written_clients
 from mpifl.results.supervision import Signals, Watchdog
 from mpifl.runtime.engine import Engine, Record
 from mpifl.runtime.recovery import regroup
@@ -208,6 +208,9 @@ def observer(
         ledger = server_step.ledger
         if recorder is not None and record.updates:
             recorder.record_updates(record.step, record.updates)
+        if recorder is not None:
+            for client, divergence in estimated(context, record, server_step.visits):
+                recorder.running.estimated(client, divergence)
         if recorder is not None and record.scores is not None:
             ledger, algorithm = server_step.ledger, context.config.algorithm
             spent = privacy_spent(accountant, server_step, engine.num_uploads, record.step)
@@ -221,7 +224,7 @@ def observer(
                 algorithm.labels(record.server),
                 {
                     **record.train,
-                    **figures(context, record, server_step.visits),
+                    **figures(context, record, server_step.visits, recorder.running),
                     **distances(context, record, server_step.client_products),
                     **spent,
                     **({} if (secure := server_step.config.secure) is None else secure.figures()),
@@ -246,39 +249,61 @@ def observer(
     return observe
 
 
-def figures(context: RunContext, record: Record, visits: np.ndarray) -> dict[str, float]:
+def estimated(context: RunContext, record: Record, visits: np.ndarray) -> Iterator[tuple[int, float]]:
+    """Yield the client and KL(true || estimated mixture) of each upload of a step, in nats; on rank 0.
+
+    The truth is that of the data which the upload was trained on. An upload that the step did not take gives
+    no estimate.
+
+    Args:
+        context: of the run.
+        record: of the step.
+        visits: of each client so far [N].
+    """
+    u = context.config.algorithm.mixtures(record.server)  # [N, K]
+    if u is None:
+        return
+    last = [(int(k), int(visits[k]) - 1) for k in record.cohort]
+    for k, visit in last if record.accepted is None else record.accepted:
+        truth = context.federation.mixture(k, visit)
+        if truth is not None and truth.shape == u[k].shape:
+            yield k, mixture_kl(truth, u[k])
+
+
+def figures(
+    context: RunContext, record: Record, visits: np.ndarray, running: RunningFigures
+) -> dict[str, float]:
     """Return the figures that only some methods have; on rank 0.
 
     `accuracy_before`: in asynchronous runs of methods whose clients download nothing (Local), mean over the
     clients that have trained; their own model is what they are evaluated by. Other methods report it.
-    `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of their last visit.
+    `accuracy_before_std` is its standard deviation over them.
+    `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of the last upload from
+    which theirs was estimated; `mixture_kl_uploads`: mean over all such uploads of all clients so far.
     `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods whose
     rows belong to the sets that the server owns; `accuracy_cluster_std` is its standard deviation over them.
-    The recorder adds the means of both figures over all evaluations so far (`recorder.AVERAGED`).
+    `accuracy_cluster_all` and `accuracy_cluster_all_std`: the same of each row's mean over all evaluations.
 
     Args:
         context: of the run.
         record: of a step with scores.
         visits: of each client so far [N].
+        running: of the run so far; the evaluation is added.
     """
-    out, algorithm, seen = {}, context.config.algorithm, visits[record.evaluated_clients] > 0
+    algorithm, seen = context.config.algorithm, visits[record.evaluated_clients] > 0
+    out = running.mixture(record.evaluated_clients.tolist())
     alone = not context.config.policy.synchronous and not algorithm.reads(record.server, 0)
     if alone and record.scores is not None and seen.any():
         metric = context.config.task.metric.name
-        out[f"{metric}_before"] = float(record.scores[metric][seen].mean())
-    u = algorithm.mixtures(record.server)  # [N, K]
-    last = [(k, max(int(visits[k]) - 1, 0)) for k in record.evaluated_clients.tolist()]
-    truth = [] if u is None else [context.federation.mixture(k, visit) for k, visit in last]
-    known = [t for t in truth if t is not None]
-    if u is not None and len(known) == len(last) and known[0].shape == u[0].shape:
-        out["mixture_kl"] = mixture_kl(np.stack(known), u[record.evaluated_clients])
+        before = record.scores[metric][seen]
+        out |= {f"{metric}_before": float(before.mean()), f"{metric}_before_std": float(before.std())}
     evaluates = uses(algorithm, ServerEvaluation)
     group_test_sets = context.federation.group_test_sets() if evaluates else ()
     if group_test_sets:
         rows = record.server.tables["model"]
         evaluate = context.problem.public[0].evaluate
         scores = [evaluate(w, split)["accuracy"] for w, split in zip(rows, group_test_sets, strict=True)]
-        out["accuracy_cluster"], out["accuracy_cluster_std"] = float(np.mean(scores)), float(np.std(scores))
+        out |= running.of_clusters(record.step, scores)
     return out
 
 

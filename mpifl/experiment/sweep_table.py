@@ -1,7 +1,7 @@
 """The table that a sweep writes in the layout of a paper, beside the published numbers.
 
 The section `table` of a sweep names the figures and the published numbers; `vary.rows` and `vary.columns`
-name what stands down and across. Figures of several seeds become their mean and sample standard deviation.
+name what stands down and across. Figures of several seeds become their mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from mpifl.results.statistics import estimate, rank
 from mpifl.results.tables import as_markdown
 
 ROWS, COLUMNS, SEED = "rows", "columns", "seed"  # keys of `vary` with a place of their own in the table
-FIGURE_KEYS = ["of", "percent", "digits", "better"]
+FIGURE_KEYS = ["of", "percent", "digits", "better", "deviation"]
 MORE, LESS = "more", "less"
+SAMPLE = "sample"
+DEVIATIONS = {SAMPLE: 1, "population": 0}  # -> degrees of freedom that the mean takes
 INTERVALS = ("t", "bootstrap", "percentile")
 CONFIDENCE = 0.95
 NUMBER = re.compile(r"\s*(-?\d*\.?\d+)")  # what a published text begins with
@@ -35,7 +37,8 @@ class TableConfig:
     Attributes:
         title: which table or figure of the paper.
         figures: label -> `{of: a column of metrics.csv (last evaluation) or a number of summary.json,
-            percent: whether hundredths are shown, digits: after the point, better: more or less, for ranks}`.
+            percent: whether hundredths are shown, digits: after the point, better: more or less, for ranks,
+            deviation: the standard deviation over seeds, sample or population}`.
         published: row -> list in the order of `figures`, of numbers or of texts that begin with the number;
             null, or nothing more, where the paper prints none. Below the label of the group of columns where
             there are any.
@@ -78,6 +81,8 @@ class TableConfig:
             require(isinstance(digits, int), f"{path}.digits", digits, "take a number of digits")
             better = given.get("better", MORE)
             require(better in (MORE, LESS), f"{path}.better", better, f"take {MORE} or {LESS}")
+            kind = given.get("deviation", SAMPLE)
+            require(kind in DEVIATIONS, f"{path}.deviation", kind, f"take {' or '.join(DEVIATIONS)}")
 
     @property
     def columns(self) -> list[Figure]:
@@ -89,6 +94,7 @@ class TableConfig:
                 given.get("percent", False),
                 given.get("digits", 2),
                 given.get("better", MORE),
+                given.get("deviation", SAMPLE),
             )
             for label, given in self.figures.items()
         ]
@@ -135,6 +141,7 @@ class Figure:
         percent: Whether hundredths are shown.
         digits: After the decimal point.
         better: `more` or `less`, for ranks.
+        deviation: `sample` or `population`, over seeds.
     """
 
     label: str
@@ -142,6 +149,7 @@ class Figure:
     percent: bool
     digits: int
     better: str
+    deviation: str
 
     def scaled(self, value: float) -> float:
         """Return a value in the unit that the table shows."""
@@ -170,19 +178,21 @@ class Cell:
         values: Of each seed, in the table's unit.
         digits: After the decimal point.
         interval: Kind of the confidence interval; empty: the standard deviation is shown.
+        deviation: `sample` or `population`.
     """
 
     published: str
     values: tuple[float, ...]
     digits: int
     interval: str = ""
+    deviation: str = SAMPLE
 
     @property
     def measured(self) -> str:
-        """Mean, and over several seeds sample standard deviation or interval."""
+        """Mean, and over several seeds standard deviation or interval."""
         if not self.values:
             return ""
-        centre, spread = over_runs(np.array(self.values))
+        centre, spread = over_runs(np.array(self.values), DEVIATIONS[self.deviation])
         more = f" ± {spread:.{self.digits}f}" if len(self.values) > 1 else ""
         if more and self.interval and np.isfinite(self.values).all():
             found = estimate(np.array(self.values), self.interval, CONFIDENCE)
@@ -250,7 +260,7 @@ def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequ
     for figure, published in zip(table.columns, texts, strict=True):
         values = [result.values.get(figure.of) for result in results]
         shown = tuple(figure.scaled(v) for v in values if v is not None)
-        cells.append(Cell(published, shown, figure.digits, table.interval))
+        cells.append(Cell(published, shown, figure.digits, table.interval, figure.deviation))
     return Line(group, labels, tuple(cells), len(results))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,63 @@ def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-AVERAGED = ("accuracy_cluster", "mixture_kl")  # NAME_all: mean over the evaluations after steps so far
 SAMPLE = 1000  # clients whose rows are written with `output.clients: sample`
 BUFFERED_ROWS = 500  # of events.csv: opening a file costs more than an arrival
+
+
+@dataclass
+class RunningFigures:
+    """Figures over all uploads, or all evaluations, of a run so far.
+
+    Attributes:
+        estimates: client -> divergence of the last estimate of its mixture from the truth of that upload.
+        divergence: sum of the divergences of all uploads.
+        uploads: how many they are.
+        clusters: of each evaluation after a step, the accuracy of each cluster on its own test set.
+    """
+
+    estimates: dict[int, float] = field(default_factory=dict)
+    divergence: float = 0.0
+    uploads: int = 0
+    clusters: list[list[float]] = field(default_factory=list)
+
+    def estimated(self, client: int, divergence: float) -> None:
+        """Add an upload from which the mixture of a client was estimated."""
+        self.estimates[client] = divergence
+        self.divergence += divergence
+        self.uploads += 1
+
+    def mixture(self, clients: Iterable[int]) -> dict[str, float]:
+        """Return `mixture_kl` of some clients, and `mixture_kl_uploads`; nothing where there is none."""
+        last = [self.estimates[k] for k in clients if k in self.estimates]
+        out = {"mixture_kl": float(np.mean(last))} if last else {}
+        return out | ({"mixture_kl_uploads": self.divergence / self.uploads} if self.uploads else {})
+
+    def of_clusters(self, step: int, scores: Sequence[float]) -> dict[str, float]:
+        """Add an evaluation; return mean and deviation over clusters, of it and of means over evaluations.
+
+        Args:
+            step: Server steps so far; what is evaluated before the first counts in no mean.
+            scores: Of each cluster.
+        """
+        out = {"accuracy_cluster": float(np.mean(scores)), "accuracy_cluster_std": float(np.std(scores))}
+        if step:
+            self.clusters.append([float(score) for score in scores])
+        if self.clusters:
+            means = np.mean(self.clusters, axis=0)
+            out["accuracy_cluster_all"] = float(means.mean())
+            out["accuracy_cluster_all_std"] = float(means.std())
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, as JSON can hold it."""
+        return {**vars(self), "estimates": list(self.estimates.items())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; one of release 0.2 or before knows none of it."""
+        self.estimates = {k: kl for k, kl in state.get("estimates", ())}
+        self.divergence, self.uploads = state.get("divergence", 0.0), state.get("uploads", 0)
+        self.clusters = [list(scores) for scores in state.get("clusters", ())]
 
 
 def written_clients(choice: str, num_clients: int, key: Key) -> np.ndarray | None:
@@ -235,7 +290,7 @@ class Recorder:
         self._labels: np.ndarray | None = None  # of the last evaluation [N]
         self._placed = np.zeros(0, bool)
         self._arrivals: list[Mapping[str, Any]] = []
-        self._history: dict[str, list[float]] = {}  # values so far of the figures in `AVERAGED`
+        self.running = RunningFigures()
 
     def record_evaluation(
         self,
@@ -258,8 +313,7 @@ class Recorder:
             scores: Name -> value of each evaluated client [n].
             clients: The evaluated clients [n].
             labels: Estimated cluster of every client [N].
-            train: Means of what clients reported of their training, and figures that only some methods have;
-                those in `AVERAGED` are also written as their mean over the evaluations so far.
+            train: Means of what clients reported of their training, and figures that only some methods have.
             traffic: Bytes of the federation so far.
             timing: Seconds of each phase since the evaluation before, for each rank.
             virtual_seconds: Time on the simulated clock; None where there is none.
@@ -293,7 +347,6 @@ class Recorder:
         )
         self._placed = np.ones(len(labels), bool) if placed is None else placed
         virtual = {} if virtual_seconds is None else {"virtual_seconds": virtual_seconds}
-        train = {**train, **self._averages(step, train)}
         self._check_own(train)
         row = {"round": step, "seconds": round(seconds, 3), **virtual, **self.last, **train, **traffic}
         self.metrics.append(row)
@@ -318,14 +371,6 @@ class Recorder:
             taken = next((column for column in others if column in columns), None)
             remedy = f"this method reports {taken} already; call the function otherwise"
             require(taken is None, "evaluation.metrics", name, remedy)
-
-    def _averages(self, step: int, figures: Mapping[str, float]) -> dict[str, float]:
-        """Return NAME_all for each figure in `AVERAGED`: its mean over the evaluations after step 0."""
-        if step:
-            for name in AVERAGED:
-                if name in figures:
-                    self._history.setdefault(name, []).append(figures[name])
-        return {f"{name}_all": float(np.mean(values)) for name, values in self._history.items()}
 
     def record_updates(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append how the updates of a round agree with their mean to `updates.csv`.
@@ -355,7 +400,7 @@ class Recorder:
             "placed": placed,
             "updates": self.updates.path.stat().st_size if self.updates.columns else 0,
             "assignments": self.assignments.path.stat().st_size if self.assignments.columns else 0,
-            "history": self._history,
+            "running": self.running.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], metrics: bytes, events: int) -> None:
@@ -369,7 +414,7 @@ class Recorder:
         self.timing, self.last = state["timing"], state["last"]
         self._labels = None if state["labels"] is None else np.array(state["labels"])
         self._placed = np.array(state["placed"], bool)
-        self._history = {name: list(values) for name, values in state.get("history", {}).items()}
+        self.running.load_state_dict(state.get("running", {}))
         self.metrics.restore(metrics)
         self.events.truncate(events)
         self.updates.truncate(state.get("updates", 0))

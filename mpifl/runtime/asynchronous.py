@@ -290,7 +290,7 @@ class AsynchronousEngine(Engine):
         if self.clock.needs_bytes and not self.upload_bytes:
             self.upload_bytes = upload_size(self.server_step, server)
         if self.evaluation.first and saved is None:
-            self._record(server, [], pool, observe)
+            self._record(server, (), pool, observe)
         waiting: list[Arrival] = []
         self.start, self.evaluation_time = now(), np.zeros(2)
         if saved is None:
@@ -306,7 +306,7 @@ class AsynchronousEngine(Engine):
                 waiting.append(arrival)
             if waiting and (visit is None or self.policy.ready(len(waiting), len(self.busy))):
                 server = self._step(server, waiting)
-                self._record(server, [a.visit.client for a in waiting], pool, observe)
+                self._record(server, waiting, pool, observe)
                 waiting = []
                 if server.version < self.num_steps:
                     self._save(server, pool)
@@ -441,7 +441,11 @@ class AsynchronousEngine(Engine):
         return new
 
     def _record(
-        self, server: Server, cohort: list[int], pool: RecoveringPool, observe: Callable[[Record], None]
+        self,
+        server: Server,
+        arrivals: Sequence[Arrival],
+        pool: RecoveringPool,
+        observe: Callable[[Record], None],
     ) -> None:
         """Evaluate if that is due, and pass on the record of the step."""
         scores, timing, start = None, None, now()
@@ -456,7 +460,8 @@ class AsynchronousEngine(Engine):
             Record(
                 step=server.version,
                 server=server,
-                cohort=np.array(cohort, np.int64),
+                cohort=np.array([a.visit.client for a in arrivals], np.int64),
+                accepted=[(a.visit.client, a.visit.visit) for a in arrivals if a.row["accepted"]],
                 evaluated_clients=self.evaluation.clients,
                 scores=scores,
                 train=train,

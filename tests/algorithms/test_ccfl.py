@@ -5,7 +5,6 @@ The server's rules are in `tests/runtime/test_asynchronous_rules.py`.
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,11 +25,11 @@ from mpifl.core.types import ProblemInfo
 from mpifl.experiment import loader
 from mpifl.experiment.build import build
 from mpifl.experiment.plan import describe
-from mpifl.experiment.run import figures
+from mpifl.experiment.run import estimated, figures
 from mpifl.experiment.schema import EvaluationConfig, Seeds
 from mpifl.experiment.traffic_forecast import forecast
 from mpifl.results.metrics import mixture_kl
-from mpifl.results.recorder import Recorder
+from mpifl.results.recorder import Recorder, RunningFigures
 from mpifl.simulation.policies import ClientDecides, Synchronous
 from mpifl.training.tasks import Classification
 
@@ -137,17 +136,29 @@ def context():
     return SimpleNamespace(config=config, federation=federation, problem=problem)
 
 
-def test_the_estimate_is_compared_with_the_truth_of_the_last_visit(context):
-    """Visits 3 and 0: KL((1/2, 1/2) || (1/4, 3/4)) = ln(4/3) / 2 and KL((1, 0) || (1/2, 1/2)) = ln 2, halved.
+def test_an_estimate_is_compared_with_the_truth_of_its_own_upload(context):
+    """KL((1/2, 1/2) || (1/4, 3/4)) = ln(4/3) / 2 and KL((1, 0) || (1/2, 1/2)) = ln 2.
 
+    Client 0 has a later visit, whose upload was refused: its estimate stays, and so does its divergence.
     Rows 0 and 1 score 0.9 and 0.7 on the test sets of their own groups.
     """
+    running = RunningFigures()
     server = byhand.server(2, {"u": [[0.25, 0.75], [0.5, 0.5]]}, model=[[0.0], [1.0]])
-    record = SimpleNamespace(server=server, evaluated_clients=np.arange(2), scores=None)
-    found = figures(context, record, np.array([3, 0]))
-    assert_allclose(found["mixture_kl"], (np.log(4 / 3) / 2 + np.log(2)) / 2)
-    assert_allclose(found["accuracy_cluster"], 0.8)
-    assert_allclose(found["accuracy_cluster_std"], 0.1)
+    record = SimpleNamespace(server=server, evaluated_clients=np.arange(2), scores=None, step=1)
+    record.cohort, record.accepted = np.array([0]), [(0, 2)]
+    assert figures(context, record, np.array([3, 0]), running).get("mixture_kl") is None, "no upload yet"
+    running.estimated(*next(estimated(context, record, np.array([3, 0]))))
+    found = figures(context, record, np.array([3, 0]), running)
+    assert_allclose([found["mixture_kl"], found["mixture_kl_uploads"]], np.log(4 / 3) / 2)
+    record.accepted = []
+    assert not [*estimated(context, record, np.array([4, 0]))], "refused"
+    record.cohort, record.accepted = np.array([1]), None  # of a round: the last visit
+    running.estimated(*next(estimated(context, record, np.array([4, 1]))))
+    running.estimated(1, 0.0)
+    found = figures(context, record, np.array([4, 1]), running)
+    assert_allclose(found["mixture_kl"], np.log(4 / 3) / 4), "the last of each client"
+    assert_allclose(found["mixture_kl_uploads"], (np.log(4 / 3) / 2 + np.log(2)) / 3)
+    assert_allclose([found["accuracy_cluster"], found["accuracy_cluster_std"]], [0.8, 0.1])
     assert "accuracy_before" not in found, "the clients report it"
 
 
@@ -156,37 +167,68 @@ def test_a_client_on_its_own_is_evaluated_by_the_model_before_its_upload(context
     context.config.algorithm = Local()
     scores = {"accuracy": np.array([0.5, 0.7, 0.1])}
     server = byhand.server(3, {}, model=[[0.0]])
-    record = SimpleNamespace(server=server, evaluated_clients=np.arange(3), scores=scores)
-    assert_allclose(figures(context, record, np.array([3, 1, 0]))["accuracy_before"], 0.6)
+    record = SimpleNamespace(server=server, evaluated_clients=np.arange(3), scores=scores, step=1)
+    found = figures(context, record, np.array([3, 1, 0]), RunningFigures())
+    assert_allclose([found["accuracy_before"], found["accuracy_before_std"]], [0.6, 0.1])
     context.config.policy = Synchronous()
-    assert figures(context, record, np.array([3, 1, 0])) == {}
+    assert figures(context, record, np.array([3, 1, 0]), RunningFigures()) == {}
 
 
-def test_the_recorder_averages_the_clusters_accuracy_over_all_cycles(tmp_path):
-    """Evaluations before the first step, and at 4, 8 and 12: (0.4 + 0.6 + 0.8) / 3; a resumed run goes on."""
-    folders = tmp_path / "whole", tmp_path / "resumed"
-    for folder in folders:
-        folder.mkdir()
-    recorder = Recorder(folders[0], worlds.Tiny(2))
+def test_the_clusters_accuracy_is_averaged_over_all_cycles():
+    """Clusters of 0.4, 0.6, 0.8 and 0.2, 0.2, 0.5 after 4, 8 and 12 uploads: means 0.6 and 0.3."""
+    running = RunningFigures()
+    assert "accuracy_cluster_all" not in running.of_clusters(0, [0.1, 0.1]), "no upload"
+    running.of_clusters(4, [0.4, 0.2])
+    assert_allclose(running.of_clusters(8, [0.6, 0.2])["accuracy_cluster_all"], 0.35)
+    found = running.of_clusters(12, [0.8, 0.5])
+    assert_allclose([found["accuracy_cluster"], found["accuracy_cluster_std"]], [0.65, 0.15])
+    assert_allclose([found["accuracy_cluster_all"], found["accuracy_cluster_all_std"]], [0.45, 0.15])
 
-    def evaluate(step: int, value: float) -> None:
-        recorder.record_evaluation(
-            *(step, 0.0, {"accuracy": np.ones(2), "loss": np.ones(2)}, np.arange(2), np.zeros(2, int)),
-            *({"accuracy_cluster": value}, {}, []),
-        )
 
-    for step, value in ((0, 0.1), (4, 0.4), (8, 0.6)):
-        evaluate(step, value)
+def test_figures_over_the_whole_run_go_on_in_a_resumed_one(tmp_path):
+    recorder = Recorder(tmp_path, worlds.Tiny(2))
+    recorder.running.estimated(1, 0.5)
+    recorder.running.of_clusters(4, [0.4, 0.2])
     state = json.loads(json.dumps(recorder.state_dict()))
-    written = recorder.metrics.path.read_bytes()
-    (folders[1] / "assignments.csv").write_bytes((folders[0] / "assignments.csv").read_bytes())
-    recorder = Recorder(folders[1], worlds.Tiny(2))
-    recorder.load_state_dict(state, written, 0)
-    evaluate(12, 0.8)
-    with (folders[1] / "metrics.csv").open() as file:
-        rows = [row["accuracy_cluster_all"] for row in csv.DictReader(file)]
-    assert rows[0] == ""
-    assert_allclose([float(value) for value in rows[1:]], [0.4, 0.5, 0.6])
+    again = Recorder(tmp_path, worlds.Tiny(2))
+    again.load_state_dict(state, b"", 0)
+    for one in (recorder, again):
+        one.running.estimated(1, 0.1)
+        one.running.of_clusters(8, [0.6, 0.4])
+    assert again.running == recorder.running
+    assert again.running.mixture([0, 1]) == {"mixture_kl": 0.1, "mixture_kl_uploads": 0.3}
+
+
+class Mixed(worlds.Drifting):
+    """Clients whose data are another mixture of the two groups at every visit, for what is told of them."""
+
+    def mixture(self, k: int, visit: int = 0) -> np.ndarray:
+        """Return 0.1 to 0.9 of group 0."""
+        share = 0.1 + (k + 3 * visit) % 9 / 10
+        return np.array([share, 1 - share])
+
+
+@pytest.mark.parametrize("method", [CCFL(max_lag=2), FedSoftAsync()])
+def test_the_divergence_is_that_of_the_uploads_that_were_taken(method, tmp_path):
+    """A refused upload has no estimate: neither its data nor its client's stored share come in again."""
+    federation = Mixed()
+    done = worlds.events(method, federation, tmp_path, 24, policy=ClientDecides(), seed=Seeds(training=3))
+    context = SimpleNamespace(config=SimpleNamespace(algorithm=method), federation=federation)
+    shares = "u" if isinstance(method, CCFL) else "mu"
+    running, last, every = RunningFigures(), {}, []
+    for record, row in zip(done.records[1:], done.arrivals, strict=True):
+        for k, kl in estimated(context, record, done.server_step.visits):
+            running.estimated(k, kl)
+        if row["accepted"]:
+            truth = federation.mixture(row["client"], row["visit"])
+            kl = mixture_kl(truth, record.server.algorithm_state[shares][row["client"]])
+            last[row["client"]] = kl
+            every.append(kl)
+    refused = [row for row in done.arrivals if not row["accepted"]]
+    assert bool(refused) == isinstance(method, CCFL)
+    found = running.mixture(range(federation.num_clients))
+    assert_allclose(found["mixture_kl"], np.mean([*last.values()]))
+    assert_allclose(found["mixture_kl_uploads"], np.mean(every))
 
 
 # ---- accuracies before and after an upload

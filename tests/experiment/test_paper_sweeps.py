@@ -245,7 +245,7 @@ def test_another_sweep_adds_its_cases_and_replaces_the_same_ones(paper, tmp_path
 def test_how_often_was_evaluated_counts_where_a_figure_is_a_mean_over_evaluations(paper, tmp_path):
     only = ["--evaluation.every", "1", "--only", "rows=Local", "--only", "seed=0"]
     folder, file = sweep_with(paper, tmp_path, "a", *only), paper / "table1.yaml"
-    for figure, changed in (("ari", {}), ("mixture_kl_all", {"evaluation.every": 1})):
+    for figure, changed in (("ari", {}), ("accuracy_cluster_all_std", {"evaluation.every": 1})):
         file.write_text(file.read_text().replace("ari}", f"{figure}}}"))
         papers.record([str(folder)])
         assert [one["changed"] for one in papers.sweeps()[0].measured] == [changed]

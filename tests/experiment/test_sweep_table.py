@@ -77,6 +77,7 @@ def test_a_group_of_columns_changes_single_rows():
         ({"table": {**TABLE, "interval": "normal"}}, "table.interval"),
         ({"table": {**TABLE, "figures": {"a": {"of": "ari", "better": "lower"}}}}, "table.figures.a.better"),
         ({"table": {**TABLE, "figures": {"a": {"of": "ari", "percnt": True}}}}, "table.figures.a.percnt"),
+        ({"table": {**TABLE, "figures": {"a": {"of": "ari", "deviation": 1}}}}, "table.figures.a.deviation"),
         ({"table": {"title": "T", "figures": TABLE["figures"], "titel": 1}}, "table.titel"),
     ],
 )
@@ -102,6 +103,14 @@ def test_figures_of_seeds_stand_beside_the_published_ones():
     assert "| Local | 38.3 | 40.00 | 0 | 1.00 | 1 |" in text
     difference, where = largest_difference(lines(table, found), table)
     assert (round(difference, 2), where) == (1.8, "FedAvg avg")
+
+
+def test_the_deviation_is_that_of_the_paper():
+    """EMD-CFL's Rand index of three runs, 1, 1 and 0, is printed as 0.67 ± 0.47; the sample form is 0.58."""
+    for kind, shown in (("population", "0.67 ± 0.47"), ("sample", "0.67 ± 0.58")):
+        table = {"title": "T", "figures": {"ARI": {"of": "ari", "deviation": kind}}}
+        found = [Result({"rows": "A", "seed": str(i)}, {"ari": v}) for i, v in enumerate((1.0, 1.0, 0.0))]
+        assert f"| A | {shown} | 3 |" in markdown(from_tree(TableConfig, table), found)
 
 
 def test_intervals_take_the_place_of_deviations():

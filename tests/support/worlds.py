@@ -116,6 +116,7 @@ class Run:
         scored: step -> scores, of a run that an engine drove. reported: step -> means of what clients
             reported, and figures of the engine, where the step was evaluated.
         engine, arrivals, times: of an asynchronous run: what drove it, its events, the time of each step.
+        records: what the engine told of each step, the one before the first included.
     """
 
     server_step: ServerStep = field(init=False)
@@ -129,6 +130,7 @@ class Run:
     engine: Engine | None = None
     arrivals: list[dict[str, Any]] = field(default_factory=list)
     times: list[float | None] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
 
     @property
     def server(self) -> Server:
@@ -151,6 +153,7 @@ class Run:
 
     def observe(self, record: Record) -> None:
         """Remember a step of an engine."""
+        self.records.append(record)
         self.servers.append(record.server)
         self.times.append(record.virtual_seconds)
         self.scores = record.scores or self.scores
