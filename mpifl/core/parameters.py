@@ -182,6 +182,9 @@ def flatten(model: nn.Module) -> torch.Tensor:
 class FlatModel:
     """A module whose parameters, gradients and floating buffers are views into flat buffers.
 
+    Buffers that are not in the vector, of integers, have their initial values again whenever a vector is
+    loaded: what they counted is another client's.
+
     Attributes:
         module: the module; `vector` [d] is its state, `weights` [p] its trainable prefix, `grad` [p] its
             gradient.
@@ -201,16 +204,41 @@ class FlatModel:
         for name, b in floating_buffers(module):
             owner = module.get_submodule(name.rpartition(".")[0])
             owner._buffers[name.rpartition(".")[2]] = self.vector[slices[name]].view(b.shape)
+        frozen = frozen_names(module)
+        changing = [(n, b) for n, b in module.named_buffers() if n not in frozen]
+        self._buffers = [(module.get_submodule(n.rpartition(".")[0])._buffers, n, b) for n, b in changing]
+        self._counters = [
+            (b, b.clone())
+            for n, b in changing
+            if not b.is_floating_point() and not n.endswith("num_batches_tracked")  # without effect
+        ]
+
+    def check_buffers(self) -> None:
+        """Check that the module writes its buffers in place, where the vector and the next client find them.
+
+        Raises:
+            UserError: it has put another tensor in the place of one.
+        """
+        for place, name, buffer in self._buffers:
+            last = name.rpartition(".")[2]
+            if place.get(last) is not buffer:
+                place[last] = buffer
+                remedy = f"its code replaces the buffer; write into it: self.{last}.copy_(...)"
+                raise UserError("model", name, remedy)
 
     def load(self, vector: torch.Tensor, train: bool | None = None) -> nn.Module:
         """Copy `vector` [d] into the module and return it, in training mode or not (None: as it is).
 
         Raises:
             ValueError: it has another length; one number would be copied to all places.
+            UserError: the module has replaced a buffer.
         """
+        self.check_buffers()
         if vector.shape != self.vector.shape:
             raise ValueError(f"expected {len(self.vector)} numbers, got a tensor of {list(vector.shape)}")
         self.vector.copy_(vector)
+        for counter, initial in self._counters:
+            counter.copy_(initial)
         if train is not None:
             for module in self._modules:  # quicker than Module.train, which sets what is set already
                 if module.training is not train:

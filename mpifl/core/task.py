@@ -31,7 +31,8 @@ class Task(ABC):
     Attributes:
         labels: the kinds of labels that it takes (`DataInfo.labels`).
         known: its metrics, by name.
-        cross_entropy: whether its loss is the cross-entropy of classes, which the kernels in C compute.
+        cross_entropy: whether its loss is the cross-entropy of classes, which the kernels in C compute; of a
+            class derived from one where it is, only where the loss is not its own.
         called: its name in a configuration; of a task of your own, the path by which it was imported.
     """
 
@@ -56,8 +57,27 @@ class Task(ABC):
         return self.losses(output, labels).mean()
 
     def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the samples' losses, a scalar. Default: that of `losses`."""
+        """Return the sum of what `loss` is the mean of, a scalar. Default: that of `losses`."""
         return self.losses(output, labels).sum()
+
+    def count(self, labels: torch.Tensor) -> int:
+        """Return the number of terms that `total_loss` sums up. Default: the samples."""
+        return len(labels)
+
+    @property
+    def has_total(self) -> bool:
+        """Whether `loss` is `total_loss` over `count`: not where a class says only what `loss` is."""
+        return self._declares("total_loss", ("loss",))
+
+    @property
+    def for_kernels(self) -> bool:
+        """Whether its loss is the cross-entropy of classes."""
+        return self.cross_entropy and self._declares("cross_entropy", ("losses", "loss", "total_loss"))
+
+    def _declares(self, name: str, others: Sequence[str]) -> bool:
+        """Return whether no class derived from the one that says `name` says one of the others."""
+        first = {n: i for i, c in reversed([*enumerate(type(self).__mro__)]) for n in vars(c)}
+        return all(first[name] <= first[other] for other in others)
 
     # -- evaluation
 

@@ -141,7 +141,7 @@ class RunContext:
         system, on_cpu = self.config.system, self.learner.device.type == CPU
         options: dict[str, Any] = {"sums": system.sums}
         if on_cpu:
-            options["compiled"] = system.kernels and self.learner.task.cross_entropy
+            options["compiled"] = system.kernels and self.learner.task.for_kernels
         else:
             options |= {"graphs": system.cuda_graphs, "deterministic": system.deterministic}
         if system.sums != "exact":

@@ -138,8 +138,11 @@ class Network:
         gradient = self.gradient.zero_() if by_steps else None
         pieces = list(_batches(orders, batch) if by_steps else orders)
         before = 0 if kept is None else kept.steps
-        if update is None and kept is not None and kept.momentum is not None:
-            self.momentum.copy_(kept.momentum)
+        if update is None and kept is not None:
+            if kept.momentum is None:  # what does not move is kept, too: nothing of other clients
+                self.momentum.zero_()
+            else:
+                self.momentum.copy_(kept.momentum)
         for i, index in enumerate(pieces):
             factors = sample_weights
             if factors is not None and change is not None:

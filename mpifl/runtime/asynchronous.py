@@ -421,10 +421,11 @@ class AsynchronousEngine(Engine):
         lag = np.array([a.row["staleness"] for a in arrivals])
         uploads: dict[str, list[torch.Tensor]] = {}
         for a in arrivals:
-            for name, rows in a.vectors.items():
-                uploads.setdefault(name, []).extend(rows.unbind())
+            for name, vectors in a.vectors.items():
+                uploads.setdefault(name, []).extend(vectors.unbind())
         reports = step.reports_of(headers, lag, np.argsort(places))
-        adjust = (lambda plan: damp(plan, self.policy.step_sizes(lag))) if damps else None
+        rows = {name: len(table) for name, table in server.tables.items()}
+        adjust = (lambda plan: damp(plan, self.policy.step_sizes(lag), rows)) if damps else None
         result = step.advance(server, reports, uploads, self.aggregator, adjust)
         assert result is not None
         plan, new = result.plan, result.server

@@ -111,6 +111,7 @@ class Worker:
         if (visit := plain_visit(config.algorithm)) is not None and config.stack == 1:
             self._plain = PlainVisitRunner(config, tables, watch, visit, self._remembered)
         self._buffer = UploadBuffer()
+        self._bases: dict[int, Vector | None] = {}  # number of a visit -> what its upload `model` is based on
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
 
     def client(self, k: int, visit: int, step: int, work: Fraction | None = None) -> Client:
@@ -139,6 +140,7 @@ class Worker:
             fingerprint: whether clients give their one-shot statistics instead of training.
         """
         start, headers, dropped = perf_counter(), list[ReportHeader](), list[Dropped]()
+        self._bases.clear()
         if self._plain is not None and not fingerprint and self._plain.fit(batch):
             self._buffer.clear()
             out = self._buffer.rows(self.config.clients.layout.size, len(batch.visits))
@@ -172,12 +174,14 @@ class Worker:
     def updates(self, batch: TaskBatch, results: VisitResults) -> list[Vector]:
         """Return how far each visit of a step moved the model that it downloaded: [d] each, as reported."""
         tasks = {task.number: task for task in batch.visits}
-        starts = (
-            self.message(tasks[number], batch.step, batch.version).vectors["model"][0]
-            for number in results.numbers
-        )
-        models = results.uploads.get("model", [])
-        return [w - x.to(w.device) for w, x in zip(models, starts, strict=True)]
+        changes = []
+        for number, w in zip(results.numbers, results.uploads.get("model", []), strict=True):
+            if number in self._bases:
+                base = self._bases[number]
+            else:
+                base = self.message(tasks[number], batch.step, batch.version).vectors["model"][0]
+            changes.append(w if base is None else w - base.to(w.device))
+        return changes
 
     def _room(self) -> int:
         """Return the bytes of a step's uploads that may stay on the device."""
@@ -191,6 +195,8 @@ class Worker:
         """Return what a client reports; its one-shot statistics where `visits` is None."""
         hook = "fingerprint" if visits is None else "local_update"
         report, sizes = self._fingerprint(task, batch) if visits is None else visits.report(task)
+        if self.config.updates and "model" in report.based_on:
+            self._bases[task.number] = report.based_on["model"]
         notes, findings, exchanges = self._probe(report, task, peers, batch.step)
         findings = {**findings, **self._row_distances(report, batch.compared)}
         return self._header(hook, task, report, sizes, notes, findings, exchanges), report.vectors

@@ -8,6 +8,7 @@ asynchronous form. Tables that add up beside the models (SCAFFOLD's control vari
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -26,17 +27,25 @@ def step_sizes(lag: np.ndarray, rate: float, staleness_a: float) -> np.ndarray:
     return np.asarray(rate * (1.0 + lag) ** -staleness_a)
 
 
-def damp(plan: Plan, sizes: np.ndarray) -> Plan:
+def damp(plan: Plan, sizes: np.ndarray, num_rows: Mapping[str, int]) -> Plan:
     """Return a plan whose mixings go only part of the way from the old rows.
+
+    A mixing that changes the number of rows is left as it is: there is no old row to stay near.
 
     Args:
         plan: what the method decided.
         sizes: step size a_j of upload j [m]. In each row, uploads share its weight in proportion to a_j, and
             the row goes a = sum_j w_j a_j / sum_j w_j of the way.
+        num_rows: rows of each table before the step.
     """
     if (sizes == 1).all():
         return plan
-    return replace(plan, mixings=[_damped(m, sizes) for m in plan.mixings])
+    mixings, rows = [], dict(num_rows)
+    for mixing in plan.mixings:
+        same = rows.get(mixing.into) == mixing.num_rows
+        mixings.append(_damped(mixing, sizes) if same else mixing)
+        rows[mixing.into] = mixing.num_rows
+    return replace(plan, mixings=mixings)
 
 
 def _damped(mixing: Mixing, sizes: np.ndarray) -> Mixing:
@@ -48,8 +57,6 @@ def _damped(mixing: Mixing, sizes: np.ndarray) -> Mixing:
     # [K]; a row that takes nothing from uploads, only from other rows, goes all the way
     a = np.where(total > 0, size @ each / np.where(total > 0, total, 1.0), 1.0)
     if mixing.keep is not None and mixing.keep.ndim == 2:
-        if mixing.keep.shape[0] != mixing.keep.shape[1]:
-            return mixing  # the number of rows changes: there is no old row to stay near
         keep = a[:, None] * mixing.keep + np.diag(1 - a)
     else:
         keep = 1 - a + a * (0.0 if mixing.keep is None else mixing.keep)

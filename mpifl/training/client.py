@@ -187,8 +187,15 @@ class LocalClient(Client):
         return self.task.losses(output, split.y.to(output.device))
 
     def loss(self, vector: Vector, split: Split | None = None) -> float:
-        """Return the mean loss."""
-        return float(self.losses(vector, split).double().mean())
+        """Return the mean loss, as training takes it: of texts, the mean over tokens."""
+        split, task = split or self.data.train, self.task
+        if task.has_total and type(task).count is Task.count:
+            return float(self.losses(vector, split).double().mean())
+        output = self.logits(vector, split.x)
+        y = split.y.to(output.device)
+        if not task.has_total:
+            return float(task.loss(output, y))
+        return float(task.total_loss(output.double(), y)) / max(task.count(y), 1)
 
     def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
         """Return metrics, `loss` and own metrics on `split` (default: test data); NaN for an empty one."""

@@ -69,7 +69,7 @@ class KernelBackend(Backend):
     def _weights(self, request: Request) -> torch.Tensor | None:
         """Return the weight [n] of each sample in the task's loss; None where the loss is another one."""
         loss = request.loss
-        if type(loss) is not WeightedLoss or not loss.task.cross_entropy:
+        if type(loss) is not WeightedLoss or not loss.task.for_kernels:
             return None
         w = loss.weights
         fits = w.dtype == torch.float32 and w.device.type == "cpu" and w.shape == (len(request.split),)

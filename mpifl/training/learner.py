@@ -71,7 +71,7 @@ class Learner:
         task: Task | None = None,
     ) -> None:
         self.task = task or Classification()
-        known = kernels and not graphs and self.task.cross_entropy
+        known = kernels and not graphs and self.task.for_kernels
         self.context = context = ModelContext(model, device, self.task, known)
         self.device, self.layout, self.flat = context.device, context.layout, context.flat
         self.init = self.flat.vector.clone() if init is None else init.to(self.device)

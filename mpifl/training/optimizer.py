@@ -120,7 +120,7 @@ class OptimizerStep:
         self.context, self.moving = context, context.moving(part)
         self.adam, self.kept = config.optimizer == "adam", kept
         self.before = 0 if kept is None else kept.steps  # steps of earlier visits
-        if self.adam:
+        if self.adam or (kept is not None and kept.momentum is None):  # nothing of other clients is kept
             context.momentum.zero_()
             context.square.zero_()
         self.load()

@@ -120,19 +120,27 @@ def train_by_steps(
     if replacement is not None:
         total += replacement.total
     steps = update.steps
+    context.flat.check_buffers()
     update.save()
     return request.outcome(context.flat.vector.clone(), steps, float(total) / steps if steps else 0.0)
 
 
 def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, batch_size: int) -> torch.Tensor:
-    """Return the gradient [p] of the mean loss of `vector` [d] over `split`, in evaluation mode."""
-    flat = context.flat
+    """Return the gradient [p] of the mean loss of `vector` [d] over `split`, in evaluation mode.
+
+    Where only the loss of a batch is known, all samples are one batch.
+    """
+    flat, task = context.flat, context.task
     module = flat.load(vector, train=False)
     flat.grad.zero_()
-    for index in torch.arange(len(split), device=context.device).split(batch_size):
+    count = max(task.count(split.y), 1)
+    for index in torch.arange(len(split), device=context.device).split(
+        batch_size if task.has_total else max(len(split), 1)
+    ):
         with context.kernels():
-            loss = context.task.total_loss(module(split.x[index]), split.y[index])
-        (loss / len(split)).backward()
+            output, y = module(split.x[index]), split.y[index]
+            loss = task.total_loss(output, y) / count if task.has_total else task.loss(output, y)
+        loss.backward()
     return flat.grad.clone()
 
 

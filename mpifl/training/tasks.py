@@ -56,11 +56,15 @@ class Classification(Task):
         return F.cross_entropy(output, labels, reduction="none")
 
     def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy."""
+        """Return the mean cross-entropy; that of `losses` where a derived class has its own."""
+        if type(self).losses is not Classification.losses:
+            return super().loss(output, labels)
         return F.cross_entropy(output, labels)
 
     def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the cross-entropies."""
+        """Return the sum of the cross-entropies; that of `losses` where a derived class has its own."""
+        if type(self).losses is not Classification.losses:
+            return super().total_loss(output, labels)
         return F.cross_entropy(output, labels, reduction="sum")
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
@@ -70,7 +74,7 @@ class Classification(Task):
         found: dict[str, torch.Tensor | np.ndarray] = {
             "n": torch.tensor(len(labels)),
             "hits": hit.sum().cpu(),
-            "loss": F.cross_entropy(output, labels, reduction="none").double().sum().cpu(),
+            "loss": self.losses(output, labels).double().sum().cpu(),
         }
         if "top5" in self.metrics:
             best = output.topk(min(5, output.shape[1]), dim=1).indices
@@ -95,7 +99,7 @@ class Classification(Task):
 
     def evaluate(self, output: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         """Return what samples score; accuracy alone needs no sums, for it is a mean over samples."""
-        loss = float(F.cross_entropy(output, labels))
+        loss = float(self.loss(output, labels))
         if self.metrics == ("accuracy",):
             return {"accuracy": int((output.argmax(1) == labels).sum()) / len(labels), "loss": loss}
         return {**super().evaluate(output, labels), "loss": loss}
@@ -247,9 +251,22 @@ class NextToken(Task):
         return each.sum(1) / (labels != IGNORED).sum(1).clamp_min(1)
 
     def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy of a token."""
-        total = F.cross_entropy(output.movedim(-1, 1), labels, reduction="sum", ignore_index=IGNORED)
-        return total / (labels != IGNORED).sum().clamp_min(1)
+        """Return the mean cross-entropy of a token, or of `losses` where a derived class has its own."""
+        if type(self).losses is not NextToken.losses:
+            return super().loss(output, labels)
+        return self.total_loss(output, labels) / (labels != IGNORED).sum().clamp_min(1)
+
+    def total_loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the cross-entropies of all tokens."""
+        if type(self).losses is not NextToken.losses:
+            return super().total_loss(output, labels)
+        return F.cross_entropy(output.movedim(-1, 1), labels, reduction="sum", ignore_index=IGNORED)
+
+    def count(self, labels: torch.Tensor) -> int:
+        """Return the number of tokens that count."""
+        if type(self).losses is not NextToken.losses:
+            return super().count(labels)
+        return int((labels != IGNORED).sum())
 
     def sums(self, output: torch.Tensor, labels: torch.Tensor) -> Sums:
         """Return tokens that count, hits among them, and their cross-entropies."""

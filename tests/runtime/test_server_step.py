@@ -357,6 +357,35 @@ def test_updates_are_compared_with_their_mean_in_every_module(tmp_path):
             assert_allclose(one["cosine"], cosine, rtol=1e-9)
 
 
+class Changes(Algorithm):
+    """FedAvg whose clients upload changes, from nothing or from a vector that they name."""
+
+    def __init__(self, named: bool) -> None:
+        self.named = named
+
+    def local_update(self, message, state, client, key):
+        """Upload the change, or the model beside the one that it is based on, half as long."""
+        x = message["model"][0]
+        w = client.sgd(x, key).vector
+        upload, base = (w - x / 2, x / 2) if self.named else (w - x, None)
+        return client.report(based_on={"model": base}, model=upload), {}
+
+    def aggregate(self, server, notes):
+        """Leave the rows alone."""
+        return Plan([add(np.zeros((1, len(notes.client))))])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_uploads_that_are_changes_are_compared_as_what_they_are(named, tmp_path):
+    asked = {"model": worlds.mlp(8), "output": OutputConfig(updates=True)}
+    plain = worlds.run(CATALOGUE["fedavg"](), worlds.Tiny(), tmp_path / "a", 1, **asked).server_step.updates
+    found = worlds.run(Changes(named), worlds.Tiny(), tmp_path / "b", 1, **asked).server_step.updates
+    one = [(row["size"], row["cosine"], row["distance"]) for row in plain]
+    other = [(row["size"], row["cosine"], row["distance"]) for row in found]
+    assert len(one) > 0
+    assert_allclose(other, one, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["ifca", "fedper", "fesem"])
 def test_updates_are_compared_only_of_one_whole_model(name, tmp_path):
     with pytest.raises(UserError, match="updates"):

@@ -39,6 +39,23 @@ def visits(learner: Learner, config: LocalConfig, kept: KeptOptimizer | None, **
     return w
 
 
+@pytest.mark.parametrize("config", [FULL, ADAM], ids=["sgd", "adam"])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_nothing_of_another_client_is_kept_where_the_part_differs_between_visits(name, config):
+    """A client trains the head, then the body; another one has trained on the same rank before."""
+
+    def trained(learner: Learner, client: int) -> torch.Tensor:
+        kept, w, split = KeptOptimizer(), learner.init, worlds.draw("train", client, 12, client)
+        for visit, part in enumerate(("head", "body", "head")):
+            moving = learner.layout.part(part)
+            w = learner.sgd(w, split, config, key(client, visit), kept=kept, part=moving).vector
+        return w
+
+    alone, busy = learner_of(name), learner_of(name)
+    trained(busy, 0)
+    assert torch.equal(trained(alone, 1), trained(busy, 1))
+
+
 @pytest.mark.parametrize("directed", [False, True])
 @pytest.mark.parametrize("config", [FULL, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("name", BACKENDS)

@@ -304,6 +304,54 @@ def test_a_frozen_batch_norm_uses_and_keeps_its_running_means():
     assert learner.flat.module.body[2].training, "the next visit trains batch norm again"
 
 
+class Counting(nn.Module):
+    """Opens a gate with the batches that it has seen, counted in a buffer of integers."""
+
+    def __init__(self, in_place: bool = True) -> None:
+        super().__init__()
+        self.layer, self.in_place = nn.Linear(16, 3), in_place
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            if self.in_place:
+                self.seen += 1
+            else:
+                self.seen = self.seen + 1
+        return self.layer(x.flatten(1)) * (1 - torch.exp(-(1 + self.seen) / 5.0))
+
+
+def test_what_a_buffer_of_integers_counted_is_of_one_visit():
+    config = LocalConfig(epochs=2, batch_size=8, lr=0.1)
+    learner = Learner(Counting())
+    first = learner.sgd(learner.init, SPLIT, config, KEY).vector
+    assert int(learner.context.flat.module.seen) == 6, "it counts within the visit"
+    assert torch.equal(learner.sgd(learner.init, SPLIT, config, KEY).vector, first)
+    plain = Counting()
+    plain.load_state_dict(
+        dict(zip(("layer.weight", "layer.bias"), _layers(learner.init), strict=True)), strict=False
+    )
+    for index in batches(len(SPLIT), config):
+        plain.zero_grad()
+        F.cross_entropy(plain(SPLIT.x[index]), SPLIT.y[index]).backward()
+        with torch.no_grad():
+            for p in plain.parameters():
+                p -= 0.1 * p.grad
+    assert_close(first, flatten(plain))
+
+
+def _layers(vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return vector[:48].view(3, 16), vector[48:]
+
+
+def test_a_network_that_puts_another_tensor_in_the_place_of_a_buffer_is_refused():
+    learner = Learner(Counting(in_place=False))
+    with pytest.raises(
+        UserError, match=r"model = 'seen': its code replaces the buffer; write into it: self.seen.copy_"
+    ):
+        learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=8), KEY)
+
+
 def test_batch_norm_that_averages_over_all_batches_of_a_rank_is_refused():
     """Its counter is no part of the vector: a client's mean would depend on who trained there before."""
     with pytest.raises(UserError, match="momentum"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -11,12 +13,20 @@ import torch
 import torch.nn.functional as F
 from numpy.testing import assert_allclose
 from sklearn import metrics as sk
+from support import worlds
+from torch import nn
 
 from mpifl.core.errors import UserError
-from mpifl.core.federation import DataInfo
+from mpifl.core.federation import ClientData, DataInfo, Split
 from mpifl.core.metric import METRICS, metric_of_column
+from mpifl.core.parameters import flatten
+from mpifl.core.rng import key
 from mpifl.core.task import SUMS
+from mpifl.models import MODELS
 from mpifl.results.metrics import pooled, spread
+from mpifl.training.client import LocalClient
+from mpifl.training.config import LocalConfig
+from mpifl.training.learner import Learner
 from mpifl.training.tasks import TASKS, Classification, MultiLabel, NextToken, Regression
 
 N, L, T = 40, 6, 5
@@ -69,11 +79,116 @@ def test_a_loss_is_the_mean_of_its_samples_and_has_a_gradient(task):
     losses = task.losses(output, labels)
     assert losses.shape == (N,)
     assert_allclose(task.loss(output, labels).item(), losses.mean().item(), rtol=1e-5)
-    assert_allclose(task.total_loss(output, labels).item(), losses.sum().item(), rtol=1e-5)
+    each = 4 if isinstance(task, NextToken) else 1  # tokens that count
+    assert task.count(labels) == each * N
+    assert_allclose(task.total_loss(output, labels).item(), each * losses.sum().item(), rtol=1e-5)
     assert_allclose(task.evaluate(output.detach(), labels)["loss"], losses.mean().item(), rtol=1e-5)
     (gradient,) = torch.autograd.grad(task.loss(output, labels), output)
     assert torch.isfinite(gradient).all()
     assert gradient.abs().sum() > 0
+
+
+def smoothed(output, labels):
+    """Return the smoothed cross-entropy of each sample."""
+    return F.cross_entropy(output, labels, reduction="none", label_smoothing=0.9)
+
+
+@dataclass(frozen=True)
+class Losses(Classification):
+    """Says the loss of a sample only."""
+
+    def losses(self, output, labels):
+        """Smooth."""
+        return smoothed(output, labels)
+
+
+@dataclass(frozen=True)
+class Whole(Losses):
+    """Says all three."""
+
+    def loss(self, output, labels):
+        """Return the mean."""
+        return self.losses(output, labels).mean()
+
+    def total_loss(self, output, labels):
+        """Return the sum."""
+        return self.losses(output, labels).sum()
+
+
+@dataclass(frozen=True)
+class Batch(Classification):
+    """Says the loss of a batch only: it is no mean over samples."""
+
+    def loss(self, output, labels):
+        """Return the root of the summed squares."""
+        return F.cross_entropy(output, labels, reduction="none").square().sum().sqrt()
+
+
+@dataclass(frozen=True)
+class Declared(Whole):
+    """Says that its loss is the cross-entropy all the same."""
+
+    cross_entropy: ClassVar[bool] = True
+
+
+def test_a_derived_task_with_a_loss_of_its_own_is_none_for_the_kernels():
+    assert Classification().for_kernels
+    assert [task().for_kernels for task in (Losses, Whole, Batch, Declared)] == [False, False, False, True]
+    assert [task().has_total for task in (Classification, Losses, Whole, Batch)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("task", [Losses(), Whole(), Batch()], ids=["losses", "whole", "batch"])
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_derived_task_is_trained_on_its_own_loss(task, kernels):
+    """Two full-batch steps, and the gradient in batches, are those of plain PyTorch in float64."""
+    torch.manual_seed(2)
+    module = MODELS["mlp"](hidden=(6,)).build((1, 4, 4), 3)
+    learner = Learner(deepcopy(module), kernels=kernels, task=task)
+    split = worlds.draw("train", 0, 23, 0)
+    found = learner.sgd(learner.init, split, LocalConfig(epochs=2, batch_size=23, lr=0.2), key(0)).vector
+    plain = deepcopy(module).double()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.2)
+    for step in range(2):
+        output = plain(split.x.double())
+        loss = task.loss(output, split.y) if isinstance(task, Batch) else smoothed(output, split.y).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if not step:
+            expected = torch.cat([p.grad.reshape(-1) for p in plain.parameters()])
+            found_gradient = learner.gradient(learner.init, split, batch_size=5)
+            assert_allclose(found_gradient, expected, atol=1e-6)
+        optimizer.step()
+    assert_allclose(found, flatten(plain), atol=1e-6)
+
+
+class Tokens(nn.Module):
+    """Guesses the next token from one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(L, 5), nn.Linear(5, L)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.long())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x))
+
+
+def test_gradient_and_loss_of_texts_are_those_of_what_is_trained():
+    """Tokens that count are 4, 1, 1, 2, ...: a step on the full batch is one along the gradient."""
+    torch.manual_seed(2)
+    learner = Learner(Tokens(), kernels=False, task=NextToken())
+    rng = torch.Generator().manual_seed(1)
+    x, y = (torch.randint(L, (9, T), generator=rng) for _ in range(2))
+    y = y.masked_fill(torch.arange(T) >= torch.tensor([4, 1, 1, 2, 5, 1, 1, 3, 1])[:, None], -100)
+    split = Split(x, y)
+    gradient = learner.gradient(learner.init, split, batch_size=2)
+    trained = learner.sgd(learner.init, split, LocalConfig(epochs=1, batch_size=9, lr=0.5), key(0))
+    assert_allclose(trained.vector, learner.init - 0.5 * gradient, atol=1e-6)
+    federation = SimpleNamespace(client=lambda k, visit: ClientData(split, split, split))
+    client = LocalClient(0, federation, learner, LocalConfig())
+    assert client.loss(learner.init) == pytest.approx(trained.loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("task", TESTED.values(), ids=TESTED)
