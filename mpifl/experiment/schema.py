@@ -290,7 +290,7 @@ class Config:
         cohort_size: number of clients that take part, instead of `participation`; null for none.
         on_client_error: what happens when a client raises, runs out of memory or returns numbers that are not
             finite: `abort` ends the run; `drop` tries its visit once more, then leaves it out of the step and
-            lists it in dropped.csv.
+            lists it in dropped.csv. A client that fails to give one-shot statistics ends the run in both.
         seed: seeds, one for each kind of randomness.
         local: how a client trains.
         task: what models are trained for: loss and metrics.
