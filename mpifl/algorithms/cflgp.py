@@ -87,6 +87,14 @@ class CFLGP(ComparedUploads, Algorithm):
         starts = (None, "independent", "alike")
         require(self.starts in starts, "starts", self.starts, "take independent or alike")
         require(self.variant in ("paper", "emdcfl"), "variant", self.variant, "take paper or emdcfl")
+        if self._takes_one_step:
+            ignores = dict.fromkeys(("epochs", "steps", "momentum"), "algorithm.protocol gap")
+            object.__setattr__(self, "needs", replace(self.needs, ignores=ignores))
+
+    @property
+    def _takes_one_step(self) -> bool:
+        """Whether a visit is one step on one mini-batch."""
+        return self.variant == "paper" and self.protocol == "gradient"
 
     def _k(self, num_clients: int) -> int:
         """Return the number of rows."""
@@ -120,7 +128,7 @@ class CFLGP(ComparedUploads, Algorithm):
 
     def _train(self, client: Client, w: Vector, key: Key) -> Trained:
         """Take one mini-batch step, or train a whole visit."""
-        if self.variant == "emdcfl" or self.protocol == "gap":
+        if not self._takes_one_step:
             return client.sgd(w, key)
         batch = next(client.batches(key, epochs=1), client.data.train)  # all, where nothing is trained
         step: dict[str, Any] = {"epochs": 1, "batch_size": len(batch), "momentum": 0.0}

@@ -7,9 +7,9 @@ averaged over everyone.
 
 Differs: the choice at test time is the last training choice (the repository peeks at test labels), and a
 client that never took part chooses when it is evaluated, as in a visit. Gradients are those of all training
-data. `restarts` is the repository's search for initial models: without it two groups often choose the same
-one. Variant `emdcfl`, the EMD-CFL repository: selection on validation data by the mean of batch means, in
-which a short last batch counts as much as the others, and averages by samples.
+data, in one plain step a visit. `restarts` is the repository's search for initial models: without it two
+groups often choose the same one. Variant `emdcfl`, the EMD-CFL repository: selection on validation data by
+the mean of batch means, in which a short last batch counts as much as the others, and averages by samples.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from mpifl.core.types import Reads, Vector
 from mpifl.training.evaluation import best_model
 
 VARIANTS = ("averaging", "gradient", "emdcfl")
+ONE_STEP = ("epochs", "steps", "batch_size", "momentum", "optimizer")  # of `local`, which `gradient` ignores
 LOSS_BATCH = 64  # samples; variant emdcfl
 
 
@@ -89,6 +90,7 @@ class IFCA(OneShotStatistics, PlainVisits, RowUpdates, Algorithm):
         needs = Needs(
             validation=self._on == "val",
             new_optimizer=self.variant == "gradient",
+            ignores=dict.fromkeys(ONE_STEP if self.variant == "gradient" else (), ""),
             averages=True,
             different_starts=True,
         )

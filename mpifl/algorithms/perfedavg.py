@@ -6,9 +6,9 @@ f(w; D); first order (`fo`): w <- w - beta grad f(theta; D'); Hessian-free (`hf`
 h), g' = grad f(theta; D'), h = (grad f(w + delta g'; D'') - grad f(w - delta g'; D'')) / (2 delta). Judged
 after theta = w - alpha grad F_k(w) on all training data.
 
-Of `local` only epochs and batch_size apply: a visit takes as many steps as FedAvg would. Gradients are taken
-in evaluation mode (no dropout; batch norm keeps its initial statistics). The paper averages by number, here
-by samples.
+Of `local` only epochs, steps and batch_size apply: a visit takes as many steps as FedAvg would. Gradients are
+taken in evaluation mode (no dropout; batch norm keeps its initial statistics). The paper averages by number,
+here by samples.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from mpifl.core.method import (
 from mpifl.core.mixing import Plan, average
 
 VARIANTS = ("fo", "hf")
+# keys of `local`
+IGNORED = ("momentum", "weight_decay", "optimizer", "lr_decay", "milestones", "gamma", "augment")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,12 @@ class PerFedAvg(RowUpdates, Algorithm):
     delta: float = 1e-3
 
     paper = "fallah2020personalized"
-    needs = Needs(new_optimizer=True, own_gradients=True, averages=True)
+    needs = Needs(
+        new_optimizer=True,
+        own_gradients=True,
+        ignores={"lr": "algorithm.alpha and algorithm.beta", **dict.fromkeys(IGNORED, "")},
+        averages=True,
+    )
 
     def __post_init__(self) -> None:
         require(self.alpha >= 0, "alpha", self.alpha, "take 0 or more")

@@ -5,7 +5,8 @@ global model, w_i the client's copy, theta personal model. R times: on one mini-
 - eta_p (grad l(theta) + lambda (theta - w_i) + mu theta), theta warm-started; then w_i <- w_i - eta lambda
 (w_i - theta). Server: w <- (1 - beta) w + beta sum n_i w_i / sum n_i. Judged by theta.
 
-Its rates are its own: of `local` only batch_size and the schedule of the rate apply, training is plain SGD.
+Its rates are its own, and training is plain SGD: of `local` only batch_size, augment, precision and the
+schedule of the rate apply, which changes eta_p and leaves eta as it is.
 mu is in the authors' code, not in the paper. There everyone trains and the sampled are averaged; here only
 the sampled train.
 
@@ -32,6 +33,14 @@ from mpifl.core.mixing import Plan, blend, shares
 from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import proximal
 
+IGNORED = {  # keys of `local` -> keys of the method
+    "epochs": "algorithm.local_rounds",
+    "steps": "algorithm.local_rounds",
+    "lr": "algorithm.lr and algorithm.personal_lr",
+    "momentum": "",
+    "weight_decay": "algorithm.mu (variant paper)",
+    "optimizer": "algorithm.variant ucfl",
+}
 VECTORS = ("theta", "w")  # what the optimisers of UCFL's code move
 
 
@@ -110,7 +119,7 @@ class PFedMe(Algorithm):
     variant: str = "paper"
 
     paper = "dinh2020personalized"
-    needs = Needs(client_state=True, new_optimizer=True, averages=True)
+    needs = Needs(client_state=True, new_optimizer=True, ignores=IGNORED, averages=True)
 
     def __post_init__(self) -> None:
         for name in ("lam", "lr", "personal_lr", "beta"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,6 +37,8 @@ class Needs:
             differs from the last one, or reckons with the momentum; `local.keep_optimizer` is refused.
         own_gradients: its steps are made of gradients that it takes by itself (`Client.gradient`), which are
             float32; `local.precision: bfloat16` is refused.
+        ignores: keys of `local` that change nothing in its visits -> the keys of the method that count in
+            their place, empty for none; who sets one is told so.
         round_number: it counts on rounds: what a client does depends on their number, or clients are grouped
             anew between them; only policy `rounds` will do.
         server_update: the hook of that name changes rows.
@@ -70,6 +72,7 @@ class Needs:
     plain_sgd: bool = False
     new_optimizer: bool = False
     own_gradients: bool = False
+    ignores: Mapping[str, str] = field(default_factory=dict)
     round_number: bool = False
     server_update: bool = False
     min_cohort: int = 1

@@ -68,7 +68,7 @@ from mpifl.training.client import LocalClients, public_clients
 from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner, pick_stack
 from mpifl.training.own_metrics import load_metrics
-from mpifl.training.per_client import local_configs
+from mpifl.training.per_client import SECTION, local_configs
 from mpifl.training.precision import FLOAT32, check_precision
 
 from .context import Decisions, Parts, RunContext
@@ -456,6 +456,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         require(not needs.new_optimizer, "local.keep_optimizer", True, remedy)
         remedy = "clients that are stacked begin with new optimisers; take 1, or local.keep_optimizer false"
         require(config.system.stack <= 1, "system.stack", config.system.stack, remedy)
+    warn_of_ignored(config)
     empty = np.flatnonzero(sizes[:, 0] < 1)
     require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
 
@@ -552,6 +553,24 @@ def check_needs(needs: Needs, config: Config, info: DataInfo) -> None:
     remedy = f"it compares {' or '.join(needs.inputs)}, and samples of this source are {info.inputs}"
     fits = not needs.inputs or info.inputs in needs.inputs
     require(fits, "algorithm.name", name, f"{remedy}; take another method")
+
+
+def warn_of_ignored(config: Config) -> None:
+    """Name the keys of local training that are set and change nothing under the method."""
+    ignores, default = config.algorithm.needs.ignores, LocalConfig()
+    if config.evaluation.finetune_epochs:  # which trains by `local`, but for its length
+        ignores = {name: own for name, own in ignores.items() if name in ("epochs", "steps")}
+    found = {
+        f"local.{name}": name for name in ignores if getattr(config.local, name) != getattr(default, name)
+    }
+    for clients, changes in config.per_client.items():
+        given = {name for name, value in asdict(changes).items() if value is not None}
+        found |= {f"{SECTION}.{clients}.{name}": name for name in ignores if name in given}
+    if not found:
+        return
+    own = [text for text in dict.fromkeys(ignores[name] for name in found.values()) if text]
+    remedy = f"; set {', '.join(own)}" if own else ""
+    warn_once(f"{', '.join(found)}: without effect on how {type(config.algorithm).__name__} trains{remedy}")
 
 
 def check_outputs(config: Config, federation: Federation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +109,48 @@ def test_a_method_says_where_it_comes_from_and_is_configured_by_its_name(name):
     built = from_tree(Config, {"algorithm": {"name": name}, "model": {"name": "mlp"}})
     assert built.algorithm == cls()
     assert from_tree(Config, to_tree(built)) == built
+
+
+CHANGED: dict[str, dict[str, object]] = {  # key of `local` -> a section in which it is another than in LOCAL
+    "epochs": {"epochs": 3},
+    "steps": {"steps": 4},
+    "batch_size": {"batch_size": 3},
+    "lr": {"lr": 0.5},
+    "momentum": {"momentum": 0.9},
+    "weight_decay": {"weight_decay": 0.1},
+    "optimizer": {"optimizer": "adam"},
+    "lr_decay": {"lr_decay": 0.5},
+    "milestones": {"milestones": (1,)},
+    "augment": {"augment": "crop_flip"},
+}
+OWN_STEPS: list[tuple[str, dict[str, object]]] = [
+    ("perfedavg", {}),
+    ("pfedme", {}),
+    ("pfedme", {"variant": "ucfl"}),
+    ("ifca", {"num_clusters": 2, "variant": "gradient"}),
+    ("cflgp", {"num_clusters": 2}),
+]
+
+
+@pytest.mark.parametrize("case", OWN_STEPS, ids=named)
+def test_a_method_names_the_keys_of_local_that_change_nothing(case, tmp_path):
+    method = CATALOGUE[case[0]](**case[1])
+
+    def trained(local: worlds.LocalConfig) -> dict[str, object]:
+        run = worlds.run(method, worlds.Tiny(), tmp_path, steps=2, evaluate=False, local=local)
+        return worlds.state_of(run.server)
+
+    before = trained(worlds.LOCAL)
+    same = {
+        key for key, change in CHANGED.items() if is_same(before, trained(replace(worlds.LOCAL, **change)))
+    }
+    assert same == method.needs.ignores.keys() & CHANGED.keys()
+
+
+def is_same(one: dict[str, object], other: dict[str, object]) -> bool:
+    """Return whether two servers hold the same numbers."""
+    try:
+        worlds.same(one, other)
+    except AssertionError:
+        return False
+    return True

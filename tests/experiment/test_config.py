@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from mpifl.algorithms.registry import CATALOGUE
+from mpifl.cli import main
 from mpifl.core.errors import UserError
 from mpifl.experiment import loader, schema
 from mpifl.experiment.loader import dump, from_tree, load, merged, overrides
@@ -214,3 +215,41 @@ def test_numbers_are_taken_as_their_field_wants_them():
     assert found.output.id == "7"
     with pytest.raises(UserError, match=r"local\.milestones"):
         load(TINY, ["--local.milestones", "[2.5]"])
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            ["--algorithm", "perfedavg", "--local.momentum", "0.9", "--local.augment", "crop_flip"],
+            "local.lr, local.momentum, local.augment: without effect on how PerFedAvg trains; "
+            "set algorithm.alpha and algorithm.beta",
+        ),
+        (
+            ["--algorithm", "perfedavg", "--per_client.0-3.lr", "0.5", "--local.lr", "0.01"],
+            "per_client.0-3.lr: without effect on how PerFedAvg trains; "
+            "set algorithm.alpha and algorithm.beta",
+        ),
+        (
+            ["--algorithm", "pfedme", "--local.epochs", "2", "--evaluation.finetune_epochs", "1"],
+            "local.epochs: without effect on how PFedMe trains; set algorithm.local_rounds",
+        ),
+        (
+            ["--algorithm", "ifca", "--algorithm.variant", "gradient", "--local.momentum", "0.9"],
+            "local.momentum: without effect on how IFCA trains",
+        ),
+        (
+            ["--algorithm", "cflgp", "--local.epochs", "2"],
+            "local.epochs: without effect on how CFLGP trains; set algorithm.protocol gap",
+        ),
+        (["--algorithm", "ifca", "--local.momentum", "0.9"], ""),
+        (["--algorithm", "pfedme", "--local.lr", "0.01"], ""),
+    ],
+)
+def test_what_a_method_ignores_of_local_is_said_once(options, line, capsys):
+    warn_once.cache_clear()
+    for _ in range(2):
+        assert main(["plan", TINY, *options]) == 0
+    assert [x for x in capsys.readouterr().err.splitlines() if "effect" in x] == (
+        [f"mpifl: {line}"] if line else []
+    )
