@@ -137,7 +137,7 @@ class Client(ABC):
             key: addresses the order of the batches.
             direction: changes the gradient before each step (FedProx: `lambda g, w: g + mu * (w - x)`).
             loss: replaces the loss of the task.
-            part: the only part of the vector that moves.
+            part: the only part of the vector that moves; whole tensors.
             split: replaces the training data.
             changes: fields of `LocalConfig` that differ for this call (`epochs=5`, `lr=0.1`); `epochs` also
                 replaces `local.steps`.

@@ -129,7 +129,13 @@ class LocalClient(Client):
         split: Split | None = None,
         **changes: Any,
     ) -> Trained:
-        """Train on the client's training data."""
+        """Train on the client's training data.
+
+        Raises:
+            UserError: `part` cuts a tensor, or holds no parameter.
+        """
+        if part is not None:
+            self._learner.context.check(part)
         config = self._changed(changes)
         memory = self._optimizers if config.remembers else None
         train = self.data.train if split is None else split_on(split, self._learner.device)

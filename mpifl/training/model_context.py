@@ -95,6 +95,8 @@ class ModelContext:
         remedy = "batch norm without momentum depends on which clients a rank trained before; give it one"
         require(all(m.momentum is not None for m in norms), "model", "batch norm", remedy)
         self._moving: dict[tuple[tuple[int, int], ...] | None, MovingPart] = {}
+        self._edges = {0, *(s.stop for s in self.layout.slices.values())}
+        self._checked: set[tuple[tuple[int, int], ...] | None] = set()
 
     def kernels(self) -> AbstractContextManager[object]:
         """Return what makes layers of the model the kernels' while it is active.
@@ -102,6 +104,17 @@ class ModelContext:
         They compute with one thread: where PyTorch has more, it keeps all layers.
         """
         return ChannelsLast() if self._wide and torch.get_num_threads() == 1 else nullcontext()
+
+    def check(self, part: Part) -> None:
+        """Raise `UserError` unless a part is made of whole tensors, some of them parameters."""
+        address = bounds(part)
+        if address in self._checked:
+            return
+        remedy = "cuts a tensor; take whole ones, by client.layout.part(...) or client.layout.slices"
+        require(all({s.start, s.stop} <= self._edges for s in part), "part", address, remedy)
+        trains = any(s.start < min(s.stop, self.layout.num_parameters) for s in part)
+        require(trains, "part", address, "holds no parameter to train; take one that does, or leave sgd out")
+        self._checked.add(address)
 
     def moving(self, part: Part | None) -> MovingPart:
         """Return what moves when `part` is trained (None: everything): all in it that is not frozen."""

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from numpy.testing import assert_allclose
 from support import worlds
+from torch import nn
 from torch.testing import assert_close
 
+from mpifl.core.errors import UserError
 from mpifl.core.federation import Split
 from mpifl.core.parameters import put, take
 from mpifl.core.progress import stages
@@ -132,3 +134,21 @@ def test_a_training_at_the_server_says_which_mini_batch_it_is_at_and_that_of_a_c
     LocalClient(2, federation, learner, worlds.LOCAL).sgd(house.init, key(1), loss=loss)
     assert seen
     assert not any(seen)
+
+
+def test_a_part_that_cuts_a_tensor_or_holds_no_parameter_is_refused():
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    client = LocalClient(2, worlds.Tiny(), Learner(net), worlds.LOCAL)
+    slices, p, d = client.layout.slices, client.layout.num_parameters, client.layout.size
+    weight = slices["1.weight"]
+    cuts = (slice(0, 10),), (slice(5, weight.stop),), (slice(weight.stop, p + 1),), (slice(0, None),)
+    for part in cuts:
+        with pytest.raises(UserError, match="cuts a tensor; take whole ones"):
+            client.sgd(client.init, key(1), part=part)
+    for part in (), (slice(0, 0),), (slice(p, d),):
+        with pytest.raises(UserError, match="holds no parameter"):
+            client.sgd(client.init, key(1), part=part)
+    moved = client.sgd(client.init, key(1), part=(weight, slice(p, d))).vector != client.init
+    assert moved[weight].any()
+    assert not moved[weight.stop : p].any()
