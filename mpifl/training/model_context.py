@@ -156,12 +156,14 @@ class ModelContext:
     def only(self, part: Part) -> Iterator[None]:
         """Freeze everything outside `part` while active; batch norms outside it use their running means."""
         module, slices = self.flat.module, self.layout.slices
+        # by identity: a tensor that several modules share stands in the layout once, under its first name
+        places = {id(p): slices[name].start for name, p in module.named_parameters()}
+        outside = {i for i, at in places.items() if not any(s.start <= at < s.stop for s in part)}
         frozen: list[nn.Parameter] = []
-        for prefix, owner in module.named_modules():
-            names = [f"{prefix}.{n}" if prefix else n for n, _ in owner.named_parameters(recurse=False)]
-            fixed = [n for n in names if not any(s.start <= slices[n].start < s.stop for s in part)]
-            frozen += [p for n in fixed if (p := module.get_parameter(n)).requires_grad]
-            if names and fixed == names:
+        for owner in module.modules():
+            params = list(owner.parameters(recurse=False))
+            frozen += [p for p in params if id(p) in outside and p.requires_grad]
+            if params and outside.issuperset(map(id, params)):
                 owner.eval()
         for p in frozen:
             p.requires_grad_(False)

@@ -176,6 +176,31 @@ def test_only_the_part_moves(name, config):
     assert all(p.requires_grad for p in learner.flat.module.parameters()), "nothing stays frozen"
 
 
+class Tied(nn.Module):
+    """A network with two layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        one, two = nn.Linear(16, 16), nn.Linear(16, 16)
+        two.weight = one.weight
+        self.body, self.head = nn.Sequential(nn.Flatten(), one, nn.ReLU(), two), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("names", [("head.weight", "head.bias"), ("body.1.weight",), ("body.3.bias",)])
+def test_only_the_part_of_a_network_with_shared_weights_moves(names):
+    """A shared weight lies in the vector once."""
+    torch.manual_seed(0)
+    learner = Learner(Tied())
+    part = tuple(learner.layout.slices[name] for name in names)
+    trained = learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=5, lr=0.1), KEY, part=part)
+    moved = trained.vector != learner.init
+    assert {name for name, s in learner.layout.slices.items() if moved[s].any()} == set(names)
+    assert all(p.requires_grad for p in learner.flat.module.parameters()), "nothing stays frozen"
+
+
 @pytest.mark.parametrize("prox", [0.0, 0.7])
 @pytest.mark.parametrize(
     "config", [CONFIGS["momentum and decay"], CONFIGS["adam and decay"]], ids=["sgd", "adam"]
