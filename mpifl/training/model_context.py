@@ -12,7 +12,7 @@ from torch import nn
 from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.module_checks import Untouched
-from mpifl.core.parameters import FlatModel, Part, bounds
+from mpifl.core.parameters import FlatModel, Part, bounds, floating_buffers
 from mpifl.core.rng import Key
 from mpifl.core.task import Task
 from mpifl.kernels.pooling import use_fast_pooling
@@ -154,16 +154,18 @@ class ModelContext:
 
     @contextmanager
     def only(self, part: Part) -> Iterator[None]:
-        """Freeze everything outside `part` while active; batch norms outside it use their running means."""
+        """Freeze everything outside `part` while active; norms use running means that lie outside it."""
         module, slices = self.flat.module, self.layout.slices
         # by identity: a tensor that several modules share stands in the layout once, under its first name
-        places = {id(p): slices[name].start for name, p in module.named_parameters()}
+        tensors = [*module.named_parameters(), *floating_buffers(module)]
+        places = {id(t): slices[name].start for name, t in tensors}
         outside = {i for i, at in places.items() if not any(s.start <= at < s.stop for s in part)}
         frozen: list[nn.Parameter] = []
         for owner in module.modules():
             params = list(owner.parameters(recurse=False))
             frozen += [p for p in params if id(p) in outside and p.requires_grad]
-            if params and outside.issuperset(map(id, params)):
+            normed = isinstance(owner, nn.modules.batchnorm._NormBase) and id(owner.running_mean) in outside
+            if normed or (params and outside.issuperset(map(id, params))):
                 owner.eval()
         for p in frozen:
             p.requires_grad_(False)

@@ -377,6 +377,20 @@ def test_a_network_that_puts_another_tensor_in_the_place_of_a_buffer_is_refused(
         learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=8), KEY)
 
 
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(6, affine=False), nn.BatchNorm1d(6)], ids=["plain", "affine"]
+)
+@pytest.mark.parametrize("part", ["head", "parameters", "body"])
+def test_running_means_move_only_where_they_lie_in_the_part(norm, part):
+    model = Normed()
+    model.body[2] = norm
+    learner = Learner(model)
+    part, (buffers,) = learner.layout.part(part), learner.layout.part("buffers")
+    trained = learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=5, lr=0.1), KEY, part=part)
+    moved = (trained.vector != learner.init)[buffers]
+    assert moved.any() == any(s.start <= buffers.start < s.stop for s in part)
+
+
 def test_batch_norm_that_averages_over_all_batches_of_a_rank_is_refused():
     """Its counter is no part of the vector: a client's mean would depend on who trained there before."""
     with pytest.raises(UserError, match="momentum"):
