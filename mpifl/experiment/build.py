@@ -302,7 +302,7 @@ def build_parts(
     )
     differing: dict[int, LocalConfig] = {}
 
-    samples = _TrainedSamples(federation, config.local, differing)
+    samples = _TrainedSamples(federation, config.local, differing, learner.context.drop_single)
     duration = visit_duration(
         config.delay,
         config.network,
@@ -325,19 +325,21 @@ class _TrainedSamples:
         federation: the clients' data; None on ranks that have no clock.
         local: how clients train.
         differing: client -> how it trains, of those that train in another way.
+        drop_single: whether batches of one sample are left out.
     """
 
     federation: Federation | None
     local: LocalConfig
     differing: dict[int, LocalConfig]
+    drop_single: bool
 
     def __call__(self, client: int, visit: int) -> int:
         assert self.federation is not None, "rank 0 alone asks what it was told"
         local = self.differing.get(client, self.local)
-        return local.num_trained(self.federation.num_samples(client, visit))
+        return local.num_trained(self.federation.num_samples(client, visit), self.drop_single)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (None, self.local, self.differing)
+        return type(self), (None, self.local, self.differing, self.drop_single)
 
 
 def initial_vectors(model: Any, seed: int, info: DataInfo, apart: bool = False) -> InitialVectors:
@@ -668,9 +670,9 @@ def effort(context: RunContext) -> np.ndarray | None:
     """Return by how much the visits of each client are longer than `local` says [N]; None: all as it says."""
     if not context.parts.differing:
         return None
-    sizes = context.federation.sizes[:, 0].tolist()
-    usual = [max(context.config.local.num_trained(n), 1) for n in sizes]
-    return np.array([context.local_of(k).num_trained(n) / usual[k] for k, n in enumerate(sizes)])
+    sizes, single = context.federation.sizes[:, 0].tolist(), context.learner.context.drop_single
+    usual = [max(context.config.local.num_trained(n, single), 1) for n in sizes]
+    return np.array([context.local_of(k).num_trained(n, single) / usual[k] for k, n in enumerate(sizes)])
 
 
 def _secure(context: RunContext) -> SecureRounds | None:

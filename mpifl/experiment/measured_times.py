@@ -183,10 +183,11 @@ class CutBackend(Backend):
     Args:
         backends: of the learner.
         meter: is told of what was left out.
+        drop_single: whether batches of one sample are left out.
     """
 
-    def __init__(self, backends: Sequence[Backend], meter: Meter) -> None:
-        self.backends, self.meter = backends, meter
+    def __init__(self, backends: Sequence[Backend], meter: Meter, drop_single: bool = False) -> None:
+        self.backends, self.meter, self.drop_single = backends, meter, drop_single
         self.step_s: dict[tuple[object, ...], float] = {}  # kind of a request -> seconds of a step
         self.cut = False
 
@@ -197,8 +198,8 @@ class CutBackend(Backend):
     def train(self, request: Request) -> Trained:
         """Train a request, or its first steps."""
         config, n = request.config, len(request.split)
-        per_epoch = ceil(n / config.batch_size)
-        steps = config.num_steps(n)
+        per_epoch = ceil(config.num_usable(n, self.drop_single) / config.batch_size)
+        steps = config.num_steps(n, self.drop_single)
         kind = (request.kind, request.loss is None, request.direction is None)
         if kind not in self.step_s:
             few = min(steps, 2)
@@ -391,7 +392,7 @@ def measure(context: RunContext, server: Server, decide: float) -> MeasuredTimes
 
 def _cut(learner: Learner, meter: Meter) -> tuple[Learner, list[CutBackend]]:
     """Return a learner whose trainings are cut off, and that of the network beside it."""
-    out, made = copy(learner), CutBackend(learner.backends, meter)
+    out, made = copy(learner), CutBackend(learner.backends, meter, learner.context.drop_single)
     out.backends, backends = (made,), [made]
     if learner.auxiliary is not None:
         out.auxiliary, more = _cut(learner.auxiliary, meter)

@@ -195,7 +195,8 @@ def _visit_duration(run: Run, config: Config) -> VisitDuration:
     sizes = {int(row["client"]): int(row["train"]) for row in run.rows("clients.csv")}
     names = config.devices.fleet(clients, system.of("devices")).names
     differing = local_configs(config.local, config.per_client, names, clients)
-    trained = {k: differing.get(k, config.local).num_trained(n) for k, n in sizes.items()}
+    single = bool(run.summary.get("drop_single", False))  # earlier runs count batches of one sample
+    trained = {k: differing.get(k, config.local).num_trained(n, single) for k, n in sizes.items()}
     return visit_duration(*times, config.devices, lambda k, visit: trained[k])
 
 

@@ -494,6 +494,7 @@ def _summary(
         "ranks": context.transport.size,
         "clients": context.problem.num_clients,
         "model_parameters": context.problem.layout.size,
+        **({"drop_single": True} if context.learner.context.drop_single else {}),
         "input_shape": list(context.federation.shape),
         "num_classes": context.federation.num_classes,
         **({"class_names": list(names)} if (names := context.federation.class_names) else {}),

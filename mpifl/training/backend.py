@@ -169,12 +169,10 @@ def epoch_orders(
         key: addresses the permutations.
         drop_single: leave out a batch of one sample.
     """
-    usable = num_samples
-    if drop_single:
-        usable = num_samples - (num_samples % config.batch_size == 1) if config.batch_size > 1 else 0
-    steps = config.epochs * ceil(usable / config.batch_size) if config.steps is None else config.steps
+    usable = config.num_usable(num_samples, drop_single)
+    steps = config.num_steps(num_samples, drop_single)
     for epoch in count():
-        if steps <= 0 or not usable:
+        if steps <= 0:
             return
         entropy = key.entropies([("epoch", epoch)])
         order = permutations(entropy, np.array([num_samples], np.int64))[:usable]

@@ -141,7 +141,8 @@ class LocalClient(Client):
         train = self.data.train if split is None else split_on(split, self._learner.device)
         if not isinstance(split, Batch):
             config = self._shortened(config, len(train))
-        with self._training(config.num_steps(len(train))) as stage:
+        steps = config.num_steps(len(train), self._learner.context.drop_single)
+        with self._training(steps) as stage:
             trained = self._learner.sgd(
                 start,
                 train,
@@ -169,8 +170,10 @@ class LocalClient(Client):
 
     def _shortened(self, config: LocalConfig, num_samples: int) -> LocalConfig:
         """Return options that take this visit's share of the mini-batches on so many samples."""
-        steps = 0 if self._work is None else config.num_steps(num_samples)
-        if self._work is None or not steps:
+        if self._work is None:
+            return config
+        steps = config.num_steps(num_samples, self._learner.context.drop_single)
+        if not steps:
             return config
         return replace(config, steps=max(1, steps * self._work.numerator // self._work.denominator))
 
@@ -301,8 +304,9 @@ class LocalClients(ClientHost):
 
     def num_steps(self, k: int, visit: int) -> tuple[int, int]:
         """Return the mini-batches of a client's visit, and those of one pass over its training data."""
-        local, num_samples = self.differing.get(k, self.local), self.federation.num_samples(k, visit)
-        return local.num_steps(num_samples), replace(local, epochs=1, steps=None).num_steps(num_samples)
+        local, single = self.differing.get(k, self.local), self.learner.context.drop_single
+        of_pass, num_samples = replace(local, epochs=1, steps=None), self.federation.num_samples(k, visit)
+        return local.num_steps(num_samples, single), of_pass.num_steps(num_samples, single)
 
     def client(
         self, k: int, visit: int = 0, step: int = 1, work: Fraction | None = None, **changes: Any

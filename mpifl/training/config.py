@@ -76,16 +76,31 @@ class LocalConfig:
         """Whether the optimiser has a memory: momentum, or Adam's moments."""
         return self.optimizer == "adam" or self.momentum > 0
 
-    def num_steps(self, num_samples: int) -> int:
-        """Return the mini-batches of a visit of a client with so many training samples."""
-        return self.epochs * ceil(num_samples / self.batch_size) if self.steps is None else self.steps
+    def num_usable(self, num_samples: int, drop_single: bool = False) -> int:
+        """Return the samples of one pass over so many.
 
-    def num_trained(self, num_samples: int) -> int:
+        Args:
+            num_samples: of a client, for training.
+            drop_single: whether batches of one sample are left out (`ModelContext.drop_single`).
+        """
+        if drop_single:
+            return num_samples - (num_samples % self.batch_size == 1) if self.batch_size > 1 else 0
+        return num_samples
+
+    def num_steps(self, num_samples: int, drop_single: bool = False) -> int:
+        """Return the mini-batches of a visit; for the arguments see `num_usable`."""
+        usable = self.num_usable(num_samples, drop_single)
+        if self.steps is not None:
+            return self.steps if usable else 0
+        return self.epochs * ceil(usable / self.batch_size)
+
+    def num_trained(self, num_samples: int, drop_single: bool = False) -> int:
         """Return the samples of all mini-batches of a visit; those of each pass count again."""
-        if self.steps is None or not num_samples:
-            return self.epochs * num_samples
-        passes, rest = divmod(self.steps, ceil(num_samples / self.batch_size))
-        return passes * num_samples + min(rest * self.batch_size, num_samples)
+        usable = self.num_usable(num_samples, drop_single)
+        if self.steps is None or not usable:
+            return self.epochs * usable
+        passes, rest = divmod(self.steps, ceil(usable / self.batch_size))
+        return passes * usable + min(rest * self.batch_size, usable)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of server step `step` (from 1; before that, the first's)."""

@@ -275,3 +275,32 @@ def test_devices_of_a_run_can_be_retimed(two, tmp_path):
     other = run(tmp_path, "other", [*NEUTRAL, "--rounds", "1"])
     with pytest.raises(UserError, match="train in another way on other devices"):
         retime(str(other), ["--devices.classes.b.speed", "2"])
+
+
+NORMED = """
+import math
+from torch import nn
+
+class Normed(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(math.prod(shape)))
+        self.head = nn.Linear(math.prod(shape), num_classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+"""
+
+
+def test_a_sample_that_batch_norm_leaves_out_takes_no_time(tmp_path):
+    """10 ms a sample. The largest clients have 280: nine batches of 31, and one that is left out: 2.79 s."""
+    (tmp_path / "net.py").write_text(NORMED)
+    (tmp_path / "phone.csv").write_text("device,seconds_per_sample\nphone,10ms\n")
+    net = ["--model", f"{{name: custom, path: '{tmp_path}/net.py:Normed', head: head}}"]
+    options, phones = [*net, "--local.batch_size", "31"], measured(str(tmp_path / "phone.csv"))
+    there, plain = run(tmp_path, "there", [*options, *phones]), run(tmp_path, "plain", options)
+    assert max(map(int, runs.columns_of(plain / "clients.csv")["train"])) == 280
+    times = runs.columns_of(there / "metrics.csv")["virtual_seconds"]
+    assert_allclose([float(t) for t in times][-1], 2 * 2.79)
+    assert cli.main(["retime", str(plain), *phones, "--output.id", "again"]) == 0
+    assert runs.columns_of(tmp_path / "tiny-again" / "metrics.csv")["virtual_seconds"] == times

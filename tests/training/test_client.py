@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,8 @@ from mpifl.core.federation import Split
 from mpifl.core.parameters import put, take
 from mpifl.core.progress import stages
 from mpifl.core.rng import key
-from mpifl.training.client import LocalClient, public_clients
+from mpifl.training.client import LocalClient, LocalClients, public_clients
+from mpifl.training.config import LocalConfig
 from mpifl.training.learner import Learner
 from mpifl.training.pytorch_backend import EVAL_BATCH
 
@@ -152,3 +155,15 @@ def test_a_part_that_cuts_a_tensor_or_holds_no_parameter_is_refused():
     moved = client.sgd(client.init, key(1), part=(weight, slice(p, d))).vector != client.init
     assert moved[weight].any()
     assert not moved[weight.stop : p].any()
+
+
+def test_half_of_the_work_with_batch_norm_is_half_of_the_mini_batches_that_are_taken():
+    """Batches of 13: of 14 samples the last, which holds one, is left out. Four epochs are four steps."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    learner, local = Learner(net), LocalConfig(epochs=4, batch_size=13, lr=0.1)
+    world = worlds.Tiny()
+    assert LocalClients(world, learner, local).num_steps(2, 0) == (4, 1)
+    for work, steps in ((None, 4), (Fraction(1, 2), 2), (Fraction(1, 8), 1)):
+        client = LocalClient(2, world, learner, local, work=work)
+        assert client.sgd(client.init, key(1)).steps == steps
+        assert len(list(client.batches(key(1)))) == steps

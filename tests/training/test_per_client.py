@@ -11,12 +11,14 @@ from torch.testing import assert_close
 
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import UserError
+from mpifl.core.rng import key
 from mpifl.experiment import build
 from mpifl.experiment.loader import dump, load
 from mpifl.experiment.schema import SystemConfig, check_sections
 from mpifl.experiment.traffic_forecast import forecast
 from mpifl.runtime.server_step import ServerStep
 from mpifl.simulation.client_devices import Classes, DeviceClass
+from mpifl.training.backend import epoch_orders
 from mpifl.training.config import LocalConfig
 from mpifl.training.per_client import LocalChanges, local_configs
 
@@ -37,16 +39,23 @@ def test_a_clients_number_wins_over_its_device_and_epochs_over_steps():
 
 
 @pytest.mark.parametrize(
-    ("local", "num_samples", "steps", "trained"),
+    ("local", "num_samples", "single", "steps", "trained"),
     [
-        (LocalConfig(epochs=2, batch_size=10), 25, 6, 50),  # 10 + 10 + 5, twice
-        (LocalConfig(steps=4, batch_size=10), 25, 4, 35),  # 10 + 10 + 5, and 10
-        (LocalConfig(steps=3, batch_size=10), 25, 3, 25),
-        (LocalConfig(steps=3, batch_size=10), 0, 3, 0),
+        (LocalConfig(epochs=2, batch_size=10), 25, False, 6, 50),  # 10 + 10 + 5, twice
+        (LocalConfig(steps=4, batch_size=10), 25, False, 4, 35),  # 10 + 10 + 5, and 10
+        (LocalConfig(steps=3, batch_size=10), 25, False, 3, 25),
+        (LocalConfig(steps=3, batch_size=10), 0, False, 0, 0),
+        (LocalConfig(epochs=4, batch_size=8), 9, False, 8, 36),  # 8 + 1
+        (LocalConfig(epochs=4, batch_size=8), 9, True, 4, 32),  # 8
+        (LocalConfig(steps=3, batch_size=4), 9, True, 3, 12),  # 4 + 4, and 4
+        (LocalConfig(steps=3, batch_size=8), 1, True, 0, 0),
     ],
 )
-def test_steps_and_samples_of_a_visit_by_hand(local, num_samples, steps, trained):
-    assert (local.num_steps(num_samples), local.num_trained(num_samples)) == (steps, trained)
+def test_steps_and_samples_of_a_visit_by_hand(local, num_samples, single, steps, trained):
+    """With batch norm, a last batch of one sample is left out."""
+    found = local.num_steps(num_samples, single), local.num_trained(num_samples, single)
+    assert found == (steps, trained)
+    assert sum(map(len, epoch_orders(num_samples, local, key(0), single))) == trained
 
 
 @pytest.mark.parametrize(
