@@ -92,7 +92,7 @@ class RememberedUploads(Capability):
     """The last upload of a client that does not take part counts in later steps too. FLT, FeSEM, EMD-CFL.
 
     Attributes:
-        remembered: name of the upload that the server keeps.
+        remembered: name of the upload that the server keeps; what is uploaded beside it is kept, too.
     """
 
     remembered: ClassVar[str] = "model"

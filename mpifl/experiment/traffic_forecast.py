@@ -171,8 +171,8 @@ def _kept_bytes(context: RunContext, report: Report, state: State, trainings: in
     config, layout = context.config, context.problem.layout
     vectors = sum(tensor.nbytes for tensor in state.values()) if config.algorithm.needs.client_state else 0
     uploads = {name: vector.nbytes for name, vector in report.vectors.items()}
-    if name := upload_named(config.algorithm, RememberedUploads, "remembered"):
-        vectors += uploads.get(name, 0)
+    if uses(config.algorithm, RememberedUploads):
+        vectors += sum(uploads.values())
     if config.payload.error_feedback:
         vectors += sum(size for name, size in uploads.items() if name not in report.unsent)
     if config.local.keep_optimizer:

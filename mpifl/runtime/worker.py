@@ -275,8 +275,8 @@ class Worker:
                 report = self._worked_out("local_update", task, self._home(made), report)
             if self.config.algorithm.needs.client_state:
                 store.save("state", task.client, task.visit + 1, tensors_on(after, CPU))
-            if name := self._remembered:
-                store.save("upload", task.client, task.visit + 1, {name: report.vectors[name]})
+            if self._remembered:
+                store.save("upload", task.client, task.visit + 1, dict(report.vectors))
         return report, sizes
 
     def _worked_out(self, hook: str, task: ClientTask, made: Report, arrived: Report) -> Report:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -172,6 +172,36 @@ class Remembering(RememberedUploads, Algorithm):
             [average(notes, np.ones(len(notes)))],
             algorithm_state={"fresh": notes.fresh, "client": notes.client},
         )
+
+
+class RememberingTwo(Remembering):
+    """Uploads a second vector, of its own length, which enters another table."""
+
+    def setup(self, problem, fingerprints, key):
+        """Add a table of four numbers."""
+        server = super().setup(problem, fingerprints, key)
+        return replace(server, tables={**server.tables, "extra": torch.zeros(1, 4)})
+
+    def local_update(self, message, state, client, key):
+        """Report the number of the step, and the client's own."""
+        report, state = super().local_update(message, state, client, key)
+        extra = torch.full((4,), float(client.id))
+        return replace(report, vectors={**report.vectors, "extra": extra}), state
+
+    def aggregate(self, server, notes):
+        """Average both."""
+        plan, w = super().aggregate(server, notes), np.ones(len(notes))
+        return replace(plan, mixings=[*plan.mixings, average(notes, w, into="extra", of="extra")])
+
+
+def test_all_uploads_of_a_client_that_is_absent_are_remembered(tmp_path):
+    done = worlds.run(RememberingTwo(), worlds.Tiny(), tmp_path, steps=4, participation=0.5, evaluate=False)
+    seen: set[int] = set()
+    for server in done.servers[1:]:
+        clients, fresh = server.algorithm_state["client"], server.algorithm_state["fresh"]
+        seen |= set(clients[fresh].tolist())
+        assert_allclose(server.tables["extra"], np.mean(sorted(seen)), rtol=1e-6)
+    assert len(seen) > 3
 
 
 def test_the_server_remembers_the_last_upload_of_clients_that_are_absent(tmp_path):
