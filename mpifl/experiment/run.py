@@ -29,6 +29,7 @@ from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
 from mpifl.core.types import Server
 from mpifl.kernels import bindings
+from mpifl.models.pretrained import uploads_none
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
 from mpifl.results.logging import RankLog, warn_once
@@ -409,6 +410,8 @@ def finish(
         summary["ranks_lost"] = transport.lost
     if asynchronous:
         summary["asynchronous"] = asynchronous
+    if uploads_none(summary):
+        whole.pop("model", None)  # nobody trained it
     files = {**whole, "assign": torch.from_numpy(np.asarray(server.assign, np.int64).copy())}
     ledger = server_step.ledger.rows()
     recorder.write_traffic(server_step.ledger.moved.columns(), server_step.ledger.per_client())

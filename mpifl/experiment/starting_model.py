@@ -13,6 +13,7 @@ import torch
 from mpifl.core.errors import UserError, require
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.models import LoRA
+from mpifl.models.pretrained import ALONE, uploads_none
 
 KEY, FILE, TABLE = "start.run", "model.safetensors", "model"
 
@@ -36,6 +37,8 @@ def read_model(folder: str) -> torch.Tensor:
         tables = load_file(file)
     except Exception as error:  # whatever a damaged file makes the reader raise
         raise UserError(KEY, folder, f"its {FILE} cannot be read ({type(error).__name__})") from error
+    summary = _tree(folder, "summary.json")
+    require(not uploads_none(summary), KEY, folder, ALONE)
     found, assign = tables.get(TABLE), tables.get("assign")
     remedy = (
         f"holds {', '.join(sorted(tables))}, no table {TABLE!r} of whole models; take a run of another method"
@@ -45,7 +48,7 @@ def read_model(folder: str) -> torch.Tensor:
     used = np.unique(assign.numpy())
     remedy = f"its clients use {len(used)} models; take a run with one model for all (fedavg)"
     require(len(used) == 1 and 0 <= used[0] < len(found), KEY, folder, remedy)
-    by_rows = _tree(folder, "summary.json").get("client_models", "rows") == "rows"
+    by_rows = summary.get("client_models", "rows") == "rows"
     remedy = f"its clients mix, or choose among, {len(found)} models; take a run with one for all (fedavg)"
     require(by_rows or len(found) == 1, KEY, folder, remedy)
     vector = found[int(used[0])].float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from mpifl.core.parameters import Layout
 
 KEY = "model.weights"
 TABLE, ASSIGN = "model", "assign"  # of the `model.safetensors` of a run folder
+ALONE = "is of a run whose clients keep models of their own and upload none: take one with one model for all"
 
 
 def read_state(path: str) -> dict[str, torch.Tensor]:
@@ -70,7 +72,7 @@ def load_weights(net: nn.Module, path: str, *, body: str, head: str) -> None:
         UserError: names, shapes or values do not fit; the message names the first.
     """
     last, own, given = f"{head}.", net.state_dict(), read_state(path)
-    if TABLE in given and ASSIGN in given:
+    if ASSIGN in given:
         given = _of_run(net, path, given)
     elif not given.keys() <= own.keys():
         given = {
@@ -97,6 +99,9 @@ def load_weights(net: nn.Module, path: str, *, body: str, head: str) -> None:
 
 def _of_run(net: nn.Module, path: str, tables: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of the one model that all clients of a run use."""
+    require(not uploads_none(_summary(Path(path).expanduser())), KEY, path, ALONE)
+    remedy = f"is the file of a run, and holds no table {TABLE!r} of whole models: take one of another method"
+    require(TABLE in tables, KEY, path, remedy)
     table, rows = tables[TABLE], tables[ASSIGN].unique().tolist()
     remedy = f"is the file of a run whose clients use {len(rows)} models: take one with one model for all"
     require(len(rows) == 1 and table.ndim == 2 and 0 <= rows[0] < len(table), KEY, path, remedy)
@@ -105,6 +110,26 @@ def _of_run(net: nn.Module, path: str, tables: Mapping[str, torch.Tensor]) -> di
     require(len(vector) == layout.size, KEY, path, remedy + "the same network, data and number of classes")
     shapes = zip(layout.slices.items(), layout.shapes, strict=True)
     return {name: vector[s].reshape(shape) for (name, s), shape in shapes}
+
+
+def uploads_none(summary: Mapping[str, Any]) -> bool:
+    """Return whether the clients of a run trained models of their own and uploaded nothing, as in `local`.
+
+    The row `model` of such a run is the initial one.
+
+    Args:
+        summary: its `summary.json`; empty where there is none.
+    """
+    return summary.get("client_models") == "own" and summary.get("federation_bytes_up") == 0
+
+
+def _summary(file: Path) -> Mapping[str, Any]:
+    """Return `summary.json` beside a file; empty where there is none that can be read."""
+    try:
+        found = json.loads((file.parent / "summary.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _refuse_misfit(path: str, what: str, names: list[str], also: str = "") -> None:

@@ -130,6 +130,30 @@ def test_a_run_whose_clients_mix_several_models_is_refused(tmp_path, capsys):
     assert "its clients mix, or choose among, 3 models" in said
 
 
+@pytest.mark.parametrize("kept", ["now", "before"])
+def test_a_run_whose_clients_keep_their_models_to_themselves_is_refused(kept, tmp_path, capsys):
+    """Local uploads nothing; earlier releases wrote its initial model, which nobody trains, as a table."""
+    alone = run(tmp_path, "local", "--algorithm", "local")
+    tables = load_file(alone / FILE)
+    assert "model" not in tables
+    if kept == "before":
+        save_file({**tables, "model": torch.zeros(1, 10)}, alone / FILE)
+    place, words = (
+        ["--output.folder", str(tmp_path)],
+        "whose clients keep models of their own and upload none",
+    )
+    said = refused(capsys, *place, "--start.run", str(alone))
+    assert "start.run" in said
+    assert words in said
+    said = refused(capsys, *place, "--model.weights", str(alone / FILE))
+    assert "model.weights" in said
+    assert words in said
+    if kept == "now":
+        (alone / "summary.json").unlink()
+        assert "holds assign, no table 'model'" in refused(capsys, *place, "--start.run", str(alone))
+        assert "holds no table 'model'" in refused(capsys, *place, "--model.weights", str(alone / FILE))
+
+
 @pytest.mark.parametrize("method", ["ditto", "{name: fedem, num_components: 1}"])
 def test_a_run_with_one_row_for_all_is_a_start_whatever_clients_make_of_it(method, tmp_path):
     earlier = run(tmp_path, "one", "--algorithm", method)
