@@ -72,7 +72,10 @@ def _from_file(file: Path, path: str, key: str) -> ModuleType:
     try:
         # from source: bytecode is matched to its source by seconds only
         exec(compile(text, file, "exec"), vars(module))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        sys.modules.pop(name, None)  # the next call would take half of it for the whole
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
         raise UserError(key, path, f"cannot be imported: {type(error).__name__}: {error}") from error
     return module
 

@@ -1,4 +1,4 @@
-"""Imports that a package only tries."""
+"""Imports: classes in files of users, and packages that are only tried."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from mpifl.core.imports import hidden
+from mpifl.core.errors import UserError
+from mpifl.core.imports import hidden, load_object
 
 
 def test_a_hidden_package_cannot_be_imported_until_the_block_ends(tmp_path, monkeypatch):
@@ -21,3 +22,16 @@ def test_a_hidden_package_cannot_be_imported_until_the_block_ends(tmp_path, monk
 
     assert (seldom.NUMBER, json) == (3, sys.modules["json"])
     del sys.modules["seldom"]
+
+
+def test_a_file_whose_import_failed_is_imported_anew_and_not_taken_half_done(tmp_path, monkeypatch):
+    """The class stands before the line that fails; the second call would find it in what was left."""
+    path = tmp_path / "half.py"
+    path.write_text("class Mine: pass\nimport seldom_there\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match="cannot be imported: ModuleNotFoundError"):
+            load_object(f"{path}:Mine", "algorithm.name")
+    (tmp_path / "seldom_there.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_object(f"{path}:Mine", "algorithm.name").__name__ == "Mine"
+    del sys.modules["seldom_there"]
