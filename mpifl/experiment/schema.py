@@ -21,7 +21,7 @@ from mpifl.core.errors import require
 from mpifl.core.task import Task
 from mpifl.core.textfiles import check_name
 from mpifl.data import SCENARIOS, SOURCES, DataConfig
-from mpifl.models import MODELS
+from mpifl.models import MODELS, ModelOptions
 from mpifl.results.callbacks import check_entries
 from mpifl.runtime.run_state import CheckpointConfig
 from mpifl.simulation.attacks import ATTACKS, Attack, NoAttack
@@ -409,6 +409,11 @@ def check_sections(config: Config) -> None:
     away = config.availability
     remedy = "has no effect while off_s is 0 (always there); leave it out, or give off_s"
     require(bool(away.off_s) or away.on_s == Availability().on_s, "availability.on_s", away.on_s, remedy)
+    if isinstance(config.model, ModelOptions) and not config.model.lora.rank:
+        replaced = config.start.run is not None and config.start.part == "all"
+        remedy = "has no effect beside start.run, which gives all weights; leave it out, or take start.part"
+        none = config.model.weights is None
+        require(none or not replaced, "model.weights", config.model.weights, f"{remedy} body")
     check_changes(config.local, config.per_client, config.devices.names)
     config.devices.check(config.delay, config.network, away)
     check_privacy(config)

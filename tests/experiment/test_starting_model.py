@@ -90,6 +90,16 @@ def test_a_folder_that_is_no_finished_run_is_refused(tmp_path, capsys):
     assert "take all or body" in refused(capsys, *place, "--start.run", "x", "--start.part", "head")
 
 
+def test_weights_of_which_the_earlier_run_leaves_nothing_are_refused(earlier, tmp_path, capsys):
+    """`start.part: body` leaves the last layer to `model.weights`, and adapters stand on them."""
+    place = ["--output.folder", str(tmp_path), "--start.run", str(earlier)]
+    weights = ["--model.weights", str(earlier / FILE)]
+    said = refused(capsys, *place, *weights)
+    assert f"model.weights = '{earlier / FILE}': has no effect beside start.run" in said
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+    run(tmp_path, "body", "--start.run", str(earlier), *weights, "--start.part", "body")
+
+
 def test_a_run_of_another_model_is_refused(earlier, tmp_path, capsys):
     options = ["--model", "{name: mlp, hidden: [3]}", "--output.folder", str(tmp_path)]
     said = refused(capsys, *options, "--start.run", str(earlier))
