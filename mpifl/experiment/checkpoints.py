@@ -47,6 +47,7 @@ class Checkpoints(Checkpointer):
         recorder: Writes the tables of the run folder; None on workers.
         say: Called with lines for the terminal.
         content: What the data are, see `Federation.content`.
+        start: Checksum of the weights from a file with which the run begins; empty where all are drawn.
 
     Attributes:
         written: Step of the last checkpoint; 0 for none.
@@ -63,11 +64,13 @@ class Checkpoints(Checkpointer):
         recorder: Recorder | None,
         say: Callable[[str], None],
         content: Mapping[str, str] = MappingProxyType({}),
+        start: str = "",
     ) -> None:
         self.run_folder, self.config, self.signals, self.say = folder, config, signals, say
         self.recorder = recorder
         self.about: dict[str, Any] = {"config": _digest(config), "surroundings": dict(identity)}
         self.about["data"] = dict(content)
+        self.about["start"] = start
         self.written, self.tried, self.since = 0, 0, time.monotonic()
         self._lock: IO[str] | None = None
         self._held: FileSums = {}
@@ -117,8 +120,8 @@ class Checkpoints(Checkpointer):
             from_start: Start again where there is no checkpoint.
 
         Raises:
-            UserError: There is no checkpoint, or all are damaged; configuration or data are not those of the
-                checkpoint; another process holds the run.
+            UserError: There is no checkpoint, or all are damaged; configuration, data or first weights are
+                not those of the checkpoint; another process holds the run.
         """
         self._lock = _locked(self.run_folder)
         checkpoint_files.remove_partial(self.folder)
@@ -138,6 +141,12 @@ class Checkpoints(Checkpointer):
         remedy = "the configuration is not the one of the checkpoint; only system and checkpoint may change"
         require(content.about["config"] == self.about["config"], "RUN", str(self.run_folder), remedy)
         self._check_data(content.about.get("data"))
+        key, value = "start.run", self.config.start.run
+        if value is None:
+            key, value = "model.weights", getattr(self.config.model, "weights", None)
+        remedy = "holds other weights than at the checkpoint; bring the old ones back, or begin a new run"
+        known = content.about.get("start", self.about["start"])  # an old checkpoint does not say
+        require(known == self.about["start"], key, value, remedy)
         remedy = f"step {content.step} is the last that the run has taken; take more rounds"
         require(self.config.rounds > content.step, "rounds", self.config.rounds, remedy)
         then, now = renamed(content.about["surroundings"]), self.about["surroundings"]

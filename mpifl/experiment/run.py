@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from mpifl.core.capabilities import ServerEvaluation, uses
 from mpifl.core.federation import DataInfo
 from mpifl.core.files import write_atomically
 from mpifl.core.metric import ACCURACY
+from mpifl.core.parameters import take
 from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
 from mpifl.core.types import Server
@@ -106,7 +108,10 @@ def run(
                 folder, context.federation, config.evaluation.by, names, own, config.task, written
             )
         content = context.federation.content
-        checkpoints = Checkpoints(folder, config, context.identity, signals, recorder, progress.say, content)
+        weights = start_checksum(context) if transport.is_server else ""
+        checkpoints = Checkpoints(
+            folder, config, context.identity, signals, recorder, progress.say, content, weights
+        )
         begin = partial(go_on, checkpoints, config, from_start) if resumed else checkpoints.create
         with closing(checkpoints), Observed(context, callbacks, folder, signals) as observed:
             saved = on_server(transport, begin, everywhere=False)
@@ -158,6 +163,24 @@ def new_folder(config: Config) -> Path:
     folder = folders.create(config.output.folder, config.name, config.output.id)
     (folder / "config.yaml").write_text(loader.dump(config))
     return folder
+
+
+def start_checksum(context: RunContext) -> str:
+    """Return a checksum of the weights that the run takes from a file; empty where all are drawn.
+
+    What is drawn beside them is left out: its last bits may differ between machines.
+    """
+    config = context.config
+    given = getattr(config.model, "weights", None) is not None
+    if config.start.run is None and not given:
+        return ""
+    frozen = context.decisions.base if given else ""
+    if config.start.run is None and frozen:  # the file is under the adapters, which are drawn
+        return frozen
+    vector = context.problem.init(0)
+    if config.start.run is None or config.start.part == "body":
+        vector = take(vector, context.problem.layout.part("body"))
+    return hashlib.sha256(f"{frozen} ".encode() + vector.numpy().tobytes()).hexdigest()[:16]
 
 
 def go_on(checkpoints: Checkpoints, config: Config, from_start: bool) -> Saved | None:

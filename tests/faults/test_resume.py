@@ -239,6 +239,40 @@ def test_an_older_checkpoint_does_not_go_on_where_images_would_now_be_standardis
     assert ("data.source.normalise = None: its own images were not standardised" in said) == (code == 2)
 
 
+def of_fedavg(folder: Path, name: str, seed: int, cache: Path) -> Path:
+    """Return the folder of a finished run whose model depends on `seed`."""
+    place = ["--output.folder", str(folder), "--output.id", name, "--data.cache", str(cache)]
+    assert cli.main(["run", str(CONFIG), "--quiet", *place, "--seed.training", str(seed)]) == 0
+    return folder / f"tiny-{name}"
+
+
+@pytest.mark.parametrize("key", ["start.run", "model.weights"])
+@pytest.mark.parametrize(("changes", "says", "code"), [(1, 1, 2), (0, 1, 0), (1, 0, 0)])
+def test_a_run_does_not_go_on_from_other_weights_than_it_began_with(
+    key, changes, says, code, cache, tmp_path, monkeypatch, capsys
+):
+    """Checkpoints of earlier releases do not say with which, and are taken."""
+    one, other = (of_fedavg(tmp_path, name, seed, cache) for seed, name in enumerate(["one", "other"]))
+    value = one if key == "start.run" else one / "model.safetensors"
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        if not says:
+            real = checkpoints.Checkpoints.write
+            patched.setattr(
+                checkpoints.Checkpoints,
+                "write",
+                lambda self, *rest: (self.about.pop("start", None), real(self, *rest)),
+            )
+        assert (
+            start(tmp_path, cache, "fedavg on links", "--algorithm", "fedper", f"--{key}", str(value)) == 75
+        )
+    if changes:
+        shutil.copy(other / "model.safetensors", one / "model.safetensors")
+    assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet"]) == code
+    said = capsys.readouterr().err
+    assert (f"{key} = '{value}': holds other weights than at the checkpoint" in said) == (code == 2)
+
+
 def test_checkpoints_come_by_steps_by_minutes_and_when_asked_for(tmp_path, monkeypatch):
     """`minutes: 5`, `every: 4`: after the first step, at multiples of 4, five minutes after the last one."""
     now = [1000.0]
