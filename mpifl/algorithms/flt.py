@@ -54,6 +54,7 @@ from mpifl.core.parameters import put, take
 from mpifl.core.types import Vector
 
 KMEANS_SEED = 43  # the repository's
+ROUNDING = 1e-5  # of pixels that were resized
 NOBODY = np.zeros(0, np.int64)
 DISTANCES = {"matching": matching_distance, "closest": closest_pair}
 
@@ -103,6 +104,25 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         epochs = min(self.pretrain_epochs, self.finetune_epochs)
         require(epochs >= 0, "finetune_epochs", epochs, "take 0 or more passes over the data")
         require(self.loss in ("mse", "bce"), "loss", self.loss, "take mse or bce")
+        remedy = "needs outputs in [0, 1], and those of flt_ae_cifar are any numbers; take mse, or flt_ae"
+        require(self.loss == "mse" or self.autoencoder == "flt_ae", "loss", self.loss, remedy)
+
+    def check(self, problem: ProblemInfo) -> None:
+        """Refuse `bce` for pixels outside of [0, 1], and too few centroids for a plane."""
+        super().check(problem)
+        for client in problem.public if self.loss == "bce" else ():
+            least, most = client.data.train.x.aminmax()
+            remedy = f"needs pixels in [0, 1], and these are in [{least:.3g}, {most:.3g}]; take mse, or "
+            inside = float(least) >= -ROUNDING and float(most) <= 1 + ROUNDING
+            require(inside, "loss", self.loss, remedy + "data.source.normalise unit")
+        k = self.centroids or problem.num_classes
+        self._check_points(int(np.minimum(problem.num_samples, k).sum()), False, "centroids")
+
+    def _check_points(self, count: int, joined: bool, key: str) -> None:
+        """Raise `UserError` where UMAP cannot fit a plane: to two points, or to one that others join."""
+        remedy = f"there is no plane through {count} point{'s' * (count > 1)}, the centroids of all clients"
+        remedy += " that are there at first; take more centroids, or more clients"
+        require(count > 2 or (count == 1 and not joined), key, self.centroids, remedy)
 
     def auxiliary(self) -> Mapping[str, Any]:
         """Name the autoencoder."""
@@ -147,6 +167,9 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         assert fingerprints is not None
         centroids = np.full((problem.num_clients, *fingerprints["centroids"].shape[1:]), np.nan)
         centroids[fingerprints.client] = fingerprints["centroids"]
+        found = np.isfinite(fingerprints["centroids"][:, :, 0]).sum()
+        joined = len(fingerprints.client) < problem.num_clients
+        self._check_points(int(found), joined, "algorithm.centroids")
         server = related_server(
             problem, fingerprints.client, self._linked(centroids, fingerprints.client, NOBODY)
         )

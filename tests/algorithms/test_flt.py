@@ -17,6 +17,7 @@ from mpifl.algorithms.pca_km_hc import PCAKMHC
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.clustering.umap_projection import umap_plane
 from mpifl.core.client import Trained
+from mpifl.core.errors import UserError
 from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout, width
 from mpifl.core.types import ProblemInfo
@@ -188,28 +189,28 @@ def test_flt_in_its_second_case_averages_inside_ward_clusters(planes):
 
 
 def test_newcomers_of_flt_are_placed_on_the_plane_of_the_founders(planes):
-    """Founders 1 and 3 of five at 0 and 40. First comes 4 at 42: it joins 3. Then 0 and 2 at 5 and 90: 0
-    joins 1, 2 is alone and starts from the initial model.
+    """Founders 1, 3 and 5 of six at 0, 40 and 200. First comes 4 at 42: it joins 3. Then 0 and 2 at 5 and 90:
+    0 joins 1, 2 is alone and starts from the initial model.
     """
-    n, method = [1] * 5, FLT()
-    fingerprints = byhand.notes([1, 1], client=[1, 3], centroids=[[[0.0]], [[40.0]]])
+    n, method = [1] * 6, FLT()
+    fingerprints = byhand.notes([1, 1, 1], client=[1, 3, 5], centroids=[[[0.0]], [[40.0]], [[200.0]]])
     server = method.setup(world(n), fingerprints, byhand.KEY)
-    assert_array_equal(server.assign, [2, 0, 2, 1, 2])
-    assert_array_equal(server.algorithm_state["founders"], [1, 3])
+    assert_array_equal(server.assign, [3, 0, 3, 1, 3, 2])
+    assert_array_equal(server.algorithm_state["founders"], [1, 3, 5])
 
     first = method.assign_new_clients(server, byhand.notes([1], client=[4], centroids=[[[42.0]]]))
-    assert_array_equal(first.assign, [2, 0, 2, 1, 1])
-    assert_array_equal(first.mixings[0].keep, np.eye(3))
+    assert_array_equal(first.assign, [3, 0, 3, 1, 1, 2])
+    assert_array_equal(first.mixings[0].keep, np.eye(4))
     server = replace(server, assign=first.assign, algorithm_state=first.algorithm_state)
     plan = method.assign_new_clients(
         server, byhand.notes([1, 1], client=[0, 2], centroids=[[[5.0]], [[90.0]]])
     )
-    assert_array_equal(plan.assign, [0, 0, 1, 2, 2])
-    assert_array_equal(plan.mixings[0].keep, [[1, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 1]])
-    assert_array_equal(plan.algorithm_state["known"], [1] * 5)
-    assert_allclose(plan.algorithm_state["centroids"][:, 0, 0], [5, 0, 90, 40, 42])
+    assert_array_equal(plan.assign, [0, 0, 1, 2, 2, 3])
+    assert_array_equal(plan.mixings[0].keep, np.eye(4)[[0, 3, 1, 2, 3]])
+    assert_array_equal(plan.algorithm_state["known"], [1] * 6)
+    assert_allclose(plan.algorithm_state["centroids"][:, 0, 0], [5, 0, 90, 40, 42, 200])
     for points, new, later in zip(*zip(*planes, strict=True), [[], [42], [5, 90, 42]], strict=True):
-        assert_array_equal(points[:, 0], [0, 40])
+        assert_array_equal(points[:, 0], [0, 40, 200])
         assert_array_equal(new[:, 0], later)
     assert_array_equal(method.new_clients(server, np.arange(5)), [0, 2])
 
@@ -234,6 +235,18 @@ def test_flt_on_the_real_plane():
     assert_array_equal(plan.algorithm_state["linked"], same)
     assert_array_equal(plan.assign, group)
     assert_array_equal(again.algorithm_state["linked"], same)
+
+
+@pytest.mark.parametrize(("clients", "size", "plane"), [([0], 2, False), ([0, 1], 2, False), ([0], 1, True)])
+def test_a_plane_needs_three_points_unless_there_is_one_alone(clients, size, plane, planes):
+    """One centroid each: a newcomer cannot be placed on the plane of one point; two points have no plane."""
+    notes = byhand.notes([1] * len(clients), centroids=np.zeros((len(clients), 1, 2)))
+    method = FLT(centroids=1)
+    if plane:
+        assert method.setup(world([1] * size), notes, byhand.KEY).tables["model"].shape[0] == 2
+    else:
+        with pytest.raises(UserError, match=rf"algorithm\.centroids = 1: .* through {len(clients)} point"):
+            method.setup(world([1] * size), notes, byhand.KEY)
 
 
 @pytest.mark.nightly
