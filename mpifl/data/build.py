@@ -145,11 +145,17 @@ def export_partition(config: DataConfig, seed: int, path: Path, key_of_path: str
 
 
 def open_public(config: DataConfig, like: PoolFederation) -> Split:
-    """Return the training part of `public` in the shape and normalisation of the clients' images."""
+    """Return the training part of `public` in the shape and normalisation of the clients' images.
+
+    Raises:
+        UserError: the clients' samples, or those of `public`, are no images.
+    """
     remedy = "the server pre-trains on images of its own, and these samples are none; take another method"
     require(like.info.inputs == IMAGES, "data.source.name", config.source.name, remedy)
     config = replace(config, source=config.public)
     _, pool = _prepared_pool(config, lambda line: None, True, True)
+    remedy = f"its samples are {pool.kind}, no images; take a source of images, as in fashionmnist"
+    require(pool.kind == IMAGES, "data.public", config.public.name, remedy)
     images, labels = pool.images[pool.train], pool.labels[pool.train]
     channels, height, width = like.shape
     grey = images.mean(1, keepdims=True, dtype=np.float32)

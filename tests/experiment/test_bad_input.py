@@ -45,6 +45,10 @@ def refused(capsys, tmp_path, monkeypatch):
 
 
 ROTATED = "{name: rotated, clients: %d, angles: [0, 90, 180, 270]}"
+FLT = [
+    *("--algorithm", "{name: flt, pretrain_epochs: 1, finetune_epochs: 1, centroids: 2, code: 4}"),
+    *("--data.public", "digits"),
+]
 OPTIONS = {
     "unknown key": (["--round", "3"], ["round = 3", "did you mean 'rounds'"]),
     "unknown key of a section": (["--local.epoch", "3"], ["local.epoch = 3", "did you mean 'epochs'"]),
@@ -181,6 +185,23 @@ OPTIONS = {
     "newcomers of one that chooses its initial models": (
         ["--algorithm", "{name: ifca, num_clusters: 2, restarts: 2}", "--newcomers", "{groups: [1]}"],
         ["newcomers = [1]", "takes in nobody later"],
+    ),
+    "two points for the plane of FLT": (
+        [*FLT, "--algorithm.centroids", "1", "--data.scenario.clients", "2"],
+        ["algorithm.centroids = 1", "no plane through 2 points", "take more centroids"],
+    ),
+    "public samples that are no images": (
+        [*FLT, "--data.public", "generated"],
+        ["data.public = 'generated'", "are features, no images"],
+    ),
+    "public text": ([*FLT, "--data.public", "text"], ["data.public = 'text'", "are tokens, no images"]),
+    "probabilities of standardised pixels": (
+        [*FLT, "--algorithm.loss", "bce", "--data.source.normalise", "standard"],
+        ["algorithm.loss = 'bce'", "needs pixels in [0, 1]", "take mse"],
+    ),
+    "probabilities of an autoencoder that gives none": (
+        [*FLT, "--algorithm.loss", "bce", "--algorithm.autoencoder", "flt_ae_cifar"],
+        ["algorithm.loss = 'bce'", "flt_ae_cifar", "take mse"],
     ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
     "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
