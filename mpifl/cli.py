@@ -105,7 +105,8 @@ JOBS = {"metavar": "COUNT", "help": "cases of a sweep that run at a time, each o
 def resume(transport: Transport, args: argparse.Namespace) -> None:
     """Go on with a run from its last checkpoint, at any number of ranks, or with what is left of a sweep."""
     from mpifl.comm.transport import on_server
-    from mpifl.experiment.loader import load_everywhere, overrides
+    from mpifl.experiment.checkpoints import refuse_changes
+    from mpifl.experiment.loader import load_everywhere, merged, overrides, read
     from mpifl.experiment.run import run as run_experiment
     from mpifl.experiment.sweep import resume_sweep
     from mpifl.experiment.sweep_results import is_sweep
@@ -118,7 +119,14 @@ def resume(transport: Transport, args: argparse.Namespace) -> None:
         return
     require(jobs == 1, "--jobs", jobs, f"{folder} is one run, which takes all ranks; leave it out")
     if on_server(transport, lambda: is_complete(folder)):
-        on_server(transport, lambda: refuse_more_rounds(folder, overrides(args.options).get("rounds")))
+
+        def refuse() -> None:
+            changes = overrides(args.options)
+            refuse_more_rounds(folder, changes.get("rounds"))
+            if changes:
+                refuse_changes(folder, merged(read(str(folder / "config.yaml")), changes))
+
+        on_server(transport, refuse)
         if transport.is_server:
             print(f"{folder} is complete: {folder / 'summary.json'}")
     else:

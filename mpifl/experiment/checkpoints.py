@@ -27,6 +27,7 @@ from mpifl.results.logging import warn
 from mpifl.results.reader import renamed
 from mpifl.results.recorder import Recorder
 from mpifl.results.run_folder import write_json
+from mpifl.results.seed_groups import flat
 from mpifl.results.supervision import Signals
 from mpifl.runtime.run_state import SAVE, STOP, Checkpointer, FileSums, Saved
 
@@ -245,6 +246,27 @@ class Checkpoints(Checkpointer):
     def remove(self) -> None:
         """Remove all checkpoints: the run is complete."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
+    """Refuse to go on with a complete run with other options that decide numbers.
+
+    Args:
+        folder: The run folder.
+        tree: Its configuration with the changes, as nested mappings.
+
+    Raises:
+        UserError: An option differs, or is invalid.
+    """
+    file = folder / "config.yaml"
+    was, now = (
+        dict(flat(loader.to_tree(loader.from_tree(Config, t)))) for t in (loader.read(str(file)), tree)
+    )
+    deciding = (key for key in {**now, **was} if key.partition(".")[0] not in MAY_CHANGE)
+    key = next((key for key in deciding if now.get(key) != was.get(key)), None)
+    if key is not None:
+        remedy = f"{folder} is complete, and was run with {was.get(key)!r}; run it anew: mpifl run {file}"
+        raise UserError(key, now.get(key), f"{remedy} --{key} {now.get(key)} --output.id NAME")
 
 
 def _digest(config: Config) -> str:

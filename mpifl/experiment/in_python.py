@@ -20,6 +20,7 @@ from mpifl.results.seed_groups import gather
 from mpifl.runtime.script import on_all_ranks
 
 from . import loader
+from .checkpoints import refuse_changes
 from .run import run as run_experiment
 from .schema import Config, check_sections
 from .sweep import sweep as run_sweep
@@ -85,6 +86,8 @@ def resume(
             run_experiment(loader.from_tree(Config, tree), transport, quiet, path, callbacks=callbacks)
         else:
             on_server(transport, lambda: refuse_more_rounds(path, changes.get("rounds")))
+            if changes:
+                on_server(transport, lambda: refuse_changes(path, tree_of(path / "config.yaml", changes)))
         return reader.load(path) if transport.is_server else None
 
     return on_all_ranks(_call("mpifl.resume", callbacks), work)

@@ -49,6 +49,24 @@ def test_runs_of_one_process_leave_no_handlers_threads_models_or_open_files(tmp_
     assert not left.parent.exists()
 
 
+def test_changes_that_a_complete_run_cannot_take_are_refused(tmp_path, capsys):
+    """What it was run with, and what decides no numbers, is no change."""
+    run = mpifl.run(str(CONFIG), output={"folder": str(tmp_path), "id": "x"})
+    assert mpifl.resume(run.folder, local={"lr": 0.1}, system={"threads": 1}).summary == run.summary
+    with pytest.raises(
+        mpifl.UserError, match=r"local\.lr = 9\.0: .*tiny-x is complete, and was run with 0\.1"
+    ):
+        mpifl.resume(run.folder, local={"lr": 9.0})
+    with pytest.raises(mpifl.UserError, match=r"algorithm\.name = 'ditto'"):
+        mpifl.resume(run.folder, algorithm="ditto")
+    capsys.readouterr()
+    resume = ["resume", str(run.folder)]
+    assert main([*resume, "--local.lr", "0.1"]) == 0
+    assert main([*resume, "--local.lr", "9"]) == 2
+    assert "local.lr = 9.0: " in capsys.readouterr().err
+    assert main([*resume, "--local.rate", "9"]) == 2
+
+
 class Stop:
     """A callback that ends a run after its first step."""
 
