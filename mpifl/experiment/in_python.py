@@ -118,7 +118,8 @@ def sweep(
         only: varied key -> labels of the values to take; the others are left out.
         case: `i/N`: only the i-th of N parts, where several processes share a sweep.
         quiet: print no progress.
-        changes: as in `run`; `vary={"algorithm": {"mine": "ucfl", "theirs": "ifca"}, "seed": [0, 1]}`.
+        changes: as in `run`; `vary={"algorithm": {"mine": "ucfl", "theirs": "ifca"}, "seed": [0, 1]}`. Cases
+            keep their final models under `output={"model": True}`.
 
     Returns:
         The complete runs on rank 0, and where there is one process; None on the other ranks.
@@ -130,10 +131,18 @@ def sweep(
     def work(transport: Transport) -> Sweep | None:
         chosen = {key: [label_of(value) for value in values] for key, values in (only or {}).items()}
         part = Part(chosen, Part.of(share=case).share)
-        folder = run_sweep(lambda: laid(config, changes), transport, quiet, part, jobs)
+        folder = run_sweep(lambda: laid(_asked(config), changes), transport, quiet, part, jobs)
         return None if folder is None else load_sweep(folder)
 
     return on_all_ranks("mpifl.sweep", work)
+
+
+def _asked(config: Given) -> Given:
+    """Return a configuration without the `output.model` of `load_config`, which is true by default."""
+    if not isinstance(config, Config) or not config.output.model:
+        return config
+    tree = loader.to_tree(config)
+    return {**tree, "output": {name: value for name, value in tree["output"].items() if name != "model"}}
 
 
 def compare(

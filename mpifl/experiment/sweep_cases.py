@@ -33,6 +33,7 @@ from .schema import Config, OutputConfig, check_sections
 from .sweep_table import COLUMNS, ROWS, SEED, TableConfig
 
 MAX_CASES = 10_000
+LEAN = {"output": {"model": False}}  # cases keep no models, unless output.model says so
 CONFIGURATIONS = "vary.configuration"  # in the tree of a sweep that has begun: what its values were
 
 
@@ -65,17 +66,18 @@ class Case:
         """What a synchronous run trains: equal for cases that differ at most in times, which are computed.
 
         Times are those of network, delay, availability and devices (unless clients train in another way by
-        the name of their device, or metrics are averaged by it). Empty where they decide what is trained, and
-        where run folders lack the visits or samples from which they are computed: see `retime.check`.
+        the name of their device, or metrics are averaged by it). Empty where they decide what is trained,
+        where callbacks are to be told of each case, and where run folders lack the visits or samples from
+        which times are computed: see `retime.check`.
         """
         evaluation, output = self.config.evaluation, self.config.output
         unknown = self.config.devices.needs_samples and evaluation.clients is not None
-        if not self.config.policy.fixed_visits or output.clients != "all" or unknown:
+        if not self.config.policy.fixed_visits or output.clients != "all" or unknown or output.callbacks:
             return ""
         plain = replace(self.config, network=Links(), delay=Constant(), availability=Availability())
         if not names_devices(plain.per_client) and "device" not in evaluation.by:
             plain = replace(plain, devices=Alike())
-        written = OutputConfig(updates=output.updates, client_models=output.client_models)
+        written = OutputConfig(model=output.model, updates=output.updates, client_models=output.client_models)
         return json.dumps(loader.to_tree(replace(plain, output=written)))
 
     def folder(self, parent: Path) -> Path:
@@ -97,7 +99,7 @@ class Case:
         label = ", ".join([*([output.label] if output.label else []), *own]) or None
         return replace(
             self.config,
-            output=replace(output, folder=str(parent), id=self.slug, model=False, label=label),
+            output=replace(output, folder=str(parent), id=self.slug, label=label),
         )
 
 
@@ -235,7 +237,8 @@ def _configuration(tree: Mapping[str, Any], labels: Mapping[str, str], values: M
             one = loader.merged(file, one)
         else:
             one = loader.merged(one, renamed(loader.nested(key.split("."), value)))
-    config: Config = loader.from_tree(Config, loader.merged(one, renamed(dict(special))))
+    whole = loader.merged(LEAN, loader.merged(one, renamed(dict(special))))
+    config: Config = loader.from_tree(Config, whole)
     return config
 
 

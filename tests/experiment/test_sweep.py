@@ -79,6 +79,60 @@ def test_a_sweep_runs_every_combination_and_writes_a_table_and_a_figure(tmp_path
     assert (folder / "sweep.md").read_text().count("\n") == 6
 
 
+def kept_models(folder: Path) -> list[str]:
+    """Return the names of the cases that kept their models."""
+    return sorted(file.parent.name for file in folder.glob("*/model.safetensors"))
+
+
+def test_cases_keep_their_models_where_output_model_is_given_as_true(tmp_path):
+    """On the command line, in a file, for one of the cases, and in Python; copies under other times, too."""
+    place = ["--output.folder", str(tmp_path), "--rounds", "1"]
+    vary = ["--vary", "{seed: [0], network: [wired, wireless-slow]}"]
+    both = ["tiny-0-wired", "tiny-0-wireless_slow"]
+    (tmp_path / "keeps.yaml").write_text(f"base: {TINY}\noutput: {{model: true}}\n")
+    models = {}
+    for name, file, options in (
+        ("plain", TINY, []),
+        ("asked", TINY, ["--output.model", "true"]),
+        ("file", str(tmp_path / "keeps.yaml"), []),
+        ("not", str(tmp_path / "keeps.yaml"), ["--output.model", "false"]),
+    ):
+        models[name] = kept_models(
+            sweep(file, [*vary, *place, "--output.id", name, *options], Single(), True)
+        )
+    assert models == {"plain": [], "asked": both, "file": both, "not": []}
+    rows = ["--vary", "{rows: {a: {network: wired}, b: {network: wireless-slow, output: {model: true}}}}"]
+    assert kept_models(sweep(TINY, [*rows, *place, "--output.id", "row"], Single(), True)) == ["tiny-b"]
+    (tmp_path / "only.yaml").write_text("name: tiny\n")
+    named = ["--vary", f"{{configuration: {{it: '{tmp_path / 'keeps.yaml'}'}}}}", "--output.id", "named"]
+    assert kept_models(sweep(str(tmp_path / "only.yaml"), [*named, *place], Single(), True)) == ["tiny-it"]
+    for name, model in (("python", {}), ("python-asked", {"model": True})):
+        output = {"folder": str(tmp_path), "id": name, **model}
+        found = mpifl.sweep(load(TINY, ["--rounds", "1"]), vary={"seed": [0]}, output=output)
+        assert kept_models(found.folder) == (["tiny-0"] if model else [])
+
+
+class Starts:
+    """A callback that adds the name of its run to a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_start(self, info) -> None:
+        """Add the name."""
+        with open(self.path, "a") as file:
+            print(info.folder.name, file=file)
+
+
+def test_cases_with_callbacks_are_trained_and_not_copied(tmp_path, capsys):
+    """A copy under other times would tell its callbacks of nothing."""
+    told = f"[{{name: '{__file__}:Starts', path: '{tmp_path}/told'}}]"
+    options = ["--vary", "{network: [wired, wireless-slow]}", "--output.callbacks", told, "--rounds", "1"]
+    place = ["--output.folder", str(tmp_path), "--output.id", "x"]
+    sweep(TINY, [*options, *place], Single(), quiet=True)
+    assert (tmp_path / "told").read_text().split() == ["tiny-wired", "tiny-wireless_slow"]
+
+
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     vary = "{seed: [0, 1, 2], network: [wired, wireless-slow]}"
     options = [
