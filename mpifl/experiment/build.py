@@ -487,10 +487,20 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
 
     # cohorts
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
-    least, needed = policy.least_uploads(num_sampled), f"{type(algorithm).__name__} needs {needs.min_cohort}"
-    remedy = f"a step may have {least} upload, and {needed}; take a larger cohort, and no time that ends it"
-    require(least >= needs.min_cohort, "cohort_size, policy", num_sampled, remedy)
     late = config.newcomers
+    absent = newcomers(late.share, n, system)
+    if late.groups:
+        groups = np.zeros(0) if federation.groups is None else federation.groups
+        known = np.unique(groups).tolist()
+        remedy = f"name some, not all, of the groups {known}"
+        require(set(late.groups) < set(known), "newcomers.groups", list(late.groups), remedy)
+        absent = tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
+    smallest = min(num_sampled, n - len(absent)) if late.joins > 1 else num_sampled
+    least, needed = policy.least_uploads(smallest), f"{type(algorithm).__name__} needs {needs.min_cohort}"
+    while_absent = " while newcomers are absent" if smallest < num_sampled else ""
+    remedy = f"a step may have {least} upload{while_absent}, and {needed}; take "
+    remedy += "fewer newcomers" if while_absent else "a larger cohort, and no time that ends it"
+    require(least >= needs.min_cohort, "cohort_size, policy", smallest, remedy)
     allowed = policy.synchronous or not (late.share or late.groups)
     require(allowed, "newcomers.share", late.share, "newcomers join under policy rounds only")
     once = uses(algorithm, OneShotStatistics) and not uses(algorithm, NewClients)
@@ -500,16 +510,9 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     if isinstance(config.robust, Rule):
         remembers = uses(algorithm, RememberedUploads)
         try:
-            config.robust.check(n if remembers else policy.uploads_per_step(num_sampled))
+            config.robust.check(n if remembers else policy.uploads_per_step(smallest))
         except UserError as error:
             raise error.under("robust") from error
-    absent = newcomers(late.share, n, system)
-    if late.groups:
-        groups = np.zeros(0) if federation.groups is None else federation.groups
-        known = np.unique(groups).tolist()
-        remedy = f"name some, not all, of the groups {known}"
-        require(set(late.groups) < set(known), "newcomers.groups", list(late.groups), remedy)
-        absent = tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
 
     # privacy
     if isinstance(config.privacy, CentralPrivacy):

@@ -203,6 +203,17 @@ OPTIONS = {
         [*FLT, "--algorithm.loss", "bce", "--algorithm.autoencoder", "flt_ae_cifar"],
         ["algorithm.loss = 'bce'", "flt_ae_cifar", "take mse"],
     ),
+    "too few for a step while newcomers are absent": (
+        ["--algorithm", "fedsoft", "--newcomers", "{share: 0.9, joins: 3}"],
+        [
+            "cohort_size, policy = 1",
+            "a step may have 1 upload while newcomers are absent, and FedSoft needs 2",
+        ],
+    ),
+    "a rule that leaves nobody out while newcomers are absent": (
+        ["--robust", "{name: trimmed_mean, beta: 0.2}", "--newcomers", "{share: 0.75, joins: 2}"],
+        ["robust.beta = 0.2", "leaves none of 2 uploads out"],
+    ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
     "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
     "an infinite rate": (["--local.lr", "inf"], ["local.lr = 'inf'", "finite"]),
