@@ -242,7 +242,7 @@ class OutputConfig:
     Attributes:
         folder: parent of the run folders.
         id: name of the run folder after `<name>-`; null takes date and time.
-        model: write the final models to `model.safetensors`.
+        model: write the final models to `model.safetensors`; cases of a sweep do where it is given as true.
         updates: write `updates.csv`: of each client of each round and each module of the model the size of
             the update, its cosine with the mean update and its distance to it (in the last layer: FedCUAU's
             CUAU), for methods whose clients train one model that they download.
