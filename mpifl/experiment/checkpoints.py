@@ -24,7 +24,7 @@ from mpifl.data.sources import MEASURED
 from mpifl.results import checkpoint_files
 from mpifl.results.identity import differences
 from mpifl.results.logging import warn
-from mpifl.results.reader import renamed
+from mpifl.results.reader import OF_A_MACHINE, renamed
 from mpifl.results.recorder import Recorder
 from mpifl.results.run_folder import write_json
 from mpifl.results.seed_groups import flat
@@ -262,7 +262,8 @@ def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
     was, now = (
         dict(flat(loader.to_tree(loader.from_tree(Config, t)))) for t in (loader.read(str(file)), tree)
     )
-    deciding = (key for key in {**now, **was} if key.partition(".")[0] not in MAY_CHANGE)
+    free = {*MAY_CHANGE, *OF_A_MACHINE}
+    deciding = (key for key in {**now, **was} if not free & {key, key.partition(".")[0]})
     key = next((key for key in deciding if now.get(key) != was.get(key)), None)
     if key is not None:
         remedy = f"{folder} is complete, and was run with {was.get(key)!r}; run it anew: mpifl run {file}"

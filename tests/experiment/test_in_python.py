@@ -61,7 +61,7 @@ def test_changes_that_a_complete_run_cannot_take_are_refused(tmp_path, capsys):
         mpifl.resume(run.folder, algorithm="ditto")
     capsys.readouterr()
     resume = ["resume", str(run.folder)]
-    assert main([*resume, "--local.lr", "0.1"]) == 0
+    assert main([*resume, "--local.lr", "0.1", "--data.root", str(tmp_path)]) == 0
     assert main([*resume, "--local.lr", "9"]) == 2
     assert "local.lr = 9.0: " in capsys.readouterr().err
     assert main([*resume, "--local.rate", "9"]) == 2
