@@ -119,7 +119,7 @@ def run(
             token = on_server(transport, lambda: f"{checkpoints.run_id}-{secrets.token_hex(4)}")
             store = ClientStore(token, config.system.scratch, checkpoints.clients)
             log = folder / "logs" / f"{socket.gethostname()}-{transport.rank}.log"
-            watchdog = Watchdog(config.system.watchdog_s, lambda: transport.last_call, log)
+            watchdog = partial(Watchdog, config.system.watchdog_s, lambda: transport.last_call, log)
             with closing(store), RankLog(log, transport.is_server):
                 counter = VisitCounter(store.folder, transport.rank, transport.size)
                 server_step = build_server_step(context, store, counter)
@@ -129,12 +129,12 @@ def run(
                 engine = build_engine(context, server_step, arrived, checkpoints)
                 file = progress_file(context, folder, saved, counter)
                 with file:
-                    with watchdog:
+                    with watchdog():
                         see = observer(context, server_step, engine, recorder, progress, observed, file)
                         server = engine.run(see, saved)
                     more = engine.summary() if transport.is_server else {}
                     with doing("writing results"):
-                        finish(context, server_step, engine, recorder, server, start, more)
+                        finish(context, server_step, engine, recorder, server, start, more, watchdog)
             if transport.is_server:
                 checkpoints.remove()
                 progress.say(f"results: {folder}")
@@ -387,6 +387,7 @@ def finish(
     server: Server | None,
     start: float,
     asynchronous: Mapping[str, Any],
+    watchdog: Callable[[], Watchdog],
 ) -> None:
     """Collect what is spread over ranks and write the end of the run folder; every rank calls.
 
@@ -398,11 +399,13 @@ def finish(
         server: after the last step, on rank 0.
         start: of the run, by `perf_counter`.
         asynchronous: further figures of an asynchronous run.
+        watchdog: returns one for what all ranks do at once.
     """
     config, transport = context.config, context.transport
     found = compare_clients(context, server_step)
     own = client_models(context, server_step, server)
-    tables, places, wire = collect(context, server_step, server)
+    with watchdog():
+        tables, places, wire = collect(context, server_step, server)
     if recorder is None or server is None or places is None or wire is None:
         return
     whole = {name: table.contiguous() for name, table in tables.items() if table is not None}

@@ -208,7 +208,7 @@ class AsynchronousEngine(Engine):
         rounds = doing(ROUND, self.num_steps, first=server.version, main=True)
         with rounds as stage, doing("training", unit="visits", count=received):
             server = self._drive(server, pool, self._counting(observe, stage), saved)
-        pool.close(END)
+        self._close(pool, END)
         return server
 
     def _counting(self, observe: Callable[[Record], None], rounds: Stage) -> Callable[[Record], None]:
@@ -241,6 +241,16 @@ class AsynchronousEngine(Engine):
                 self.server_step.ledger.roll_back()
                 pool.recover()
 
+    def _close(self, pool: RecoveringPool, command: str, argument: Any = None) -> None:
+        """Send the last command until every rank has executed it; on rank 0."""
+        while True:
+            pool.close(command, argument)
+            try:
+                self.server_step.transport.barrier()  # a rank that is lost until here makes all repeat it
+                return
+            except RankLost:
+                pool.recover()
+
     @property
     def num_uploads(self) -> np.ndarray:
         """Visits; those that were too stale have been sent, too."""
@@ -259,11 +269,13 @@ class AsynchronousEngine(Engine):
 
     def _serve(self) -> None:
         server_step, command = self.server_step, ""
+        barrier = server_step.transport.barrier
         acts: dict[str, Callable[[], Any]] = {
             "begin": server_step.initialize,
             "restore": lambda: server_step.distribute(None),
             "evaluate": lambda: self._evaluate(None),
             SAVE: lambda: save(server_step, None, self.checkpointer, None, alone=False),
+            END: barrier,
         }
         while command != END:
             try:
@@ -273,6 +285,7 @@ class AsynchronousEngine(Engine):
                     self.checkpointer.stop(last.argument)
                 acts.get(command, lambda: None)()
             except RankLost:
+                command = ""
                 regroup(server_step)
 
     def _visit(

@@ -108,6 +108,8 @@ class SynchronousEngine(Engine):
             save(server_step, server, self.checkpointer, self._state(), alone=False)
             if command == STOP:
                 self.checkpointer.stop(server.version if server is not None else 0)
+        elif command == END:
+            server_step.transport.barrier()  # a rank that is lost until here makes all ranks repeat it
 
     def _step(self) -> None:
         server_step, step = self.server_step, 0

@@ -94,6 +94,19 @@ def test_a_worker_that_dies_at_the_end_leaves_nobody_waiting(whole, mpirun, tmp_
     assert_same_run(tmp_path / "three" / "tiny-x", tmp_path / "alone" / "tiny-x")
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
+def test_a_worker_that_dies_after_the_last_evaluation_does_not_keep_the_end(name, whole, mpirun, tmp_path):
+    """The others notice it while rank 0 writes the scores: its last command finds them in a new group."""
+    plan = [{"rank": 0, "call": "record", "nth": 1, "targets": [3], "after": 1.5}]
+    asked = deaths.arguments(tmp_path, "x", name, whole.cache)
+    end = deaths.launch(mpirun, 4, plan, *asked, launcher=deaths.ULFM)
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 0, end.stderr
+    assert [who.split(" on ")[0] for who in deaths.lost(tmp_path, "x")] == ["rank 3"]
+    assert_same_run(tmp_path / "tiny-x", whole(name))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("rank", "launcher"), [(2, ()), (0, deaths.ULFM)], ids=["2", "0"])
 def test_a_stopped_rank_without_which_the_job_cannot_go_on_ends_it(rank, launcher, whole, mpirun, tmp_path):

@@ -2,9 +2,10 @@
 
 JOBS is JSON: a list of [PLAN, WORDS], WORDS being the arguments of mpifl. All of them run in one job, one
 after the other, with the ranks that are left. PLAN is a list of {"rank": r, "call": name, "nth": n, "signal":
-number, "after": seconds}. Calls are the verbs of the transport, `train`, `open_federation`, `matrices`, and
-`start` for the moment before MPI is up. A moment named this way comes back in every run, whatever the machine
-is doing.
+number, "after": seconds}. Calls are the verbs of the transport, `train`, `open_federation`, `matrices`, on
+rank 0 `record` (of an evaluation) and `on_end` (of callbacks), and `start` for the moment before MPI is up. A
+moment named this way comes back in every run, whatever the machine is doing. With "targets" these ranks get
+the signal instead, before the seconds, in which the others notice it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import sys
 import time
 from typing import Any
 
+from kills import ranks_of
+
 from mpifl import cli
 from mpifl.comm.connect import connect
 from mpifl.comm.mpi_startup import starting
 from mpifl.experiment import build as experiment
-from mpifl.experiment import client_matrices
+from mpifl.experiment import client_matrices, observed
+from mpifl.results.recorder import Recorder
 from mpifl.runtime.exit_codes import outcome
 from mpifl.runtime.worker import Worker
 from mpifl.training.client import LocalClients
@@ -29,6 +33,8 @@ ELSEWHERE: dict[str, list[tuple[Any, str]]] = {
     "train": [(Worker, "_train"), (LocalClients, "train_visits")],  # one visit, or many in one call
     "open_federation": [(experiment, "open_federation")],
     "matrices": [(client_matrices, "_mine")],
+    "record": [(Recorder, "record_evaluation")],
+    "on_end": [(observed, "load")],
 }
 
 
@@ -47,7 +53,12 @@ def doomed(plan: dict[str, Any]) -> None:
         @functools.wraps(verb)
         def call(*args: Any, **options: Any) -> Any:
             left[0] -= 1
-            if left[0] == 0:
+            if left[0] == 0 and "targets" in plan:
+                pids = ranks_of(os.getppid())
+                for target in plan["targets"]:
+                    os.kill(pids[target], plan.get("signal", 9))
+                time.sleep(plan.get("after", 0.0))
+            elif left[0] == 0:
                 time.sleep(plan.get("after", 0.0))
                 os.kill(os.getpid(), plan.get("signal", 9))
             return verb(*args, **options)
