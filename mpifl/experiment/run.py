@@ -452,7 +452,9 @@ def client_models(context: RunContext, server_step: ServerStep, server: Server |
     """
     while context.config.output.client_models:
         try:
-            return server_step.client_models(server, context.evaluated_clients)
+            models = server_step.client_models(server, context.evaluated_clients)
+            context.transport.barrier()  # a rank that is lost until here makes all ranks repeat it
+            return models
         except RankLost:
             regroup(server_step)
     return None

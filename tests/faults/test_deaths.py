@@ -11,7 +11,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from faults import deaths
+from safetensors.torch import load_file
 from support.runs import assert_same_run
 
 from mpifl import cli
@@ -105,6 +107,26 @@ def test_a_worker_that_dies_after_the_last_evaluation_does_not_keep_the_end(name
     assert end.returncode == 0, end.stderr
     assert [who.split(" on ")[0] for who in deaths.lost(tmp_path, "x")] == ["rank 3"]
     assert_same_run(tmp_path / "tiny-x", whole(name))
+
+
+def test_a_worker_that_dies_while_client_models_are_collected_makes_all_repeat_it(whole, mpirun, tmp_path):
+    """Rank 3 dies at its own Gatherv, with which the other workers are done."""
+    plan = [{"rank": 3, "call": "Gatherv", "nth": 1, "after": 1.0}]
+    alone, words = (
+        [*deaths.arguments(tmp_path / place, "x", "fedavg", whole.cache), "--output.client_models", "true"]
+        for place in ("alone", "four")
+    )
+    assert cli.main(alone) == 0
+    end = deaths.launch(mpirun, 4, plan, *words, launcher=deaths.ULFM)
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 0, end.stderr
+    assert [who.split(" on ")[0] for who in deaths.lost(tmp_path / "four", "x")] == ["rank 3"]
+    assert_same_run(tmp_path / "four" / "tiny-x", tmp_path / "alone" / "tiny-x")
+    made = [
+        load_file(tmp_path / place / "tiny-x" / "client_models.safetensors") for place in ("alone", "four")
+    ]
+    torch.testing.assert_close(*made, rtol=0, atol=0)
 
 
 @pytest.mark.nightly
