@@ -282,6 +282,7 @@ class AsynchronousEngine(Engine):
                 last = serve(server_step.transport, self._visit)
                 self.last_served, command = {"idle": last.idle, "elapsed": last.seconds}, last.name
                 if command == STOP:
+                    barrier()  # what clients keep is removed with the first rank that leaves
                     self.checkpointer.stop(last.argument)
                 acts.get(command, lambda: None)()
             except RankLost:
@@ -555,7 +556,7 @@ class AsynchronousEngine(Engine):
         else:
             write(alone=True)
         if command == STOP:
-            pool.close(STOP, server.version)
+            self._close(pool, STOP, server.version)
             self.checkpointer.stop(server.version)
 
     def _state(self, server: Server, pool: RecoveringPool) -> Saved:

@@ -109,6 +109,18 @@ def test_launch_scripts_turn_sigterm_into_a_stop_that_mpirun_hands_on(training, 
     assert [*(tmp_path / "tiny-x" / "checkpoints").glob("step-*/manifest.sha256")]
 
 
+def test_workers_of_an_asynchronous_run_leave_together_when_it_stops(mpirun, tmp_path):
+    """Rank 1 gets the command while rank 2 trains: the folder of what clients keep must outlive that."""
+    plan = [
+        {"rank": 0, "call": "arrived", "nth": 1, "targets": [0], "signal": signal.SIGUSR2},
+        {"rank": 2, "call": "train", "nth": 3, "after": 2.0, "signal": 0},
+    ]
+    asked = deaths.arguments(tmp_path, "x", "scaffold-events", tmp_path / "cache")
+    end = deaths.launch(mpirun, 3, plan, *asked)
+    assert end.returncode == 75, end.stderr
+    assert "stopped after step 1, state written" in end.stderr
+
+
 @pytest.mark.parametrize("who", ["rank 0", pytest.param("all ranks", marks=pytest.mark.nightly)])
 def test_a_run_is_stopped_at_once_while_the_server_trains_what_all_clients_download(training, tmp_path, who):
     """Nothing of it would be kept. FLT's autoencoder takes an hour on CIFAR-10."""
