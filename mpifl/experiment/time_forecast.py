@@ -438,6 +438,8 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
                 busy.add(k)
                 started += 1
                 filled = version
+            if clock.goes_to_start(tick):
+                continue
             if busy or (waiting and tick < inf):
                 return
             clock.advance(n)

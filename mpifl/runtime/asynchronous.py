@@ -352,6 +352,9 @@ class AsynchronousEngine(Engine):
             for k, version in self.policy.starts(dispatch) if starts is None else starts:
                 self._start(k, version, pool)
                 self.filled = server.version
+            if self.clock.goes_to_start(self.tick):
+                self.stats.advance(self.clock.now, len(self.busy))
+                continue
             if self.busy or (waiting and self.tick < inf):
                 return
             self.clock.advance(self.sampler.num_clients)

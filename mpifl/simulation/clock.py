@@ -193,6 +193,14 @@ class Clock(ABC):
         """Return the visits that start now; None leaves it to the policy."""
         return None
 
+    def goes_to_start(self, until: float) -> bool:
+        """Go on to the next start that is known, before the next arrival; return whether there is one.
+
+        Args:
+            until: a time; starts at it or later do not count.
+        """
+        return False
+
     @property
     def available(self) -> Callable[[int], bool] | None:
         """Whether a client is there now; None: all are, always."""
@@ -450,6 +458,16 @@ class ReplayClock(Clock):
         """Return the visits that start at this instant in the trace."""
         return self.trace.starting(self.now)
 
+    def goes_to_start(self, until: float) -> bool:
+        """Go on to a start between two arrivals: the original dropped a visit then."""
+        start, following = self.trace.next_start(), self.trace.next_time()
+        if start >= until or following is None or start >= following:
+            return False
+        self.now = start
+        return True
+
     def advance(self, num_clients: int) -> None:
         """Go on to the next start in the trace."""
-        self.now = self.trace.next_start()
+        start = self.trace.next_start()
+        require(start < inf, "clock.trace", "its end", "the trace ends before the run; take fewer rounds")
+        self.now = start

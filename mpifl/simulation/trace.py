@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -72,7 +72,7 @@ class Trace:
             last = row.time
             self._times[row.client, row.visit] = row.time
             self._starts[row.start].append((row.client, row.read_version))
-        self._order = sorted(self._starts)
+        self._order = deque(sorted(self._starts))
 
     def arrival(self, client: int, visit: int) -> float:
         """Return when a visit of a client arrives."""
@@ -105,17 +105,13 @@ class Trace:
         """Restore a position."""
         self.at = state["at"]
         self._starts = defaultdict(list, {t: self._starts[t] for t in state["left"]})
+        self._order = deque(sorted(self._starts))
 
     def next_start(self) -> float:
-        """Return the first instant whose starts have not been returned.
-
-        Raises:
-            UserError: there is none.
-        """
-        left = [t for t in self._order if t in self._starts]
-        if not left:
-            raise UserError("clock.trace", "its end", "the trace ends before the run; take fewer rounds")
-        return left[0]
+        """Return the first instant whose starts have not been returned; infinity where there is none."""
+        while self._order and self._order[0] not in self._starts:
+            self._order.popleft()
+        return self._order[0] if self._order else inf
 
 
 def _row(row: dict[str, str], place: str) -> Row:

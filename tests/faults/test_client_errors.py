@@ -90,6 +90,19 @@ def test_clients_that_fail_are_left_out_and_listed(clumsy, mpirun, tmp_path):
         assert "in local_update" in logs
 
 
+def test_a_trace_with_dropped_visits_is_replayed(clumsy, tmp_path):
+    """Where a visit is dropped the next one starts, at an instant at which nothing arrives."""
+    first = words(tmp_path, "first", *clumsy, "--on_client_error", "drop", *EVENTS)
+    assert cli.main(first) == 0
+    rows = Runs(tmp_path).table("first", "events.csv")
+    assert {row["start"] for row in rows} - {row["time"] for row in rows} > {"0.0"}
+    clock = f"{{name: replay, trace: {tmp_path / 'tiny-first' / 'events.csv'}}}"
+    again = words(tmp_path, "again", *clumsy, *EVENTS, "--delay", "{name: constant}", "--clock", clock)
+    assert cli.main(again) == 0
+    assert Runs(tmp_path).table("again", "events.csv") == rows
+    assert Runs(tmp_path).summary("again")["digest"] == Runs(tmp_path).summary("first")["digest"]
+
+
 def test_by_default_the_first_failure_ends_the_run(clumsy, tmp_path, capsys):
     assert cli.main(words(tmp_path, "x", *clumsy, *ROUNDS)) == 1
     assert "client 2, round 1, visit 0: MemoryError: no room" in capsys.readouterr().err

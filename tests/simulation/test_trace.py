@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from mpifl.simulation.trace import Trace
 
 
@@ -18,3 +20,4 @@ def test_a_trace_tells_each_start_once_and_goes_on_from_its_place(tmp_path):
     assert again.starting(0.0) == []
     assert (again.next_time(), again.starting(1.5)) == (2.0, [(0, 1)])
     assert again.arrival(0, 1) == 3.0
+    assert (again.next_start(), trace.next_start()) == (inf, 1.5)
