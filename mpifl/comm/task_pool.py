@@ -294,6 +294,7 @@ class RecoveringPool(Pool):
     def poll(self) -> None:
         """Receive the answers that have arrived."""
         self._try(lambda pool: pool.poll())
+        self.transport.last_call = monotonic()  # in one process, nothing was sent
 
     def command_all(self, command: str, argument: Any = None) -> None:
         """Send a command to all workers; see `Pool`."""

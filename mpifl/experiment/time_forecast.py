@@ -442,7 +442,7 @@ def arrivals(context: RunContext, traffic: TrafficForecast, steps: int) -> list[
                 continue
             if busy or (waiting and tick < inf):
                 return
-            clock.advance(n)
+            clock.advance(n, pool)  # type: ignore[arg-type]
 
     fill()
     while version < steps:

@@ -357,7 +357,7 @@ class AsynchronousEngine(Engine):
                 continue
             if self.busy or (waiting and self.tick < inf):
                 return
-            self.clock.advance(self.sampler.num_clients)
+            self.clock.advance(self.sampler.num_clients, pool)
             self.stats.advance(self.clock.now, 0)
             if self.tick < inf:
                 self.tick = self.policy.next_tick(self.clock.now)

@@ -211,8 +211,13 @@ class Clock(ABC):
         """Whether the sizes of messages matter to `due`."""
         return False
 
-    def advance(self, num_clients: int) -> None:
-        """Go on to the time when a client can start: nobody is there and no visit is under way."""
+    def advance(self, num_clients: int, pool: Pool) -> None:
+        """Go on to the time when a client can start: nobody is there and no visit is under way.
+
+        Args:
+            num_clients: N.
+            pool: where visits are trained.
+        """
         raise AssertionError("all clients are always there")
 
 
@@ -268,7 +273,7 @@ class VirtualClock(_QueueClock):
         presence = self.duration.presence
         return None if presence.always else (lambda k: presence.is_available(k, self.now))
 
-    def advance(self, num_clients: int) -> None:
+    def advance(self, num_clients: int, pool: Pool) -> None:
         """Go on to the first return of a client."""
         presence = self.duration.presence
         self.now = min(presence.next_available(k, self.now) for k in range(num_clients))
@@ -393,11 +398,16 @@ class WallClock(Clock):
             return None
         return lambda k: self.duration.presence.is_available(k, self.now / self.scale)
 
-    def advance(self, num_clients: int) -> None:
+    def advance(self, num_clients: int, pool: Pool) -> None:
         """Wait for the first return of a client."""
         presence, now = self.duration.presence, self.now / self.scale
         first = min(presence.next_available(k, now) for k in range(num_clients))
-        wait_until(lambda: self._time() >= first * self.scale)
+
+        def back() -> bool:
+            pool.poll()  # for the watchdog
+            return self._time() >= first * self.scale
+
+        wait_until(back)
         self.now = self._time()
 
 
@@ -466,7 +476,7 @@ class ReplayClock(Clock):
         self.now = start
         return True
 
-    def advance(self, num_clients: int) -> None:
+    def advance(self, num_clients: int, pool: Pool) -> None:
         """Go on to the next start in the trace."""
         start = self.trace.next_start()
         require(start < inf, "clock.trace", "its end", "the trace ends before the run; take fewer rounds")

@@ -52,3 +52,12 @@ def test_what_one_process_trains_is_progress_for_the_watchdog():
     pool.submit(Task(0, 0.0, "visit", {}, (0,)))
     assert pool.result(0) == ("visit", {})
     assert transport.last_call > before
+
+
+def test_a_poll_is_progress_for_the_watchdog():
+    """A clock on the wall polls while all that is trained is held back."""
+    transport = Single()
+    pool = RecoveringPool(transport, lambda header, vectors: (header, {}), lambda: None, lambda task: (0,))
+    before = transport.last_call
+    pool.poll()
+    assert transport.last_call > before

@@ -26,6 +26,16 @@ def duration(**link) -> VirtualClock:
     return VirtualClock(visit_duration(Constant(1.0), Links(**link), Availability(), key(0), 3))
 
 
+class Polled:
+    """A pool without visits that counts the polls."""
+
+    polls = 0
+
+    def poll(self) -> None:
+        """Count."""
+        self.polls += 1
+
+
 def test_places_are_filled_after_the_last_arrival_of_an_instant():
     clock = duration()
     for number, due in enumerate((2.0, 1.0, 2.0)):
@@ -82,3 +92,14 @@ def test_a_time_at_which_the_server_steps_comes_before_what_is_trained_after_it(
     assert clock.pop(pool, 0.01) is None
     assert clock.now == 0.01
     assert clock.pop(pool).number == 0
+
+
+def test_real_time_goes_on_to_the_first_return_with_polls_on_the_way():
+    away = Availability(on_s=0.1, off_s=9.0)
+    clock = WallClock(visit_duration(Constant(1.0), Links(), away, key(0), 2), scale=0.001)
+    first = min(clock.duration.presence.next_available(k, 0.0) for k in range(2))
+    pool = Polled()
+    clock.start()
+    clock.advance(2, pool)
+    assert clock.now >= 0.001 * first > 0
+    assert pool.polls > 0
