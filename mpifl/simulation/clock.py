@@ -125,8 +125,9 @@ class Replay(ClockConfig):
 
     @property
     def remark(self) -> str:
-        """Say where times come from."""
-        return f"times are those of {self.trace}, not of delay, network and availability"
+        """Say where times come from, and what is not in the trace."""
+        left = "downloads that its run began and never uploaded are not repeated"
+        return f"times are those of {self.trace}, not of delay, network and availability; {left}"
 
 
 CLOCKS: dict[str, type[ClockConfig]] = {"virtual": VirtualTime, "wall": WallTime, "replay": Replay}

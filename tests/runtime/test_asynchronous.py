@@ -310,6 +310,11 @@ def test_the_replay_of_a_virtual_run_is_that_run(policy, delay, tmp_path):
     again = events("fedasync", tmp_path / "again", 12, policy=policy, clock=Replay(trace))
     worlds.same(worlds.state_of(one.server), worlds.state_of(again.server))
     assert again.arrivals == one.arrivals
+    first, then = one.server_step.ledger, again.server_step.ledger
+    assert then.total("up") == first.total("up")
+    left = one.engine.num_started - again.engine.num_started  # under way at the end, in no row of the trace
+    assert first.total("down") - then.total("down") == left * first.total("down") // one.engine.num_started
+    assert "are not repeated" in Replay(trace).remark
 
 
 def test_a_trace_of_another_run_is_refused(tmp_path):
