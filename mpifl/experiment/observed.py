@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mpifl.comm.transport import on_server
+from mpifl.comm.transport import RankLost, on_server
 from mpifl.core.errors import Stopped
 from mpifl.results.callbacks import Callbacks, made
 from mpifl.results.reader import load
@@ -100,13 +100,19 @@ class Observed:
 
     def end(self) -> None:
         """Tell the callbacks that the run folder is complete."""
+        complete = f"the run itself is complete: {self.folder}"
 
         def tell() -> None:
             self.callbacks.call("on_end", load(self.folder), "after the last step")
-            self.callbacks.check(f"the run itself is complete: {self.folder}")
+            self.callbacks.check(complete)
 
-        if self.any:
+        if not self.any:
+            return
+        try:
             on_server(self.context.transport, tell, everywhere=False)
+        except RankLost:  # nothing is left to be done together
+            if self.context.transport.is_server:
+                self.callbacks.check(complete)
 
     def __enter__(self) -> Observed:
         return self

@@ -129,6 +129,21 @@ def test_a_worker_that_dies_while_client_models_are_collected_makes_all_repeat_i
     torch.testing.assert_close(*made, rtol=0, atol=0)
 
 
+def test_a_worker_that_dies_while_callbacks_look_at_a_complete_run_leaves_it_complete(
+    whole, mpirun, tmp_path
+):
+    (tmp_path / "silent.py").write_text("class Silent:\n    def on_end(self, run):\n        pass\n")
+    plan = [{"rank": 0, "call": "on_end", "nth": 1, "targets": [3], "after": 1.5}]
+    callbacks = ("--output.callbacks", f"['{tmp_path / 'silent.py'}:Silent']")
+    asked = [*deaths.arguments(tmp_path, "x", "fedavg", whole.cache), *callbacks]
+    end = deaths.launch(mpirun, 4, plan, *asked, launcher=deaths.ULFM)
+    if not has_ulfm(end.stderr):
+        pytest.skip("this MPI has no fault tolerance (Open MPI has)")
+    assert end.returncode == 0, end.stderr
+    assert "before the first step" not in end.stderr
+    assert_same_run(tmp_path / "tiny-x", whole("fedavg"))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("rank", "launcher"), [(2, ()), (0, deaths.ULFM)], ids=["2", "0"])
 def test_a_stopped_rank_without_which_the_job_cannot_go_on_ends_it(rank, launcher, whole, mpirun, tmp_path):
