@@ -131,6 +131,7 @@ class ManyRanks(Mpi):
         self.comm: Any = self.workers_there
         self.rank, self.size, self.traffic = 0, size, MpiTraffic()
         self.nodes, self.names, self.lost = (0,) * size, tuple(map(str, range(size))), []
+        self.numbers = tuple(range(size))
         self._sequence, self._waiting_for, self._received, self._empty_polls = 0, (0, size), 0, 0
 
 

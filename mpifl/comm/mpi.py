@@ -115,7 +115,7 @@ class Mpi(Transport):
         self._workers_comm = self._workers()
         self.library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
         self.rank, self.size, self.traffic = self.comm.rank, self.comm.size, MpiTraffic()
-        self.lost: list[str] = []
+        self.numbers, self.lost = tuple(range(self.size)), list[str]()
         self._out_of_reach = False  # whether a lost rank may be alive on a node without any other rank
         self._sequence = 0
         self._waiting_for = 0, self.size  # tag of the gather under way, first rank whose value is missing
@@ -279,7 +279,7 @@ class Mpi(Transport):
     @guarded
     def gather_traffic(self) -> list[dict[str, Any]] | None:
         """Send this rank's counts to rank 0, which adds the bytes of this message."""
-        tag, rows = self._tag(), self.traffic.rows(self.rank)
+        tag, rows = self._tag(), self.traffic.rows(self.numbers[self.rank])
         if self.rank:
             blob = pickle.dumps(rows, protocol=5)
             self.comm.Send([blob, len(blob), MPI.BYTE], dest=0, tag=tag)
@@ -287,7 +287,8 @@ class Mpi(Transport):
         for source in range(1, self.size):
             rows += self._recv(source, tag, "census")
             count = Count(calls=1, messages=1, bytes=self._received)
-            rows.append({"rank": source, "call": "send", "purpose": "census", **vars(count)})
+            rank = self.numbers[source]
+            rows.append({"rank": rank, "call": "send", "purpose": "census", **vars(count)})
         return rows
 
     @guarded
@@ -463,6 +464,7 @@ class Mpi(Transport):
         self.rank, self.size = self.comm.rank, self.comm.size
         self.nodes, self.names = tuple(nodes[r] for r in left), tuple(names[r] for r in left)
         self.processes = tuple(processes[r] for r in left)
+        self.numbers = tuple(self.numbers[r] for r in left)
         self._sequence, self._sends, self._receives = 0, [], []
         for r in sorted({*range(len(names))} - {*left}):
             self.lost.append(names[r])

@@ -48,6 +48,7 @@ class Transport(ABC):
         local_rank: number of this rank among those of the job on its node.
         device_rank: number by which this rank takes one of its node's devices in turn.
         names: of each rank in messages: its number at the start, host and process.
+        numbers: of each rank when the run began.
         lost: names of the ranks that were lost during the run.
         started: stage of the start -> seconds from the start of the process to the end of the stage.
         last_call: when a call last returned, by `time.monotonic`.
@@ -60,10 +61,16 @@ class Transport(ABC):
     local_rank: int = 0
     device_rank: int = 0
     names: tuple[str, ...]
+    numbers: tuple[int, ...]
     lost: list[str]
     started: Mapping[str, float] = MappingProxyType({})
     last_call: float = 0.0
     traffic: MpiTraffic
+
+    def begin_run(self) -> None:
+        """Number the ranks and list the lost ones anew; every rank calls."""
+        self.numbers = tuple(range(self.size))
+        self.lost.clear()
 
     @property
     def is_server(self) -> bool:
@@ -292,7 +299,7 @@ class Single(Transport):
 
     def __init__(self) -> None:
         self.rank, self.size, self.nodes, self.traffic = 0, 1, (0,), MpiTraffic()
-        self.names, self.lost = (f"pid {os.getpid()}",), []
+        self.names, self.numbers, self.lost = (f"pid {os.getpid()}",), (0,), []
         self.last_call = time.monotonic()
 
     def scatter(self, values: Sequence[Any] | None, purpose: str) -> Any:

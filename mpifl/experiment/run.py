@@ -88,6 +88,7 @@ def run(
     if transport.is_server:
         folders.commit()  # while the checkout is still what was loaded
     bar = Progress(config.rounds, config.name, quiet or not transport.is_server, bar=transport.size == 1)
+    transport.begin_run()
     transport.watch_stopped(config.system.stopped_timeout_s)
     with bar as progress, Signals(asked_to_stop) as signals:
         with doing("opening data and model"):
@@ -228,7 +229,8 @@ def observer(
 
     def observe(record: Record) -> None:
         note, row = "", None
-        file.step, file.timing = record.step, record.timing or file.timing
+        timing = by_number(context.transport, record.timing)
+        file.step, file.timing = record.step, timing or file.timing
         ledger = server_step.ledger
         if recorder is not None and record.updates:
             recorder.record_updates(record.step, record.updates)
@@ -254,7 +256,7 @@ def observer(
                     **({} if (secure := server_step.config.secure) is None else secure.figures()),
                 },
                 {f"federation_bytes_{way}": ledger.total(way) for way in ("up", "down")},
-                record.timing,
+                timing,
                 record.virtual_seconds,
                 algorithm.placed(record.server, server_step.taken > 0),
             )
@@ -271,6 +273,12 @@ def observer(
             observed.step(record, row, recorder.clients, moved)
 
     return observe
+
+
+def by_number(transport: Transport, timing: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Return the timing of each rank by its number when the run began; empty for those that were lost."""
+    found = dict(zip(transport.numbers, timing, strict=False))
+    return [found.get(number, {}) for number in range(max(found, default=-1) + 1)]
 
 
 def estimated(context: RunContext, record: Record, visits: np.ndarray) -> Iterator[tuple[int, float]]:
@@ -434,6 +442,7 @@ def finish(
         folders.write_csv(recorder.folder / "dropped.csv", map(vars, server_step.dropped))
     if transport.lost:
         summary["ranks_lost"] = transport.lost
+        summary["mpi_bytes_complete"] = False  # nobody knows what they have sent
     if asynchronous:
         summary["asynchronous"] = asynchronous
     if uploads_none(summary):

@@ -315,7 +315,7 @@ class Recorder:
             labels: Estimated cluster of every client [N].
             train: Means of what clients reported of their training, and figures that only some methods have.
             traffic: Bytes of the federation so far.
-            timing: Seconds of each phase since the evaluation before, for each rank.
+            timing: Seconds of each phase since the evaluation before, for each rank; none for a lost one.
             virtual_seconds: Time on the simulated clock; None where there is none.
             placed: Whose cluster is known, bool [N]; None for all.
         """
@@ -350,7 +350,7 @@ class Recorder:
         self._check_own(train)
         row = {"round": step, "seconds": round(seconds, 3), **virtual, **self.last, **train, **traffic}
         self.metrics.append(row)
-        self.timing += [{"round": step, "rank": r, **phases} for r, phases in enumerate(timing)]
+        self.timing += [{"round": step, "rank": r, **phases} for r, phases in enumerate(timing) if phases]
         single = {name: v for name, v in scores.items() if not name.startswith(SUMS)}
         self.clients = [
             {"client": int(k), "cluster": int(labels[k]), **{n: float(v[i]) for n, v in single.items()}}

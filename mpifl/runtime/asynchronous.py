@@ -185,7 +185,7 @@ class AsynchronousEngine(Engine):
         self.robust = None if robust is None else robust.on_one_rank(local)
         self.aggregator: Aggregator = self.robust or local
         self.start, self.evaluation_time = now(), np.zeros(2)  # real and processor seconds
-        self.served = np.zeros((server_step.transport.size, 2))  # idle and all seconds of each rank
+        self.served = np.zeros((server_step.transport.size, 2))  # of each rank: idle, all seconds
         self.last_served: dict[str, float] = {}  # by this rank, until the last command
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
@@ -258,7 +258,8 @@ class AsynchronousEngine(Engine):
 
     def summary(self) -> dict[str, Any]:
         """Return figures of arrivals, staleness, concurrency and idle time, on rank 0."""
-        workers = self.served[list(self.server_step.transport.workers)]
+        transport = self.server_step.transport
+        workers = self.served[[transport.numbers[rank] for rank in transport.workers]]
         idle = [i / s for i, s in workers.tolist() if s]
         real, cpu = (now() - self.start - self.evaluation_time).tolist()
         figures = self.stats.summary(self.num_steps, self.clock.now, real, idle, cpu / real)
@@ -538,9 +539,10 @@ class AsynchronousEngine(Engine):
         """Return the scores and the timing of all ranks, on rank 0; every rank calls."""
         scores = self.server_step.evaluate(server, self.evaluation.clients)
         phases = self.server_step.watch.take() | self.last_served
-        timing = self.server_step.transport.gather(phases, "timing")
+        transport = self.server_step.transport
+        timing = transport.gather(phases, "timing")
         for rank, phases in enumerate(timing or ()):
-            self.served[rank] += phases.get("idle", 0.0), phases.get("elapsed", 0.0)
+            self.served[transport.numbers[rank]] += phases.get("idle", 0.0), phases.get("elapsed", 0.0)
         return scores, timing
 
     # -- checkpoints -----------------------------------------------------------------------------------------

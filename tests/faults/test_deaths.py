@@ -14,7 +14,7 @@ import pytest
 import torch
 from faults import deaths
 from safetensors.torch import load_file
-from support.runs import assert_same_run
+from support.runs import Runs, assert_same_run
 
 from mpifl import cli
 
@@ -67,11 +67,14 @@ def test_runs_outlive_their_workers(whole, mpirun, tmp_path):
     if not has_ulfm(end.stderr):
         pytest.skip("this MPI has no fault tolerance (Open MPI has)")
     assert end.returncode == 0, end.stderr
-    gone = []
     for name, plan in FEW.items():
-        gone += [f"rank {death['rank']}" for death in plan]
+        gone = [f"rank {death['rank']}" for death in plan]  # in this run, not in those before
         assert sorted(who.split(" on ")[0] for who in deaths.lost(tmp_path, name)) == sorted(gone)
         assert_same_run(tmp_path / f"tiny-{name}", whole(name))
+    there = Runs(tmp_path)
+    for file in ("timing.csv", "mpi_traffic.csv"):
+        assert {row["rank"] for row in there.table("scaffold", file)} == {"0", "2", "3", "4"}
+    assert there.summary("scaffold")["mpi_bytes_complete"] is False
     assert end.stderr.count("ranks go on") >= len(FEW)
     assert "rank 2 on " in end.stderr
     assert "was stopped for 2 s" in end.stderr

@@ -205,7 +205,9 @@ class Alone(Runs):
 TABLES = ("metrics.csv", "ledger.csv", "clients.csv", "clusters.csv", "visits.csv", "client_traffic.csv")
 SOMETIMES = ("events.csv", "dropped.csv")  # of asynchronous runs, and of those in which clients fail
 CLOCKS = ("seconds",)  # columns of what a clock on the wall showed
-OF_A_LAUNCH = ("wall_seconds", "mpi_bytes", "peak_bytes", "ranks", "ranks_lost", "asynchronous")
+OF_A_LAUNCH = (
+    *("wall_seconds", "mpi_bytes", "mpi_bytes_complete", "peak_bytes", "ranks", "ranks_lost", "asynchronous"),
+)
 OF_A_CLOCK = ("arrivals", "refused", "staleness_mean", "staleness_max", "concurrency", "clock_seconds")
 
 
