@@ -5,13 +5,14 @@ Wide Web 2023, Algorithm 1. E: k_i = argmin_k ||w_i - c_k||; M: c_k = mean of it
 k train from c_k.
 
 Three implementations differ. `flt` (FLT's repository, default): in every step whole k-means on the last
-models of all clients seen so far, 20 starts at first and then from the previous centres; averages by samples,
-absent members included. `flexcfl` (FlexCFL's): independent initial centres, one E and one M step over those
-who take part, each counting the same. `emdcfl` (EMD-CFL's): one E and one M step over all seen so far, by
-samples, after a first assignment by chance (there: k-means on numerical noise), and clients are held near
-their centre by the unsquared norms of all tensors; distances are of whole state dicts, running statistics
-and counters of batches included. That repository takes both steps before the training of a round and never
-aggregates the last one: its T rounds are T - 1 here.
+models of all clients seen so far, 20 starts at first and then from the centres that k-means ended with
+before, in which every member counts the same; averages by samples, absent members included. `flexcfl`
+(FlexCFL's): independent initial centres, one E and one M step over those who take part, each counting the
+same. `emdcfl` (EMD-CFL's): one E and one M step over all seen so far, by samples, after a first
+assignment by chance (there: k-means on numerical noise), and clients are held near their centre by the
+unsquared norms of all tensors; distances are of whole state dicts, running statistics and counters of
+batches included. That repository takes both steps before the training of a round and never aggregates the
+last one: its T rounds are T - 1 here.
 
 With `initial_models` clients that never took part count in k-means and in the averages with the initial model
 w^0, as they do in FLT's repository, and belong to the centre that k-means gives them. Otherwise a client that
@@ -44,7 +45,7 @@ from mpifl.core.method import (
     Server,
     State,
 )
-from mpifl.core.mixing import Mixing, Plan, by_cluster
+from mpifl.core.mixing import Mixing, Plan, by_cluster, rows
 from mpifl.core.parameters import Layout
 from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import unsquared
@@ -55,14 +56,14 @@ VARIANTS = ("flt", "flexcfl", "emdcfl")
 
 @dataclass(frozen=True)
 class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
-    """K rows, the centres; under `emdcfl` with batch norm, the counters of batches are behind each vector.
+    """K rows, the centres; under `flt` those of k-means follow, under `emdcfl` counters are behind vectors.
 
     Attributes:
         num_clusters: K.
         variant: `flt`, `flexcfl` or `emdcfl`; see the module.
         mu: pull towards the centre under `emdcfl`.
         initial_models: under `flt`, let clients that never took part count with the initial model; the table
-            has one more row then, which keeps it.
+            has one more row then, the last, which keeps it.
     """
 
     num_clusters: int = 4
@@ -97,6 +98,8 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
             centres = torch.nn.functional.pad(centres, (0, 1))
         drawn = key.numpy().integers(self.num_clusters, size=problem.num_clients)
         assign = np.zeros(problem.num_clients, np.int64) if self.variant == "flt" else drawn
+        if self.variant == "flt":
+            centres = torch.cat([centres, centres])
         if not self.initial_models:
             return Server({"model": centres}, assign)
         state = {"num_samples": problem.num_samples, "moved": np.zeros(self.num_clusters)}
@@ -145,7 +148,10 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
             assign = server.assign.copy()
             assign[notes.client[notes.fresh]] = k[notes.fresh]
             return Plan([by_cluster(k, K, notes.fresh.astype(float))], assign=assign)
-        return Plan([by_cluster(k, K, notes.num_samples)], assign=assign)
+        if self.variant == "emdcfl":
+            return Plan([by_cluster(k, K, notes.num_samples)], assign=assign)
+        members = (np.arange(K)[:, None] == k).astype(float)
+        return Plan([rows(np.concatenate([members * notes.num_samples, members]))], assign=assign)
 
     def _nearest(self, server: Server, notes: Notes) -> np.ndarray:
         """Return k_i [m] of each report."""
@@ -154,10 +160,10 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
             return np.asarray(server.assign[notes.client])
         if self.variant != "flt":
             return np.asarray(apart.argmin(1))
-        return self._kmeans(server.version, notes["gram"], apart)
+        return self._kmeans(server.version, notes["gram"], apart[:, self.num_clusters :])
 
     def _kmeans(self, version: int, gram: np.ndarray, apart: np.ndarray) -> np.ndarray:
-        """Return the cluster [m] of models with products `gram` [m, m], `apart` [m, K] from the rows."""
+        """Return the cluster [m] of models with products `gram` [m, m], `apart` [m, K] from its centres."""
         centred = gram - gram.mean(0) - gram.mean(1)[:, None] + gram.mean()
         points, K = principal_coordinates(centred, len(gram)), min(self.num_clusters, len(gram))
         if version == 0 or self.num_clusters > K:
@@ -165,38 +171,40 @@ class FeSEM(PlainVisits, RememberedUploads, ComparedUploads, Algorithm):
         return kmeans(points, K, init=_means(points, apart)).labels
 
     def _with_everyone(self, server: Server, notes: Notes) -> Plan:
-        """Take both steps over all N clients; who never took part stands at w^0, as row K does.
+        """Take both steps over all N clients; who never took part stands at w^0, as the last row does.
 
-        All vectors are taken from w^0. `moved` [K] is how far the centres are from there.
+        All vectors are taken from w^0. `moved` [K] is how far the centres of k-means are from there.
         """
         K, m, state = self.num_clusters, len(notes), server.algorithm_state
         unseen = np.setdiff1d(np.arange(len(server.assign)), notes.client)
-        gram, far = notes["gram"], notes["row_distance"][:, K]  # |w_i - w^0| [m]
+        gram, far = notes["gram"], notes["row_distance"][:, -1]  # |w_i - w^0| [m]
         squares = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram  # |w_i - w_j|^2
         products = (far[:, None] ** 2 + far**2 - squares) / 2  # (w_i - w^0)'(w_j - w^0) [m, m]
         still = np.broadcast_to(state["moved"], (len(unseen), K))
-        apart = np.concatenate([notes["row_distance"][:, :K], still])
+        apart = np.concatenate([notes["row_distance"][:, K:-1], still])
         k = self._kmeans(server.version, np.pad(products, (0, len(unseen))), apart)
         assign, n = server.assign.copy(), state["num_samples"].copy()
         assign[notes.client], assign[unseen] = k[:m], k[m:]
         n[notes.client] = notes.num_samples
-        one_hot = np.arange(K)[:, None] == k  # [K, m + u]
-        share = one_hot * np.concatenate([n[notes.client], n[unseen]])
+        members = (np.arange(K)[:, None] == k).astype(float)  # [K, m + u]
+        share = np.concatenate([members * np.concatenate([n[notes.client], n[unseen]]), members])
         total = share.sum(1, keepdims=True)
-        share = share / np.where(total > 0, total, 1.0)
-        keep = np.zeros((K + 1, K + 1))
-        keep[np.arange(K), np.arange(K)] = total[:, 0] == 0  # a centre of nobody stays
-        keep[:K, K], keep[K, K] = share[:, m:].sum(1), 1.0
+        share = share / np.where(total > 0, total, 1.0)  # [2 K, m + u]
+        last = len(share)
+        keep = np.zeros((last + 1, last + 1))
+        keep[np.arange(last), np.arange(last)] = total[:, 0] == 0  # a centre of nobody stays
+        keep[:last, last], keep[last, last] = share[:, m:].sum(1), 1.0
         weights = np.concatenate([share[:, :m], np.zeros((1, m))])
-        length = np.sqrt(np.maximum(np.einsum("ki,ij,kj->k", share[:, :m], products, share[:, :m]), 0.0))
-        moved = np.where(total[:, 0] > 0, length, state["moved"])
+        own = share[K:, :m]
+        length = np.sqrt(np.maximum(np.einsum("ki,ij,kj->k", own, products, own), 0.0))
+        moved = np.where(total[K:, 0] > 0, length, state["moved"])
         return Plan([Mixing(weights, keep=keep)], assign, {"num_samples": n, "moved": moved})
 
 
 def _means(points: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """Return where k-means stands after its first step from the rows at distances `apart` [m, K]: [K, r].
+    """Return where k-means stands after its first step from centres at distances `apart` [m, K]: [K, r].
 
-    A row that is nearest to no point moves to the point farthest from its own row.
+    A centre that is nearest to no point moves to the point farthest from its own centre.
     """
     nearest, far = apart.argmin(1), np.argsort(-apart.min(1), kind="stable")
     lonely = iter(far)

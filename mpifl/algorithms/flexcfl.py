@@ -7,7 +7,9 @@ dw; EDC E_ij = cos(dw_i, V_j); g_j mean of the dw_i of group j. A sample of alph
 (k-means on E, or hierarchically on MADC); a group starts from w_0 + g_j. The others do the same training when
 they first take part and join argmax_j cos(dw_i, g_j). Inter-group step with rate eta_G: w_j <- (w_j + sum_l
 (eta_G / ||w_l||) w_l) / (1 + sum_l eta_G / ||w_l||), l != j. A client whose labels shifted by more than
-`migration` (Wasserstein-1, in labels) is grouped anew at its next visit.
+`migration` (Wasserstein-1, in labels) is grouped anew at its next visit; what it trained on the new labels
+enters no group. (The repository looks at the labels before a round and groups anew at once; its distance is
+between the values of the counts, so that it sees that there are more samples, not which labels they have.)
 
 Variant `emdcfl`, which shapes that paper's rows: the first training is a whole local one and is round 1,
 after which a group is the mean of its members, each counting the same; updates are of whole state dicts,
@@ -186,12 +188,13 @@ class FlexCFL(NewClients, ComparedUploads, PlainVisits, Algorithm):
         """Average each group by samples; who shifted is a new client again."""
         if self.variant == "emdcfl":
             return self._first(server, notes) if server.version == 0 else self._later(server, notes)
-        plan = clustered_plan(server, notes)
         if self.migration is None:
-            return plan
-        known = server.algorithm_state["known"].copy()
-        known[notes.client] = notes["shifted"] == 0
-        return replace(plan, algorithm_state={**server.algorithm_state, "known": known})
+            return clustered_plan(server, notes)
+        known, stays = server.algorithm_state["known"].copy(), notes["shifted"] == 0
+        known[notes.client] = stays
+        labels = np.where(stays, server.assign[notes.client], -1)
+        mixing = by_cluster(labels, len(server.tables["model"]), notes.num_samples)
+        return Plan([mixing], algorithm_state={**server.algorithm_state, "known": known})
 
     def _first(self, server: Server, notes: Notes) -> Plan:
         """Group those who take part by their updates; w_j is the mean of their models, g_j of their dw."""

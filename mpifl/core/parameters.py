@@ -201,17 +201,22 @@ class FlatModel:
         for name, p in module.named_parameters():
             p.data = self.vector[slices[name]].view(p.shape)
             p.grad = self.grad[slices[name]].view(p.shape)
-        for name, b in floating_buffers(module):
-            owner = module.get_submodule(name.rpartition(".")[0])
-            owner._buffers[name.rpartition(".")[2]] = self.vector[slices[name]].view(b.shape)
+        buffers = floating_buffers(module)
+        views = {id(b): self.vector[slices[name]].view(b.shape) for name, b in buffers}
+        places = [
+            (owner._buffers, f"{prefix}.{key}" if prefix else key, key)
+            for prefix, owner in module.named_modules()
+            for key in owner._buffers
+        ]
+        for place, _, key in places:  # several modules may hold the same one
+            place[key] = views.get(id(place[key]), place[key])
         frozen = frozen_names(module)
-        changing = [(n, b) for n, b in module.named_buffers() if n not in frozen]
-        self._buffers = [(module.get_submodule(n.rpartition(".")[0])._buffers, n, b) for n, b in changing]
+        self._buffers = [(place, n, b) for place, n, key in places if (b := place[key]) is not None]
         self._counters = [
             (b, b.clone())
-            for n, b in changing
-            if not b.is_floating_point() and not n.endswith("num_batches_tracked")  # without effect
-        ]
+            for n, b in module.named_buffers()
+            if not b.is_floating_point() and n not in frozen and not n.endswith("num_batches_tracked")
+        ]  # the last one is without effect
 
     def check_buffers(self) -> None:
         """Check that the module writes its buffers in place, where the vector and the next client find them.

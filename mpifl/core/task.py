@@ -153,6 +153,11 @@ class Task(ABC):
 
     def __post_init__(self) -> None:
         self.check_metrics()
+        known = self._declares("loss", ("total_loss",)) or self._declares("losses", ("total_loss",))
+        remedy = (
+            "a total_loss of its own would be another loss than the one that is trained; say losses, or loss"
+        )
+        require(known, "task.name", self.name, remedy)
 
 
 SUITABLE = {

@@ -495,7 +495,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         remedy = f"name some, not all, of the groups {known}"
         require(set(late.groups) < set(known), "newcomers.groups", list(late.groups), remedy)
         absent = tuple(np.flatnonzero(np.isin(groups, late.groups)).tolist())
-    smallest = min(num_sampled, n - len(absent)) if late.joins > 1 else num_sampled
+    there = n - len(absent) if late.joins > 1 else n  # in the first round
+    smallest = min(num_sampled, there)
     least, needed = policy.least_uploads(smallest), f"{type(algorithm).__name__} needs {needs.min_cohort}"
     while_absent = " while newcomers are absent" if smallest < num_sampled else ""
     remedy = f"a step may have {least} upload{while_absent}, and {needed}; take "
@@ -510,7 +511,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     if isinstance(config.robust, Rule):
         remembers = uses(algorithm, RememberedUploads)
         try:
-            config.robust.check(n if remembers else policy.uploads_per_step(smallest))
+            config.robust.check(there if remembers else policy.uploads_per_step(smallest))
         except UserError as error:
             raise error.under("robust") from error
 

@@ -31,7 +31,7 @@ from mpifl.core.progress import VisitCounter, doing
 from mpifl.core.rng import key
 from mpifl.core.types import Server
 from mpifl.kernels import bindings
-from mpifl.models.pretrained import uploads_none
+from mpifl.models.pretrained import read_state, uploads_none
 from mpifl.results import run_folder as folders
 from mpifl.results.identity import line
 from mpifl.results.logging import RankLog, warn_once
@@ -167,21 +167,21 @@ def new_folder(config: Config) -> Path:
 
 
 def start_checksum(context: RunContext) -> str:
-    """Return a checksum of the weights that the run takes from a file; empty where all are drawn.
+    """Return a checksum of the weights that the run takes from files; empty where all are drawn.
 
     What is drawn beside them is left out: its last bits may differ between machines.
     """
     config = context.config
-    given = getattr(config.model, "weights", None) is not None
-    if config.start.run is None and not given:
-        return ""
-    frozen = context.decisions.base if given else ""
-    if config.start.run is None and frozen:  # the file is under the adapters, which are drawn
-        return frozen
-    vector = context.problem.init(0)
-    if config.start.run is None or config.start.part == "body":
-        vector = take(vector, context.problem.layout.part("body"))
-    return hashlib.sha256(f"{frozen} ".encode() + vector.numpy().tobytes()).hexdigest()[:16]
+    weights, found = getattr(config.model, "weights", None), hashlib.sha256()
+    if weights is not None:
+        for name, tensor in sorted(read_state(weights).items()):
+            found.update(f"{name} ".encode() + tensor.contiguous().numpy().tobytes())
+    if config.start.run is not None:
+        vector = context.problem.init(0)
+        if config.start.part == "body":
+            vector = take(vector, context.problem.layout.part("body"))
+        found.update(vector.numpy().tobytes())
+    return found.hexdigest()[:16] if weights is not None or config.start.run is not None else ""
 
 
 def go_on(checkpoints: Checkpoints, config: Config, from_start: bool) -> Saved | None:
@@ -235,7 +235,7 @@ def observer(
         if recorder is not None and record.updates:
             recorder.record_updates(record.step, record.updates)
         if recorder is not None:
-            for client, divergence in estimated(context, record, server_step.visits):
+            for client, divergence in estimated(context, record):
                 recorder.running.estimated(client, divergence)
         if recorder is not None and record.scores is not None:
             ledger, algorithm = server_step.ledger, context.config.algorithm
@@ -281,7 +281,7 @@ def by_number(transport: Transport, timing: Sequence[Mapping[str, float]]) -> li
     return [found.get(number, {}) for number in range(max(found, default=-1) + 1)]
 
 
-def estimated(context: RunContext, record: Record, visits: np.ndarray) -> Iterator[tuple[int, float]]:
+def estimated(context: RunContext, record: Record) -> Iterator[tuple[int, float]]:
     """Yield the client and KL(true || estimated mixture) of each upload of a step, in nats; on rank 0.
 
     The truth is that of the data which the upload was trained on. An upload that the step did not take gives
@@ -290,13 +290,11 @@ def estimated(context: RunContext, record: Record, visits: np.ndarray) -> Iterat
     Args:
         context: of the run.
         record: of the step.
-        visits: of each client so far [N].
     """
     u = context.config.algorithm.mixtures(record.server)  # [N, K]
     if u is None:
         return
-    last = [(int(k), int(visits[k]) - 1) for k in record.cohort]
-    for k, visit in last if record.accepted is None else record.accepted:
+    for k, visit in record.accepted:
         truth = context.federation.mixture(k, visit)
         if truth is not None and truth.shape == u[k].shape:
             yield k, mixture_kl(truth, u[k])

@@ -215,9 +215,9 @@ class RunningFigures:
         if step:
             self.clusters.append([float(score) for score in scores])
         if self.clusters:
-            means = np.mean(self.clusters, axis=0)
-            out["accuracy_cluster_all"] = float(means.mean())
-            out["accuracy_cluster_all_std"] = float(means.std())
+            out["accuracy_cluster_all"] = float(np.mean([np.mean(one) for one in self.clusters]))
+            known = [one for one in self.clusters if len(one) == len(scores)]
+            out["accuracy_cluster_all_std"] = float(np.mean(known, axis=0).std()) if known else float("nan")
         return out
 
     def state_dict(self) -> dict[str, Any]:
@@ -414,7 +414,8 @@ class Recorder:
         self.timing, self.last = state["timing"], state["last"]
         self._labels = None if state["labels"] is None else np.array(state["labels"])
         self._placed = np.array(state["placed"], bool)
-        self.running.load_state_dict(state.get("running", {}))
+        before = state.get("history", {}).get("accuracy_cluster", [])  # means alone, up to release 0.2
+        self.running.load_state_dict(state.get("running", {"clusters": [[mean] for mean in before]}))
         self.metrics.restore(metrics)
         self.events.truncate(events)
         self.updates.truncate(state.get("updates", 0))

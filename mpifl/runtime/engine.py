@@ -22,7 +22,7 @@ class Record:
         step: server steps taken; 0 before the first.
         server: after the step.
         cohort: clients whose uploads were mixed.
-        accepted: (client, visit) of the uploads that the step took; None: the last visits of `cohort`.
+        accepted: (client, visit) of the uploads that the step took.
         evaluated_clients: the clients that are evaluated.
         scores: name -> value of each evaluated client; None where the step was not evaluated.
         train: means of what the clients reported.
@@ -42,7 +42,7 @@ class Record:
     timing: list[dict[str, float]]
     virtual_seconds: float | None = None
     updates: Sequence[dict[str, Any]] = ()
-    accepted: Sequence[tuple[int, int]] | None = None
+    accepted: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class SynchronousEngine(Engine):
         self.virtual = 0.0  # seconds on the federation's clock, on rank 0
         self._saved: Saved | None = None
         self._start = 0.0
-        self._cohort = np.zeros(0, np.int64)
+        self._cohort = self._trained = np.zeros(0, np.int64)
         self.rule, self.num_wanted = rule, num_wanted
         self.left_out = np.zeros(len(server_step.visits), np.int64)  # how often each client was, on rank 0
         self._plan: RoundPlan | None = None  # of the last round, where there is a rule; on rank 0
@@ -119,8 +119,8 @@ class SynchronousEngine(Engine):
             self._plan = self._planned(self.server, step)
             self._cohort = self._cohort if self._plan is None else self._plan.cohort
         self.server, notes = server_step.step(self.server, self._cohort, self._plan)
-        trained = self._cohort[:0] if notes is None else notes.client[notes.fresh]
-        self.virtual = self._end(step, self._cohort, trained)
+        self._trained = self._cohort[:0] if notes is None else notes.client[notes.fresh]
+        self.virtual = self._end(step, self._cohort, self._trained)
         if self._plan is not None:
             self.left_out[self._plan.late] += 1
 
@@ -226,6 +226,7 @@ class SynchronousEngine(Engine):
                 step=self.server.version,
                 server=self.server,
                 cohort=self._cohort,
+                accepted=[(k, int(self.server_step.visits[k]) - 1) for k in self._trained.tolist()],
                 evaluated_clients=self.evaluation.clients,
                 scores=scores,
                 train=self.server_step.train_metrics | (self._plan.metrics if self._plan is not None else {}),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mpifl.core.client import Client, Trained, WeightedLoss
+from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key, key
@@ -96,7 +97,12 @@ def train_components(
 
     Returns:
         The trained models [K, d] and the sum of their mean losses.
+
+    Raises:
+        UserError: the task's loss is no mean over samples.
     """
+    remedy = "this method weighs the losses of samples, and the loss of this task is no mean of them"
+    require(client.task.has_total, "task.name", client.task.name, remedy)
     losses = [WeightedLoss(q_k, client.task) for q_k in q]
     trained = [client.sgd(w, key, loss=loss) for w, loss in zip(models, losses, strict=True)]
     return torch.stack([t.vector for t in trained]), sum(t.loss for t in trained)

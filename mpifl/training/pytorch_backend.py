@@ -141,6 +141,7 @@ def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, bat
             output, y = module(split.x[index]), split.y[index]
             loss = task.total_loss(output, y) / count if task.has_total else task.loss(output, y)
         loss.backward()
+    flat.check_buffers()
     return flat.grad.clone()
 
 
@@ -158,4 +159,6 @@ def outputs(
         context.seed(key(0, "outputs"))
     function = module.embed if embedding else module
     with context.kernels():
-        return torch.cat([function(batch.to(context.device)) for batch in x.split(EVAL_BATCH)])  # type: ignore[operator]  # every model has embed
+        found = [function(batch.to(context.device)) for batch in x.split(EVAL_BATCH)]  # type: ignore[operator]  # every model has embed
+    context.flat.check_buffers()
+    return torch.cat(found)

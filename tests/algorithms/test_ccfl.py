@@ -147,13 +147,13 @@ def test_an_estimate_is_compared_with_the_truth_of_its_own_upload(context):
     record = SimpleNamespace(server=server, evaluated_clients=np.arange(2), scores=None, step=1)
     record.cohort, record.accepted = np.array([0]), [(0, 2)]
     assert figures(context, record, np.array([3, 0]), running).get("mixture_kl") is None, "no upload yet"
-    running.estimated(*next(estimated(context, record, np.array([3, 0]))))
+    running.estimated(*next(estimated(context, record)))
     found = figures(context, record, np.array([3, 0]), running)
     assert_allclose([found["mixture_kl"], found["mixture_kl_uploads"]], np.log(4 / 3) / 2)
     record.accepted = []
-    assert not [*estimated(context, record, np.array([4, 0]))], "refused"
-    record.cohort, record.accepted = np.array([1]), None  # of a round: the last visit
-    running.estimated(*next(estimated(context, record, np.array([4, 1]))))
+    assert not [*estimated(context, record)], "refused"
+    record.cohort, record.accepted = np.array([1]), [(1, 0)]
+    running.estimated(*next(estimated(context, record)))
     running.estimated(1, 0.0)
     found = figures(context, record, np.array([4, 1]), running)
     assert_allclose(found["mixture_kl"], np.log(4 / 3) / 4), "the last of each client"
@@ -217,7 +217,7 @@ def test_the_divergence_is_that_of_the_uploads_that_were_taken(method, tmp_path)
     shares = "u" if isinstance(method, CCFL) else "mu"
     running, last, every = RunningFigures(), {}, []
     for record, row in zip(done.records[1:], done.arrivals, strict=True):
-        for k, kl in estimated(context, record, done.server_step.visits):
+        for k, kl in estimated(context, record):
             running.estimated(k, kl)
         if row["accepted"]:
             truth = federation.mixture(row["client"], row["visit"])

@@ -58,18 +58,37 @@ def test_fesem_assigns_to_the_nearest_centre_and_averages(variant, weights):
     """0 and 1 are nearest to centre 0, 9 to centre 8."""
     method = CATALOGUE["fesem"](num_clusters=2, variant=variant)
     server = byhand.server(3, version=1, model=[[0.0], [8.0]])
-    plan = method.aggregate(server, byhand.notes([1, 3, 2], gram=gram(POINTS), row_distance=APART))
-    assert_allclose(plan.mixings[0].weights, weights)
+    apart = np.tile(APART, 2) if variant == "flt" else APART  # from the rows, and from the centres of k-means
+    plan = method.aggregate(server, byhand.notes([1, 3, 2], gram=gram(POINTS), row_distance=apart))
+    assert_allclose(plan.mixings[0].weights[:2], weights)
+    if variant == "flt":
+        assert_allclose(plan.mixings[0].weights[2:], [[1 / 2, 1 / 2, 0], [0, 0, 1]])
     assert_array_equal(plan.assign, [0, 0, 1])
+
+
+def test_k_means_of_fesem_goes_on_from_its_own_centres_not_from_the_averages_by_samples():
+    """Models 0, 4.4 and 10; clusters 0 and 1 had the means 2 and 9, by samples 5 and 9: 4.4 is nearer to 2,
+    and k-means from 2 and 9 ends with 0 and 4.4 together. From 5 and 9 a client of 6.9 would go there, too.
+    """
+    models, centres, averages = np.array([0.0, 6.9, 10.0]), np.array([2.0, 9.0]), np.array([5.0, 9.0])
+    apart = np.abs(models[:, None] - np.concatenate([averages, centres]))
+    told = {"n": [1, 3, 2], "gram": gram(models[:, None].tolist()), "row_distance": apart}
+    assert_array_equal(averages[np.abs(models[1] - averages).argmin()], 5.0)
+    plan = CATALOGUE["fesem"](num_clusters=2).aggregate(
+        byhand.server(3, version=1, model=[[5.0], [9.0], [2.0], [9.0]]), byhand.notes(**told)
+    )
+    assert_array_equal(plan.assign, [0, 1, 1])
 
 
 def test_fesem_remembers_the_absent_except_under_flexcfl():
     """Client 1 is absent: its last model 1 counts under `flt`, not under `flexcfl`."""
     notes = byhand.notes([1, 3, 2], gram=gram(POINTS), row_distance=APART)
     notes = replace(notes, fresh=np.array([True, False, True]))
+    both = replace(notes, columns={**notes.columns, "row_distance": np.tile(APART, 2)})
     server = byhand.server(3, version=1, model=[[0.0], [8.0]])
     first = {
-        v: CATALOGUE["fesem"](num_clusters=2, variant=v).aggregate(server, notes) for v in ("flt", "flexcfl")
+        v: CATALOGUE["fesem"](num_clusters=2, variant=v).aggregate(server, told)
+        for v, told in (("flt", both), ("flexcfl", notes))
     }
     assert_allclose(first["flt"].mixings[0].weights[0], [1 / 4, 3 / 4, 0])
     assert_allclose(first["flexcfl"].mixings[0].weights[0], [1, 0, 0])
@@ -87,6 +106,8 @@ def fesem(assign: list[int], told: dict[str, object], version: int = 1, **option
     """Return the assignment after one step on as many clients."""
     server = byhand.server(len(assign), version=version, model=[[0.0]] * options.get("num_clusters", 2))
     server.assign[:] = assign
+    if options.get("variant", "flt") == "flt":  # the rows, then the centres of k-means
+        told = {**told, "row_distance": np.tile(told["row_distance"], 2)}
     return CATALOGUE["fesem"](**{"num_clusters": 2, **options}).aggregate(server, byhand.notes(**told)).assign
 
 
@@ -123,37 +144,39 @@ def test_with_initial_models_the_unseen_count_in_k_means_and_in_the_average():
     """
     method = CATALOGUE["fesem"](num_clusters=2, initial_models=True)
     state = {"num_samples": np.array([1, 3, 2, 1, 1]), "moved": np.zeros(2)}
-    server = byhand.server(5, state, model=[[2.0]] * 3)
-    told = {"gram": gram([[10.0], [11.0]]), "row_distance": [[8.0] * 3, [9.0] * 3]}
+    server = byhand.server(5, state, model=[[2.0]] * 5)
+    told = {"gram": gram([[10.0], [11.0]]), "row_distance": [[8.0] * 5, [9.0] * 5]}
     notes = byhand.notes([1, 3], client=[0, 1], **told)
     plan = method.aggregate(server, notes)
     assert plan.assign.tolist() in ([0, 0, 1, 1, 1], [1, 1, 0, 0, 0])
     near, away = plan.assign[4], plan.assign[0]
     (mixing,) = plan.mixings
-    assert_allclose(mixing.weights[away], [1 / 4, 3 / 4])
-    assert_allclose(mixing.weights[[near, 2]], 0)
-    assert_allclose(mixing.keep[[away, near, 2]], [[0, 0, 0], [0, 0, 1], [0, 0, 1]])
-    assert_allclose(plan.algorithm_state["moved"][[away, near]], [8.75, 0.0])
-    assert_array_equal(CATALOGUE["fesem"](num_clusters=2).aggregate(server, notes).assign[:2], [0, 1])
+    assert_allclose(mixing.weights[[away, 2 + away]], [[1 / 4, 3 / 4], [1 / 2, 1 / 2]])
+    assert_allclose(mixing.weights[[near, 2 + near, 4]], 0)
+    assert_allclose(mixing.keep[[away, 2 + away]], 0)
+    assert_allclose(mixing.keep[[near, 2 + near, 4]], [[0, 0, 0, 0, 1]] * 3)
+    assert_allclose(plan.algorithm_state["moved"][[away, near]], [8.5, 0.0])
+    alone = byhand.notes([1, 3], client=[0, 1], gram=told["gram"], row_distance=[[8.0] * 4, [9.0] * 4])
+    assert_array_equal(CATALOGUE["fesem"](num_clusters=2).aggregate(server, alone).assign[:2], [0, 1])
 
-    rows = np.zeros(3)
-    rows[[away, near, 2]] = [10.75, 2.0, 2.0]
+    rows = np.zeros(5)
+    rows[[away, near, 2 + away, 2 + near, 4]] = [10.75, 2.0, 10.5, 2.0, 2.0]
     later = byhand.server(5, dict(plan.algorithm_state), version=1, model=rows[:, None].tolist())
     models = np.array([10.0, 11.0, 3.0])
     told = {"gram": gram(models[:, None].tolist()), "row_distance": np.abs(models[:, None] - rows)}
     plan = method.aggregate(later, byhand.notes([1, 3, 2], client=[0, 1, 2], **told))
     assert_array_equal(plan.assign, [away, away, near, near, near])
     (mixing,) = plan.mixings
-    assert_allclose(mixing.weights[near], [0, 0, 1 / 2])
-    assert_allclose(mixing.keep[near], [0, 0, 1 / 2])
-    assert_allclose(plan.algorithm_state["moved"][near], 0.5)
+    assert_allclose(mixing.weights[[near, 2 + near], 2], [1 / 2, 1 / 3])
+    assert_allclose(mixing.keep[[near, 2 + near], 4], [1 / 2, 2 / 3])
+    assert_allclose(plan.algorithm_state["moved"][near], 1 / 3)
 
 
 def test_with_initial_models_and_all_clients_fesem_is_as_without(tmp_path):
     methods = (CATALOGUE["fesem"](num_clusters=2, initial_models=on) for on in (False, True))
     plain, more = (worlds.run(m, worlds.Tiny(), tmp_path / str(i)) for i, m in enumerate(methods))
     assert_array_equal(plain.server.assign, more.server.assign)
-    assert_close(plain.server.tables["model"], more.server.tables["model"][:2], rtol=0, atol=0)
+    assert_close(plain.server.tables["model"], more.server.tables["model"][:4], rtol=0, atol=0)
     for options in ({"variant": "flexcfl"}, {"variant": "emdcfl"}):
         with pytest.raises(UserError, match="initial_models"):
             CATALOGUE["fesem"](initial_models=True, **options)
@@ -168,7 +191,7 @@ def test_flexcfls_fesem_leaves_the_absent_where_they_are():
 
 
 @pytest.mark.parametrize(
-    ("variant", "centres"), [("flt", [0.0, 0.0]), ("emdcfl", [0.0, 0.0]), ("flexcfl", [0.0, 1.0])]
+    ("variant", "centres"), [("flt", [0.0] * 4), ("emdcfl", [0.0, 0.0]), ("flexcfl", [0.0, 1.0])]
 )
 def test_fesems_centres_start_alike_except_under_flexcfl(variant, centres):
     """Under `flt` all clients begin in cluster 0; otherwise they are drawn, 40 of them not all alike."""
