@@ -67,8 +67,8 @@ def test_fesem_assigns_to_the_nearest_centre_and_averages(variant, weights):
 
 
 def test_k_means_of_fesem_goes_on_from_its_own_centres_not_from_the_averages_by_samples():
-    """Models 0, 4.4 and 10; clusters 0 and 1 had the means 2 and 9, by samples 5 and 9: 4.4 is nearer to 2,
-    and k-means from 2 and 9 ends with 0 and 4.4 together. From 5 and 9 a client of 6.9 would go there, too.
+    """Models 0, 6.9 and 10. Clusters had the means 2 and 9, by samples 5 and 9: 6.9 is nearer to 9 than to 2,
+    and nearer to 5 than to 9.
     """
     models, centres, averages = np.array([0.0, 6.9, 10.0]), np.array([2.0, 9.0]), np.array([5.0, 9.0])
     apart = np.abs(models[:, None] - np.concatenate([averages, centres]))
@@ -827,6 +827,8 @@ def test_a_client_of_flexcfl_whose_labels_shifted_is_grouped_anew(limit, known):
     server = byhand.server(1, {"known": [True]}, model=[[0.0], [0.0]], direction=[[1.0]])
     plan = method.aggregate(server, byhand.notes([4], shifted=[report.notes["shifted"]]))
     assert_array_equal(plan.algorithm_state["known"], [known])
+    assert_allclose(plan.mixings[0].weights[0], [float(known)])
+    assert plan.mixings[0].keep[0] == (not known), "what was trained on other labels enters no group"
 
 
 # ---- UCFL

@@ -214,6 +214,13 @@ OPTIONS = {
         ["--robust", "{name: trimmed_mean, beta: 0.2}", "--newcomers", "{share: 0.75, joins: 2}"],
         ["robust.beta = 0.2", "leaves none of 2 uploads out"],
     ),
+    "the same where absent clients count with their last uploads": (
+        [
+            *("--robust", "{name: krum, f: 2}", "--newcomers", "{share: 0.75, joins: 3}"),
+            *("--algorithm", "fedavg_memory"),
+        ],
+        ["robust.f = 2", "a step has 2"],
+    ),
     "infinite participation": (["--participation", ".inf"], ["participation = inf", "finite"]),
     "one and a half clients": (["--participation", "1.5"], ["participation = 1.5", "whole number"]),
     "an infinite rate": (["--local.lr", "inf"], ["local.lr = 'inf'", "finite"]),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from support.runs import CONFIG, assert_same_run
 
 from mpifl import cli
@@ -271,6 +272,20 @@ def test_a_run_does_not_go_on_from_other_weights_than_it_began_with(
     assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet"]) == code
     said = capsys.readouterr().err
     assert (f"{key} = '{value}': holds other weights than at the checkpoint" in said) == (code == 2)
+
+
+def test_a_run_does_not_go_on_from_another_last_layer(cache, tmp_path, monkeypatch, capsys):
+    """It is read from the file, too, where it fits the classes."""
+    file = of_fedavg(tmp_path, "one", 0, cache) / "model.safetensors"
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        asked = ("--algorithm", "fedper", "--model.weights", str(file))
+        assert start(tmp_path, cache, "fedavg on links", *asked) == 75
+    tables = load_file(file)
+    tables["model"][:, -5:] += 1.0
+    save_file(tables, file)
+    assert cli.main(["resume", str(tmp_path / "tiny-x"), "--quiet"]) == 2
+    assert "holds other weights than at the checkpoint" in capsys.readouterr().err
 
 
 def test_checkpoints_come_by_steps_by_minutes_and_when_asked_for(tmp_path, monkeypatch):

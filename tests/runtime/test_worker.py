@@ -14,6 +14,7 @@ from numpy.testing import assert_array_equal
 from support import worlds
 
 from mpifl.algorithms.emdcfl import EMDCFL
+from mpifl.algorithms.fedavg import FedAvg
 from mpifl.algorithms.fedavg_memory import FedAvgMemory
 from mpifl.algorithms.oracle import Oracle
 from mpifl.core.algorithm import Algorithm, Needs
@@ -175,6 +176,19 @@ def test_a_client_that_fails_counts_with_its_remembered_upload_like_one_that_is_
     assert torch.equal(failed.server.tables["model"], absent.server.tables["model"])
     assert_array_equal(failed.server_step.visits, [2, 2, 2, 2, 2, 1])
     assert [(d.step, d.client) for d in failed.server_step.dropped] == [(2, 5)]
+
+
+def test_a_round_took_the_uploads_of_those_who_did_not_fail(tmp_path):
+    """Client 5 fails in rounds 1 and 2, client 0 in round 3."""
+    method = failing(FedAvg, {1: (5,), 2: (5,), 3: (0,)})
+    done = worlds.events(method, worlds.Tiny(), tmp_path, 3, policy=Synchronous(), on_client_error="drop")
+    before, *after = (list(record.accepted) for record in done.records)
+    assert before == []
+    assert after == [
+        [(k, 0) for k in range(5)],
+        [(k, 1) for k in range(5)],
+        [*((k, 2) for k in range(1, 5)), (5, 0)],
+    ]
 
 
 def test_a_failure_at_the_first_visit_leaves_nothing_to_remember(tmp_path):

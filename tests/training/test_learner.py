@@ -391,6 +391,41 @@ def test_running_means_move_only_where_they_lie_in_the_part(norm, part):
     assert moved.any() == any(s.start <= buffers.start < s.stop for s in part)
 
 
+class Sharing(nn.Module):
+    """Two blocks with one running scale, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Linear(6, 6))
+        self.head, scale = nn.Linear(6, 3), torch.ones(())
+        for block in self.body[1:]:
+            block.register_buffer("scale", scale)
+
+    def embed(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale, and move the scale in training."""
+        x = self.body[0](x)
+        for block in self.body[1:]:
+            x = block(x) * block.scale.clone()
+            if self.training:
+                block.scale.mul_(0.9)
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x))
+
+
+@pytest.mark.parametrize("part", [None, "head"])
+def test_a_buffer_that_two_modules_hold_is_one_number_of_the_vector(part):
+    learner = Learner(Sharing())
+    moving = None if part is None else learner.layout.part(part)
+    more = {} if moving is None else {"part": moving}
+    first = learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=12, lr=0.1), KEY, **more).vector
+    assert torch.equal(
+        learner.sgd(learner.init, SPLIT, LocalConfig(batch_size=12, lr=0.1), KEY, **more).vector, first
+    )
+    assert first[-1] == pytest.approx(0.9**4, rel=1e-6), "two blocks, two batches"
+
+
 def test_batch_norm_that_averages_over_all_batches_of_a_rank_is_refused():
     """Its counter is no part of the vector: a client's mean would depend on who trained there before."""
     with pytest.raises(UserError, match="momentum"):

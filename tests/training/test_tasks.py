@@ -26,6 +26,7 @@ from mpifl.models import MODELS
 from mpifl.results.metrics import pooled, spread
 from mpifl.training.client import LocalClient
 from mpifl.training.config import LocalConfig
+from mpifl.training.evaluation import train_components
 from mpifl.training.learner import Learner
 from mpifl.training.tasks import TASKS, Classification, MultiLabel, NextToken, Regression
 
@@ -135,6 +136,33 @@ def test_a_derived_task_with_a_loss_of_its_own_is_none_for_the_kernels():
     assert Classification().for_kernels
     assert [task().for_kernels for task in (Losses, Whole, Batch, Declared)] == [False, False, False, True]
     assert [task().has_total for task in (Classification, Losses, Whole, Batch)] == [True, True, True, False]
+
+
+@dataclass(frozen=True)
+class Total(Classification):
+    """Says a sum that is not that of its loss."""
+
+    def total_loss(self, output, labels):
+        """Ten times as much."""
+        return 10 * super().total_loss(output, labels)
+
+
+def test_a_task_whose_total_loss_is_another_loss_is_refused():
+    with pytest.raises(UserError, match=r"task.name = 'Total': a total_loss of its own"):
+        Total()
+
+
+def test_a_mixture_of_models_has_the_loss_of_a_derived_task():
+    output, labels = drawn(ALL)
+    mixed = Losses().mix([output], torch.ones(1))
+    expected = float(smoothed(output.double(), labels).mean())
+    assert Losses().evaluate_mixed(mixed, labels)["loss"] == pytest.approx(expected)
+
+
+def test_samples_are_not_weighed_where_a_loss_is_no_mean_over_them():
+    client = SimpleNamespace(task=Batch())
+    with pytest.raises(UserError, match="this method weighs the losses of samples"):
+        train_components(client, torch.zeros(2, 3), torch.ones(2, 4), key(0))
 
 
 @pytest.mark.parametrize("task", [Losses(), Whole(), Batch()], ids=["losses", "whole", "batch"])
