@@ -221,12 +221,13 @@ class SynchronousEngine(Engine):
         if self.evaluation.due(self.server.version, self.num_rounds):
             self._command("evaluate")
             scores, timing = self._scores
+        visits = self.server_step.visits[self._trained] - 1
         observe(
             Record(
                 step=self.server.version,
                 server=self.server,
                 cohort=self._cohort,
-                accepted=[(k, int(self.server_step.visits[k]) - 1) for k in self._trained.tolist()],
+                accepted=[*zip(self._trained.tolist(), visits.tolist(), strict=True)],
                 evaluated_clients=self.evaluation.clients,
                 scores=scores,
                 train=self.server_step.train_metrics | (self._plan.metrics if self._plan is not None else {}),
