@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -31,12 +31,12 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in FULL
 
 
-def write_atomically(path: Path, content: bytes | str, durable: bool = False) -> None:
+def write_atomically(path: Path, content: bytes | str | Iterable[str], durable: bool = False) -> None:
     """Write a file that is either complete or, where that fails, as it was before.
 
     Args:
         path: The file; its folder is created where it is missing.
-        content: All of it; text is written in UTF-8.
+        content: All of it, or piece by piece; text is written in UTF-8.
         durable: Return only when the content is on disk, so that it outlives a crash of the machine.
 
     Raises:
@@ -46,7 +46,8 @@ def write_atomically(path: Path, content: bytes | str, durable: bool = False) ->
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            for piece in [content] if isinstance(content, (bytes, str)) else content:
+                file.write(piece.encode() if isinstance(piece, str) else piece)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())

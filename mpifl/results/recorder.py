@@ -434,7 +434,7 @@ class Recorder:
         """Return a row with the device of its client, where clients have one."""
         return {**row, "device": self.devices[int(row["client"])]} if self.devices else row
 
-    def write_traffic(self, visits: Mapping[str, Sequence[Any]], clients: Mapping[str, np.ndarray]) -> None:
+    def write_traffic(self, visits: Mapping[str, np.ndarray], clients: Mapping[str, np.ndarray]) -> None:
         """Write `visits.csv`, with a column `device` where clients have one, and `client_traffic.csv`.
 
         Args:
@@ -443,9 +443,9 @@ class Recorder:
         """
         if not self._writes_clients:
             return
-        devices = {"device": [self.devices[k] for k in visits["client"]]} if self.devices else {}
+        devices = {"device": np.array(self.devices)[visits["client"]]} if self.devices else {}
         write_columns(self.folder / "visits.csv", {**visits, **devices})
-        write_columns(self.folder / "client_traffic.csv", {k: v.tolist() for k, v in clients.items()})
+        write_columns(self.folder / "client_traffic.csv", clients)
 
     def _write_arrivals(self) -> None:
         self.events.append(*self._arrivals)

