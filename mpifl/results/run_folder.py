@@ -180,9 +180,7 @@ def write_columns(path: Path, columns: Mapping[str, Sequence[Any] | np.ndarray])
             writer = csv.writer(text)
             if not start:
                 writer.writerow(columns)
-            writer.writerows(
-                zip(*(p.tolist() if isinstance(p, np.ndarray) else p for p in parts), strict=True)
-            )
+            writer.writerows(zip(*lists, strict=True))
             yield text.getvalue()
 
     assert len({len(column) for column in columns.values()}) < 2, "columns are of one length"

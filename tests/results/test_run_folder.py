@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from support.runs import CONFIG
 
@@ -113,3 +114,14 @@ def test_the_commit_is_that_of_the_code_that_the_run_began_with(tmp_path, monkey
     run_folder.commit.cache_clear()
     assert heads[-1] == "second"
     assert json.loads((run.folder / "environment.json").read_text())["git_commit"] == "first"
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 10])
+def test_a_table_is_written_some_rows_at_a_time(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "ROWS_AT_A_TIME", 3)
+    numbers, names = np.arange(rows) - 2, [f'of "{i}"' for i in range(rows)]
+    run_folder.write_columns(tmp_path / "x.csv", {"n": numbers, "even": numbers % 2 == 0, "name": names})
+    with (tmp_path / "x.csv").open(newline="") as file:
+        header, *found = csv.reader(file)
+    assert header == ["n", "even", "name"]
+    assert found == [[str(i - 2), str(i % 2 == 0), f'of "{i}"'] for i in range(rows)]
