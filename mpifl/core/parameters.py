@@ -211,7 +211,7 @@ class FlatModel:
         for place, _, key in places:  # several modules may hold the same one
             place[key] = views.get(id(place[key]), place[key])
         frozen = frozen_names(module)
-        self._buffers = [(place, n, b) for place, n, key in places if (b := place[key]) is not None]
+        self._buffers = [(*place, b) for place in places if (b := place[0][place[2]]) is not None]
         self._counters = [
             (b, b.clone())
             for n, b in module.named_buffers()
@@ -224,11 +224,10 @@ class FlatModel:
         Raises:
             UserError: it has put another tensor in the place of one.
         """
-        for place, name, buffer in self._buffers:
-            last = name.rpartition(".")[2]
-            if place.get(last) is not buffer:
-                place[last] = buffer
-                remedy = f"its code replaces the buffer; write into it: self.{last}.copy_(...)"
+        for place, name, key, buffer in self._buffers:
+            if place.get(key) is not buffer:
+                place[key] = buffer
+                remedy = f"its code replaces the buffer; write into it: self.{key}.copy_(...)"
                 raise UserError("model", name, remedy)
 
     def load(self, vector: torch.Tensor, train: bool | None = None) -> nn.Module:

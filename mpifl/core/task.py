@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,12 +65,12 @@ class Task(ABC):
         """Return the number of terms that `total_loss` sums up. Default: the samples."""
         return len(labels)
 
-    @property
+    @cached_property
     def has_total(self) -> bool:
         """Whether `loss` is `total_loss` over `count`: not where a class says only what `loss` is."""
         return self._declares("total_loss", ("loss",))
 
-    @property
+    @cached_property
     def for_kernels(self) -> bool:
         """Whether its loss is the cross-entropy of classes."""
         return self.cross_entropy and self._declares("cross_entropy", ("losses", "loss", "total_loss"))

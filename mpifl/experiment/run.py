@@ -172,16 +172,19 @@ def start_checksum(context: RunContext) -> str:
     What is drawn beside them is left out: its last bits may differ between machines.
     """
     config = context.config
-    weights, found = getattr(config.model, "weights", None), hashlib.sha256()
+    weights, start = getattr(config.model, "weights", None), config.start
+    if weights is None and start.run is None:
+        return ""
+    found = hashlib.sha256()
     if weights is not None:
         for name, tensor in sorted(read_state(weights).items()):
             found.update(f"{name} ".encode() + tensor.contiguous().numpy().tobytes())
-    if config.start.run is not None:
+    if start.run is not None:
         vector = context.problem.init(0)
-        if config.start.part == "body":
+        if start.part == "body":
             vector = take(vector, context.problem.layout.part("body"))
         found.update(vector.numpy().tobytes())
-    return found.hexdigest()[:16] if weights is not None or config.start.run is not None else ""
+    return found.hexdigest()[:16]
 
 
 def go_on(checkpoints: Checkpoints, config: Config, from_start: bool) -> Saved | None:

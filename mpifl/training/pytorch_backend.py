@@ -133,10 +133,8 @@ def mean_gradient(context: ModelContext, vector: torch.Tensor, split: Split, bat
     flat, task = context.flat, context.task
     module = flat.load(vector, train=False)
     flat.grad.zero_()
-    count = max(task.count(split.y), 1)
-    for index in torch.arange(len(split), device=context.device).split(
-        batch_size if task.has_total else max(len(split), 1)
-    ):
+    count, size = max(task.count(split.y), 1), batch_size if task.has_total else max(len(split), 1)
+    for index in torch.arange(len(split), device=context.device).split(size):
         with context.kernels():
             output, y = module(split.x[index]), split.y[index]
             loss = task.total_loss(output, y) / count if task.has_total else task.loss(output, y)

@@ -496,31 +496,3 @@ def test_whole_models_are_compared(name):
     check_uploads(
         context(name, output=OutputConfig(updates=True), evaluation=EvaluationConfig(distances=True))
     )
-
-
-# -- what clients keep ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("scaffold", {}),
-        ("ditto", {}),
-        ("fedavg", {"local": replace(worlds.LOCAL, momentum=0.9, keep_optimizer=True)}),
-        ("fedavg", {"local": replace(worlds.LOCAL, optimizer="adam", keep_optimizer=True)}),
-        ("fedem", {"local": replace(worlds.LOCAL, momentum=0.9, keep_optimizer=True)}),
-        ("fesem", {}),
-        ("fedavg", {}),
-    ],
-)
-def test_the_client_state_of_a_plan_is_what_clients_keep(name, changes, tmp_path):
-    """Against the tensors in the files of a run."""
-    run = context(name, **changes)
-    said = forecast(without_training(run)).kept
-    method = CATALOGUE[name](**OPTIONS.get(name, {}))
-    done = worlds.run(method, worlds.Tiny(4, equal=True), tmp_path, 1, False, **changes)
-    store = done.server_step.store
-    kept = [store.load(kind, 0, 1) for kind in ("state", "upload", "optimizer")]
-    found = sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
-    assert said == found
-    assert (found == 0) == (name == "fedavg" and not changes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -203,7 +203,11 @@ UNCOMPRESSED = {"cflgp"}  # profiles of what was trained cannot be worked out of
 KEPT = [
     *((name, {}) for name in METHODS),
     *((name, {"payload": TOP_K}) for name in METHODS if name not in UNCOMPRESSED),
-    *((name, {"local": KEEPING}) for name in ("local", "fedavg", "fedavg_memory", "ditto", "fedrep")),
+    *(
+        (name, {"local": KEEPING})
+        for name in ("local", "fedavg", "fedavg_memory", "ditto", "fedrep", "fedem")
+    ),
+    ("fedavg", {"local": replace(KEEPING, optimizer="adam")}),
     *((f"pfedme {variant}", {}) for variant in ("ucfl", "ucfl_nesterov")),
 ]
 
@@ -223,3 +227,5 @@ def test_what_clients_keep_is_foretold(name, changes, tmp_path, monkeypatch):
     said = foretold(method, options, **changes)
     worlds.run(CATALOGUE[method](**options), worlds.Tiny(), tmp_path, ROUNDS, False, **changes)
     assert sum(size for (_, k), size in stored.items() if k == 0) == said.kept
+    if method in ("scaffold", "ditto", "fesem", "fedavg", "fedem"):
+        assert (said.kept == 0) == (method == "fedavg" and not changes)
