@@ -131,7 +131,10 @@ def take_turns(jobs: dict[str, Job], seconds: float, turns: int) -> dict[str, li
         least = {name: job.turn(1)["seconds"] for name, job in jobs.items()}
         for _ in range(3 if max(least.values()) < 1 else 0):
             least = {name: min(least[name], job.turn(2)["seconds"] / 2) for name, job in jobs.items()}
-    rounds = {name: max(1, ceil(seconds / least[name])) for name in jobs}
+        rounds = {name: max(1, ceil(seconds / least[name])) for name in jobs}
+        for name, job in jobs.items():  # rounds of a long turn are faster than those after a stop
+            while rounds[name] > 1 and (took := job.turn(rounds[name])["seconds"]) < seconds:
+                rounds[name] = ceil(1.1 * rounds[name] * seconds / took)
     taken: dict[str, list[Figures]] = {name: [] for name in jobs}
     order = list(jobs)  # the first one may find a quieter machine
     names = [name for turn in range(turns) for name in order[:: 1 if turn % 2 else -1]]

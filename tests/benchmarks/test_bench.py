@@ -51,11 +51,22 @@ def test_a_turn_is_as_long_for_a_fast_program_as_for_a_slow_one():
     assert compare.ratios(*taken.values(), lambda t: t["seconds"] / t["rounds"])["median"] == 0.25
 
 
+def test_a_turn_has_its_length_by_the_rounds_of_long_turns():
+    """The first two rounds after a stop take 1 s, the others 0.25 s: three rounds would be 2.25 s of 3."""
+
+    class Awakened(Steady):
+        def turn(self, rounds):
+            return {**super().turn(rounds), "seconds": 0.25 * rounds + 0.75 * min(rounds, 2)}
+
+    turns = compare.take_turns({"one": Awakened(1.0)}, 3.0, 2)["one"]
+    assert all(3.0 <= turn["seconds"] < 5.0 for turn in turns)
+
+
 def test_a_measurement_says_how_far_it_is():
     """Turns of W5 take half a minute each; `LONG` are the commands whose stages are shown."""
     job = Steady(2.0)
     compare.take_turns({"plain": job, "mpifl": Steady(2.0)}, 3.0, 2)
-    assert job.stages == ["warming up", "measuring, 1 of 4 turns", "measuring, 2 of 4 turns"]
+    assert job.stages == ["warming up"] * 2 + ["measuring, 1 of 4 turns", "measuring, 2 of 4 turns"]
     assert "bench" in cli.LONG
 
 
