@@ -203,6 +203,17 @@ def test_lenet5_pools_by_mean_and_draws_its_convolutions_he_uniform():
     assert 0.27 < largest <= (6 / 75) ** 0.5
 
 
+def test_lenet5_may_draw_its_dense_layers_he_uniform_too():
+    """sqrt(6 / 120) = 0.224 for 120 inputs, of 84 in the head 0.267; torch's default is 1 / sqrt(inputs)."""
+    plain, he = (build("lenet5", COLOUR, he_uniform=which) for which in ("convolutions", "all"))
+    for layer, inputs in (("body.fc2", 120), ("head", 84)):
+        largest = [m.get_submodule(layer).weight.abs().max().item() for m in (plain, he)]
+        assert largest[0] <= inputs**-0.5
+        assert 0.97 * (6 / inputs) ** 0.5 < largest[1] <= (6 / inputs) ** 0.5
+    with pytest.raises(UserError, match=r"model\.he_uniform = 'dense'"):
+        build("lenet5", COLOUR, he_uniform="dense")
+
+
 def test_grey_images_are_repeated_for_torchvision_models():
     model = build("resnet18", (1, 32, 32)).eval()
     x = torch.rand(2, 1, 32, 32)
