@@ -12,7 +12,7 @@ independent of each other, and distances are added over tiles of fixed width as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -84,13 +84,17 @@ class RobustMixer:
         transport: the ranks.
         mixer: carries out what is left to add; its tables are those that are mixed into.
         rule: takes the place of the mean.
+        statistics: names of uploads that do not stand for parameters: those who are far from the others, or
+            from a row, are no worse for that, and means of them stay means under a `DistanceRule`.
 
     Attributes:
         num_too_small: rows of the last call of `mix` whose groups were too small for the rule; on rank 0.
     """
 
-    def __init__(self, transport: Transport, mixer: Mixer, rule: Rule) -> None:
-        self.transport, self.mixer, self.rule = transport, mixer, rule
+    def __init__(
+        self, transport: Transport, mixer: Mixer, rule: Rule, statistics: Collection[str] = ()
+    ) -> None:
+        self.transport, self.mixer, self.rule, self.statistics = transport, mixer, rule, statistics
         self.num_too_small = 0
 
     def mix(
@@ -140,10 +144,11 @@ class RobustMixer:
         upload_info: Callable[[str], tuple[np.ndarray, np.ndarray]],
         changed: Mapping[str, torch.Tensor],
     ) -> ExchangePlan | None:
-        """Return the plan of a mixing; None where no upload enters."""
+        """Return the plan of a mixing; None where no upload enters, or the rule does not apply."""
         rows = np.flatnonzero(mixing.weights.any(1)) if mixing.of else np.zeros(0, np.int64)
         old = self._old(mixing.into, changed)
-        if not len(rows) or not old.shape[1]:
+        stays = mixing.of in self.statistics and isinstance(self.rule, DistanceRule)
+        if stays or not len(rows) or not old.shape[1]:
             return None
         if (mixing.weights < 0).any():
             what = f"mixing into {mixing.into!r}: weights below 0 are no average"

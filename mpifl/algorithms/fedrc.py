@@ -33,7 +33,7 @@ from mpifl.core.mixing import Mixing, Plan, componentwise, shares
 from mpifl.core.types import Reads
 from mpifl.training.evaluation import component_losses, evaluate_mixture, train_components
 
-FLOOR = 1e-8  # of C
+FLOOR = 1e-8  # of the label sums
 VARIANTS = ("paper", "emdcfl")
 
 
@@ -82,7 +82,7 @@ class FedRC(Algorithm):
         """Return q [K, n] and the new omega [K]."""
         omega = state.get("omega", torch.full((self.num_clusters,), 1 / self.num_clusters))
         losses = component_losses(client, message["model"])  # [K, n]
-        C = F.normalize(message["labels"], p=1, dim=1).clamp_min(FLOOR).to(losses)  # [K, L]
+        C = F.normalize(message["labels"].clamp_min(FLOOR), p=1, dim=1).to(losses)  # [K, L]
         score = omega.to(losses).log()[:, None] - losses - C[:, client.data.train.y].log()
         q = torch.softmax(score, 0)
         return q, q.mean(1).cpu()

@@ -90,6 +90,9 @@ class FedSaC(ComparedUploads, Algorithm):
         trained, vectors = train_aligned(client, message, lam, self.variant, key)
         x, emdcfl = client.data.train.x, self.variant == "emdcfl"
         features = client.embed(trained.vector, x, train_mode=emdcfl).cpu().double().numpy()
+        n, width = features.shape
+        remedy = f"client {client.id} has embeddings of {width} numbers of {n} samples; take {min(n, width)}"
+        require(self.num_directions <= min(n, width), "algorithm.num_directions", self.num_directions, remedy)
         notes = {"basis": principal_directions(features, self.num_directions)}
         metrics = {"train_loss": trained.loss}
         return client.report(notes, metrics, unsent=("delta", "direction"), based_on=None, **vectors), {}
@@ -112,13 +115,11 @@ def graph(c: np.ndarray, d: np.ndarray, p: np.ndarray, lambda1: float, lambda2: 
 
 
 def principal_directions(features: np.ndarray, count: int) -> np.ndarray:
-    """Return the first principal directions [count, e] of features [n, e]; zeros where there are fewer."""
+    """Return the first principal directions [count, e] of features [n, e]; count at most n and e."""
     _, _, rows = np.linalg.svd(features - features.mean(0), full_matrices=False)
     rows = rows[:count]
     signs = np.sign(rows[np.arange(len(rows)), np.abs(rows).argmax(1)])
-    out = np.zeros((count, features.shape[1]), np.float32)
-    out[: len(rows)] = rows * signs[:, None]
-    return out
+    return np.asarray(rows * signs[:, None], np.float32)
 
 
 def overlap(bases: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ centres; no proximal term.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -73,6 +73,8 @@ class FedSoft(Algorithm):
         require(self.tau is None or self.tau >= 1, "tau", self.tau, "take 1 (count in every round) or more")
         require(self.selected >= 0, "selected", self.selected, "take 0 (all) or a number of clients")
         require(self.variant in VARIANTS, "variant", self.variant, f"take one of {', '.join(VARIANTS)}")
+        needs = replace(type(self).needs, validation=self.variant == "emdcfl")
+        object.__setattr__(self, "needs", needs)  # no field: what this choice asks for
 
     @property
     def period(self) -> int:

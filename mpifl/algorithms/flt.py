@@ -131,9 +131,10 @@ class FLT(NewClients, PlainVisits, RememberedUploads, Algorithm):
         return {"name": self.autoencoder, "code": self.code}
 
     def _fit(self, client: Client, w: Vector, key: Key, epochs: int, split: Split | None = None) -> Vector:
-        """Train the autoencoder with Adam."""
+        """Train the autoencoder with Adam, whatever `local` says of the clients' models."""
         lr = {"lr": 1e-3, "lr_decay": 1.0, "milestones": ()}
-        how: dict[str, Any] = {"optimizer": "adam", "momentum": 0.0, "weight_decay": 0.0, **lr}
+        plain = {"augment": "none", "precision": "float32"}
+        how: dict[str, Any] = {"optimizer": "adam", "momentum": 0.0, "weight_decay": 0.0, **lr, **plain}
         distance = F.mse_loss if self.loss == "mse" else F.binary_cross_entropy
 
         def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

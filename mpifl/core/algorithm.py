@@ -129,7 +129,8 @@ class Algorithm(ABC):
         paper: where it comes from, a key of `algorithms/papers.bib` or a BibTeX entry; empty: nowhere.
         needs: what it asks of the engine.
         statistics: names of uploads that do not stand for parameters of a model, among those that are named
-            like a table.
+            like a table. They are neither attacked nor compressed, and keep their mean under robust rules of
+            distances.
         traffic_depends_on: what decides its traffic and only training can tell; empty where the traffic is
             known before.
     """

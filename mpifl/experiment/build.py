@@ -608,6 +608,12 @@ def check_outputs(config: Config, federation: Federation) -> None:
 # -- what runs it --------------------------------------------------------------------------------------------
 
 
+def _robust_steps(config: Config) -> RobustSteps | None:
+    return (
+        RobustSteps(config.robust, config.algorithm.statistics) if isinstance(config.robust, Rule) else None
+    )
+
+
 def build_server_step(
     context: RunContext, store: ClientStore, counter: VisitCounter | None = None
 ) -> ServerStep:
@@ -654,7 +660,7 @@ def build_server_step(
             effort=effort(context),
             counter=counter or VisitCounter(),
             secure=_secure(context),
-            robust=RobustSteps(config.robust) if isinstance(config.robust, Rule) else None,
+            robust=_robust_steps(config),
             attack=config.attack if isinstance(config.attack, UploadAttack) else None,
             attackers=frozenset([] if attackers is None else attackers.tolist()),
         )

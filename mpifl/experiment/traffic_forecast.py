@@ -102,7 +102,8 @@ def forecast(context: RunContext) -> TrafficForecast:
     trained = upload_named(algorithm, RowUpdates, "trained")
     report = protect(report, message, config.privacy, trained, None, key(0))  # adaptive clipping adds a note
     kept = _kept_bytes(context, report, state, len(client.optimizer_memory()))
-    per_round = _round_bytes(context, server, upload_bytes(config.payload, report, message))
+    upload = upload_bytes(config.payload, report, message, algorithm.statistics)
+    per_round = _round_bytes(context, server, upload)
     secure = config.secure_aggregation
     if isinstance(secure, MaskedSums):
         per_round = _secured(context, secure, per_round, report, message)
@@ -281,7 +282,7 @@ def _secured(
         message: what it had downloaded.
     """
     payload, m = context.config.payload, context.decisions.num_sampled
-    clear = m * sum(sizes(payload, report, message).values())
+    clear = m * sum(sizes(payload, report, message, context.config.algorithm.statistics).values())
     groups = [bytes_of_round(m, x.numel(), secure, payload.header_bytes) for x in report.vectors.values()]
     return _sum([per_round, (0, -clear), *groups])
 

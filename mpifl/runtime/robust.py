@@ -64,16 +64,19 @@ class RobustSteps:
 
     Attributes:
         rule: takes the place of the mean.
+        statistics: names of uploads that do not stand for parameters.
     """
 
     rule: Rule
+    statistics: tuple[str, ...] = ()
 
     def over_ranks(self, inner: MpiAggregator) -> RobustAggregator:
         """Return the robust form of an aggregator over MPI."""
-        return RobustAggregator(inner, RobustMixer(inner.transport, inner.mixer, self.rule), local=False)
+        mixer = RobustMixer(inner.transport, inner.mixer, self.rule, self.statistics)
+        return RobustAggregator(inner, mixer, local=False)
 
     def on_one_rank(self, inner: LocalAggregator) -> RobustAggregator:
         """Return the robust form of an aggregator on rank 0."""
         alone = Single()
-        mixer = RobustMixer(alone, Mixer(alone, Tables(alone), inner.exact), self.rule)
+        mixer = RobustMixer(alone, Mixer(alone, Tables(alone), inner.exact), self.rule, self.statistics)
         return RobustAggregator(inner, mixer, local=True)

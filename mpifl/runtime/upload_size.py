@@ -36,7 +36,7 @@ def masked_sizes(server_step: ServerStep, server: Server, num_clients: int) -> t
     secure, payload = server_step.config.secure, server_step.config.payload
     assert secure is not None
     report, message = _upload(server_step, server)
-    up, down = _clear_size(server_step, report, message) - sum(sizes(payload, report, message).values()), 0
+    up, down = _clear_size(server_step, report, message) - _clear_vectors(server_step, report, message), 0
     for name, x in report.vectors.items():
         if name not in report.unsent:
             of_all = secure.bytes_of_round(num_clients, x.numel(), payload.header_bytes)
@@ -48,7 +48,13 @@ def _clear_size(server_step: ServerStep, report: Report, message: Message) -> in
     """Return the bytes of an upload that nobody hides, time stamp included."""
     c = server_step.config
     stamp = time_stamp_bytes(c.payload, c.algorithm.needs.time_stamps)
-    return upload_bytes(c.payload, report, message) + stamp
+    return upload_bytes(c.payload, report, message, c.algorithm.statistics) + stamp
+
+
+def _clear_vectors(server_step: ServerStep, report: Report, message: Message) -> int:
+    """Return the bytes of the vectors of an upload that nobody hides."""
+    c = server_step.config
+    return sum(sizes(c.payload, report, message, c.algorithm.statistics).values())
 
 
 def _upload(server_step: ServerStep, server: Server) -> tuple[Report, Message]:

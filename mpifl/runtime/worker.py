@@ -103,7 +103,7 @@ class Worker:
     def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch) -> None:
         self.config, self.tables, self.watch = config, tables, watch
         self.hooks = ClientHooks(config.algorithm, config.clients.device)
-        self.coder = Coder(config.payload, config.store)
+        self.coder = Coder(config.payload, config.store, config.algorithm.statistics)
         self._remembered = upload_named(config.algorithm, RememberedUploads, "remembered")
         kept = self._remembered is not None or uses(config.algorithm, SecondLook) or config.payload.compresses
         self._sums_only = config.exact and not kept

@@ -3,12 +3,13 @@
 Runs where the client runs; draws are addressed by client and visit, so they do not depend on the ranks. An
 upload is coded as its difference from the downloaded row of the same name. Where several rows were
 downloaded, and not one for each row of the upload, it is the difference from the nearest, whose number is
-sent too. An upload of another name is coded as it is.
+sent too. An upload of another name is coded as it is. Statistics (`Algorithm.statistics`) are not compressed:
+sums of which a part is missing, or is too large, may be negative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -23,19 +24,25 @@ from .ledger import count_numbers
 from .payload import Payload
 
 
-def sizes(payload: Payload, report: Report, message: Message | None) -> dict[str, int]:
+def sizes(
+    payload: Payload, report: Report, message: Message | None, statistics: Collection[str] = ()
+) -> dict[str, int]:
     """Return the bytes of each vector that a report sends.
 
     Args:
         payload: the form in which numbers travel.
         report: what the client sends.
         message: what the client had downloaded, as for `Coder.up`.
+        statistics: names of vectors that are not compressed.
     """
     sent = {name: x for name, x in report.vectors.items() if name not in report.unsent}
     if message is None or not payload.compresses:
         return {name: payload.size(x.numel()) for name, x in sent.items()}
     out = {}
     for name, x in sent.items():
+        if name in statistics:
+            out[name] = payload.size(x.numel())
+            continue
         count, d = x.numel() // max(x.shape[-1], 1), x.shape[-1]
         chosen = _chooses(x.reshape(-1, d), rows_under(name, report, message))
         each = payload.compression.size(d, payload.number_bytes) + (INDEX_BYTES if chosen else 0)
@@ -60,16 +67,19 @@ def time_stamp_bytes(payload: Payload, time_stamps: bool) -> int:
     return payload.size(1, note=True) if time_stamps else 0
 
 
-def upload_bytes(payload: Payload, report: Report, message: Message | None) -> int:
+def upload_bytes(
+    payload: Payload, report: Report, message: Message | None, statistics: Collection[str] = ()
+) -> int:
     """Return the bytes of a report: its vectors as they are coded, and its notes.
 
     Args:
         payload: the form in which they travel.
         report: what the client sends.
         message: what the client had downloaded, as for `Coder.up`.
+        statistics: names of vectors that are not compressed.
     """
     notes = {name: count_numbers(v) for name, v in report.notes.items() if name not in report.unsent}
-    vectors = sum(sizes(payload, report, message).values())
+    vectors = sum(sizes(payload, report, message, statistics).values())
     return vectors + sum(payload.size(numbers, note=True) for numbers in notes.values())
 
 
@@ -79,10 +89,11 @@ class Coder:
     Args:
         payload: the form in which numbers travel.
         store: keeps the residuals of error feedback.
+        statistics: names of uploads that are not compressed.
     """
 
-    def __init__(self, payload: Payload, store: ClientStore) -> None:
-        self.payload, self.store = payload, store
+    def __init__(self, payload: Payload, store: ClientStore, statistics: Collection[str] = ()) -> None:
+        self.payload, self.store, self.statistics = payload, store, statistics
 
     def down(self, message: Message) -> Message:
         """Return a message as it arrives at the client."""
@@ -104,20 +115,20 @@ class Coder:
         """
         payload, arrived = self.payload, dict(report.vectors)
         if payload.dtype == "float32" and (message is None or not payload.compresses):
-            return report, sizes(payload, report, message)
+            return report, sizes(payload, report, message, self.statistics)
         feeds_back = payload.error_feedback and message is not None
         errors = self.store.load("error", report.client, visit) if feeds_back else {}
         for name, x in report.vectors.items():
             if name in report.unsent:
                 continue
-            if message is None or not payload.compresses:
+            if message is None or not payload.compresses or name in self.statistics:
                 arrived[name] = payload.rounded(x)
                 continue
             rows, where = rows_under(name, report, message), key.of("compress", name)
             arrived[name], errors[name] = self._compressed(x, rows, errors.get(name), where)
         if feeds_back:
             self.store.save("error", report.client, visit + 1, errors)
-        return replace(report, vectors=arrived), sizes(payload, report, message)
+        return replace(report, vectors=arrived), sizes(payload, report, message, self.statistics)
 
     def _compressed(
         self, x: torch.Tensor, rows: torch.Tensor | None, error: torch.Tensor | None, key: Key

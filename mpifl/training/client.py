@@ -191,13 +191,13 @@ class LocalClient(Client):
 
     def losses(self, vector: Vector, split: Split | None = None) -> torch.Tensor:
         """Return the loss of each sample [n]."""
-        split = split or self.data.train
+        split = self.data.train if split is None else split
         output = self.logits(vector, split.x)
         return self.task.losses(output, split.y.to(output.device))
 
     def loss(self, vector: Vector, split: Split | None = None) -> float:
         """Return the mean loss, as training takes it: of texts, the mean over tokens."""
-        split, task = split or self.data.train, self.task
+        split, task = self.data.train if split is None else split, self.task
         if task.has_total and type(task).count is Task.count:
             return float(self.losses(vector, split).double().mean())
         output = self.logits(vector, split.x)

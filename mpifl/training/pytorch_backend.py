@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from mpifl.core.client import Loss, Trained
+from mpifl.core.errors import require
 from mpifl.core.federation import Split
 from mpifl.core.rng import key
 from mpifl.core.task import Task
@@ -25,6 +26,7 @@ from .optimizer import OptimizerStep
 from .precision import FLOAT32, forward_pass
 
 EVAL_BATCH = 256  # samples
+STATISTICS_BATCH = 64  # samples whose batch statistics are taken at a time, as in EMD-CFL's repository
 
 
 def loss_of(task: Task) -> Loss:
@@ -150,13 +152,26 @@ def outputs(
     """Return the outputs [n, ...] or embeddings [n, ...] of samples [n, ...] under `vector` [d].
 
     What dropout draws under `train_mode` is the same in every call: it must not depend on what the rank did
-    before.
+    before. Under batch norm a last batch of one sample, which has no statistics, joins the one before it.
+
+    Raises:
+        UserError: there is only one sample, under batch norm and `train_mode`.
     """
     module = context.flat.load(vector, train=train_mode)
     if train_mode and context.draws:
         context.seed(key(0, "outputs"))
     function = module.embed if embedding else module
     with context.kernels():
-        found = [function(batch.to(context.device)) for batch in x.split(EVAL_BATCH)]  # type: ignore[operator]  # every model has embed
+        found = [function(batch.to(context.device)) for batch in _batches_of(context, x, train_mode)]  # type: ignore[operator]  # every model has embed
     context.flat.check_buffers()
     return torch.cat(found)
+
+
+def _batches_of(context: ModelContext, x: torch.Tensor, train_mode: bool) -> list[torch.Tensor]:
+    """Return samples in batches."""
+    batches = list(x.split(STATISTICS_BATCH if train_mode else EVAL_BATCH))
+    if train_mode and context.drop_single and len(batches[-1]) == 1:
+        remedy = "has no statistics, which this method takes of the samples of each client; take more samples"
+        require(len(batches) > 1, "data.scenario", "a client with one sample", remedy)
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches

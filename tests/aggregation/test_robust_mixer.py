@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from mpifl.aggregation import robust_mixer
 from mpifl.aggregation.mixer import Mixer
 from mpifl.aggregation.robust_mixer import RobustMixer, busiest_bytes, columns_of_ranks
 from mpifl.aggregation.robust_rules import (
+    CoordinateRule,
     GeometricMedian,
     Krum,
     Median,
@@ -28,13 +31,15 @@ from mpifl.core.types import Notes
 RULES = [Median(), TrimmedMean(0.2), Krum(f=1), MultiKrum(f=1), NormBound(), GeometricMedian()]
 
 
-def mixed(rule: Rule, mixings: list[Mixing], old: np.ndarray, uploads: np.ndarray) -> np.ndarray:
-    """Return the table `model` after mixings by a rule, and check that a small block changes nothing."""
+def mixed(
+    rule: Rule, mixings: list[Mixing], old: np.ndarray, uploads: np.ndarray, statistics: Sequence[str] = ()
+) -> np.ndarray:
+    """Return the table `model` after mixings by a rule."""
     vectors = [torch.from_numpy(u.astype(np.float32)) for u in uploads]
     max_abs = np.abs(uploads).max(1)
     tables = Tables(Single())
     tables.central = {"model": torch.from_numpy(old.astype(np.float32))}
-    mixer = RobustMixer(Single(), Mixer(Single(), tables), rule)
+    mixer = RobustMixer(Single(), Mixer(Single(), tables), rule, statistics)
     info = (max_abs, np.zeros(len(uploads), np.int64))
     return mixer.mix(mixings, lambda name: info, {"model": vectors})["model"].numpy()
 
@@ -52,6 +57,17 @@ def expected(rule: Rule, members: np.ndarray, weights: np.ndarray, centre: np.nd
         return centre + (weights * np.minimum(1, np.median(norms) / norms)) @ (x - centre)
     squares = ((x[:, None] - x[None]) ** 2).sum(2)
     return rule.weights(squares, weights) @ x
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)
+def test_statistics_stay_means_under_a_rule_of_distances(rule):
+    """Sums of labels (0, 9), (9, 0) ... are far from each other because clients hold other labels."""
+    uploads = np.array([[0, 9], [9, 0], [8, 0], [9, 0.0], [0, 8]])
+    mean = by_cluster(np.zeros(5, np.int64), 1, np.ones(5))
+    found = mixed(rule, [mean], np.zeros((1, 2)), uploads, ("model",))
+    by_coordinate = isinstance(rule, CoordinateRule)
+    means = expected(rule, uploads, np.full(5, 0.2), np.zeros(2)) if by_coordinate else uploads.mean(0)
+    assert_allclose(found, [means], rtol=1e-6)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: type(r).__name__)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from algorithms.test_limits import Limit, agree
 from numpy.testing import assert_allclose
 from support import worlds
 
 from mpifl.algorithms.fedsac import FedSaC, graph, overlap, principal_directions
+from mpifl.core.errors import UserError
 
 
 def test_overlap_by_hand():
@@ -43,10 +45,16 @@ def test_the_graph_minimises_its_objective():
 def test_principal_directions_have_a_sign():
     """Points along (-3, 4) around (1, 1): the direction is (-0.6, 0.8), its largest entry positive."""
     points = np.array([1.0, 1.0]) + np.outer([-2.0, -1.0, 0.0, 3.0], [-3.0, 4.0])
-    found = principal_directions(points, 3)
-    assert_allclose(found[0], [-0.6, 0.8], atol=1e-6)
-    assert found.shape == (3, 2)
-    assert_allclose(found[2], 0.0)
+    found = principal_directions(points, 1)
+    assert_allclose(found, [[-0.6, 0.8]], atol=1e-6)
+
+
+def test_more_directions_than_there_are_are_refused(tmp_path):
+    """Embeddings of the tiny model have 8 numbers; with directions of zeros c_ii would be below 1."""
+    with pytest.raises(
+        UserError, match=r"algorithm\.num_directions = 9; client \d has embeddings of 8 numbers"
+    ):
+        worlds.run(FedSaC(num_directions=9), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
 
 
 def test_features_cost_three_directions(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +22,7 @@ from mpifl.core.federation import ClientData, Split
 from mpifl.core.parameters import Layout, width
 from mpifl.core.types import ProblemInfo
 from mpifl.experiment.traffic_forecast import forecast
+from mpifl.training.config import LocalConfig
 
 HEAD = Layout(("head.weight",), ((2, 1),), 2, num_outputs=2)  # of the model: two classes
 CODER = Layout(("encoder.w", "decoder.w"), ((1,), (1,)), 2)
@@ -65,6 +66,16 @@ class Encoding(byhand.Quadratic):
 
 
 # ---- what a client sends
+
+
+def test_the_autoencoder_is_trained_as_the_paper_says_whatever_the_classifier_takes():
+    """No mirrored images, no bfloat16; `local` says how clients train their models."""
+    client = Encoding()
+    FLT(code=1).fingerprint(client, {"autoencoder": torch.tensor([[3.0, 4.0]])}, byhand.KEY)
+    changes = client.auxiliary.calls[0][-1]
+    fixed = {f.name for f in fields(LocalConfig)} - {"steps", "gamma", "keep_optimizer"}
+    assert fixed <= set(changes)
+    assert (changes["augment"], changes["precision"]) == ("none", "float32")
 
 
 def test_a_client_tunes_the_servers_autoencoder_and_sends_the_centroids_of_its_codes():

@@ -142,6 +142,10 @@ OPTIONS = {
         ["--algorithm", "oracle", "--data.scenario", "iid"],
         ["algorithm.name = 'oracle'", "groups"],
     ),
+    "no validation data for FedSoft's": (
+        ["--algorithm", "{name: fedsoft, variant: emdcfl}", "--data.scenario.validation", "0"],
+        ["data.scenario.validation = 0", "validation data"],
+    ),
     "no validation data": (
         ["--algorithm", "emdcfl", "--data.scenario.validation", "0"],
         ["data.scenario.validation = 0", "validation data"],

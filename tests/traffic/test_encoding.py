@@ -16,7 +16,7 @@ from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.errors import MethodError
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Report
-from mpifl.traffic.compression import TopK
+from mpifl.traffic.compression import RandomK, TopK
 from mpifl.traffic.encoding import Coder, base_of, rows_under, sizes
 from mpifl.traffic.payload import Payload
 
@@ -48,6 +48,18 @@ def test_where_several_rows_were_read_it_is_coded_from_the_nearest_which_is_name
     sent, size = coder(compression=HALF, header_bytes=5).up(report(model=[11.0, 9.5]), message, 0, key(0))
     assert_close(sent.vectors["model"], torch.tensor([11.0, 10.0]))
     assert size == {"model": 5 + 8 + 4}
+
+
+def test_statistics_are_not_compressed(tmp_path):
+    """With half of the changes, (3, 1) + 2 (0, -1) would be (3, -1): no sum of anything."""
+    payload = Payload(compression=RandomK(0.5), header_bytes=5)
+    coder = Coder(payload, ClientStore("test", str(tmp_path)), ("labels",))
+    message = byhand.message(model=[[0.0, 0.0]], labels=[[3.0, 1.0]])
+    upload = report(model=[1.0, 2.0], labels=[[2.5, 0.25]])
+    sent, size = coder.up(upload, message, 0, key(0))
+    assert_close(sent.vectors["labels"], upload.vectors["labels"])
+    assert (sent.vectors["model"] == 0).sum() == 1
+    assert size == {"model": 5 + 4 + 8, "labels": 5 + 8} == sizes(payload, upload, message, ("labels",))
 
 
 def test_components_are_coded_row_for_row(coder):

@@ -277,6 +277,23 @@ def test_embeddings_under_dropout_do_not_depend_on_what_was_drawn_before():
     assert not torch.equal(found[0], learner.outputs(learner.init, x, embedding=True))
 
 
+@pytest.mark.parametrize(("samples", "sizes"), [(130, [64, 64, 2]), (129, [64, 65]), (64, [64])])
+def test_batch_statistics_are_those_of_64_samples(samples, sizes):
+    """As in EMD-CFL's repository; a last batch of one sample has none and joins the one before."""
+    learner = Learner(Normed(), "cpu")
+    x = torch.rand(samples, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    found = learner.outputs(learner.init, x, embedding=True, train_mode=True)
+    body = learner.context.flat.load(learner.init, train=True).body
+    assert_close(found, torch.cat([body(batch) for batch in x.split(sizes)]))
+    assert (found - body(x)).abs().max() > 1e-3 or len(sizes) == 1
+
+
+def test_one_sample_has_no_batch_statistics():
+    learner = Learner(Normed(), "cpu")
+    with pytest.raises(UserError, match=r"data\.scenario = .*one sample"):
+        learner.outputs(learner.init, torch.rand(1, 1, 4, 4), embedding=True, train_mode=True)
+
+
 def test_zero_epochs_return_the_start():
     learner = Learner(built())
     trained = learner.sgd(learner.init + 1, SPLIT, LocalConfig(epochs=0), KEY)
