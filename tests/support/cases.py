@@ -34,7 +34,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("fedfomo", {"num_models": 1, "epsilon": 1.0}),
     ("fedrc", {"variant": "emdcfl", "num_clusters": 2}),
     ("fedsac", {"variant": "emdcfl", "lam": 1.0}),
-    ("fedsac", {"variant": "repo", "num_directions": 20}),
+    ("fedsac", {"variant": "repo", "num_directions": 2}),
     ("fedsoft", {"variant": "emdcfl"}),
     ("fedsoft", {"num_clusters": 3, "selected": 2, "tau": 1}),
     ("lgfedavg", {"shared": "block"}),
