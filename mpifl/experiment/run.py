@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from mpifl.aggregation.client_store import ClientStore
+from mpifl.comm.connect import launched
 from mpifl.comm.mpi_startup import cuda_aware
 from mpifl.comm.transport import RankLost, Transport, on_server
 from mpifl.core.algorithm import Algorithm
@@ -87,7 +88,8 @@ def run(
     start = perf_counter()
     if transport.is_server:
         folders.commit()  # while the checkout is still what was loaded
-    bar = Progress(config.rounds, config.name, quiet or not transport.is_server, bar=transport.size == 1)
+    alone = transport.size == 1 and not launched()
+    bar = Progress(config.rounds, config.name, quiet or not transport.is_server, bar=alone)
     transport.begin_run()
     transport.watch_stopped(config.system.stopped_timeout_s)
     with bar as progress, Signals(asked_to_stop) as signals:

@@ -147,11 +147,16 @@ def check_uploads(context: RunContext) -> None:
         raise
     except Exception:  # a method's own, where nothing was trained; the first step checks again
         return
-    widths = {name: vector.shape[-1] for name, vector in found.report.vectors.items()}
+    vectors = found.report.vectors
+    widths = {name: vector.shape[-1] for name, vector in vectors.items()}
     sent = ", ".join(widths) or "nothing"
+    one = "model" in vectors and vectors["model"].numel() == d
     remedy = f"clients upload {sent}, no whole model whose distances could be measured; leave it out"
-    asked = "evaluation.distances, evaluation.matrices"
-    require(not compares or widths.get("model") == d, asked, f"with {type(algorithm).__name__}", remedy)
+    asked, method = "evaluation.distances, evaluation.matrices", f"with {type(algorithm).__name__}"
+    require(not compares or (one and widths["model"] == d), asked, method, remedy)
+    change = "model" in found.report.based_on and found.report.based_on["model"] is None
+    remedy = "clients upload changes, no models whose distances could be measured; leave it out"
+    require(not (compares and change), asked, method, remedy)
     reads = algorithm.reads(found.server, 0).get("model", ())
     table = found.server.tables.get("model")
     whole = widths.get("model") == d and table is not None and table.shape[1] == d and len(reads) == 1

@@ -76,17 +76,21 @@ class MpiAggregator:
     def gram(
         self, reports: GatheredReports | None, uploads: Uploads, name: str, part: Part | None = None
     ) -> np.ndarray | None:
-        """Return the pairwise products float64 [m, m] of an upload, or of a part of it; every rank calls."""
+        """Return the pairwise products float64 [m, m] of an upload, or of a part of it; every rank calls.
+
+        Components are joined to one vector. A part is that of uploads of one component.
+        """
         wanted = None
         if reports is not None:
             counts = np.bincount(reports.owners, minlength=self.transport.size)
-            columns = reports.max_abs[name].shape[1] * reports.widths[name] if part is None else width(part)
-            wanted = tuple(int(c) for c in counts), columns
+            components = reports.max_abs[name].shape[1]
+            columns = components * reports.widths[name] if part is None else width(part)
+            wanted = tuple(int(c) for c in counts), columns, components
         wanted = self.transport.bcast(wanted, "plan")
         if wanted is None:
             return None
         owners = reports.owners if reports is not None else None
-        mine = uploads.get(name, [])
+        mine = _joined(uploads.get(name, []), wanted[2])
         mine = mine if part is None else [take(u, part) for u in mine]
         return self.mixer.gram(mine, wanted[0], owners, wanted[1])
 
@@ -117,10 +121,10 @@ class LocalAggregator:
         self._mixer = Mixer(Single(), Tables(Single()))
 
     def gram(self, reports: GatheredReports | None, uploads: Uploads, name: str) -> np.ndarray | None:
-        """Return the pairwise products float64 [m, m] of an upload."""
+        """Return the pairwise products float64 [m, m] of an upload, its components joined to one vector."""
         if reports is None:
             return None
-        x = uploads[name]
+        x = _joined(uploads[name], reports.max_abs[name].shape[1])
         return self._mixer.gram(x, (len(x),), np.zeros(len(x), np.int64), len(x[0]))
 
     def row_distances(
@@ -190,3 +194,10 @@ class RobustMeans(Protocol):
 
     def on_one_rank(self, inner: LocalAggregator) -> FiguringAggregator:
         """Return the robust form of an aggregator on rank 0."""
+
+
+def _joined(vectors: Sequence[torch.Tensor], components: int) -> Sequence[torch.Tensor]:
+    """Return one vector for each report of those of its components."""
+    if components == 1:
+        return vectors
+    return [torch.cat(list(vectors[i : i + components])) for i in range(0, len(vectors), components)]

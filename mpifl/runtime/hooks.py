@@ -42,6 +42,7 @@ from .hook_errors import ClientCall, HookCall, ServerCall, hook_name
 from .protocol import ClientTask, GatheredReports
 
 LARGEST = float(np.finfo(np.float32).max)
+ONE_VECTOR = ("row_distance", "statistics_distance")  # what names uploads that are compared with rows
 Shapes = Mapping[str, tuple[int, int]]  # name -> (rows, width)
 
 
@@ -383,6 +384,9 @@ def _checked_report(
         if upload is not None and upload not in vectors:
             what = f"no upload {upload!r}, which {need} = {upload!r} names"
             raise call.error(what, f"uploads are {', '.join(vectors) or 'none'}: name one of them")
+        if upload is not None and need in ONE_VECTOR and vectors[upload].numel() != vectors[upload].shape[-1]:
+            what = f"upload {upload!r}, which {need} names, has shape {tuple(vectors[upload].shape)}"
+            raise call.error(what, "a distance to each row is that of one vector [d]: name such an upload")
     return replace(report, vectors=vectors)
 
 

@@ -293,7 +293,10 @@ class ServerStep:
         self.client_products = None
         if measures is None:
             return
-        if reports is not None and reports.widths.get("model") != layout.size:
+        whole = reports is None or (
+            reports.widths.get("model") == layout.size and reports.max_abs["model"].shape[1] == 1
+        )
+        if reports is not None and not whole:
             sent = ", ".join(reports.widths) or "nothing"
             remedy = f"clients upload {sent}, no whole model whose distances could be measured; leave it out"
             key = "evaluation.distances, evaluation.matrices"

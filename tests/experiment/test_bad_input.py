@@ -406,6 +406,15 @@ def test_a_method_that_cannot_be_imported_is_refused(text, refused, tmp_path):
 # -- from all ranks ------------------------------------------------------------------------------------------
 
 
+def test_a_launcher_of_one_rank_gets_lines_and_no_bar(mpirun, tmp_path):
+    """Open MPI gives each rank a terminal of its own, whatever `mpirun` itself writes to."""
+    options = ("--output.folder", str(tmp_path), "--rounds", "1")
+    done = mpirun(1, "-m", "mpifl", "run", CONFIG, *options, env=worlds.PYTHONPATH, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "round 1/1" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
 @pytest.mark.nightly
 def test_a_launcher_sees_exit_code_2_and_one_line(mpirun, tmp_path):
     options = ["--algorithm", "{name: ifca, num_clusters: 9}"]

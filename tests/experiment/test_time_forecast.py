@@ -482,6 +482,9 @@ def test_options_are_read():
         ("flt", {"output": "updates"}, "output.updates"),
         ("fedper", {"evaluation": EvaluationConfig(distances=True)}, "evaluation.distances"),
         ("fedrep", {"evaluation": EvaluationConfig(matrices=("parameters",))}, "evaluation.distances"),
+        ("fedem", {"evaluation": EvaluationConfig(distances=True)}, "upload model, .*no whole model"),
+        ("fednova", {"evaluation": EvaluationConfig(distances=True)}, "upload changes, no models"),
+        ("scaffold", {"evaluation": EvaluationConfig(matrices=("parameters",))}, "upload changes, no models"),
     ],
 )
 def test_uploads_that_cannot_be_compared_are_refused_before_a_run(name, changes, word, flat_plane):

@@ -211,6 +211,17 @@ def test_a_capability_that_names_no_upload_is_refused(capability, name, tmp_path
         worlds.run(declaring(Mine, capability, **{name: "delta"}), worlds.Tiny(), tmp_path, evaluate=False)
 
 
+def test_several_vectors_have_no_distance_to_a_row(tmp_path):
+    class Pair(Mine):
+        def local_update(self, message, state, client, key):
+            w = message["model"][0]
+            return client.report(model=torch.stack([w, w])), {}
+
+    method = declaring(Pair, ComparedUploads, row_distance="model")
+    with pytest.raises(MethodError, match=r"'model', which row_distance names, has shape \(2, \d+\)"):
+        worlds.run(method, worlds.Tiny(), tmp_path, evaluate=False)
+
+
 @pytest.mark.parametrize(
     "hook", ["fingerprint", "assign_new_clients", "new_clients", "probe", "inspect", "appraise", "compares"]
 )

@@ -23,6 +23,7 @@ from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.synchronous import SynchronousEngine
+from mpifl.simulation.policies import Buffer
 from mpifl.training.client import LocalClient
 
 
@@ -347,6 +348,33 @@ def test_products_are_taken_of_what_is_uploaded_in_the_steps_that_compare(tmp_pa
     assert [bool(s.algorithm_state["gram"]) for s in done.servers[1:]] == [False, True, False]
     with pytest.raises(MethodError, match="no upload 'delta'"):
         worlds.run(ComparesNow(sends=3), worlds.Tiny(), tmp_path / "late", steps=3, evaluate=False)
+
+
+@dataclass(frozen=True)
+class ComparesPairs(ComparedUploads, Algorithm):
+    """Client k uploads (k + 1, 1) and (10 k, 2) in one upload of two components."""
+
+    gram = "pair"
+
+    def local_update(self, message, state, client, key):
+        """Upload the pair beside the model."""
+        k = client.id
+        pair = torch.tensor([[k + 1.0, 1.0], [10.0 * k, 2.0]])
+        return client.report(model=message["model"][0], pair=pair), {}
+
+    def aggregate(self, server, notes):
+        """Keep the products."""
+        return Plan([average(notes)], algorithm_state={"gram": notes["gram"]})
+
+
+@pytest.mark.parametrize("policy", [{}, {"policy": Buffer(size=6)}], ids=["rounds", "buffer"])
+def test_components_of_an_upload_are_compared_as_one_vector(policy, tmp_path):
+    """Client k: (k + 1)(j + 1) + 1 + 100 k j + 4 with client j."""
+    done = worlds.events(ComparesPairs(), worlds.Tiny(), tmp_path, steps=1, **policy) if policy else None
+    done = done or worlds.run(ComparesPairs(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
+    k = np.arange(6)
+    expected = np.outer(k + 1, k + 1) + 100 * np.outer(k, k) + 5
+    assert_allclose(done.server.algorithm_state["gram"], expected)
 
 
 def test_cflgp_looks_at_profiles_every_other_round(tmp_path):
