@@ -110,8 +110,9 @@ class CCFL(ComparedUploads, ServerEvaluation, Algorithm):
         ref = message["model"][0]
         start = ref[: client.layout.num_parameters]
         w = client.sgd(ref, key, direction=lambda g, w: g + self.rho * (w - start))
-        before = client.evaluate(w.vector)["accuracy"]
-        return client.report(model=w.vector, metrics={"train_loss": w.loss, "accuracy_before": before}), {}
+        name = client.task.metric.name
+        metrics = {"train_loss": w.loss, f"{name}_before": client.evaluate(w.vector)[name]}
+        return client.report(model=w.vector, metrics=metrics), {}
 
     def inspect(self, vectors: Mapping[str, Vector], public: Sequence[Client]) -> Mapping[str, Any]:
         """Return l_k = F(w_m; D_k)."""

@@ -95,10 +95,8 @@ class FedSoftAsync(ServerEvaluation, Algorithm):
         ref = (mu.to(w) @ w).to(w)
         start = ref[: client.layout.num_parameters]
         trained = client.sgd(ref, key, direction=lambda g, v: g + self.rho * (v - start))
-        metrics = {
-            "train_loss": trained.loss,
-            "accuracy_before": client.evaluate(trained.vector)["accuracy"],
-        }
+        name = client.task.metric.name
+        metrics = {"train_loss": trained.loss, f"{name}_before": client.evaluate(trained.vector)[name]}
         return client.report({"mu": mu.numpy()}, metrics, model=trained.vector), {}
 
     def aggregate(self, server: Server, notes: Notes) -> Plan:

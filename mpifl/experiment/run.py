@@ -310,13 +310,15 @@ def figures(
 ) -> dict[str, float]:
     """Return the figures that only some methods have; on rank 0.
 
+    Names begin with that of the task's metric, here `accuracy`.
     `accuracy_before`: in asynchronous runs of methods whose clients download nothing (Local), mean over the
     clients that have trained; their own model is what they are evaluated by. Other methods report it.
     `accuracy_before_std` is its standard deviation over them.
     `mixture_kl`: mean over the evaluated clients of KL(true || estimated mixture) of the last upload from
     which theirs was estimated; `mixture_kl_uploads`: mean over all such uploads of all clients so far.
     `accuracy_cluster`: mean over the groups of row k's accuracy on group k's own test set, for methods whose
-    rows belong to the sets that the server owns; `accuracy_cluster_std` is its standard deviation over them.
+    rows belong to the sets that the server owns, one to each; `accuracy_cluster_std` is its standard
+    deviation over them.
     `accuracy_cluster_all` and `accuracy_cluster_all_std`: the same of each row's mean over all evaluations.
 
     Args:
@@ -334,11 +336,11 @@ def figures(
         out |= {f"{metric}_before": float(before.mean()), f"{metric}_before_std": float(before.std())}
     evaluates = uses(algorithm, ServerEvaluation)
     group_test_sets = context.federation.group_test_sets() if evaluates else ()
-    if group_test_sets:
-        rows = record.server.tables["model"]
-        evaluate = context.problem.public[0].evaluate
-        scores = [evaluate(w, split)["accuracy"] for w, split in zip(rows, group_test_sets, strict=True)]
-        out |= running.of_clusters(record.step, scores)
+    rows = record.server.tables.get("model", ())
+    if group_test_sets and len(rows) == len(group_test_sets):
+        name, evaluate = context.config.task.metric.name, context.problem.public[0].evaluate
+        scores = [evaluate(w, split)[name] for w, split in zip(rows, group_test_sets, strict=True)]
+        out |= running.of_clusters(record.step, scores, name)
     return out
 
 

@@ -204,20 +204,24 @@ class RunningFigures:
         out = {"mixture_kl": float(np.mean(last))} if last else {}
         return out | ({"mixture_kl_uploads": self.divergence / self.uploads} if self.uploads else {})
 
-    def of_clusters(self, step: int, scores: Sequence[float]) -> dict[str, float]:
+    def of_clusters(
+        self, step: int, scores: Sequence[float], metric: str = ACCURACY.name
+    ) -> dict[str, float]:
         """Add an evaluation; return mean and deviation over clusters, of it and of means over evaluations.
 
         Args:
             step: Server steps so far; what is evaluated before the first counts in no mean.
             scores: Of each cluster.
+            metric: What they are; begins the names of the figures.
         """
-        out = {"accuracy_cluster": float(np.mean(scores)), "accuracy_cluster_std": float(np.std(scores))}
+        name = f"{metric}_cluster"
+        out = {name: float(np.mean(scores)), f"{name}_std": float(np.std(scores))}
         if step:
             self.clusters.append([float(score) for score in scores])
         if self.clusters:
-            out["accuracy_cluster_all"] = float(np.mean([np.mean(one) for one in self.clusters]))
+            out[f"{name}_all"] = float(np.mean([np.mean(one) for one in self.clusters]))
             known = [one for one in self.clusters if len(one) == len(scores)]
-            out["accuracy_cluster_all_std"] = float(np.mean(known, axis=0).std()) if known else float("nan")
+            out[f"{name}_all_std"] = float(np.mean(known, axis=0).std()) if known else float("nan")
         return out
 
     def state_dict(self) -> dict[str, Any]:

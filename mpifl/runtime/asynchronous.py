@@ -45,7 +45,7 @@ from .server_step import ServerStep
 from .upload_size import upload_size
 
 Row = dict[str, Any]  # of events.csv
-SPREAD = ("accuracy_before",)  # metrics of visits whose standard deviation over clients is reported too
+SPREAD = "_before"  # ends the metrics of visits whose standard deviation over clients is reported too
 
 
 @dataclass
@@ -498,7 +498,7 @@ class AsynchronousEngine(Engine):
         """Return the means over clients of the metrics of their last visits; of accuracies the spread too."""
         names = dict.fromkeys(name for m in self.metrics.values() for name in m)
         values = {name: [m[name] for m in self.metrics.values() if name in m] for name in names}
-        spreads = {f"{name}_std": float(np.std(values[name])) for name in names if name in SPREAD}
+        spreads = {f"{name}_std": float(np.std(values[name])) for name in names if name.endswith(SPREAD)}
         return {name: float(np.mean(values[name])) for name in names} | spreads
 
     def _received_metrics(self, server: Server, pool: RecoveringPool) -> dict[str, float]:
@@ -512,8 +512,9 @@ class AsynchronousEngine(Engine):
             pool: holds what the visits under way have read.
 
         Returns:
-            `accuracy_received` and `accuracy_received_std` over the evaluated clients that have uploaded;
-            nothing where there is none, or where a client is not served what it reads.
+            `accuracy_received` and `accuracy_received_std` over the evaluated clients that have uploaded,
+            with the name of the task's metric; nothing where there is none, or where a client is not served
+            what it reads.
         """
         step, algorithm = self.server_step, self.server_step.algorithm
         clients = self.evaluation.clients[step.visits[self.evaluation.clients] > 0]
@@ -534,8 +535,9 @@ class AsynchronousEngine(Engine):
                 scores = step.worker.hooks.evaluate(
                     message_on(message, step.config.clients.device), {}, client, client.data.test
                 )
-                found.append(scores["accuracy"])
-        return {"accuracy_received": float(np.mean(found)), "accuracy_received_std": float(np.std(found))}
+                name = client.task.metric.name
+                found.append(scores[name])
+        return {f"{name}_received": float(np.mean(found)), f"{name}_received_std": float(np.std(found))}
 
     def _evaluate(self, server: Server | None) -> tuple[Any, Any]:
         """Return the scores and the timing of all ranks, on rank 0; every rank calls."""

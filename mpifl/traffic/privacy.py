@@ -188,7 +188,7 @@ def protect(
 
 
 def rows_updated(report: Report, message: Message, trained: str | None) -> dict[str, torch.Tensor]:
-    """Return the downloaded row [d] of which each upload is the update.
+    """Return the downloaded row [d] of which each upload is the update, or what it says it is based on.
 
     Args:
         report: what the client would send.
@@ -206,7 +206,14 @@ def rows_updated(report: Report, message: Message, trained: str | None) -> dict[
         rows = message.vectors.get(name)
         if rows is None or x.shape != rows.shape[-1:]:
             raise MethodError("privacy", f"upload {name!r} is no update of a row", "upload a trained row")
-        out[name] = rows[0 if len(rows) == 1 else int(report.notes[str(trained)])].to(x.device)
+        base = rows[0 if len(rows) == 1 else int(report.notes[str(trained)])]
+        if name in report.based_on:
+            said = report.based_on[name]
+            base = torch.zeros_like(base) if said is None else said
+            if base.shape != x.shape:
+                what = f"upload {name!r} {tuple(x.shape)} is based on {tuple(base.shape)}"
+                raise MethodError("privacy", what, "take one vector of its shape")
+        out[name] = base.to(x.device)
     return out
 
 

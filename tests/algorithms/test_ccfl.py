@@ -162,6 +162,22 @@ def test_an_estimate_is_compared_with_the_truth_of_its_own_upload(context):
     assert "accuracy_before" not in found, "the clients report it"
 
 
+def test_rows_that_are_not_one_to_each_set_of_the_server_have_no_figure(context):
+    server = byhand.server(2, {"u": [[1.0], [1.0]]}, model=[[0.0]])
+    record = SimpleNamespace(server=server, evaluated_clients=np.arange(2), scores=None, step=1)
+    assert figures(context, record, np.array([3, 0]), RunningFigures()) == {}
+
+
+@pytest.mark.parametrize("method", [CCFL(), FedSoftAsync()])
+def test_figures_have_the_name_of_the_tasks_metric(method, tmp_path):
+    task = Classification(metrics=("macro_f1",))
+    done = worlds.events(method, worlds.Drifting(), tmp_path, 3, policy=ClientDecides(), task=task)
+    names = {name for figures in done.reported.values() for name in figures}
+    assert {"macro_f1_before", "macro_f1_before_std"} <= names
+    assert {"macro_f1_received", "macro_f1_received_std"} <= names
+    assert not any("accuracy" in name for name in names)
+
+
 def test_a_client_on_its_own_is_evaluated_by_the_model_before_its_upload(context):
     """Of three clients the last has not trained."""
     context.config.algorithm = Local()
