@@ -35,6 +35,7 @@ from . import loader
 from .schema import Config
 
 MAY_CHANGE = ("name", "rounds", "system", "output", "checkpoint", "vary", "table")  # when a run is resumed
+EACH_ROUND = ("output.clients", "output.updates")  # which tables get rows in each round: may not change
 
 
 class Checkpoints(Checkpointer):
@@ -72,6 +73,7 @@ class Checkpoints(Checkpointer):
         self.about: dict[str, Any] = {"config": _digest(config), "surroundings": dict(identity)}
         self.about["data"] = dict(content)
         self.about["start"] = start
+        self.about["output"] = _written_each_round(config)
         self.written, self.tried, self.since = 0, 0, time.monotonic()
         self._lock: IO[str] | None = None
         self._held: FileSums = {}
@@ -121,8 +123,8 @@ class Checkpoints(Checkpointer):
             from_start: Start again where there is no checkpoint.
 
         Raises:
-            UserError: There is no checkpoint, or all are damaged; configuration, data or first weights are
-                not those of the checkpoint; another process holds the run.
+            UserError: There is no checkpoint, or all are damaged; configuration, data, first weights or
+                whose rows are written are not as at the checkpoint; another process holds the run.
         """
         self._lock = _locked(self.run_folder)
         checkpoint_files.remove_partial(self.folder)
@@ -142,6 +144,7 @@ class Checkpoints(Checkpointer):
         remedy = "the configuration is not the one of the checkpoint; only system and checkpoint may change"
         require(content.about["config"] == self.about["config"], "RUN", str(self.run_folder), remedy)
         self._check_data(content.about.get("data"))
+        self._check_output(content.about.get("output"))
         key, value = "start.run", self.config.start.run
         if value is None:
             key, value = "model.weights", getattr(self.config.model, "weights", None)
@@ -172,6 +175,15 @@ class Checkpoints(Checkpointer):
             then, here = before.get(name), now.get(name)
             what = f"{name} of the data: {then} at the checkpoint, {here} now"
             require(then == here, "RUN", run, f"{what}; bring the old data back, or begin a new run")
+
+    def _check_output(self, before: Mapping[str, Any] | None) -> None:
+        """Raise `UserError` unless rows are written as before; None: an old checkpoint does not say."""
+        if before is None:
+            file = str(self.run_folder / "config.yaml")
+            before = _written_each_round(loader.from_tree(Config, loader.read(file)))
+        for key, now in self.about["output"].items():
+            remedy = f"the rounds before were written with {before[key]!r}; leave it so, or begin a new run"
+            require(now == before[key], key, now, remedy)
 
     # -- during the run ----------------------------------------------------------------------------------
 
@@ -249,7 +261,7 @@ class Checkpoints(Checkpointer):
 
 
 def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
-    """Refuse to go on with a complete run with other options that decide numbers.
+    """Refuse to go on with a complete run with other options that decide numbers or rows of tables.
 
     Args:
         folder: The run folder.
@@ -263,11 +275,16 @@ def refuse_changes(folder: Path, tree: Mapping[str, Any]) -> None:
         dict(flat(loader.to_tree(loader.from_tree(Config, t)))) for t in (loader.read(str(file)), tree)
     )
     free = {*MAY_CHANGE, *OF_A_MACHINE}
-    deciding = (key for key in {**now, **was} if not free & {key, key.partition(".")[0]})
+    deciding = (key for key in {**now, **was} if key in EACH_ROUND or not free & {key, key.partition(".")[0]})
     key = next((key for key in deciding if now.get(key) != was.get(key)), None)
     if key is not None:
         remedy = f"{folder} is complete, and was run with {was.get(key)!r}; run it anew: mpifl run {file}"
         raise UserError(key, now.get(key), f"{remedy} --{key} {now.get(key)} --output.id NAME")
+
+
+def _written_each_round(config: Config) -> dict[str, Any]:
+    """Return the options that decide which rows each round adds to the tables."""
+    return {key: getattr(config.output, key.partition(".")[2]) for key in EACH_ROUND}
 
 
 def _digest(config: Config) -> str:

@@ -59,6 +59,8 @@ def test_changes_that_a_complete_run_cannot_take_are_refused(tmp_path, capsys):
         mpifl.resume(run.folder, local={"lr": 9.0})
     with pytest.raises(mpifl.UserError, match=r"algorithm\.name = 'ditto'"):
         mpifl.resume(run.folder, algorithm="ditto")
+    with pytest.raises(mpifl.UserError, match=r"output\.clients = 'none'"):
+        mpifl.resume(run.folder, output={"clients": "none"})
     capsys.readouterr()
     resume = ["resume", str(run.folder)]
     assert main([*resume, "--local.lr", "0.1", "--data.root", str(tmp_path)]) == 0

@@ -190,6 +190,46 @@ def test_fewer_rounds_than_were_taken_are_refused(rounds, cache, tmp_path, monke
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("says", [True, False], ids=["as now", "older"])
+@pytest.mark.parametrize(
+    ("was", "change", "said"),
+    [
+        (
+            [],
+            ["--output.clients", "none"],
+            "output.clients = 'none': the rounds before were written with 'all'",
+        ),
+        (["--output.clients", "none"], ["--output.clients", "all"], "output.clients = 'all': "),
+        (
+            [],
+            ["--output.updates", "true"],
+            "output.updates = True: the rounds before were written with False",
+        ),
+    ],
+)
+def test_tables_that_would_lack_the_rounds_before_are_refused(
+    was, change, said, says, cache, tmp_path, monkeypatch, capsys
+):
+    """Older checkpoints do not say what was written; the configuration in the run folder does."""
+    with monkeypatch.context() as patched:
+        stop_after(2, patched)
+        if not says:
+            real = checkpoints.Checkpoints.write
+            patched.setattr(
+                checkpoints.Checkpoints,
+                "write",
+                lambda self, *rest: (self.about.pop("output", None), real(self, *rest)),
+            )
+        assert start(tmp_path, cache, "fedavg on links", *was) == 75
+    resume = ["resume", str(tmp_path / "tiny-x"), "--quiet"]
+    capsys.readouterr()
+    assert cli.main([*resume, *change]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert cli.main([*resume, "--output.label", "mine", "--output.client_models", "true"]) == 0
+
+
 def own_images(path: Path, bright: int) -> Path:
     """Write an archive of 200 small images of two classes; return it."""
     x = np.random.default_rng(0).integers(0, bright, (200, 8, 8), dtype=np.uint8)
