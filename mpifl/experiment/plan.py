@@ -39,6 +39,7 @@ from mpifl.core.types import Message, Server
 from mpifl.results import run_folder as folders
 from mpifl.results.progress import in_words
 from mpifl.runtime.aggregators import DryAggregator
+from mpifl.runtime.hook_errors import DROP, ClientError, first_that_works
 from mpifl.runtime.protocol import ClientTask, ReportHeader, TaskBatch
 from mpifl.runtime.server_step import ServerStep
 
@@ -172,7 +173,12 @@ def describe(config: Config, transport: Transport, asked: Asked | None = None) -
         start = process_time()
         forecast(context)  # a run does it at its end, when everything is compiled
         again = process_time() - start
-        measured = measure(real, traffic.server, decide)
+        try:
+            measured = measure(real, traffic.server, decide)
+        except ClientError as error:
+            if config.on_client_error != DROP:
+                raise
+            return "\n".join([*page, "", f"no times: {error}"])
         if uses(config.algorithm, OneShotStatistics):
             measured = replace(measured, setup=foretold)  # the same hooks, for as many clients
         around = Surroundings(
@@ -299,7 +305,8 @@ def _seconds(seconds: float) -> str:
 def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:
     """Return how the first server step mixes rows, where all clients report what client 0 does.
 
-    Also the processor seconds in which that is decided.
+    Also the processor seconds in which that is decided. Where clients that fail are left out, the next one
+    that works stands in for client 0.
 
     Args:
         context: of the run; its clients train for no step.
@@ -310,7 +317,9 @@ def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:
     with TemporaryDirectory() as folder, closing(ClientStore("plan", folder)) as store:
         step = build_server_step(replace(context, config=config, transport=Single()), store)
         step.tables.publish(server.tables)
-        header, num_samples = _first_report(step, server, m), context.problem.num_samples
+        clients, drops = range(context.problem.num_clients), context.config.on_client_error == DROP
+        header = first_that_works(lambda k: _first_report(step, server, m, k), clients, 1, drops)
+        num_samples = context.problem.num_samples
         headers = [replace(header, number=k, client=k, num_samples=int(num_samples[k])) for k in range(m)]
         reports = step.reports_of(headers, np.zeros(m, np.int64))
         start = process_time()
@@ -320,16 +329,16 @@ def first_plan(context: RunContext, server: Server) -> tuple[Plan, float]:
     return result.plan, seconds
 
 
-def _first_report(step: ServerStep, server: Server, num_sampled: int) -> ReportHeader:
-    """Return the header of client 0's report; a second look meets a cohort of clients like itself."""
-    reads = step.hooks.reads("reads", server, np.zeros(1, np.int64))[0]
-    task = ClientTask(0, 0, 0, reads)
+def _first_report(step: ServerStep, server: Server, num_sampled: int, k: int) -> ReportHeader:
+    """Return the header of client `k`'s report; a second look meets a cohort of clients like itself."""
+    reads = step.hooks.reads("reads", server, np.array([k]))[k]
+    task = ClientTask(0, k, 0, reads)
     if uses(step.algorithm, ServerEvaluation):  # uploads are evaluated where they come in one by one
         vectors = {name: read_rows(step.tables.rows, name, rows) for name, rows in reads.items()}
         header, _ = step.worker.serve(task, Message(vectors, reads))
         assert isinstance(header, ReportHeader)
         return header
-    peers = ((0, 0),) * num_sampled if step.hooks.probes(server, 1) else ()
+    peers = ((k, 0),) * num_sampled if step.hooks.probes(server, 1) else ()
     return step.worker.run(TaskBatch(1, 0, (task,), {}, peers)).headers[0]
 
 

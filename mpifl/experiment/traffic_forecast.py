@@ -26,9 +26,10 @@ from mpifl.core.capabilities import (
     uses,
 )
 from mpifl.core.devices import message_on, tensors_on
-from mpifl.core.errors import UserError, require, within_memory
+from mpifl.core.errors import CodeFailed, UserError, require, within_memory
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
+from mpifl.runtime.hook_errors import DROP, INTERRUPTED, ClientCall, ServerCall, first_that_works
 from mpifl.traffic.compression import INDEX_BYTES
 from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
@@ -55,7 +56,7 @@ class TrafficForecast:
 
     Attributes:
         server: before the first round; rows chosen by data are those of a population of equals.
-        report: of client 0 in round 1.
+        report: of client 0 in round 1; of the next that works where it fails and such clients are left out.
         fingerprints: one-shot statistics before training.
         per_round: of round 1; of arrivals, of the uploads of a step and as many downloads.
         new_fingerprints: one-shot statistics of those who give them when they first take part.
@@ -91,14 +92,22 @@ def forecast(context: RunContext) -> TrafficForecast:
 
     Args:
         context: of the run; its clients train for no step here.
+
+    Raises:
+        ClientError: a client fails by which an upload is measured, or its one-shot statistics.
     """
     context = without_training(context)
     config, algorithm = context.config, context.config.algorithm
     server, fingerprints = _first_server(context)
-    message = _message(context, server)
-    client = _client(context)
-    client.load_optimizer({})
-    report, state = algorithm.local_update(message, {}, client, key(0))
+
+    def visit(k: int) -> tuple[Message, LocalClient, Report, State]:
+        message, client = _message(context, server, k), _client(context, k)
+        client.load_optimizer({})
+        with ClientCall(algorithm, "local_update", client=k, visit=0):
+            return message, client, *algorithm.local_update(message, {}, client, key(0))
+
+    clients, drops = range(context.problem.num_clients), config.on_client_error == DROP
+    message, client, report, state = first_that_works(visit, clients, 1, drops)
     trained = upload_named(algorithm, RowUpdates, "trained")
     report = protect(report, message, config.privacy, trained, None, key(0))  # adaptive clipping adds a note
     kept = _kept_bytes(context, report, state, len(client.optimizer_memory()))
@@ -145,7 +154,9 @@ def check_uploads(context: RunContext) -> None:
         found = forecast(context)
     except UserError:
         raise
-    except Exception:  # a method's own, where nothing was trained; the first step checks again
+    except Exception as error:  # a method's own, where nothing was trained; the first step checks again
+        if isinstance(error, CodeFailed) and error.code == INTERRUPTED:
+            raise
         return
     vectors = found.report.vectors
     widths = {name: vector.shape[-1] for name, vector in vectors.items()}
@@ -255,9 +266,10 @@ def _client(context: RunContext, k: int = 0) -> LocalClient:
     return LocalClient(k, context.federation, context.learner, context.local_of(k))
 
 
-def _message(context: RunContext, server: Server) -> Message:
-    """Return what client 0 downloads, where its model is trained."""
-    reads = context.config.algorithm.reads(server, 0)
+def _message(context: RunContext, server: Server, k: int) -> Message:
+    """Return what client `k` downloads, where its model is trained."""
+    with ServerCall(context.config.algorithm, "reads", client=k):
+        reads = context.config.algorithm.reads(server, k)
     vectors = {
         name: read_rows(lambda t, rows: server.tables[t][rows], name, which) for name, which in reads.items()
     }
@@ -349,7 +361,14 @@ def _fingerprint(context: RunContext, k: int) -> Report:
     """Return the one-shot statistics of a client."""
     algorithm = hooks_of(context.config.algorithm, OneShotStatistics)
     shown = tensors_on(algorithm.shows(context.problem, key(0)), context.learner.device)
-    with within_memory("algorithm", algorithm):
-        report = algorithm.fingerprint(_client(context, k), shown, key(0))
-    assert report is not None
-    return report
+
+    def visit(k: int) -> Report:
+        with (
+            ClientCall(context.config.algorithm, "fingerprint", client=k, visit=0),
+            within_memory("algorithm", algorithm),
+        ):
+            report = algorithm.fingerprint(_client(context, k), shown, key(0))
+        assert report is not None
+        return report
+
+    return first_that_works(visit, (k,), 0, drops=False)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -28,6 +29,8 @@ from mpifl.core.errors import (
 from mpifl.core.types import ASKED_FOR
 
 DROP = "drop"  # value of on_client_error that leaves out clients that fail twice
+INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
+MOST_TRIED = 5  # clients, where the visit of one is measured for all
 ENGINE = str(Path(__file__).parent)
 LOG = logging.getLogger("mpifl.clients")
 Made = TypeVar("Made")
@@ -92,7 +95,7 @@ class HookCall(ABC):
             raise self.error(f"sys.exit({error.code!r}) was called", "raise an exception") from error
         if isinstance(error, KeyboardInterrupt):
             text = f"{hook_name(self.algorithm, self.hook)}: {self.where}interrupted (KeyboardInterrupt)"
-            raise CodeFailed(text, code=130) from error
+            raise CodeFailed(text, code=INTERRUPTED) from error
         if isinstance(error, Exception):
             raise self.failure(error) from error
 
@@ -215,3 +218,30 @@ def attempt(work: Callable[[], Made], place: VisitPlace, drops: bool) -> Made | 
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return Dropped(place.step, place.client, place.visit, reason)
+
+
+def first_that_works(work: Callable[[int], Made], clients: Sequence[int], step: int, drops: bool) -> Made:
+    """Return what the visit of the first client makes, by which those of others are measured.
+
+    Args:
+        work: the first visit of a client, given by its number.
+        clients: their numbers.
+        step: server step that it would be for.
+        drops: True goes on to the next client after a failure, up to the fifth; False raises.
+
+    Raises:
+        ClientError: the visit failed; the last of those that were tried.
+        MethodError: the method is wrong, whoever the client is.
+        CodeFailed: the method was interrupted.
+    """
+    tried = clients[: MOST_TRIED if drops else 1]
+    for k in tried:
+        try:
+            made = attempt(partial(work, k), VisitPlace(0, step, k, 0), drops=False)
+        except ClientError as error:
+            last = error
+        else:
+            assert not isinstance(made, Dropped), "nobody is left out"
+            return made
+    what = f"clients {tried[0]} to {tried[-1]} failed, by which an upload is measured; " * (len(tried) > 1)
+    raise ClientError(f"{what}{last.text}", last.trace) from last

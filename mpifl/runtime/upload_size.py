@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from mpifl.aggregation.tables import read_rows
@@ -9,11 +10,14 @@ from mpifl.core.devices import message_on
 from mpifl.core.types import Message, Report, Server
 from mpifl.traffic.encoding import sizes, time_stamp_bytes, upload_bytes
 
+from .hook_errors import ClientCall, first_that_works
 from .server_step import ServerStep
 
 
 def upload_size(server_step: ServerStep, server: Server) -> int:
     """Return the bytes of an upload, time stamp included: those of client 0 after training for no epoch.
+
+    Where clients that fail are left out, the next one that works stands in for client 0.
 
     Args:
         server_step: of rank 0.
@@ -58,7 +62,11 @@ def _clear_vectors(server_step: ServerStep, report: Report, message: Message) ->
 
 
 def _upload(server_step: ServerStep, server: Server) -> tuple[Report, Message]:
-    """Return what client 0 reports after training for no epoch, and what it had downloaded."""
+    """Return what a client reports after training for no epoch, and what it had downloaded.
+
+    Raises:
+        ClientError: client 0 failed, or, where such clients are left out, some of them.
+    """
     c, sharded = server_step.config, server_step.tables.sharded
 
     def rows(name: str, numbers: list[int]) -> torch.Tensor:
@@ -66,9 +74,13 @@ def _upload(server_step: ServerStep, server: Server) -> tuple[Report, Message]:
             return torch.zeros(len(numbers), server_step.tables.width(name))
         return server.tables[name][numbers]
 
-    reads = c.algorithm.reads(server, 0)
-    vectors = {name: read_rows(rows, name, which) for name, which in reads.items()}
-    client = c.clients.client(0, epochs=0, steps=None)
-    message = message_on(Message(vectors, reads), c.clients.device)
-    report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
-    return report, message
+    def visit(k: int) -> tuple[Report, Message]:
+        reads = server_step.hooks.reads("reads", server, np.array([k]))[k]
+        vectors = {name: read_rows(rows, name, which) for name, which in reads.items()}
+        client = c.clients.client(k, epochs=0, steps=None)
+        message = message_on(Message(vectors, reads), c.clients.device)
+        with ClientCall(c.algorithm, "local_update", client=k, visit=0):
+            report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
+        return report, message
+
+    return first_that_works(visit, range(c.problem.num_clients), server.version + 1, c.drops)

@@ -196,7 +196,8 @@ def test_a_finished_run_is_not_lost_for_want_of_a_forecast(tmp_path):
 
     context = worlds.context_of(worlds.config_of(Stumbling()), worlds.Tiny())
     said = compared(context, Ledger(6))
-    assert said == {"down": None, "up": None, "why": "no forecast: ZeroDivisionError: no rows"}
+    why = "no forecast: CodeFailed: Stumbling.reads: client 0: ZeroDivisionError: no rows"
+    assert said == {"down": None, "up": None, "why": why}
 
 
 UNCOMPRESSED = {"cflgp"}  # profiles of what was trained cannot be worked out of what arrives

@@ -103,6 +103,50 @@ def test_a_trace_with_dropped_visits_is_replayed(clumsy, tmp_path):
     assert Runs(tmp_path).summary("again")["digest"] == Runs(tmp_path).summary("first")["digest"]
 
 
+LINKS = ["--network.uplink_bytes_s", "1000"]
+MEASURED = {
+    "events": [*EVENTS, *LINKS],
+    "rules": [*ROUNDS, *LINKS, "--policy", "{name: partial_work, deadline_s: 10000}"],
+}
+
+
+@pytest.mark.parametrize("kind", MEASURED)
+def test_where_an_upload_is_measured_clients_may_fail_too(kind, clumsy, tmp_path, capsys):
+    """Client 0 is the one by which it is measured; then clients 0 to 4, of which none works."""
+    drop = [*clumsy, *MEASURED[kind], "--on_client_error", "drop"]
+    (tmp_path / "clumsy.py").write_text(CLUMSY.replace("client.id == 2", "client.id == 0"))
+    assert cli.main(words(tmp_path, "zero", *drop)) == 0
+    assert {row["client"] for row in Runs(tmp_path).table("zero", "dropped.csv")} >= {"0"}
+    (tmp_path / "clumsy.py").write_text(CLUMSY.replace("client.id == 2", "client.id < 5"))
+    capsys.readouterr()
+    assert cli.main(words(tmp_path, "none", *drop)) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "clients 0 to 4 failed, by which an upload is measured" in last
+    assert "Clumsy.local_update: rank 0, client 4, round 1, visit 0: MemoryError: no room" in last
+
+
+@pytest.mark.parametrize("kind", MEASURED)
+def test_an_upload_that_cannot_be_measured_ends_the_run_as_a_visit_does(kind, clumsy, tmp_path, capsys):
+    (tmp_path / "clumsy.py").write_text(CLUMSY.replace("client.id == 2", "client.id == 0"))
+    assert cli.main(words(tmp_path, "x", *clumsy, *MEASURED[kind])) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("Clumsy.local_update: rank 0, client 0, round 1, visit 0: MemoryError: no room\n")
+    assert "mpifl/runtime" not in said
+
+
+def test_a_plan_leaves_out_a_client_that_fails(clumsy, tmp_path, capsys):
+    """Its times would need all of those that it measures."""
+    (tmp_path / "clumsy.py").write_text(CLUMSY.replace("client.id == 2", "client.id == 0"))
+    plan = ["plan", str(CONFIG), *clumsy]
+    assert cli.main([*plan, "--on_client_error", "drop"]) == 0
+    page = capsys.readouterr().out
+    assert "federation per round" in page
+    assert "no times: Clumsy.local_update: rank 0, client 0, round 1, visit 0: MemoryError: no room" in page
+    assert cli.main(plan) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("Clumsy.local_update: rank 0, client 0, round 1, visit 0: MemoryError: no room\n")
+
+
 def test_by_default_the_first_failure_ends_the_run(clumsy, tmp_path, capsys):
     assert cli.main(words(tmp_path, "x", *clumsy, *ROUNDS)) == 1
     assert "client 2, round 1, visit 0: MemoryError: no room" in capsys.readouterr().err
