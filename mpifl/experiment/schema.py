@@ -395,7 +395,7 @@ def check_sections(config: Config) -> None:
     """
     policy, clock, computing = config.policy, config.clock, config.network.computing
     check_entries(config.output.callbacks)
-    load_metrics(config.evaluation.metrics)
+    load_metrics(config.evaluation.metrics, [metric.name for metric in config.task.scored])
     policy.check(config.algorithm)
     policy.check_clock(clock)
     matrices = config.evaluation.matrices

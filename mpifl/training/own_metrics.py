@@ -22,6 +22,8 @@ TAKEN = {  # names of columns of metrics.csv and clients.csv, and what they begi
     *("round", "seconds", "virtual_seconds", "client", "cluster", "group", "train", "val", "test", "device"),
     *("num_clusters", "num_unplaced", "ari", "ari_everyone", "nmi", "purity", "churn", "mixture_kl"),
     *("arrivals", "refusal_rate", "staleness", "client_distance", "head_distance", "federation_bytes"),
+    *("epsilon", "clip", "work", "late_clients", "secure_dropped", "secure_skipped", "robust_too_small"),
+    "mixture_kl_uploads",
 }
 PREFIXES = ("accuracy", "loss")
 SUFFIXES = ("_train", "_initial", "_finetuned", "_mean", "_std", "_min", "_max")
@@ -67,11 +69,12 @@ class OwnMetric:
             raise MethodError(self.path, what, "return one number for the client") from error
 
 
-def load_metrics(paths: Sequence[str]) -> tuple[OwnMetric, ...]:
+def load_metrics(paths: Sequence[str], of_task: Sequence[str] = ()) -> tuple[OwnMetric, ...]:
     """Return the metrics at some import paths.
 
     Args:
         paths: `package.module:function` or `file.py:function`.
+        of_task: Names of the metrics of the task.
 
     Raises:
         UserError: There is no such function, or its name is that of a column.
@@ -82,13 +85,17 @@ def load_metrics(paths: Sequence[str]) -> tuple[OwnMetric, ...]:
         function, name = load_object(path, KEY), path.rpartition(":")[2]
         require(callable(function) and not isinstance(function, type), KEY, path, "is no function")
         taken = name in TAKEN or name.startswith(PREFIXES) or name.endswith(SUFFIXES)
+        taken |= any(_share_columns(name, other) for other in of_task)
         require(
             not taken, KEY, path, f"the name {name} is that of a column already; call the function otherwise"
         )
         for other in found:
-            same = (
-                name == other.name or name.startswith(f"{other.name}_") or other.name.startswith(f"{name}_")
-            )
+            same = _share_columns(name, other.name)
             require(not same, KEY, path, f"its columns would be those of {other.path}; call one otherwise")
         found.append(OwnMetric(name, path, function))
     return tuple(found)
+
+
+def _share_columns(one: str, other: str) -> bool:
+    """Return whether two metrics would have columns of one name: `NAME`, or `NAME_` and more."""
+    return one == other or one.startswith(f"{other}_") or other.startswith(f"{one}_")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from support.runs import CONFIG
 
 import mpifl
 from mpifl.core.errors import CodeFailed
+from mpifl.experiment import loader
+from mpifl.experiment.schema import Config, EvaluationConfig, check_sections
 from mpifl.training.own_metrics import load_metrics
 
 FILE = own_metrics.__file__
@@ -68,6 +71,36 @@ def test_what_cannot_be_a_metric_is_refused_before_a_folder_is_made(tmp_path, pa
         mpifl.run(str(CONFIG), evaluation={"metrics": given}, output={"folder": str(tmp_path / "runs")})
     assert said in error.value.remedy
     assert not (tmp_path / "runs").exists()
+
+
+NAMES = {
+    "mse": {"task": "regression"},
+    "r2_adjusted": {"task": "regression"},
+    "macro": {"task": {"name": "classification", "metrics": ["macro_f1"]}},
+    "epsilon": {},
+    "clip": {},
+    "work": {},
+    "secure_dropped": {},
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), NAMES.items())
+def test_names_that_a_run_writes_itself_are_refused(name, changes, tmp_path):
+    """Those of the task's metrics and what begins with them, and those of privacy and rounds."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"def {name}(output, labels):\n    return 7.0\n")
+    config = loader.load(str(CONFIG), [])
+    config = replace(config, evaluation=EvaluationConfig(metrics=(f"{file}:{name}",)))
+    task = loader.from_tree(Config, {**loader.to_tree(config), **changes}).task
+    with pytest.raises(mpifl.UserError, match=r"evaluation\.metrics = .*: the name .* is that of a column"):
+        check_sections(replace(config, task=task))
+
+
+def test_a_metric_of_another_task_is_free(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def mse(output, labels):\n    return 7.0\n")
+    evaluation = EvaluationConfig(metrics=(f"{file}:mse",))
+    check_sections(replace(loader.load(str(CONFIG), []), evaluation=evaluation))
 
 
 @pytest.mark.parametrize(
