@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -38,6 +38,7 @@ from mpifl.core.types import ProblemInfo
 from mpifl.data import CacheMissing, DataConfig, PoolFederation, open_federation, open_public
 from mpifl.models import (
     AUTOENCODERS,
+    LoRA,
     ModelOptions,
     build_model,
     check_adapted,
@@ -46,6 +47,7 @@ from mpifl.models import (
     start_apart,
     starts_alike,
 )
+from mpifl.models.pretrained import ASSIGN, read_state
 from mpifl.results.logging import warn_once
 from mpifl.runtime.asynchronous import AsynchronousEngine
 from mpifl.runtime.engine import Engine, EvaluationSchedule
@@ -75,7 +77,7 @@ from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .schema import Config, StartConfig, SystemConfig
 from .shown_cache import ShownCache
-from .starting_model import check_base, read_model
+from .starting_model import FILE, check_base, check_network, read_model
 
 FLOAT_BYTES = 4
 
@@ -425,7 +427,8 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     federation, problem, system = parts.federation, parts.problem, key(config.seed.system)
     n, sizes = problem.num_clients, federation.sizes
 
-    # the model takes the samples, and the task its outputs
+    # the model is that of earlier runs, takes the samples, and the task its outputs
+    check_earlier(config, federation.info, problem.layout)
     config.task.check(federation.info)
     check_outputs(config, federation)
 
@@ -547,6 +550,26 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     if config.start.run is not None:
         check_base(config.start.run, config.model, config.seed.model, base)
     return Decisions(num_sampled, absent, memory, max(stack, 1), clock, base)
+
+
+def check_earlier(config: Config, info: DataInfo, layout: Layout) -> None:
+    """Raise `UserError` where `start.run` or `model.weights` is of a run of another network.
+
+    Args:
+        config: the run's.
+        info: what samples and labels are like.
+        layout: of this run's model.
+    """
+    if config.start.run is not None:
+        file = Path(config.start.run).expanduser() / FILE
+        check_network("start.run", config.start.run, file, layout)
+    model = config.model
+    if isinstance(model, ModelOptions) and model.weights is not None:
+        file = Path(model.weights).expanduser()
+        if file.suffix == ".safetensors" and ASSIGN in read_state(model.weights):
+            plain = replace(model, weights=None, lora=LoRA())  # adapters are laid on what is read
+            whole = Layout.of(seeded_model(plain, info, config.seed.model))
+            check_network("model.weights", model.weights, file, whole)
 
 
 def check_needs(needs: Needs, config: Config, info: DataInfo) -> None:

@@ -456,7 +456,8 @@ def finish(
     ledger = server_step.ledger.rows()
     recorder.write_traffic(server_step.ledger.moved.columns(), server_step.ledger.per_client())
     rows = files if config.output.model else None
-    recorder.close(rows, ledger, wire, context.federation.sizes, server.algorithm_state, summary)
+    sizes, layout = context.federation.sizes, context.problem.layout
+    recorder.close(rows, ledger, wire, sizes, server.algorithm_state, summary, layout)
 
 
 def client_models(context: RunContext, server_step: ServerStep, server: Server | None) -> torch.Tensor | None:

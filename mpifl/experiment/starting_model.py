@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 import torch
 
 from mpifl.core.errors import UserError, require
+from mpifl.core.parameters import Layout
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.models import LoRA
-from mpifl.models.pretrained import ALONE, uploads_none
+from mpifl.models.pretrained import ALONE, named_shapes, uploads_none
+from mpifl.results.run_models import layout_of
 
 KEY, FILE, TABLE = "start.run", "model.safetensors", "model"
 
@@ -55,6 +58,39 @@ def read_model(folder: str) -> torch.Tensor:
     remedy = "its model has numbers that are not finite; take a run that did not diverge"
     require(bool(torch.isfinite(vector).all()), KEY, folder, remedy)
     return vector.clone()
+
+
+def check_network(key: str, value: str, file: Path, layout: Layout) -> None:
+    """Refuse the model of an earlier run that is another network than that of this run.
+
+    Where the file does not name its tensors, because an earlier release wrote it, configuration and figures
+    beside it tell; where these are not there, nothing is compared.
+
+    Args:
+        key: Of the configuration, that names the file.
+        value: Of the key.
+        file: The `model.safetensors` of the earlier run.
+        layout: Of the model into which it is read.
+
+    Raises:
+        UserError: A tensor has another name or shape.
+    """
+    theirs = named_shapes(file)
+    if theirs is None:
+        folder = str(file.parent)
+        found = layout_of(_tree(folder, "config.yaml"), _tree(folder, "summary.json"))
+        if found is None:
+            return
+        theirs = _pairs(found)
+    for other, own in zip_longest(theirs, _pairs(layout)):
+        (a, b) = ("no more" if one is None else f"{one[0]} {one[1]}" for one in (other, own))
+        remedy = f"is of another network: it has {a} where this run's has {b}; take the same model and data"
+        require(other == own, key, value, remedy)
+
+
+def _pairs(layout: Layout) -> list[tuple[str, list[int]]]:
+    """Return names and shapes of the tensors of a model."""
+    return [(name, list(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
 
 
 def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:

@@ -17,6 +17,7 @@ from mpifl.core.parameters import Layout
 
 KEY = "model.weights"
 TABLE, ASSIGN = "model", "assign"  # of the `model.safetensors` of a run folder
+LAYOUT = "layout"  # in its metadata: names and shapes of the tensors of a model
 ALONE = "is of a run whose clients keep models of their own and upload none: take one with one model for all"
 
 
@@ -110,6 +111,28 @@ def _of_run(net: nn.Module, path: str, tables: Mapping[str, torch.Tensor]) -> di
     require(len(vector) == layout.size, KEY, path, remedy + "the same network, data and number of classes")
     shapes = zip(layout.slices.items(), layout.shapes, strict=True)
     return {name: vector[s].reshape(shape) for (name, s), shape in shapes}
+
+
+def layout_metadata(layout: Layout) -> dict[str, str]:
+    """Return what the `model.safetensors` of a run says of the tensors of a model."""
+    return {LAYOUT: json.dumps([*zip(layout.names, layout.shapes, strict=True)])}
+
+
+def named_shapes(file: Path) -> list[tuple[str, list[int]]] | None:
+    """Return what the `model.safetensors` of a run says of the tensors of a model.
+
+    None where it says nothing: earlier releases wrote it.
+    """
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        text = (opened.metadata() or {}).get(LAYOUT)
+    if text is None:
+        return None
+    try:
+        return [(str(name), [int(size) for size in shape]) for name, shape in json.loads(text)]
+    except (ValueError, TypeError):
+        return None
 
 
 def uploads_none(summary: Mapping[str, Any]) -> bool:

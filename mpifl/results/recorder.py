@@ -15,8 +15,10 @@ from safetensors.torch import save_file
 from mpifl.core.errors import require
 from mpifl.core.federation import Federation
 from mpifl.core.metric import ACCURACY, Metric
+from mpifl.core.parameters import Layout
 from mpifl.core.rng import Key
 from mpifl.core.task import SUMS, Task
+from mpifl.models.pretrained import layout_metadata
 
 from .metrics import accuracy_summary, ari, churn, load, model_distances, nmi, pooled, purity, spread
 from .reader import read_rows
@@ -463,6 +465,7 @@ class Recorder:
         sizes: np.ndarray,
         algorithm_state: Mapping[str, np.ndarray],
         summary: Mapping[str, Any],
+        layout: Layout | None = None,
     ) -> None:
         """Write the files that are known at the end, `summary.json` last.
 
@@ -473,6 +476,7 @@ class Recorder:
             sizes: Training, validation and test samples of each client [N, 3].
             algorithm_state: Content of `algorithm_state.npz`.
             summary: Content of `summary.json`.
+            layout: Of the model, whose names and shapes `model.safetensors` says; None says none.
         """
         self._write_arrivals()
         for row in self.clients:
@@ -493,7 +497,8 @@ class Recorder:
         arrays: dict[str, Any] = {name: np.asarray(v) for name, v in algorithm_state.items()}
         np.savez(self.folder / "algorithm_state.npz", **arrays)
         if model is not None:
-            save_file(dict(model), self.folder / "model.safetensors")
+            about = {} if layout is None else layout_metadata(layout)
+            save_file(dict(model), self.folder / "model.safetensors", about)
         figures = {**self._distances(model or {}), **self._update_figures()}
         write_json(self.folder / "summary.json", {**summary, **figures})
 

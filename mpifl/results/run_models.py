@@ -13,7 +13,7 @@ from torch import nn
 from mpifl.core.errors import UserError, nearest, require
 from mpifl.core.federation import DataInfo
 from mpifl.core.imports import load_object
-from mpifl.core.parameters import FlatModel
+from mpifl.core.parameters import FlatModel, Layout
 from mpifl.models import MODELS, LoRA, ModelOptions, Net, checksum, seeded_model
 
 SERVER_FILE, CLIENTS_FILE = "model.safetensors", "client_models.safetensors"
@@ -50,12 +50,10 @@ def model_of(
     else:
         assert cluster is not None
         vector = _of_cluster(folder, labels, cluster)
-    shape, num_classes = summary.get("input_shape"), summary.get("num_classes")
+    info = _info(summary)
     remedy = "summary.json has no input_shape and num_classes: an earlier version wrote it; run it again"
-    require(shape is not None and num_classes is not None, "RUN", str(folder), remedy)
-    info = DataInfo(tuple(shape or ()), int(num_classes or 0))
-    if "data_info" in summary:
-        info = DataInfo(**_options(summary["data_info"]))
+    if info is None:
+        raise UserError("RUN", str(folder), remedy)
     model = _described(config["model"])
     module = seeded_model(model, info, int(config["seed"]["model"]))
     frozen = summary.get("identity", {}).get("frozen", "")
@@ -69,6 +67,31 @@ def model_of(
     if isinstance(model, ModelOptions) and isinstance(module, Net):
         module = model.merged(module, info)
     return _own(module, config["model"])
+
+
+def layout_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> Layout | None:
+    """Return the layout of a run's model as its configuration describes it; None where nobody can tell.
+
+    Args:
+        config: Its configuration.
+        summary: Its figures.
+    """
+    info = _info(summary)
+    if info is None or not isinstance(config.get("model"), Mapping):
+        return None
+    try:
+        model = _described({k: v for k, v in config["model"].items() if k != "weights"})
+        return Layout.of(seeded_model(model, info, 0))
+    except Exception:  # whatever a model of one's own, which may be another by now, raises
+        return None
+
+
+def _info(summary: Mapping[str, Any]) -> DataInfo | None:
+    """Return what samples and labels of a run are like; None where an earlier version wrote its figures."""
+    if "data_info" in summary:
+        return DataInfo(**_options(summary["data_info"]))
+    shape, num_classes = summary.get("input_shape"), summary.get("num_classes")
+    return None if shape is None or num_classes is None else DataInfo(tuple(shape), int(num_classes))
 
 
 def _of_client(folder: Path, summary: Mapping[str, Any], client: int) -> torch.Tensor:
