@@ -85,7 +85,7 @@ class UploadAttack(Attack):
 
         Args:
             update: float32 [C, w] in main memory.
-            key: of the visit.
+            key: of the visit and the upload.
         """
 
     def report(
@@ -101,7 +101,7 @@ class UploadAttack(Attack):
             message: what was downloaded.
             layout: of the model.
             statistics: names of uploads that do not stand for parameters.
-            key: of the visit.
+            key: of the visit; the draws of an upload that is neither alone nor `model` have its name, too.
         """
         lengths = (layout.size, layout.num_parameters)
         vectors = dict(report.vectors)
@@ -111,7 +111,8 @@ class UploadAttack(Attack):
             if name in (*statistics, *report.unsent) or (not named and x.shape[-1] not in lengths):
                 continue
             base = base_of(upload.cpu(), rows)
-            sent = base + self.changed(upload.cpu() - base, key)
+            place = key if name == "model" or len(report.vectors) == 1 else key.of(name)
+            sent = base + self.changed(upload.cpu() - base, place)
             vectors[name] = sent.reshape(x.shape).to(x.device)
         return replace(report, vectors=vectors)
 

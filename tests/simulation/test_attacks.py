@@ -58,6 +58,16 @@ def test_noise_is_added_to_what_was_downloaded_and_drawn_by_visit():
     assert_close(noise.std(), torch.tensor(1.0), atol=0.02, rtol=0)
 
 
+def test_each_upload_of_a_visit_has_noise_of_its_own():
+    """The model, and an upload that is alone, have the draws of the visit itself."""
+    attack, rows, visit = Noise(share=0.5), [[0.0] * 3], key(0, "visit", 1, 0)
+    both = sent(attack, rows, model=[0.0] * 3, control=[0.0] * 3, delta=[0.0] * 3)
+    assert len({tuple(noise) for noise in both.values()}) == 3
+    plain = attack.changed(torch.zeros(1, 3), visit)[0].tolist()
+    assert both["model"] == plain
+    assert sent(attack, rows, delta=[0.0] * 3)["delta"] == plain
+
+
 def test_labels_by_hand():
     assert_array_equal(LabelFlip(share=0.5).labels(4), [3, 2, 1, 0])
     assert_array_equal(LabelFlip(share=0.5, source=1, target=3).labels(4), [0, 3, 2, 3])
