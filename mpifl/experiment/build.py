@@ -446,11 +446,16 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         remedy = f"client {empty[0]} has no validation data, which this method needs"
         raise UserError("data.scenario.validation", 0, remedy)
     ways = [local, *parts.differing.values()]
-    plain = all(way.optimizer == "sgd" and way.momentum == 0 for way in ways)
     remedy = "this method makes its steps of gradients that it takes by itself, in float32; take float32"
     require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
-    remedy = "this method needs plain SGD without momentum"
-    require(plain or not needs.plain_sgd, "local.momentum", max(way.momentum for way in ways), remedy)
+    if needs.plain_sgd:
+        remedy = "this method needs plain SGD without momentum; take "
+        require(local.optimizer == "sgd", "local.optimizer", local.optimizer, f"{remedy}sgd")
+        given = [("local", local.momentum)]
+        given += [(f"{SECTION}.{clients}", c.momentum or 0.0) for clients, c in config.per_client.items()]
+        wrong = next((g for g in given if g[1]), None) if any(way.momentum for way in ways) else None
+        if wrong is not None:
+            raise UserError(f"{wrong[0]}.momentum", wrong[1], f"{remedy}0")
     single = parts.learner.context.drop_single and any(way.batch_size == 1 for way in ways)
     remedy = "batch norm leaves out batches of one sample: take 2 or more, or a model without batch norm"
     require(not single, "local.batch_size", 1, remedy)

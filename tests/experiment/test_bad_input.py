@@ -150,6 +150,10 @@ OPTIONS = {
         ["--algorithm", "emdcfl", "--data.scenario.validation", "0"],
         ["data.scenario.validation = 0", "validation data"],
     ),
+    "another optimiser than it may be": (
+        ["--algorithm", "scaffold", "--local.optimizer", "adam"],
+        ["local.optimizer = 'adam': this method needs plain SGD"],
+    ),
     "momentum where it may not be": (
         ["--algorithm", "scaffold", "--local.momentum", "0.9"],
         ["local.momentum = 0.9"],

@@ -80,7 +80,11 @@ def test_what_cannot_differ_is_refused(rules, message):
     ("method", "changes", "message"),
     [
         ("fedavg", {"per_client": {"6": LocalChanges(lr=1.0)}}, "per_client = '6': there are 6 clients"),
-        ("scaffold", {"per_client": {"1": LocalChanges(momentum=0.5)}}, "local.momentum = 0.5: this method"),
+        (
+            "scaffold",
+            {"per_client": {"1": LocalChanges(momentum=0.5)}},
+            "per_client.1.momentum = 0.5: this method",
+        ),
         (
             "fedavg",
             {
