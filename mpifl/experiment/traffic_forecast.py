@@ -300,7 +300,8 @@ def _secured(
     """
     payload, m = context.config.payload, context.decisions.num_sampled
     clear = m * sum(sizes(payload, report, message, context.config.algorithm.statistics).values())
-    groups = [bytes_of_round(m, x.numel(), secure, payload.header_bytes) for x in report.vectors.values()]
+    widths = [x.numel() for name, x in report.vectors.items() if name not in report.unsent]
+    groups = [bytes_of_round(m, width, secure, payload.header_bytes) for width in widths]
     return _sum([per_round, (0, -clear), *groups])
 
 

@@ -10,8 +10,10 @@ from support import pretended, worlds
 from support.cases import OPTIONS
 
 from mpifl.aggregation.client_store import ClientStore
+from mpifl.aggregation.secure_sum import MaskedSums, SecureConfig
 from mpifl.algorithms.registry import CATALOGUE
 from mpifl.core.algorithm import Algorithm, Needs
+from mpifl.core.capabilities import RowUpdates
 from mpifl.core.mixing import Plan, average
 from mpifl.experiment.traffic_forecast import TrafficForecast, compared, forecast
 from mpifl.simulation.delays import DELAYS
@@ -96,6 +98,29 @@ def test_the_form_of_messages_is_foretold(name, tmp_path):
 def test_what_clients_add_for_privacy_is_foretold(name, privacy, tmp_path):
     """Adaptive clipping: a note of each client says whether its update was within the clip."""
     assert foretold(name, privacy=privacy).total == sent(name, tmp_path, privacy=privacy)
+
+
+@dataclass(frozen=True)
+class Telling(RowUpdates, Algorithm):
+    """FedAvg whose clients also report the update, which the server can work out: nobody sends it."""
+
+    paper = CATALOGUE["fedavg"].paper
+
+    def local_update(self, message, state, client, key):
+        """Report model and update."""
+        x = message["model"][0]
+        w = client.sgd(x, key).vector
+        return client.report(unsent=("update",), model=w, update=w - x), state
+
+    def aggregate(self, server, notes):
+        """Average the models."""
+        return Plan([average(notes)])
+
+
+@pytest.mark.parametrize("secure", [MaskedSums(), SecureConfig()], ids=["masked", "in the clear"])
+def test_vectors_that_are_not_sent_count_in_no_forecast(secure, tmp_path):
+    said = forecast_of(Telling(), secure_aggregation=secure)
+    assert said.total == sent_by(Telling(), tmp_path, secure_aggregation=secure)
 
 
 @pytest.mark.parametrize(
