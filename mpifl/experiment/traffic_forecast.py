@@ -191,7 +191,8 @@ def _kept_bytes(context: RunContext, report: Report, state: State, trainings: in
     if uses(config.algorithm, RememberedUploads):
         vectors += sum(uploads.values())
     if config.payload.error_feedback:
-        vectors += sum(size for name, size in uploads.items() if name not in report.unsent)
+        left_out = (*report.unsent, *config.algorithm.statistics)
+        vectors += sum(size for name, size in uploads.items() if name not in left_out)
     if config.local.keep_optimizer:
         moments = 2 if config.local.optimizer == "adam" else 1
         vectors += trainings * (moments * FLOAT_BYTES * layout.num_parameters + STEPS_BYTES)
