@@ -41,6 +41,7 @@ from mpifl.core.types import Reads, Vector
 from mpifl.training.corrections import aligned_vectors, train_aligned
 
 VARIANTS = ("paper", "repo", "emdcfl")
+ROUNDING = 1e-6  # of features in float32
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ class FedSaC(ComparedUploads, Algorithm):
         trained, vectors = train_aligned(client, message, lam, self.variant, key)
         x, emdcfl = client.data.train.x, self.variant == "emdcfl"
         features = client.embed(trained.vector, x, train_mode=emdcfl).cpu().double().numpy()
-        n, width = features.shape
-        remedy = f"client {client.id} has embeddings of {width} numbers of {n} samples; take {min(n, width)}"
-        require(self.num_directions <= min(n, width), "algorithm.num_directions", self.num_directions, remedy)
+        width = features.shape[1]
+        remedy = f"embeddings have {width} numbers; take {width} or fewer"
+        require(self.num_directions <= width, "algorithm.num_directions", self.num_directions, remedy)
         notes = {"basis": principal_directions(features, self.num_directions)}
         metrics = {"train_loss": trained.loss}
         return client.report(notes, metrics, unsent=("delta", "direction"), based_on=None, **vectors), {}
@@ -115,23 +116,35 @@ def graph(c: np.ndarray, d: np.ndarray, p: np.ndarray, lambda1: float, lambda2: 
 
 
 def principal_directions(features: np.ndarray, count: int) -> np.ndarray:
-    """Return the first principal directions [count, e] of features [n, e]; count at most n and e."""
-    _, _, rows = np.linalg.svd(features - features.mean(0), full_matrices=False)
-    rows = rows[:count]
+    """Return the first principal directions [count, e] of features [n, e]; zeros where there are fewer.
+
+    n samples have n - 1 at the most; what rounding to float32 leaves of others is none.
+    """
+    _, lengths, rows = np.linalg.svd(features - features.mean(0), full_matrices=False)
+    rows = rows[:count][lengths[:count] > ROUNDING * lengths.max(initial=0.0)]
     signs = np.sign(rows[np.arange(len(rows)), np.abs(rows).argmax(1)])
-    return np.asarray(rows * signs[:, None], np.float32)
+    out = np.zeros((count, features.shape[1]), np.float32)
+    out[: len(rows)] = rows * signs[:, None]
+    return out
 
 
 def overlap(bases: np.ndarray) -> np.ndarray:
-    """Return c_ij = cos(mean angle) [m, m] of bases [m, k, e], their directions paired greedily by cosine."""
+    """Return c_ij = cos(mean angle) [m, m] of bases [m, k, e], their directions paired greedily by cosine.
+
+    Rows of zeros are no directions: the mean is over the pairs that there are, and without one c_ij = 0.
+    """
     cosines = np.einsum("iae,jbe->ijab", bases, bases, dtype=np.float64)  # [m, m, k, k]
     m, k = bases.shape[:2]
+    there = np.asarray(bases.any(2))  # [m, k]
+    cosines[~(there[:, None, :, None] & there[None, :, None, :])] = -np.inf
+    pairs = np.minimum(there.sum(1)[:, None], there.sum(1))  # [m, m]
     i, j = np.ogrid[:m, :m]
     angles = np.zeros((m, m))
-    for _ in range(k):
+    for taken in range(k):
         best = cosines.reshape(m, m, -1).argmax(-1)
         a, b = best // k, best % k
-        angles += np.arccos(np.clip(cosines[i, j, a, b], -1.0, 1.0)) / k
+        angle = np.arccos(np.clip(cosines[i, j, a, b], -1.0, 1.0))
+        angles += np.where(taken < pairs, angle / np.maximum(pairs, 1), 0.0)
         cosines[i, j, a, :] = -np.inf
         cosines[i, j, :, b] = -np.inf
-    return np.cos(angles)
+    return np.where(pairs > 0, np.cos(angles), 0.0)

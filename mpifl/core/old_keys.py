@@ -42,6 +42,7 @@ NEW_KEYS: dict[str, Any] = {
     "algorithm:fedper.tune_epochs": 0,
     "algorithm:fedsoft_async.sigma": 0.0,
     "algorithm:fesem.initial_models": False,
+    "model:lenet5.he_uniform": "convolutions",
     "data.source:femnist.inverted": False,
     "data.public:femnist.inverted": False,
     "data.source.mean": None,

@@ -110,7 +110,8 @@ class Report:
         unsent: names of vectors and notes that no federation would send, because the server can work them out
             from what it has or because only the observer wants them; they are not counted as traffic.
         based_on: for uploads that are not models of the table of their name: the vector, [d] or [C, d], from
-            which an upload is counted where it is compressed or attacked; None: it is a change already.
+            which an upload is counted where it is compressed, attacked or clipped; None: it is a change
+            already. Under privacy it is a row that was downloaded, or None.
     """
 
     client: int

@@ -30,6 +30,7 @@ from mpifl.core.errors import CodeFailed, UserError, require, within_memory
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.runtime.hook_errors import DROP, INTERRUPTED, ClientCall, ServerCall, first_that_works
+from mpifl.runtime.server_step import NO_MODELS
 from mpifl.traffic.compression import INDEX_BYTES
 from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
@@ -166,8 +167,7 @@ def check_uploads(context: RunContext) -> None:
     asked, method = "evaluation.distances, evaluation.matrices", f"with {type(algorithm).__name__}"
     require(not compares or (one and widths["model"] == d), asked, method, remedy)
     change = "model" in found.report.based_on and found.report.based_on["model"] is None
-    remedy = "clients upload changes, no models whose distances could be measured; leave it out"
-    require(not (compares and change), asked, method, remedy)
+    require(not (compares and change), asked, method, NO_MODELS)
     reads = algorithm.reads(found.server, 0).get("model", ())
     table = found.server.tables.get("model")
     whole = widths.get("model") == d and table is not None and table.shape[1] == d and len(reads) == 1

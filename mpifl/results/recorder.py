@@ -186,13 +186,15 @@ class RunningFigures:
         estimates: client -> divergence of the last estimate of its mixture from the truth of that upload.
         divergence: sum of the divergences of all uploads.
         uploads: how many they are.
-        clusters: of each evaluation after a step, the accuracy of each cluster on its own test set.
+        clusters: of each evaluation after a step, what each cluster scores on its own test set.
+        metric: in which they are.
     """
 
     estimates: dict[int, float] = field(default_factory=dict)
     divergence: float = 0.0
     uploads: int = 0
     clusters: list[list[float]] = field(default_factory=list)
+    metric: str = ACCURACY.name
 
     def estimated(self, client: int, divergence: float) -> None:
         """Add an upload from which the mixture of a client was estimated."""
@@ -216,7 +218,9 @@ class RunningFigures:
             scores: Of each cluster.
             metric: What they are; begins the names of the figures.
         """
-        name = f"{metric}_cluster"
+        if metric != self.metric:  # a run that went on from a release that had accuracy alone
+            self.clusters.clear()
+        self.metric, name = metric, f"{metric}_cluster"
         out = {name: float(np.mean(scores)), f"{name}_std": float(np.std(scores))}
         if step:
             self.clusters.append([float(score) for score in scores])

@@ -60,6 +60,7 @@ from .scheduler import Scheduler
 from .step_config import StepConfig
 from .worker import VisitResults, Worker, rows_and_seconds
 
+NO_MODELS = "clients upload changes, no models whose distances could be measured; leave it out"
 MODEL_BLOCK = 1 << 26  # numbers of client models that are gathered at a time
 
 
@@ -287,20 +288,21 @@ class ServerStep:
         """Multiply the clients' models with each other, if that is due.
 
         Raises:
-            UserError: clients upload no whole model.
+            UserError: clients upload no whole model, or changes.
         """
         measures, layout = self.config.measures, self.problem.layout
         self.client_products = None
         if measures is None:
             return
+        key, method = "evaluation.distances, evaluation.matrices", f"with {type(self.algorithm).__name__}"
+        require(not self.worker.sends_changes, key, method, NO_MODELS)
         whole = reports is None or (
             reports.widths.get("model") == layout.size and reports.max_abs["model"].shape[1] == 1
         )
         if reports is not None and not whole:
             sent = ", ".join(reports.widths) or "nothing"
             remedy = f"clients upload {sent}, no whole model whose distances could be measured; leave it out"
-            key = "evaluation.distances, evaluation.matrices"
-            raise UserError(key, f"with {type(self.algorithm).__name__}", remedy)
+            raise UserError(key, method, remedy)
         wanted = reports if reports is not None and measures(step) else None
         parts = layout.part("parameters"), layout.part("head")
         with self.watch("evaluate"):

@@ -98,6 +98,9 @@ class Worker:
         config: what server steps are made of.
         tables: the server's rows, as far as this rank has them.
         watch: counts the seconds of each phase.
+
+    Attributes:
+        sends_changes: whether an upload `model` of a client here was no model but a change.
     """
 
     def __init__(self, config: StepConfig, tables: Tables, watch: Stopwatch) -> None:
@@ -111,6 +114,7 @@ class Worker:
         if (visit := plain_visit(config.algorithm)) is not None and config.stack == 1:
             self._plain = PlainVisitRunner(config, tables, watch, visit, self._remembered)
         self._buffer = UploadBuffer()
+        self.sends_changes = False
         self._bases: dict[int, Vector | None] = {}  # number of a visit -> what its upload `model` is based on
         self._public: Sequence[Client] = ()  # the server's own sets; read when first asked for
 
@@ -195,6 +199,8 @@ class Worker:
         """Return what a client reports; its one-shot statistics where `visits` is None."""
         hook = "fingerprint" if visits is None else "local_update"
         report, sizes = self._fingerprint(task, batch) if visits is None else visits.report(task)
+        change = "model" in report.based_on and report.based_on["model"] is None
+        self.sends_changes |= change and visits is not None
         if self.config.updates and "model" in report.based_on:
             self._bases[task.number] = report.based_on["model"]
         notes, findings, exchanges = self._probe(report, task, peers, batch.step)

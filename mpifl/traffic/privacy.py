@@ -188,7 +188,9 @@ def protect(
 
 
 def rows_updated(report: Report, message: Message, trained: str | None) -> dict[str, torch.Tensor]:
-    """Return the downloaded row [d] of which each upload is the update, or what it says it is based on.
+    """Return the downloaded row [d] of which each upload is the update, zeros for a change.
+
+    What else an upload says it is based on is not taken: it may be the client's own model.
 
     Args:
         report: what the client would send.
@@ -196,7 +198,7 @@ def rows_updated(report: Report, message: Message, trained: str | None) -> dict[
         trained: the note that names the row of a table of which several were downloaded.
 
     Raises:
-        MethodError: there is none, or notes tell more than that row.
+        MethodError: there is none, an upload is based on something else, or notes tell more than that row.
     """
     out = {}
     more = sorted(set(report.notes) - {trained})
@@ -209,10 +211,10 @@ def rows_updated(report: Report, message: Message, trained: str | None) -> dict[
         base = rows[0 if len(rows) == 1 else int(report.notes[str(trained)])]
         if name in report.based_on:
             said = report.based_on[name]
-            base = torch.zeros_like(base) if said is None else said
-            if base.shape != x.shape:
-                what = f"upload {name!r} {tuple(x.shape)} is based on {tuple(base.shape)}"
-                raise MethodError("privacy", what, "take one vector of its shape")
+            if said is not None and not torch.equal(said.to(base.device), base):
+                what = f"upload {name!r} is based on what the client did not download"
+                raise MethodError("privacy", what, "its distance from there is no bound for an update")
+            base = torch.zeros_like(base) if said is None else base
         out[name] = base.to(x.device)
     return out
 

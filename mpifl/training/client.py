@@ -14,7 +14,7 @@ import torch
 
 from mpifl.core.client import Client, ClientHost, Direction, Loss, T, Trained, TrainedVisits
 from mpifl.core.devices import CPU, split_on
-from mpifl.core.errors import Missing
+from mpifl.core.errors import Missing, require
 from mpifl.core.federation import ClientData, Federation, Split, StoredSamples
 from mpifl.core.optimizer_memory import OptimizerMemory
 from mpifl.core.parameters import Layout, Part
@@ -190,14 +190,22 @@ class LocalClient(Client):
         return self._learner.gradient(vector, split).to(self._home)
 
     def losses(self, vector: Vector, split: Split | None = None) -> torch.Tensor:
-        """Return the loss of each sample [n]."""
-        split = self.data.train if split is None else split
+        """Return the loss of each sample [n].
+
+        Raises:
+            UserError: there is none.
+        """
+        split = self._filled(split)
         output = self.logits(vector, split.x)
         return self.task.losses(output, split.y.to(output.device))
 
     def loss(self, vector: Vector, split: Split | None = None) -> float:
-        """Return the mean loss, as training takes it: of texts, the mean over tokens."""
-        split, task = self.data.train if split is None else split, self.task
+        """Return the mean loss, as training takes it: of texts, the mean over tokens.
+
+        Raises:
+            UserError: there is no sample.
+        """
+        split, task = self._filled(split), self.task
         if task.has_total and type(task).count is Task.count:
             return float(self.losses(vector, split).double().mean())
         output = self.logits(vector, split.x)
@@ -205,6 +213,18 @@ class LocalClient(Client):
         if not task.has_total:
             return float(task.loss(output, y))
         return float(task.total_loss(output.double(), y)) / max(task.count(y), 1)
+
+    def _filled(self, split: Split | None) -> Split:
+        """Return a set, the training data in the place of None, that has samples."""
+        split = self.data.train if split is None else split
+        remedy = "has no samples in a set (training, validation or test) by whose loss this method chooses"
+        require(
+            len(split) > 0 or not len(self.data.train),
+            "data.scenario",
+            f"client {self.id}",
+            f"{remedy}; give it some",
+        )
+        return split
 
     def evaluate(self, vector: Vector, split: Split | None = None) -> dict[str, float]:
         """Return metrics, `loss` and own metrics on `split` (default: test data); NaN for an empty one."""

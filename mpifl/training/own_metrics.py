@@ -20,6 +20,7 @@ from mpifl.core.imports import load_object
 KEY = "evaluation.metrics"
 TAKEN = {  # names of columns of metrics.csv and clients.csv, and what they begin with
     *("round", "seconds", "virtual_seconds", "client", "cluster", "group", "train", "val", "test", "device"),
+    "attacker",
     *("num_clusters", "num_unplaced", "ari", "ari_everyone", "nmi", "purity", "churn", "mixture_kl"),
     *("arrivals", "refusal_rate", "staleness", "client_distance", "head_distance", "federation_bytes"),
     *("epsilon", "clip", "work", "late_clients", "secure_dropped", "secure_skipped", "robust_too_small"),

@@ -43,17 +43,21 @@ def test_the_graph_minimises_its_objective():
 
 
 def test_principal_directions_have_a_sign():
-    """Points along (-3, 4) around (1, 1): the direction is (-0.6, 0.8), its largest entry positive."""
+    """Points along (-3, 4) around (1, 1): the only direction is (-0.6, 0.8), its largest entry positive."""
     points = np.array([1.0, 1.0]) + np.outer([-2.0, -1.0, 0.0, 3.0], [-3.0, 4.0])
-    found = principal_directions(points, 1)
-    assert_allclose(found, [[-0.6, 0.8]], atol=1e-6)
+    found = principal_directions(points, 2)
+    assert_allclose(found, [[-0.6, 0.8], [0, 0]], atol=1e-6)
 
 
-def test_more_directions_than_there_are_are_refused(tmp_path):
-    """Embeddings of the tiny model have 8 numbers; with directions of zeros c_ii would be below 1."""
-    with pytest.raises(
-        UserError, match=r"algorithm\.num_directions = 9; client \d has embeddings of 8 numbers"
-    ):
+def test_the_overlap_is_that_of_the_directions_that_there_are():
+    """Bases (e1, e2), (e1, none) and none at all: c = 1 with themselves, and of e1 with e1."""
+    bases = np.array([[[1.0, 0], [0, 1]], [[1, 0], [0, 0]], [[0, 0], [0, 0]]])
+    assert_allclose(overlap(bases), [[1, 1, 0], [1, 1, 0], [0, 0, 0]], atol=1e-7)
+
+
+def test_more_directions_than_embeddings_have_numbers_are_refused(tmp_path):
+    words = r"algorithm\.num_directions = 9; embeddings have 8 numbers; take 8"
+    with pytest.raises(UserError, match=words):
         worlds.run(FedSaC(num_directions=9), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
 
 

@@ -187,6 +187,7 @@ def test_checkpoints_of_release_0_1_know_their_configuration():
         ("algorithm", "fedfomo", {"variant": "ucfl"}),
         ("algorithm", "ucfl", {"streams": -1, "stream_cost": 0.1}),
         ("data.source", "femnist", {"inverted": True}),
+        ("model", "lenet5", {"he_uniform": "all"}),
     ],
 )
 def test_checkpoints_of_release_0_1_know_sections_that_have_grown(path, name, new):

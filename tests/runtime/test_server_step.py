@@ -141,6 +141,15 @@ def test_distances_ask_for_whole_models(tmp_path):
         step.step(step.initialize(), sampler(1))
 
 
+def test_changes_are_no_models(tmp_path):
+    """Where a forecast cannot tell, the first step does."""
+    step, sampler = worlds.start(
+        CATALOGUE["scaffold"](), worlds.Tiny(), tmp_path, evaluation=EvaluationConfig(distances=True)
+    )
+    with pytest.raises(UserError, match=r"with SCAFFOLD.*upload changes, no models"):
+        step.step(step.initialize(), sampler(1))
+
+
 def test_training_figures_are_means_by_samples(tmp_path):
     done = worlds.run(Counting(), worlds.Tiny(), tmp_path, steps=1, evaluate=False)
     n = worlds.Tiny().sizes[:, 0]

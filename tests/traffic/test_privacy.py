@@ -54,16 +54,21 @@ def test_the_length_is_that_of_all_uploads_together():
 
 
 def test_an_upload_that_is_a_change_is_clipped_from_the_origin():
-    """(3, 4, 0) has the length 5 whatever was downloaded; based on (0, 4, 0) an upload of it has 3."""
+    """(3, 4, 0) has the length 5 whatever was downloaded."""
     changes = replace(report(model=[3.0, 4.0, 0.0]), based_on={"model": None})
     made = protect(changes, message(), LocalPrivacy(2.0, 0.0), "cluster", None, key(0))
     assert_close(made.vectors["model"], torch.tensor([1.2, 1.6, 0.0]), rtol=1e-6, atol=0)
-    based = replace(changes, based_on={"model": torch.tensor([0.0, 4.0, 0.0])})
-    made = protect(based, message(), LocalPrivacy(2.0, 0.0), "cluster", None, key(0))
-    assert_close(made.vectors["model"], torch.tensor([2.0, 4.0, 0.0]), rtol=1e-6, atol=0)
-    wrong = replace(changes, based_on={"model": torch.zeros(2)})
-    with pytest.raises(MethodError, match=r"is based on \(2,\)"):
-        protect(wrong, message(), LocalPrivacy(2.0, 0.0), "cluster", None, key(0))
+
+
+@pytest.mark.parametrize("privacy", [LocalPrivacy(2.0, 0.0), CentralPrivacy(2.0)])
+def test_an_upload_is_based_on_the_row_that_was_downloaded_or_refused(privacy):
+    """Based on itself an upload would have no length, and nothing of it would be clipped."""
+    sent = report(model=[4.0, 6.0, 0.0])
+    made = protect(replace(sent, based_on={"model": BASE[0]}), message(), privacy, "cluster", None, key(0))
+    assert_close(made.vectors["model"], torch.tensor([2.2, 3.6, 0.0]), rtol=1e-6, atol=0)
+    own = replace(sent, based_on={"model": sent.vectors["model"]})
+    with pytest.raises(MethodError, match="'model' is based on what the client did not download"):
+        protect(own, message(), privacy, "cluster", None, key(0))
 
 
 def test_a_short_update_and_a_run_without_privacy_are_left_alone_bit_for_bit():

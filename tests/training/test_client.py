@@ -85,6 +85,13 @@ def test_an_empty_split_scores_nan(client):
     assert np.isnan(list(client.evaluate(client.init, empty).values())).all()
 
 
+@pytest.mark.parametrize("name", ["loss", "losses"])
+def test_the_loss_of_an_empty_split_is_refused_and_none_of_training_data(name, client):
+    empty = Split(torch.zeros(0, *worlds.SHAPE), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(UserError, match=r"data\.scenario = 'client \d': has no samples"):
+        getattr(client, name)(client.init, empty)
+
+
 def test_logits_are_the_head_of_the_embedding(client):
     x = client.data.train.x
     head = take(client.init, client.layout.part("head"))

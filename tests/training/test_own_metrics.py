@@ -79,6 +79,7 @@ NAMES = {
     "macro": {"task": {"name": "classification", "metrics": ["macro_f1"]}},
     "epsilon": {},
     "clip": {},
+    "attacker": {},
     "work": {},
     "secure_dropped": {},
 }
