@@ -84,8 +84,7 @@ class RobustMixer:
         transport: the ranks.
         mixer: carries out what is left to add; its tables are those that are mixed into.
         rule: takes the place of the mean.
-        statistics: names of uploads that do not stand for parameters: those who are far from the others, or
-            from a row, are no worse for that, and means of them stay means under a `DistanceRule`.
+        statistics: names of uploads that do not stand for parameters (`Rule.applies`).
 
     Attributes:
         num_too_small: rows of the last call of `mix` whose groups were too small for the rule; on rank 0.
@@ -147,8 +146,7 @@ class RobustMixer:
         """Return the plan of a mixing; None where no upload enters, or the rule does not apply."""
         rows = np.flatnonzero(mixing.weights.any(1)) if mixing.of else np.zeros(0, np.int64)
         old = self._old(mixing.into, changed)
-        stays = mixing.of in self.statistics and isinstance(self.rule, DistanceRule)
-        if stays or not len(rows) or not old.shape[1]:
+        if not len(rows) or not old.shape[1] or not self.rule.applies(mixing.of, self.statistics):
             return None
         if (mixing.weights < 0).any():
             what = f"mixing into {mixing.into!r}: weights below 0 are no average"

@@ -11,6 +11,7 @@ s = sum_j w_j. Two kinds differ in what has to be computed where:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,6 +42,15 @@ class Rule(ABC):
     @abstractmethod
     def too_small(self, members: int) -> bool:
         """Return whether a group is too small for what the rule promises; it takes what is nearest to it."""
+
+    def applies(self, upload: str, statistics: Collection[str]) -> bool:
+        """Return whether the rule takes the place of the mean of an upload.
+
+        Args:
+            upload: its name.
+            statistics: names of uploads that do not stand for parameters (`Algorithm.statistics`).
+        """
+        return True
 
 
 class CoordinateRule(Rule):
@@ -134,6 +144,10 @@ class DistanceRule(Rule):
     """
 
     from_row: ClassVar[bool] = False
+
+    def applies(self, upload: str, statistics: Collection[str]) -> bool:
+        """Return whether an upload stands for parameters: clients with other labels are no worse."""
+        return upload not in statistics
 
     @abstractmethod
     def weights(self, squares: np.ndarray, weights: np.ndarray) -> np.ndarray:

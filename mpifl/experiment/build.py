@@ -31,7 +31,7 @@ from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
 from mpifl.core.parameters import Layout, flatten, put, take
-from mpifl.core.process import age
+from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
 from mpifl.core.rng import key
 from mpifl.core.types import ProblemInfo
@@ -637,9 +637,8 @@ def check_outputs(config: Config, federation: Federation) -> None:
 
 
 def _robust_steps(config: Config) -> RobustSteps | None:
-    return (
-        RobustSteps(config.robust, config.algorithm.statistics) if isinstance(config.robust, Rule) else None
-    )
+    rule = config.robust
+    return RobustSteps(rule, config.algorithm.statistics) if isinstance(rule, Rule) else None
 
 
 def build_server_step(
@@ -688,6 +687,7 @@ def build_server_step(
             effort=effort(context),
             counter=counter or VisitCounter(),
             secure=_secure(context),
+            give_back=FreedMemory().give_back,
             robust=_robust_steps(config),
             attack=config.attack if isinstance(config.attack, UploadAttack) else None,
             attackers=frozenset([] if attackers is None else attackers.tolist()),

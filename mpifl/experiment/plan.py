@@ -407,7 +407,7 @@ def _mixing_line(mixing: Mixing, server: Server, context: RunContext, costs: Cos
     exact, size = context.config.system.sums == "exact", planned_ranks(context)
     sharded = _is_sharded(table, server, context)
     rule = context.config.robust if isinstance(context.config.robust, Rule) and uploads else None
-    if isinstance(rule, DistanceRule) and mixing.of in context.config.algorithm.statistics:
+    if rule is not None and not rule.applies(mixing.of, context.config.algorithm.statistics):
         rule = None
     collective, d = choose(rows, uploads, exact, sharded), table.shape[1]
     if costs is not None and not sharded:

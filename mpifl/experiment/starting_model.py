@@ -15,7 +15,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.parameters import Layout
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.models import LoRA
-from mpifl.models.pretrained import ALONE, named_shapes, uploads_none
+from mpifl.models.pretrained import ALONE, named_shapes, shapes_of, uploads_none
 from mpifl.results.run_models import layout_of
 
 KEY, FILE, TABLE = "start.run", "model.safetensors", "model"
@@ -81,16 +81,11 @@ def check_network(key: str, value: str, file: Path, layout: Layout) -> None:
         found = layout_of(_tree(folder, "config.yaml"), _tree(folder, "summary.json"))
         if found is None:
             return
-        theirs = _pairs(found)
-    for other, own in zip_longest(theirs, _pairs(layout)):
+        theirs = shapes_of(found)
+    for other, own in zip_longest(theirs, shapes_of(layout)):
         (a, b) = ("no more" if one is None else f"{one[0]} {one[1]}" for one in (other, own))
         remedy = f"is of another network: it has {a} where this run's has {b}; take the same model and data"
         require(other == own, key, value, remedy)
-
-
-def _pairs(layout: Layout) -> list[tuple[str, list[int]]]:
-    """Return names and shapes of the tensors of a model."""
-    return [(name, list(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
 
 
 def check_base(folder: str, model: Any, seed: int, frozen: str) -> None:

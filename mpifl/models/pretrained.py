@@ -113,9 +113,14 @@ def _of_run(net: nn.Module, path: str, tables: Mapping[str, torch.Tensor]) -> di
     return {name: vector[s].reshape(shape) for (name, s), shape in shapes}
 
 
+def shapes_of(layout: Layout) -> list[tuple[str, list[int]]]:
+    """Return names and shapes of the tensors of a model."""
+    return [(name, list(shape)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
+
+
 def layout_metadata(layout: Layout) -> dict[str, str]:
     """Return what the `model.safetensors` of a run says of the tensors of a model."""
-    return {LAYOUT: json.dumps([*zip(layout.names, layout.shapes, strict=True)])}
+    return {LAYOUT: json.dumps(shapes_of(layout))}
 
 
 def named_shapes(file: Path) -> list[tuple[str, list[int]]] | None:

@@ -295,7 +295,7 @@ class AsynchronousEngine(Engine):
     ) -> tuple[ReportHeader | Dropped, dict[str, torch.Tensor]]:
         task, step, version = header
         message = Message(vectors, task.reads, version, step)
-        self.server_step.freed.give_back()
+        self.server_step.config.give_back()
         return self.server_step.worker.serve(task, message)
 
     # -- at the server ---------------------------------------------------------------------------------------
@@ -456,7 +456,7 @@ class AsynchronousEngine(Engine):
         self.on_arrivals(self.rows)
         self.rows = []
         step.ledger.commit()
-        step.freed.give_back()
+        step.config.give_back()
         self.servers[new.version] = new
         self.servers.pop(new.version - self.policy.num_versions, None)
         return new

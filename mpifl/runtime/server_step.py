@@ -33,7 +33,6 @@ from mpifl.core.capabilities import (
 from mpifl.core.errors import MethodError, UserError, require
 from mpifl.core.mixing import Plan, shares
 from mpifl.core.parameters import take, width
-from mpifl.core.process import FreedMemory
 from mpifl.core.progress import doing
 from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
@@ -108,7 +107,6 @@ class ServerStep:
         worker: runs this rank's visits.
         scheduler: places tasks on workers.
         watch: seconds of each phase on this rank.
-        freed: memory that this rank has freed.
         ledger: the federation's traffic; on rank 0.
         visits: of each client so far, int64 [N]; on rank 0.
         taken: how many uploads of each client steps have taken, int64 [N]: all but those that were too stale;
@@ -129,7 +127,6 @@ class ServerStep:
         self.hooks = ServerHooks(c.algorithm, c.problem, c.seed)
         self.sizes = c.federation.sizes
         self.watch = Stopwatch()
-        self.freed = FreedMemory()
         self.tables = Tables(c.transport)
         self.mixer = Mixer(c.transport, self.tables, c.exact, c.collective, c.costs, c.direct)
         self.aggregator = MpiAggregator(c.transport, self.mixer)
@@ -265,7 +262,7 @@ class ServerStep:
             if self.config.updates:
                 self.updates = self._compare_updates(server, batch, results, reports)
             result = self.advance(server, reports, results.uploads, self.robust or self.aggregator)
-        self.freed.give_back()
+        self.config.give_back()
         if result is None:
             return None, None
         if self.robust is not None:

@@ -143,6 +143,7 @@ class StepConfig:
         effort: by how much longer each client trains than its samples say [N], to balance the ranks; None:
             all are alike.
         counter: counts the visits of this rank, for whoever watches.
+        give_back: gives memory that this rank has freed back to the system, where that is due.
         robust: takes means of uploads by a robust rule; None takes the means.
         attack: what attackers do to what they upload; None where they, if any, upload what they trained.
         attackers: the clients that attack.
@@ -174,6 +175,7 @@ class StepConfig:
     secure: SecureSums | None = None
     effort: np.ndarray | None = None
     counter: VisitCounter = field(default_factory=VisitCounter)
+    give_back: Callable[[], object] = lambda: None
     robust: RobustMeans | None = None
     attack: UploadAttack | None = None
     attackers: frozenset[int] = frozenset()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 HOLES = """
-import ctypes, sys, time
+import ctypes, sys
 from mpifl.core.process import FreedMemory, keep_freed, kilobytes
 keep_freed()
 libc = ctypes.CDLL(None)

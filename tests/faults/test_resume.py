@@ -75,6 +75,17 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints.Checkpoints, "due", lambda self, now: STOP if now == step else "")
 
 
+def write_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have checkpoints say nothing of something, as those of earlier releases."""
+    real = checkpoints.Checkpoints.write
+
+    def write(self: checkpoints.Checkpoints, *rest: Any) -> Any:
+        self.about.pop(name, None)
+        return real(self, *rest)
+
+    monkeypatch.setattr(checkpoints.Checkpoints, "write", write)
+
+
 def let_clients_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have two clients fail at every visit, also where visits are made in one call."""
     real, together = Worker._train, LocalClients.train_visits
@@ -214,12 +225,7 @@ def test_tables_that_would_lack_the_rounds_before_are_refused(
     with monkeypatch.context() as patched:
         stop_after(2, patched)
         if not says:
-            real = checkpoints.Checkpoints.write
-            patched.setattr(
-                checkpoints.Checkpoints,
-                "write",
-                lambda self, *rest: (self.about.pop("output", None), real(self, *rest)),
-            )
+            write_without("output", patched)
         assert start(tmp_path, cache, "fedavg on links", *was) == 75
     resume = ["resume", str(tmp_path / "tiny-x"), "--quiet"]
     capsys.readouterr()
@@ -298,12 +304,7 @@ def test_a_run_does_not_go_on_from_other_weights_than_it_began_with(
     with monkeypatch.context() as patched:
         stop_after(2, patched)
         if not says:
-            real = checkpoints.Checkpoints.write
-            patched.setattr(
-                checkpoints.Checkpoints,
-                "write",
-                lambda self, *rest: (self.about.pop("start", None), real(self, *rest)),
-            )
+            write_without("start", patched)
         assert (
             start(tmp_path, cache, "fedavg on links", "--algorithm", "fedper", f"--{key}", str(value)) == 75
         )
