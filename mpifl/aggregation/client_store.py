@@ -26,6 +26,7 @@ from mpifl.core.files import told_as_os_error, write_atomically
 
 OWNER = ".owner"  # holds the host name; every rank of the node locks it while it runs
 SCRATCH = re.compile(r"mpifl-[0-9a-f]{16}-[0-9a-f]{8}")  # mpifl-RUN-LAUNCH
+ATTEMPTS = 10  # to create the folder
 YOUNG_S = 60.0  # a younger folder is not removed: its first rank may not have locked it yet
 
 
@@ -93,8 +94,7 @@ class ClientStore:
     def _create(self) -> int:
         """Create the folder; return a file descriptor whose lock shows others that this process is alive."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+            lock = self._opened()
             os.pwrite(lock, socket.gethostname().encode(), 0)
         except OSError as error:
             remedy = f"cannot be written ({error.strerror}); give another folder"
@@ -102,6 +102,18 @@ class ClientStore:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_SH)
         return lock
+
+    def _opened(self) -> int:
+        """Create the folder and open its lock; again where a rank that has ended removes it meanwhile."""
+        attempts = 0
+        while True:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                return os.open(self.folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+            except (FileNotFoundError, FileExistsError):
+                attempts += 1
+                if attempts == ATTEMPTS:
+                    raise
 
     @staticmethod
     def name(kind: str, k: int, visit: int) -> str:

@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,6 +82,27 @@ def test_closing_removes_the_folder(store):
     store.close()
     assert not store.folder.exists()
     store.close()  # another rank of the node may have been first
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "open"])
+def test_a_folder_that_another_rank_removes_meanwhile_is_created_again(tmp_path, monkeypatch, moment):
+    """A rank that has ended closes its store while a slower one of the node creates the same."""
+    owner, calls = (Path, os), []
+    real = getattr(owner[moment == "open"], moment)
+
+    def late(place, *args, **kwargs):
+        calls.append(place)
+        folder = Path(place) if moment == "mkdir" else Path(place).parent
+        if len(calls) == 1:
+            if moment == "mkdir":
+                raise FileExistsError(17, "was there, and is no folder any more", str(place))
+            folder.rmdir()
+        return real(place, *args, **kwargs)
+
+    monkeypatch.setattr(owner[moment == "open"], moment, late)
+    store = ClientStore("token", str(tmp_path))
+    assert (store.folder / OWNER).exists()
+    assert len(calls) > 1
 
 
 def test_the_scratch_folder_can_be_written_and_falls_back_where_memory_is_short():

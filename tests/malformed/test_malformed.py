@@ -87,8 +87,12 @@ def test_three_ranks_refuse_together_and_one_speaks(tmp_path, mpirun):
         least = min(answer["cpu"] for answer in answers)
         for answer in answers:
             answer["cpu"] = least
+    last = "".join((tmp_path / f"scratch-{rank}" / "errors").read_text(errors="replace") for rank in range(3))
     for rank, answers in enumerate(said):
         wrong = faults(cases, answers, speaks=not rank)
         assert not wrong, (
-            f"rank {rank}: {len(wrong)} of {len(cases)}\n" + "\n".join(wrong) + done.stderr[-2000:]
+            f"rank {rank}: {len(wrong)} of {len(cases)}\n"
+            + "\n".join(wrong)
+            + f"said last: {last[-1000:]}\n"
+            + done.stderr[-2000:]
         )
