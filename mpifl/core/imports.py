@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +14,27 @@ from types import ModuleType
 from typing import Any
 
 from .errors import UserError, nearest
+
+_modules: dict[str, ModuleType] = {}  # import path -> the module that the object was found in
+
+
+def code_of(paths: Iterable[str]) -> str:
+    """Return a hash of the modules of objects that were loaded, 12 hexadecimal digits; empty for none.
+
+    Args:
+        paths: as given to `load_object`; others are left out.
+    """
+    found = [_modules[path] for path in dict.fromkeys(paths) if path in _modules]
+    texts = sorted({_text(module) for module in found} - {b""})
+    return sha256(b"\0".join(texts)).hexdigest()[:12] if texts else ""
+
+
+def _text(module: ModuleType) -> bytes:
+    """Return the source of a module, as it was run where it is a file of its own."""
+    if hasattr(module, "source"):
+        return module.source  # type: ignore[no-any-return]
+    file = getattr(module, "__file__", None)
+    return Path(file).read_bytes() if file and Path(file).is_file() else b""
 
 
 def load_object(path: str, key: str) -> Any:
@@ -38,6 +59,7 @@ def load_object(path: str, key: str) -> Any:
         known = [n for n in vars(module) if not n.startswith("_")]
         raise UserError(key, path, f"{place} has no {name!r}; {nearest(name, known)}")
     found = getattr(module, name)
+    _modules[path] = module
     if isinstance(found, type):
         with suppress(TypeError):  # built-in classes take no attributes
             found.imported_as = path  # type: ignore[attr-defined]

@@ -30,6 +30,7 @@ from mpifl.core.capabilities import (
 from mpifl.core.devices import use_deterministic_algorithms
 from mpifl.core.errors import UserError, require, within_memory
 from mpifl.core.federation import CLASSES, IMAGES, DataInfo, Federation, Split
+from mpifl.core.imports import code_of
 from mpifl.core.parameters import Layout, flatten, put, take
 from mpifl.core.process import FreedMemory, age
 from mpifl.core.progress import VisitCounter
@@ -73,6 +74,7 @@ from mpifl.training.own_metrics import load_metrics
 from mpifl.training.per_client import SECTION, local_configs
 from mpifl.training.precision import FLOAT32, check_precision
 
+from . import loader
 from .context import Decisions, Parts, RunContext
 from .placement import CPU, Place, check_places, mpi_memory, place, threads_of
 from .schema import Config, StartConfig, SystemConfig
@@ -99,7 +101,7 @@ def build(config: Config, transport: Transport, say: Say = lambda text: None) ->
     Raises:
         UserError: on every rank; names the key, its value and a remedy.
     """
-    resources = take_resources(config.system, config.local, transport)
+    resources = take_resources(config, transport)
     parts: Parts | None = None
     start = None if (folder := config.start.run) is None else on_server(transport, lambda: read_model(folder))
 
@@ -142,13 +144,14 @@ class Resources:
     faults: tuple[UserError | None, ...]
 
 
-def take_resources(system: SystemConfig, local: LocalConfig, transport: Transport) -> Resources:
+def take_resources(config: Config, transport: Transport) -> Resources:
     """Take threads and device, and tell rank 0; every rank calls."""
+    system, own = config.system, code_of(loader.texts(config))
     torch.set_num_threads(threads_of(transport, system.threads))
     device, fault = CPU, None
     try:
         device = device_of(system, transport.device_rank)
-        check_precision(local.precision, torch.device(device))
+        check_precision(config.local.precision, torch.device(device))
         check_folder("system.scratch", system.scratch)
     except UserError as error:
         fault = error
@@ -159,7 +162,7 @@ def take_resources(system: SystemConfig, local: LocalConfig, transport: Transpor
     if "ready" not in transport.started:  # of several runs in a process, only the first starts anything
         now = {"ready": round(age(), 2), "cpu": round(process_time(), 2)}
         transport.started = {**transport.started, **now}
-    ranks = transport.gather((place(transport, device), fault), "start") or []
+    ranks = transport.gather((place(transport, device, own), fault), "start") or []
     places, faults = (tuple(rank[i] for rank in ranks) for i in (0, 1))
     return Resources(device, transport.size, places, faults)
 

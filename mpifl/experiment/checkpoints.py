@@ -22,7 +22,7 @@ from mpifl.core.errors import Stopped, UserError, require
 from mpifl.core.files import force_to_disk, try_lock
 from mpifl.data.sources import MEASURED
 from mpifl.results import checkpoint_files
-from mpifl.results.identity import differences
+from mpifl.results.identity import CODES, differences
 from mpifl.results.logging import warn
 from mpifl.results.reader import OF_A_MACHINE, renamed
 from mpifl.results.recorder import Recorder
@@ -155,7 +155,8 @@ class Checkpoints(Checkpointer):
         require(self.config.rounds > content.step, "rounds", self.config.rounds, remedy)
         then, now = renamed(content.about["surroundings"]), self.about["surroundings"]
         for name in differences(then, now):
-            warn(f"{name} was {then.get(name)} and is {now.get(name)}: the last bits of numbers may differ")
+            which = "numbers, not only their last bits," if name in CODES else "the last bits of numbers"
+            warn(f"{name} was {then.get(name, 'not recorded')} and is {now.get(name)}: {which} may differ")
         self._held = dict(content.clients)
         self.written = self.tried = content.step
         assert self.recorder is not None

@@ -13,7 +13,7 @@ from mpifl.comm.transport import Transport
 from mpifl.core.federation import Federation
 from mpifl.core.rng import Key, key
 from mpifl.core.types import ProblemInfo
-from mpifl.results.identity import identity
+from mpifl.results.identity import OWN, identity
 from mpifl.simulation.clock import Clock
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.sampling import Sampler
@@ -150,4 +150,6 @@ class RunContext:
         local = self.config.local
         options |= {} if local.precision == FLOAT32 else {"precision": local.precision}
         options |= {"frozen": self.decisions.base} if self.decisions.base else {}
+        own = self.places[0]["own_code"]
+        options |= {OWN: own} if own else {}
         return identity(options, [place["machine"] for place in workers_of(self.places)])

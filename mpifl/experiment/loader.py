@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -394,6 +394,19 @@ def to_tree(value: Any, owner: type | None = None, name: str = "") -> Any:
         return tree
     known = {cls: key for key, cls in catalogue.items()}
     return {"name": known.get(type(value), getattr(type(value), "imported_as", "?")), **tree}
+
+
+def texts(config: Config) -> Iterator[str]:
+    """Yield all texts among the values of a configuration, but those of `output`."""
+
+    def inside(value: Any) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, (Mapping, list, tuple)):
+            for one in value.values() if isinstance(value, Mapping) else value:
+                yield from inside(one)
+
+    yield from inside({key: value for key, value in to_tree(config).items() if key != "output"})
 
 
 def dump(config: Config) -> str:

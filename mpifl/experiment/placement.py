@@ -13,7 +13,7 @@ from mpifl.comm.mpi_startup import AUTO, DEVICE, MAIN, cuda_aware
 from mpifl.comm.transport import Transport
 from mpifl.core.errors import UserError, require
 from mpifl.core.process import peak_bytes
-from mpifl.results.identity import machine
+from mpifl.results.identity import CODE, machine
 
 Place = Mapping[str, Any]  # what `place` returns
 CPU = "cpu"
@@ -21,12 +21,13 @@ MAX_THREADS = 256  # on a machine with fewer cores; a hundred thousand threads e
 MPS = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # the variable, and the folder of the pipes without it
 
 
-def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
+def place(transport: Transport, device: str = CPU, own_code: str = "") -> dict[str, Any]:
     """Return where this rank runs, and what it has used so far; an entry of `environment.json`.
 
     Args:
         transport: Connects the ranks.
         device: What it computes on, `cpu` or `cuda:i`.
+        own_code: Hash of the modules that the configuration names.
     """
     cuda = device != CPU
     gpus = [_gpu_id(i) for i in range(torch.cuda.device_count())] if cuda else []
@@ -47,6 +48,7 @@ def place(transport: Transport, device: str = CPU) -> dict[str, Any]:
         "cpus": ranges(mask),
         "threads": torch.get_num_threads(),
         "machine": machine(torch.cuda.get_device_name(device) if cuda else None),
+        "own_code": own_code,
         "start_s": transport.started,
     }
 
@@ -140,12 +142,13 @@ def crowded(places: Sequence[Place]) -> list[str]:
 
 
 def check_places(places: Sequence[Place], compiled: bool = True) -> None:
-    """Refuse ranks with idle GPUs, and workers with different kernels.
+    """Refuse ranks with idle GPUs or other code, and workers with different kernels.
 
     Raises:
-        UserError: a rank has several GPUs that no other rank of its node can use, or the workers do not
-            all have the same kernels.
+        UserError: a rank has several GPUs that no other rank of its node can use, the ranks do not all run
+            the same code, or the workers do not all have the same kernels.
     """
+    _check_code(places)
     loops = {f"{p['host']} (process {p['pid']})": p["machine"]["kernels"] for p in workers_of(places)}
     remedy = (
         f"{', '.join(f'{place} has {build}' for place, build in loops.items())}: other builds of the loops in"
@@ -161,6 +164,17 @@ def check_places(places: Sequence[Place], compiled: bool = True) -> None:
             "one: small models are trained faster by more ranks; ask for one GPU a rank (--gpus-per-task=1)"
         )
         require(not (alone and len(one["gpus"]) > 1), "system.device", one["visible_gpus"], remedy)
+
+
+def _check_code(places: Sequence[Place]) -> None:
+    """Refuse ranks that run other files of mpifl, or of the user, than rank 0."""
+    first = places[0]
+    for one in places:
+        remedy = f"{one['host']} (process {one['pid']}) has other files; bring all nodes to the same"
+        here, there = one["machine"][CODE], first["machine"][CODE]
+        require(here == there, "mpifl", f"{there} on {first['host']}", f"{remedy} release of mpifl")
+        here, there = one["own_code"], first["own_code"]
+        require(here == there, "CONFIG", f"{there} on {first['host']}", f"{remedy} classes of your own")
 
 
 def mpi_memory(asked: str, places: Sequence[Place]) -> str:

@@ -19,6 +19,7 @@ from mpifl.core.files import write_atomically
 from mpifl.core.old_keys import renamed
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.results import run_folder as folders
+from mpifl.results.identity import describe_differences, of_machine
 from mpifl.results.metrics import over_runs
 from mpifl.results.reader import Run, load
 from mpifl.results.seed_groups import flat
@@ -107,6 +108,7 @@ class Found:
         self.folder, self.every = folder, every
         self.table = None if tree.get("table") is None else table_of(tree)
         self._read: dict[str, tuple[dict[str, Any], Curve, Result]] = {}
+        self._machines: dict[str, dict[str, Any]] = {}  # run -> what computed it
         self._shown, self._last_drawn, self._seconds = 0, 0.0, 0.0  # of the figure: cases, when, how long
 
     def write(self) -> None:
@@ -138,9 +140,12 @@ class Found:
     def text(self) -> str:
         """Return what is printed in the end."""
         found, files = self._complete(), "sweep.md, sweep.csv, sweep.png"
+        unlike = [f"cases differ in {line}" for line in describe_differences(self._machines)]
         if self.table is None:
-            return f"{table(over_seeds([row for row, _, _ in found]))}\nresults: {self.folder}: {files}"
-        return f"{self._as_printed(found)}\nresults: {self.folder}: table.md, {files}"
+            shown = table(over_seeds([row for row, _, _ in found]))
+        else:
+            shown, files = self._as_printed(found), f"table.md, {files}"
+        return "\n".join([shown, *unlike, f"results: {self.folder}: {files}"])
 
     def _as_printed(self, found: Sequence[tuple[dict[str, Any], Curve, Result]]) -> str:
         assert self.table is not None
@@ -150,6 +155,7 @@ class Found:
         for case in self.every:
             if case.slug not in self._read and is_complete(case, self.folder):
                 run = load(case.folder(self.folder))
+                self._machines[run.folder.name] = of_machine(run.summary.get("identity", {}))
                 self._read[case.slug] = (_row(case, run), _curve(case, run), result_of(case.labels, run))
         return [self._read[case.slug] for case in self.every if case.slug in self._read]
 

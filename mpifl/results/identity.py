@@ -19,8 +19,11 @@ import torch
 
 from mpifl.kernels import bindings
 
+CODE, OWN = "code", "own_code"
+CODES = (CODE, OWN)  # they decide more than last bits
 PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn")  # packages that compute numbers
 NONE = "none"
+MOST_NAMES = 3  # of runs in a line
 
 
 @cache  # a package in use keeps its version, and to look it up takes milliseconds
@@ -30,6 +33,15 @@ def version_of(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+@cache
+def code() -> str:
+    """Return a hash of mpifl's Python sources, 12 hexadecimal digits."""
+    sha, package = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        sha.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return sha.hexdigest()[:12]
 
 
 def processor() -> str:
@@ -48,8 +60,8 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         gpu: Name of the GPU that it trains on; None for the CPU.
 
     Returns:
-        `device`, `processor`, `instructions`, `kernels` (hash of the C sources, or `none`), `compiler`, and
-        the version of each of `PACKAGES`.
+        `device`, `processor`, `instructions`, `kernels` (hash of the C sources, or `none`), `compiler`,
+        `code` and the version of each of `PACKAGES`.
     """
     build = bindings.BUILD if bindings.TRAINING_AVAILABLE else {}
     return {
@@ -58,8 +70,14 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "kernels": build.get("sources", NONE),
         "compiler": f"{build['compiler']}, {build['flags']}" if build else NONE,
+        CODE: code(),
         **{name: str(version_of(name)) for name in PACKAGES},
     }
+
+
+def of_machine(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of an identity that no option decides."""
+    return {name: found[name] for name in machine() if name in found}
 
 
 def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -85,12 +103,14 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 def describe_differences(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line for each entry in which the identities of runs differ.
 
+    Classes of one's own are left out: runs that are compared differ in them as they differ in options.
+
     Args:
         found: Name of the run -> its identity; an empty one, of an older version, is left out.
     """
     known = {run: one for run, one in found.items() if one}
     first = next(iter(known.values()), {})
-    names = dict.fromkeys(name for one in known.values() for name in differences(first, one))
+    names = dict.fromkeys(name for one in known.values() for name in differences(first, one) if name != OWN)
     return [f"{name}: {_kinds((run, one.get(name)) for run, one in known.items())}" for name in names]
 
 
@@ -98,7 +118,13 @@ def _kinds(values: Iterable[tuple[str, Any]]) -> str:
     runs: dict[str, list[str]] = {}
     for run, value in values:
         runs.setdefault(str(value), []).append(run)
-    return "; ".join(f"{value} ({', '.join(names)})" for value, names in runs.items())
+    return "; ".join(f"{value} ({_some(names)})" for value, names in runs.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def line(found: Mapping[str, Any]) -> str:
@@ -112,4 +138,5 @@ def line(found: Mapping[str, Any]) -> str:
     parts = [kernels, f"{found['processor']} ({found['instructions']})", f"threads {found['threads']}"]
     parts += [] if found["device"] == "cpu" else [found["device"]]
     parts += [f"{name} {found[name]}" for name in ("torch", "numpy", "mpifl")]
+    parts += [f"{name.replace('_', ' ')} {found[name]}" for name in CODES if name in found]
     return f"numbers {found['hash']}: {', '.join(parts)}"

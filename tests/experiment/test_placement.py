@@ -9,20 +9,21 @@ import torch
 from support import worlds
 from support.runs import CONFIG
 
+from mpifl.algorithms.fedavg import FedAvg
 from mpifl.comm.transport import Single
 from mpifl.core.errors import UserError
 from mpifl.experiment import build as experiment
 from mpifl.experiment import placement
-from mpifl.experiment.schema import SystemConfig
-from mpifl.training.config import LocalConfig
+from mpifl.experiment.schema import Config, SystemConfig
+from mpifl.models.cnn import LeNet5
 
 
-def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2b"):
+def rank(node=0, cpus="0-7", threads=1, gpus=(), gpu=None, mps=False, loops="1a2b", code="c", own=""):
     """Return a rank's place."""
     return {
         **{"host": f"host{node}", "node": node, "local_rank": 0, "device": "cpu", "visible_gpus": "0,1"},
         **{"cpus": cpus, "threads": threads, "gpus": [*gpus], "gpu": gpu, "mps": mps, "start_s": {}},
-        **{"pid": 1, "machine": {"kernels": loops}},
+        **{"pid": 1, "machine": {"kernels": loops, "code": code}, "own_code": own},
     }
 
 
@@ -66,9 +67,9 @@ def test_a_rank_makes_its_gpu_the_current_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     transport = Single()
     transport.device_rank = 3
-    monkeypatch.setattr(experiment, "place", lambda transport, device: {})
-    system = SystemConfig(deterministic=False)
-    assert experiment.take_resources(system, LocalConfig(), transport).device == "cuda:1"
+    monkeypatch.setattr(experiment, "place", lambda transport, device, own: {})
+    config = Config(FedAvg(), LeNet5(), system=SystemConfig(deterministic=False))
+    assert experiment.take_resources(config, transport).device == "cuda:1"
     assert chosen == ["cuda:1"]
 
 
@@ -142,3 +143,16 @@ def test_kernels_on_some_nodes_only_are_refused():
             placement.check_places(mixed)
         placement.check_places(mixed, compiled=False)
         placement.check_places([rank(loops=loops), rank(), rank()])  # the server trains nothing
+
+
+def test_ranks_that_run_other_code_are_refused():
+    """Whichever they are: rank 0 trains nothing, but averages and evaluates."""
+    mine = [rank(), rank(node=1), rank(node=2)]
+    placement.check_places(mine)
+    for i, other in ((0, 1), (1, 1), (2, 2)):
+        places = [*mine]
+        places[i] = rank(node=i, code="d")
+        with pytest.raises(UserError, match=rf"mpifl = '[cd] on host0': host{other} .* other files.*mpifl"):
+            placement.check_places(places)
+    with pytest.raises(UserError, match=r"CONFIG = 'x on host0': host1 .* other files.* your own"):
+        placement.check_places([rank(own="x"), rank(node=1, own="y")])

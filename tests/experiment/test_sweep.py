@@ -28,6 +28,7 @@ from mpifl.experiment.retime import retime
 from mpifl.experiment.sweep import listed
 from mpifl.experiment.sweep_cases import ALL, cases
 from mpifl.experiment.sweep_results import over_seeds, table
+from mpifl.results import identity
 from mpifl.results.seed_groups import gather
 from mpifl.results.sweep_figure import Curve
 
@@ -216,6 +217,18 @@ def test_cases_added_later_join_and_complete_ones_stay(tmp_path):
     shutil.rmtree(folder / "tiny-2")
     assert main(["resume", str(folder), "-q"]) == 0
     assert found_in(folder) == found_in(whole)
+
+
+def test_a_sweep_says_that_its_cases_were_computed_by_other_code(tmp_path, monkeypatch, capsys):
+    """Numbers may have been mended between two of its cases."""
+    options = ["--output.folder", str(tmp_path), "--output.id", "x", "--vary"]
+    sweep(TINY, [*options, "{seed: [0]}"], Single())
+    assert "cases differ in" not in capsys.readouterr().out
+    monkeypatch.setattr(identity, "code", lambda: "mended")
+    sweep(TINY, [*options, "{seed: [0, 1]}"], Single())
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cases differ in ")]
+    assert len(said) == 1
+    assert "mended (tiny-1)" in said[0]
 
 
 def test_a_case_that_another_process_runs_is_left_to_it(tmp_path, capsys):

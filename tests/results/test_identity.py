@@ -123,3 +123,30 @@ def test_a_run_that_goes_on_elsewhere_names_what_differs(place, capsys, monkeypa
     said = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]
     assert ["stack was 1 and is 2" in said[0], "is another one" in said[1]] == [True, True]
     assert len(said) == 2
+
+
+def test_the_code_is_in_the_identity_and_a_run_that_goes_on_with_another_says_so(place, capsys, monkeypatch):
+    """Numbers may have been mended under the same version."""
+    own_class = "from mpifl.algorithms.fedavg import FedAvg\n\nclass Own(FedAvg):\n    pass\n"
+    (place / "own.py").write_text(own_class)
+    own = ["--algorithm", f"{{name: {place}/own.py:Own}}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.Checkpoints, "due", lambda self, now: STOP if now == 1 else "")
+        where = ["--output.folder", str(place), "--output.id", "mended", "--data.cache", str(place / "cache")]
+        assert cli.main(["run", str(CONFIG), "--rounds", "2", *where, *own]) == 75
+    assert f"code {identities.code()}, own code " in capsys.readouterr().out
+    monkeypatch.setattr(identities, "code", lambda: "another")
+    (place / "own.py").write_text(f"{own_class}    # mended\n")
+    assert cli.main(["resume", str(place / "tiny-mended"), "--quiet"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "not only their last bits" in line]
+    assert {line.split()[1] for line in said} == {"code", "own_code"}
+
+
+def test_of_many_runs_three_are_named():
+    runs = {f"run {i}": {"torch": "2" if i else "1"} for i in range(6)}
+    assert describe_differences(runs) == ["torch: 1 (run 0); 2 (run 1, run 2, run 3 and 2 more)"]
+
+
+def test_comparisons_do_not_name_code_of_ones_own():
+    runs = {"a": {"own_code": "1", "code": "x"}, "b": {"code": "y"}}
+    assert describe_differences(runs) == ["code: x (a); y (b)"]
