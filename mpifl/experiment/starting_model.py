@@ -15,7 +15,7 @@ from mpifl.core.errors import UserError, require
 from mpifl.core.parameters import Layout
 from mpifl.core.textfiles import json_file, yaml_file
 from mpifl.models import LoRA
-from mpifl.models.pretrained import ALONE, named_shapes, shapes_of, uploads_none
+from mpifl.models.pretrained import ALONE, MIXED, named_shapes, shapes_of, uploads_none, uses_rows
 from mpifl.results.run_models import layout_of
 
 KEY, FILE, TABLE = "start.run", "model.safetensors", "model"
@@ -51,9 +51,7 @@ def read_model(folder: str) -> torch.Tensor:
     used = np.unique(assign.numpy())
     remedy = f"its clients use {len(used)} models; take a run with one model for all (fedavg)"
     require(len(used) == 1 and 0 <= used[0] < len(found), KEY, folder, remedy)
-    by_rows = summary.get("client_models", "rows") == "rows"
-    remedy = f"its clients mix, or choose among, {len(found)} models; take a run with one for all (fedavg)"
-    require(by_rows or len(found) == 1, KEY, folder, remedy)
+    require(uses_rows(summary, len(found)), KEY, folder, MIXED.format(len(found)))
     vector = found[int(used[0])].float()
     remedy = "its model has numbers that are not finite; take a run that did not diverge"
     require(bool(torch.isfinite(vector).all()), KEY, folder, remedy)

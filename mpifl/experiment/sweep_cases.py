@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -327,7 +327,7 @@ class Part:
     """The cases of a sweep that one process runs; all by default.
 
     Attributes:
-        only: Varied key -> labels.
+        only: Varied key -> labels, or lists of them with commas.
         share: i and N: of those, the i-th of N parts (i from 1). Cases that differ only in times that can be
             recomputed stay together.
     """
@@ -350,7 +350,7 @@ class Part:
         for text in only:
             key, equals, names = text.partition("=")
             require(bool(equals and names), "--only", text, "take KEY=LABEL, as in rows=FedAvg,Local")
-            chosen.setdefault(key, []).extend(name.strip() for name in names.split(","))
+            chosen.setdefault(key, []).append(names)
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", share or "1/1")
         number, count = (int(match[1]), int(match[2])) if match else (0, 0)
         require(1 <= number <= count, "--case", share, "take i/N with i from 1 to N, as in 2/8")
@@ -362,18 +362,37 @@ class Part:
             if key not in vary:
                 raise UserError("--only", key, f"is not varied; {nearest(key, [*vary])}")
             known = labels_of(vary[key])
-            for name in names:
+            for name in _labels(names, known):
                 if name not in known:
                     raise UserError("--only", f"{key}={name}", f"no such label; {nearest(name, known)}")
 
     def chosen(self, all_cases: Sequence[Case]) -> list[Case]:
         """Return the cases of this part, in order."""
         number, count = self.share
-        named = [c for c in all_cases if all(c.labels[key] in names for key, names in self.only.items())]
+        only = {key: _labels(names, {c.labels[key] for c in all_cases}) for key, names in self.only.items()}
+        named = [c for c in all_cases if all(c.labels[key] in names for key, names in only.items())]
         if count == 1:
             return named
         mine = {id(case) for twins in trainings(named)[number - 1 :: count] for case in twins}
         return [case for case in named if id(case) in mine]
+
+
+def _labels(texts: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return the labels that lists name; a label may hold commas itself.
+
+    Args:
+        texts: labels with commas between them.
+        known: all labels.
+    """
+    out = []
+    for text in texts:
+        parts = text.split(",")
+        while parts:
+            names = [",".join(parts[:n]).strip() for n in range(len(parts), 0, -1)]
+            name = next((name for name in names if name in known), names[-1])
+            out.append(name)
+            parts = parts[len(names) - names.index(name) :]
+    return out
 
 
 ALL = Part()

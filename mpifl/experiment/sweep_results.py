@@ -217,18 +217,21 @@ def over_seeds(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         groups.setdefault(tuple(v for k, v in row.items() if k != "seed" and isinstance(v, str)), []).append(
             row
         )
+    names = {labels: dict.fromkeys(k for row in group for k in row) for labels, group in groups.items()}
     return [
-        {k: _spread([r.get(k) for r in group]) for k in group[0] if k != "seed"} for group in groups.values()
+        {k: _spread([r.get(k) for r in group]) for k in names[labels] if k != "seed"}
+        for labels, group in groups.items()
     ]
 
 
 def _spread(values: Sequence[Any]) -> Any:
-    """Return the common value, or mean and standard deviation as text."""
-    numbers = [v for v in values if isinstance(v, (int, float))]
-    if len(set(values)) == 1 or len(numbers) < 2:
-        return values[0]
-    centre, spread = over_runs(np.array(numbers))
-    return f"{centre:.4g} ± {spread:.2g}"
+    """Return the common value, or mean and standard deviation as text; of how many seeds, if not of all."""
+    there = [v for v in values if v is not None]
+    few = f" ({len(there)} of {len(values)})" if len(there) < len(values) else ""
+    if len(set(there)) == 1:
+        return f"{there[0]}{few}" if few else there[0]
+    centre, spread = over_runs(np.array(there))
+    return f"{centre:.4g} ± {spread:.2g}{few}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

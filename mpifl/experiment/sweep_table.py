@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,7 @@ class Cell:
         digits: After the decimal point.
         interval: Kind of the confidence interval; empty: the standard deviation is shown.
         deviation: `sample` or `population`.
+        seeds: How many ran; of some a run may lack the figure.
     """
 
     published: str
@@ -186,10 +188,11 @@ class Cell:
     digits: int
     interval: str = ""
     deviation: str = SAMPLE
+    seeds: int = 1
 
     @property
     def measured(self) -> str:
-        """Mean, and over several seeds standard deviation or interval."""
+        """Mean, and over several seeds standard deviation or interval; how many seeds, if not all."""
         if not self.values:
             return ""
         centre, spread = over_runs(np.array(self.values), DEVIATIONS[self.deviation])
@@ -197,7 +200,8 @@ class Cell:
         if more and self.interval and np.isfinite(self.values).all():
             found = estimate(np.array(self.values), self.interval, CONFIDENCE)
             more = f" [{found.low:.{self.digits}f}, {found.high:.{self.digits}f}]"
-        return f"{centre:.{self.digits}f}{more}"
+        few = f" ({len(self.values)} of {self.seeds})" if len(self.values) < self.seeds else ""
+        return f"{centre:.{self.digits}f}{more}{few}"
 
     @property
     def mean(self) -> float:
@@ -260,7 +264,9 @@ def _line(table: TableConfig, group: str, labels: tuple[str, ...], results: Sequ
     for figure, published in zip(table.columns, texts, strict=True):
         values = [result.values.get(figure.of) for result in results]
         shown = tuple(figure.scaled(v) for v in values if v is not None)
-        cells.append(Cell(published, shown, figure.digits, table.interval, figure.deviation))
+        cells.append(
+            Cell(published, shown, figure.digits, table.interval, figure.deviation, seeds=len(results))
+        )
     return Line(group, labels, tuple(cells), len(results))
 
 
@@ -286,6 +292,17 @@ def markdown(table: TableConfig, results: Sequence[Result]) -> str:
     ranks = _ranks(table, found) if table.ranks else None
     if ranks is not None:
         out += ["**Average ranks**\n", as_markdown(ranks)]
+    elif table.ranks:
+        out.append(
+            "no ranks: they need three rows and two groups of columns in which all rows have the figure\n"
+        )
+    known = sorted({name for result in results for name in result.values})
+    for figure in table.columns:
+        if results and figure.of not in known:
+            near = get_close_matches(figure.of, known, n=1, cutoff=0.8)
+            out.append(
+                f"{figure.label}: no case has {figure.of}{f'; did you mean {near[0]!r}?' if near else ''}\n"
+            )
     return "\n".join(out)
 
 

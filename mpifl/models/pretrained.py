@@ -18,6 +18,7 @@ from mpifl.core.parameters import Layout
 KEY = "model.weights"
 TABLE, ASSIGN = "model", "assign"  # of the `model.safetensors` of a run folder
 LAYOUT = "layout"  # in its metadata: names and shapes of the tensors of a model
+MIXED = "is of a run whose clients mix, or choose among, {} models: take one with one model for all (fedavg)"
 ALONE = "is of a run whose clients keep models of their own and upload none: take one with one model for all"
 
 
@@ -100,12 +101,14 @@ def load_weights(net: nn.Module, path: str, *, body: str, head: str) -> None:
 
 def _of_run(net: nn.Module, path: str, tables: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of the one model that all clients of a run use."""
-    require(not uploads_none(_summary(Path(path).expanduser())), KEY, path, ALONE)
+    summary = _summary(Path(path).expanduser())
+    require(not uploads_none(summary), KEY, path, ALONE)
     remedy = f"is the file of a run, and holds no table {TABLE!r} of whole models: take one of another method"
     require(TABLE in tables, KEY, path, remedy)
     table, rows = tables[TABLE], tables[ASSIGN].unique().tolist()
     remedy = f"is the file of a run whose clients use {len(rows)} models: take one with one model for all"
     require(len(rows) == 1 and table.ndim == 2 and 0 <= rows[0] < len(table), KEY, path, remedy)
+    require(uses_rows(summary, len(table)), KEY, path, MIXED.format(len(table)))
     layout, vector = Layout.of(net), table[int(rows[0])]
     remedy = f"is the file of a run whose model has {len(vector)} numbers, this one has {layout.size}: take "
     require(len(vector) == layout.size, KEY, path, remedy + "the same network, data and number of classes")
@@ -149,6 +152,16 @@ def uploads_none(summary: Mapping[str, Any]) -> bool:
         summary: its `summary.json`; empty where there is none.
     """
     return summary.get("client_models") == "own" and summary.get("federation_bytes_up") == 0
+
+
+def uses_rows(summary: Mapping[str, Any], num_rows: int) -> bool:
+    """Return whether the model of a client of a run is its row of the table, not made from several.
+
+    Args:
+        summary: its `summary.json`; empty where there is none.
+        num_rows: of the table.
+    """
+    return summary.get("client_models", "rows") == "rows" or num_rows == 1
 
 
 def _summary(file: Path) -> Mapping[str, Any]:

@@ -25,7 +25,24 @@ def final_table(comparison: Comparison) -> Table:
         cells = {key: found for key, found in cells.items() if any(cell.text for cell in found)}
     shown = tuple(_title(comparison, key) for key in cells)
     rows = tuple(zip(*cells.values(), strict=True))
-    return Table(shown, rows, tuple(_notes(comparison, [*cells])))
+    return Table(shown, rows, (*_notes(comparison, [*cells]), *_gaps(comparison, keys)))
+
+
+def _gaps(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
+    """Yield which columns are empty because runs lack the figure: all, of one that was chosen, or some."""
+    for key in keys:
+        if key in NAMES or (column := comparison.column(key)).target:
+            continue
+        have = [int(np.isfinite(group.final(column.of)).sum()) for group in comparison.groups]
+        some = [
+            f"{group.name} ({count} of {len(group.runs)} have it)"
+            for group, count in zip(comparison.groups, have, strict=True)
+            if 0 < count < len(group.runs)
+        ]
+        if some:
+            yield f"{key}: left empty where runs lack it: {_some(some)}"
+        if comparison.choices.columns and not any(have):
+            yield f"{key}: no run has it"
 
 
 def _title(comparison: Comparison, key: str) -> str:

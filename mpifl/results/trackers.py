@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpifl.core.errors import require
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 VIRTUAL, OVER_VIRTUAL = "virtual_seconds", "over_virtual_seconds"
 PARAM_LENGTH, BATCH = 500, 100  # characters of a parameter, and entries of a request, that MLflow takes
+STOPPED = "mpifl.stopped"  # tag of a run that did not reach its end
+FORBIDDEN = re.compile(r"[^\w\-. /]")  # in names of parameters and metrics, by MLflow
 MODES = ("offline", "online", "disabled")
 
 
@@ -81,7 +85,8 @@ class TensorBoard(Tracker):
     their wall time: the axis "relative" shows them against virtual seconds.
 
     Attributes:
-        folder: Of the event files; null takes `tensorboard` in the run folder.
+        folder: Holds a folder with the event files of each run, under the name of the run folder; null takes
+            `tensorboard` in the run folder.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -97,7 +102,8 @@ class TensorBoard(Tracker):
 
         self._config = info.config
         purged = info.step + 1 if info.resumed else None  # what an interrupted run wrote after its checkpoint
-        self._writer = SummaryWriter(self.folder or str(info.folder / self.name), purge_step=purged)
+        own = info.folder / self.name if self.folder is None else Path(self.folder) / info.folder.name
+        self._writer = SummaryWriter(str(own), purge_step=purged)
         if not info.resumed:
             text = (info.folder / "config.yaml").read_text()
             self._writer.add_text("config", f"```yaml\n{text}\n```")
@@ -243,9 +249,11 @@ class MLflow(Tracker):
         if found:
             self._id = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
+            if STOPPED in found[0].data.tags:
+                self._client.delete_tag(self._id, STOPPED)
             return
         self._id = self._client.create_run(where, run_name=info.folder.name, tags={tag: info.id}).info.run_id
-        params = [Param(name, str(value)[:PARAM_LENGTH]) for name, value in flat(info.config)]
+        params = [Param(allowed(name), str(value)[:PARAM_LENGTH]) for name, value in flat(info.config)]
         for i in range(0, len(params), BATCH):
             self._client.log_batch(self._id, params=params[i : i + BATCH])
 
@@ -273,13 +281,13 @@ class MLflow(Tracker):
     def on_stop(self, reason: str) -> None:
         """Close the run of MLflow as failed."""
         if self._client is not None and self._id:
-            self._client.set_tag(self._id, "mpifl.stopped", reason[:PARAM_LENGTH])
+            self._client.set_tag(self._id, STOPPED, reason[:PARAM_LENGTH])
             self._close("FAILED")
 
     def _log(self, values: Mapping[str, float], seconds: float, step: int) -> None:
         from mlflow.entities import Metric
 
-        metrics = [Metric(name, value, int(1000 * seconds), step) for name, value in values.items()]
+        metrics = [Metric(allowed(name), value, int(1000 * seconds), step) for name, value in values.items()]
         for i in range(0, len(metrics), BATCH):
             self._client.log_batch(self._id, metrics=metrics[i : i + BATCH])
 
@@ -289,6 +297,11 @@ class MLflow(Tracker):
 
 
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def allowed(name: str) -> str:
+    """Return a name as MLflow takes it."""
+    return FORBIDDEN.sub("_", name)
 
 
 def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -157,11 +157,14 @@ def test_a_run_without_one_whole_model_is_refused(change, words, earlier, tmp_pa
     assert words in str(error.value)
 
 
-def test_a_run_whose_clients_mix_several_models_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize("key", ["start.run", "model.weights"])
+def test_a_run_whose_clients_mix_several_models_is_refused(key, tmp_path, capsys):
     """All clients of FedEM have row 0 in `assign`, and are evaluated by three components."""
     mixed = run(tmp_path, "em", "--algorithm", "{name: fedem, num_components: 3}")
-    said = refused(capsys, "--output.folder", str(tmp_path), "--start.run", str(mixed))
-    assert "its clients mix, or choose among, 3 models" in said
+    value = mixed if key == "start.run" else mixed / FILE
+    said = refused(capsys, "--output.folder", str(tmp_path), f"--{key}", str(value))
+    assert f"{key} = " in said
+    assert "clients mix, or choose among, 3 models" in said
 
 
 @pytest.mark.parametrize("kept", ["now", "before"])

@@ -513,6 +513,13 @@ def test_figures_over_seeds_are_means_with_standard_deviations():
     assert over_seeds(rows) == [{"m": "a", "x": "2 ± 1.4", "bytes": 8}]
 
 
+def test_figures_that_some_seeds_lack_say_of_how_many_they_are():
+    """The first seed lacks y, the last x."""
+    rows = [{"m": "a", "seed": "0", "x": 1.0}, {"m": "a", "seed": "1", "x": 3.0, "y": 5.0}]
+    rows.append({"m": "a", "seed": "2", "y": 5.0})
+    assert over_seeds(rows) == [{"m": "a", "x": "2 ± 1.4 (2 of 3)", "y": "5.0 (2 of 3)"}]
+
+
 @pytest.mark.parametrize(
     ("vary", "message"),
     [

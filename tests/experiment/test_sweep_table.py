@@ -105,6 +105,28 @@ def test_figures_of_seeds_stand_beside_the_published_ones():
     assert (round(difference, 2), where) == (1.8, "FedAvg avg")
 
 
+def test_a_figure_of_fewer_seeds_than_the_row_says_so():
+    """Cluster 1 has no clients with seed 2; ARI is 1 with all three."""
+    table = from_tree(TableConfig, {"title": "T", "figures": {"c1": {"of": "c1"}, "ARI": {"of": "ari"}}})
+    found = [
+        Result({"rows": "A", "seed": str(i)}, {"ari": 1.0, **v}) for i, v in enumerate([{"c1": 0.3}] * 2)
+    ]
+    found.append(Result({"rows": "A", "seed": "2"}, {"ari": 1.0}))
+    assert "| A | 0.30 ± 0.00 (2 of 3) | 1.00 ± 0.00 | 3 |" in markdown(table, found)
+
+
+def test_a_figure_that_no_case_has_is_named():
+    figures = {"avg": {"of": "acuracy_mean"}, "ARI": {"of": "ari"}}
+    text = markdown(from_tree(TableConfig, {"title": "T", "figures": figures}), results(A=[0.5]))
+    assert "avg: no case has acuracy_mean; did you mean 'accuracy_mean'?" in text
+    assert "ARI: " not in text
+
+
+def test_ranks_that_cannot_be_taken_say_why():
+    table = from_tree(TableConfig, {**TABLE, "ranks": True, "published": {}})
+    assert "no ranks: they need three rows and two groups of columns" in markdown(table, results(A=[0.5]))
+
+
 def test_the_deviation_is_that_of_the_paper():
     """EMD-CFL's Rand index of three runs, 1, 1 and 0, is printed as 0.67 ± 0.47; the sample form is 0.58."""
     for kind, shown in (("population", "0.67 ± 0.47"), ("sample", "0.67 ± 0.58")):
@@ -139,6 +161,7 @@ def test_ranks_of_rows_over_groups_of_columns():
     assert [f"| {row} | {r} | {r} |" in last for row, r in (("A", 2.5), ("B", 2.5), ("C", 1))] == [True] * 3
     assert "acc: 3 groups, more is better; Friedman p = " in last
     assert "Average ranks" not in markdown(table, found[:3]), "one group"
+    assert "no ranks" in markdown(table, found[:3])
 
 
 def test_published_numbers_stand_in_the_row_and_group_that_they_were_printed_for():
@@ -196,6 +219,19 @@ def test_a_sweep_of_another_configuration_is_not_joined(tmp_path):
 def test_a_part_that_is_not_there_is_refused(options, message, tmp_path, capsys):
     assert main(["sweep", file_of(tmp_path), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_labels_with_commas_are_chosen():
+    vary = {"model.hidden": [[8], [8, 8], [4]], "seed": [0]}
+    for text, expected in (
+        ("[8, 8]", ["[8, 8]"]),
+        ("[8, 8],[4]", ["[8, 8]", "[4]"]),
+        ("[4], [8]", ["[8]", "[4]"]),
+    ):
+        part = Part.of(only=[f"model.hidden={text}"])
+        part.check(vary)
+        found = part.chosen(cases(whole(vary=vary, table=None)))
+        assert sorted(case.labels["model.hidden"] for case in found) == sorted(expected)
 
 
 def test_cases_are_listed_without_running_any(tmp_path, capsys):

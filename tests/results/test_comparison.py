@@ -389,3 +389,15 @@ def test_numbers_are_numbers():
     assert rows[1]["accuracy_mean"] == 90.0
     texts = {name for row in rows for name, value in row.items() if isinstance(value, str)}
     assert texts <= {"run", "world", *(name for name in rows[0] if name.endswith("_mark"))}
+
+
+def test_columns_that_runs_lack_are_named():
+    """One run of b has no ARI, and nobody has the figure that was asked for."""
+    a, b = group_of("a", GOOD), group_of("b", BAD)
+    b.runs[0].series["ari"][:] = np.nan
+    assert "ari: left empty where runs lack it: b (4 of 5 have it)" in final_table(compared(a, b)).notes
+    for run in (*a.runs, *b.runs):
+        run.series["ari"][:] = np.nan
+    notes = final_table(compared(a, b, columns=("accuracy", "ari"))).notes
+    assert "ari: no run has it" in notes
+    assert not any(note.startswith("accuracy: ") for note in notes)

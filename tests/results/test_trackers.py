@@ -132,6 +132,42 @@ def test_mlflow_has_one_finished_run_with_histories_and_parameters(run, monkeypa
         virtual = client.get_metric_history(found.info.run_id, f"over_virtual_seconds/{name}")
         assert [m.timestamp for m in virtual] == [int(1000 * t) for t in run.metrics["virtual_seconds"]]
     assert found.data.metrics["final/accuracy_mean"] == run.summary["accuracy_mean"]
+    assert "mpifl.stopped" not in found.data.tags, "it was resumed"
+
+
+def test_runs_that_share_a_folder_are_separate_in_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    output = {
+        "folder": str(tmp_path),
+        "callbacks": [{"name": "tensorboard", "folder": str(tmp_path / "all")}],
+    }
+    for seed in (0, 1):
+        run = mpifl.run(str(CONFIG), rounds=2, seed=seed, output={**output, "id": str(seed)})
+        read = EventAccumulator(str(tmp_path / "all" / f"tiny-{seed}")).Reload()
+        found = [event.value for event in read.Scalars("accuracy_mean")]
+        assert found == pytest.approx(run.metrics["accuracy_mean"].tolist(), rel=1e-6)
+
+
+def test_mlflow_takes_names_that_it_does_not_allow(tmp_path):
+    """A class of devices with brackets, which is in keys of the configuration and in names of figures."""
+    from mlflow import MlflowClient
+
+    devices = {
+        "name": "classes",
+        "classes": {"phone (old)": {"share": 0.5, "speed": 0.5}, "pc+": {"share": 0.5}},
+    }
+    run = mpifl.run(
+        str(CONFIG),
+        rounds=1,
+        devices=devices,
+        evaluation={"by": ["device"]},
+        output={"folder": str(tmp_path), "callbacks": ["mlflow"]},
+    )
+    client = MlflowClient(tracking_uri=(run.folder.parent / "mlruns").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
+    assert found.data.params["devices.classes.phone _old_.speed"] == "0.5"
+    assert any("phone _old_" in name for name in found.data.metrics)
 
 
 def test_trackers_change_no_number(run, tmp_path):
