@@ -14,6 +14,7 @@ from .federation import Split
 from .types import Message, Report, State
 
 CPU = torch.device("cpu")
+ALIGNMENT = 64  # bytes; where PyTorch's own tensors begin
 SHARE = 0.25  # of a device's free memory that the uploads of a round may take
 
 
@@ -74,8 +75,16 @@ def tensors_on(values: Mapping[str, Any], device: torch.device) -> dict[str, Any
 
 
 def message_on(message: Message, device: torch.device) -> Message:
-    """Return a message whose rows are on `device`."""
-    return message if device == CPU else replace(message, vectors=tensors_on(message.vectors, device))
+    """Return a message whose rows are on `device`, each table at the beginning of a line of the cache.
+
+    A row may lie anywhere in a table or in what MPI brought, and products of BLAS have other last bits there.
+    """
+    if device != CPU:
+        return replace(message, vectors=tensors_on(message.vectors, device))
+    if all(rows.data_ptr() % ALIGNMENT == 0 for rows in message.vectors.values()):
+        return message
+    aligned = {n: x if x.data_ptr() % ALIGNMENT == 0 else x.clone() for n, x in message.vectors.items()}
+    return replace(message, vectors=aligned)
 
 
 def state_on(state: State, device: torch.device) -> State:

@@ -180,9 +180,11 @@ class ToFeatures(ToInputs):
 
     def __call__(self, x: np.ndarray) -> torch.Tensor:
         """Return (x - mean) / std, float32 [n, ...]."""
-        if self.mean is None or self.std is None:
-            return torch.from_numpy(np.array(x, np.float32))
-        return torch.from_numpy(np.ascontiguousarray((x - self.mean) / self.std, np.float32))
+        out = torch.empty(
+            x.shape
+        )  # at the beginning of a line of the cache: products have other bits elsewhere
+        out.numpy()[...] = x if self.mean is None or self.std is None else (x - self.mean) / self.std
+        return out
 
 
 def labels_as_tensor(y: np.ndarray) -> torch.Tensor:

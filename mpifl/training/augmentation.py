@@ -38,13 +38,14 @@ def _cut_one_by_one(
     """Return a piece of each padded image, as `_cut_at_once`: on a CPU four times as fast."""
     whole = padded.numpy()
     n, channels, height, width = whole.shape
-    out = np.empty((n, channels, height - 2 * MARGIN, width - 2 * MARGIN), whole.dtype)
+    pieces = torch.empty(n, channels, height - 2 * MARGIN, width - 2 * MARGIN, dtype=padded.dtype)
+    out = pieces.numpy()
     for i, (row, column, turned) in enumerate(
         zip(top.tolist(), left.tolist(), mirrored.tolist(), strict=True)
     ):
         piece = whole[i, :, row : row + out.shape[2], column : column + out.shape[3]]
         out[i] = piece[:, :, ::-1] if turned else piece
-    return torch.from_numpy(out)
+    return pieces
 
 
 def _cut_at_once(

@@ -135,3 +135,14 @@ def test_a_table_holds_what_a_model_gets_for_each_pixel():
     assert ToTensor((0.1,), (0.3,), resize=28).table((1, 28, 28)) is not None
     assert ToTensor((0.1,), (0.3,), resize=32).table((1, 28, 28)) is None
     assert ToFeatures().table((3,)) is None
+
+
+def test_features_begin_where_pytorchs_own_tensors_do():
+    """Elsewhere products of BLAS have other last bits, and NumPy's arrays begin anywhere."""
+    x = np.random.default_rng(0).normal(size=(60, 7))
+    for to in (ToFeatures(), ToFeatures(x.mean(0), x.std(0))):
+        kept = [to(x[:n]) for n in range(60)]
+        assert {found.data_ptr() % 64 for found in kept[1:]} == {0}
+        expected = x[:9] if to.mean is None else (x[:9] - to.mean) / to.std
+        assert_array_equal(kept[9], expected.astype(np.float32))
+        assert kept[0].shape == (0, 7)

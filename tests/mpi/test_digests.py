@@ -31,6 +31,7 @@ FEW = (  # on one process and on three ranks; all of them, also on other numbers
         "ifca",
         "cfl",
         "emdcfl-half",
+        "pfedgraph",
         "ucfl",
         "ucfl-reduced",
     ),

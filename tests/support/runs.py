@@ -30,6 +30,7 @@ RUNS: dict[str, list[str]] = {
     "scaffold": ["--algorithm", "scaffold", *HALF],
     "ifca": ["--algorithm", "{name: ifca, num_clusters: 3}", *HALF, "--seed", "1"],  # two rows are chosen
     "fedper": ["--algorithm", "fedper", *HALF],
+    "pfedgraph": ["--algorithm", "pfedgraph", *HALF],  # products of rows that are read one by one
     "kept-optimisers": [*HALF, "--local.keep_optimizer", "true", "--local.momentum", "0.9"],
     "cfl": ["--algorithm", "{name: cfl, warmup: 1, eps1: 100, eps2: 0}", *HALF],
     "emdcfl": ["--algorithm", "{name: emdcfl, sample_cap: 32, epsilon: 0.05}"],

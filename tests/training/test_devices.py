@@ -55,6 +55,18 @@ def test_on_the_cpu_nothing_is_copied():
     assert tensors_on(state, CPU)["a"] is state["a"]
 
 
+def test_rows_begin_where_products_add_in_one_order_wherever_they_lay():
+    """A product of BLAS has other last bits where its factors begin elsewhere in a line of the cache."""
+    table = torch.randn(6, 911)
+    for row in range(6):
+        message = Message({"model": table[:1], "direction": table[row : row + 1]}, {"direction": (row,)}, 4)
+        there = message_on(message, CPU)
+        assert_close(there["direction"], table[row : row + 1], rtol=0, atol=0)
+        assert there["direction"].data_ptr() % 64 == 0
+        assert there["model"] is message["model"]
+        assert there.version == 4
+
+
 def test_what_is_no_tensor_stays_what_it_is():
     assert tensors_on({"n": 3, "name": "x"}, META) == {"n": 3, "name": "x"}
 
