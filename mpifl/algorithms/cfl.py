@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from mpifl.clustering.distances import cosine_matrix
-from mpifl.clustering.partitions import bipartition
+from mpifl.clustering.partitions import bipartition, last_uploads
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
@@ -138,16 +138,17 @@ class CFL(ComparedUploads, PlainVisits, Algorithm):
         for i in np.flatnonzero(waits):
             assign[notes.client[i]] = children[own[i]][_nearer(state, notes["row_distance"][i], own[i])]
         new, uploads = np.where(waits, -1, own), list[int]()  # row of each upload; those that are cached
+        last = last_uploads(notes.client)  # in a buffer a client may stand twice
         for c in np.unique(own[~waits]).tolist():
-            members = np.flatnonzero(new == c)
+            members = last[new[last] == c]
             products = gram[np.ix_(members, members)]
             if not self._must_split(products, server.version):
                 continue
             side, child = bipartition(cosine_matrix(products), self.linkage), len(parent)
             parent.append(c)
             children.append([-1, -1])
-            new[members[side == 1]] = child
-            assign[notes.client[members]] = new[members]
+            new[np.isin(notes.client, notes.client[members[side == 1]])] = child
+            assign[notes.client[members[side == 1]]] = child
             away = np.setdiff1d(np.flatnonzero(assign == c), notes.client[members])
             if grows and (len(away) or _awaited(children, assign, c)):
                 node = len(parent)  # keeps w_c, and takes the place of c in the tree

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mpifl.clustering.distances import cosine_matrix, squared_distances
-from mpifl.clustering.partitions import LINKAGES, agglomerative
+from mpifl.clustering.partitions import LINKAGES, agglomerative, last_uploads
 from mpifl.core.errors import require
 from mpifl.core.method import (
     Algorithm,
@@ -84,9 +84,10 @@ class FLHC(ComparedUploads, PlainVisits, Algorithm):
         """Cluster in the one round; average each cluster's updates by samples."""
         assign, keep = server.assign, np.eye(len(server.tables["model"]))
         if self.compares(server):
-            labels = self._labels(notes["gram"])
+            last = last_uploads(notes.client)  # in a buffer a client may stand twice
+            labels = self._labels(notes["gram"][np.ix_(last, last)])
             assign = np.full(len(assign), labels.max() + 1)
-            assign[notes.client] = labels
+            assign[notes.client[last]] = labels
             keep = np.ones((assign.max() + 1, 1))  # all start from the shared model
         updates = by_cluster(assign[notes.client], len(keep), notes.num_samples, of="delta")
         return Plan([replace(updates, keep=keep)], assign=assign)

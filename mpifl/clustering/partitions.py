@@ -54,6 +54,16 @@ def canonical(labels: np.ndarray) -> np.ndarray:
     return rank[inverse]
 
 
+def last_uploads(clients: np.ndarray) -> np.ndarray:
+    """Return the index of the last upload of each client, ascending.
+
+    Args:
+        clients: int64 [m], of each upload of a step; in a buffer a client may stand more than once.
+    """
+    _, from_the_end = np.unique(clients[::-1], return_index=True)
+    return np.sort(len(clients) - 1 - from_the_end)
+
+
 def match_labels(new: np.ndarray, old: np.ndarray) -> np.ndarray:
     """Return `new` [n] renumbered so that as many entries as possible agree with `old` [n]. CFL-GP.
 

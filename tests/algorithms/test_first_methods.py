@@ -353,6 +353,20 @@ def test_whoever_waits_above_a_cluster_that_splits_finds_its_halves():
     assert len(server.tables["update"]) == 1
 
 
+def test_members_of_cfl_are_clients_though_a_buffer_holds_two_uploads_of_one():
+    """Four uploads of two clients are two members, who do not split. With a third client the last upload of
+    client 0, (-1, -0.2), is near that of client 1; its first, (1, 0), moves the same row."""
+    method = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5)
+    for who, assign, weights in (
+        ([0, 1, 0, 1], [0, 0, 0, 0], [[1 / 4] * 4]),
+        ([0, 1, 2, 0], [0, 0, 1, 2], [[1 / 3, 1 / 3, 0, 1 / 3], [0, 0, 1, 0], [0] * 4]),
+    ):
+        notes = byhand.notes([1] * 4, who, gram=UPDATES @ UPDATES.T)
+        plan = method.aggregate(tree(4, [[0.0, 0.0]]), notes)
+        assert_array_equal(plan.assign, assign)
+        assert_allclose(plan.mixings[0].weights, weights)
+
+
 def test_without_absent_members_cfl_keeps_no_tree():
     plan = CATALOGUE["cfl"](eps1=9.0, eps2=0.0, warmup=5).aggregate(
         tree(4, [[0.0, 0.0]]), byhand.notes([1] * 4, gram=UPDATES @ UPDATES.T)

@@ -333,6 +333,15 @@ def test_flhc_cuts_the_hierarchy_of_updates_once(options, labels):
         assert_allclose(plan.mixings[0].weights[k], n / n.sum())
 
 
+def test_flhc_clusters_clients_though_a_buffer_holds_two_uploads_of_one():
+    """Client 0 sent 9, then 1, and client 1 sent 0: one cluster, and none of the 9 alone."""
+    server, places = byhand.server(3, version=2, model=[[0.0]]), np.array(POINTS)[[2, 0, 1]].tolist()
+    method = CATALOGUE["flhc"](rounds_before=2, threshold=2.0)
+    plan = method.aggregate(server, byhand.notes([1] * 3, [0, 1, 0], gram=gram(places)))
+    assert_array_equal(plan.assign, [0, 0, 1])
+    assert_allclose(plan.mixings[0].weights, [[1 / 3] * 3, [0] * 3])
+
+
 def test_flhc_may_cluster_directions():
     """(1, 0), (9, 0), (0, 1): by direction the first two are one, by distance the first and the last."""
     directions = gram([[1.0, 0.0], [9.0, 0.0], [0.0, 1.0]])
