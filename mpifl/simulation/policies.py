@@ -345,6 +345,13 @@ class AsynchronousPolicy(Policy):
         remedy = f"{name} compares the uploads of a step; take policy rounds, barrier or buffer"
         several = needs.min_cohort > 1 or upload_named(algorithm, ComparedUploads, "gram")
         require(not (several and self.single_upload), "policy.name", "one upload at a time", remedy)
+        own = f"has no effect on {name}, which weighs stale uploads by options of its own; leave it out"
+        fresh = "has no effect where no upload is stale; leave it out"
+        idle = {"rate": own, "staleness_a": own} if needs.weighs_staleness else {}
+        idle |= {"staleness_a": fresh, "max_staleness": fresh} if self.fresh_uploads else {}
+        for key, remedy in idle.items():
+            value = getattr(self, key)
+            require(value == getattr(type(self), key), f"policy.{key}", value, remedy)
 
     def check_clock(self, clock: ClockConfig) -> None:
         """Accept every clock."""

@@ -103,16 +103,15 @@ def test_a_full_buffer_with_equal_delays_is_fedavg_on_updates(tmp_path):
     worlds.same(worlds.state_of(barrier.server), worlds.state_of(fedbuff.server))
 
 
-@pytest.mark.parametrize("policy", [EveryArrival(), Buffer(size=2, rate=0.6)])
+@pytest.mark.parametrize("policy", [EveryArrival(), Buffer(size=1, rate=0.6)])
 def test_fedavg_one_upload_at_a_time_is_fedasync(policy, tmp_path):
     """(1 - a) w + a w_k with a = 0.6 (1 + lag)^-0.5; a buffer weighs by samples, so equal n and one upload
     there.
     """
-    size = {"size": 1, "rate": 0.6} if isinstance(policy, Buffer) else {}
-    policy = type(policy)(**size)
+    own = Buffer(size=1) if isinstance(policy, Buffer) else policy
     runs = [
         events(name, tmp_path / name, 9, options=options, policy=policy, delay=SLOW)
-        for name, options in (("fedavg", {}), ("fedasync", {"rho": 0.0}))
+        for name, options, policy in (("fedavg", {}, policy), ("fedasync", {"rho": 0.0}, own))
     ]
     worlds.same(worlds.state_of(runs[0].server), worlds.state_of(runs[1].server))
     assert len({row["staleness"] for row in runs[0].arrivals}) > 1
@@ -384,6 +383,10 @@ def test_what_is_no_trace_is_refused(tmp_path):
             Buffer(size=2, max_staleness=0),
             "policy.max_staleness = 0: a client of FedSoft reckons with",
         ),
+        ("fedbuff", Buffer(size=2, rate=0.1), "policy.rate = 0.1: has no effect on FedBuff"),
+        ("ccfl", EveryArrival(staleness_a=3.0), "policy.staleness_a = 3.0: has no effect on CCFL"),
+        ("fedavg", Barrier(staleness_a=3.0), "policy.staleness_a = 3.0: has no effect where no upload is"),
+        ("fedavg", Barrier(max_staleness=0), "policy.max_staleness = 0: has no effect where no upload is"),
     ],
 )
 def test_a_method_that_a_policy_cannot_run_says_so(name, policy, message):
