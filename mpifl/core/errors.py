@@ -32,6 +32,12 @@ class UserError(ValueError):
         """Return the same error, its key placed below `prefix`."""
         return UserError(f"{prefix}.{self.key}" if prefix else self.key, self.value, self.remedy)
 
+    def in_case(self, title: str) -> UserError:
+        """Return the same error with the case of a sweep named; itself where another rank has named it."""
+        place = f"(in the case {title})"
+        named = self.remedy.endswith(place)
+        return self if named else type(self)(self.key, self.value, f"{self.remedy} {place}")
+
 
 def no_memory(error: BaseException) -> str:
     """Return in words that there was no memory for an array or a tensor, if an exception says so."""

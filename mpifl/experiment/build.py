@@ -56,7 +56,7 @@ from mpifl.runtime.hook_errors import DROP
 from mpifl.runtime.private_step import PrivateStep
 from mpifl.runtime.robust import RobustSteps
 from mpifl.runtime.run_state import Checkpointer
-from mpifl.runtime.server_step import ServerStep
+from mpifl.runtime.server_step import NO_SINGLE_MODEL, ServerStep
 from mpifl.runtime.step_config import StepConfig
 from mpifl.runtime.synchronous import SynchronousEngine
 from mpifl.simulation.attacks import Attack, UploadAttack
@@ -413,6 +413,67 @@ def auxiliary_learner(algorithm: Algorithm, seed: int, info: DataInfo, device: s
 # -- checks --------------------------------------------------------------------------------------------------
 
 
+def check_configuration(config: Config) -> None:
+    """Check what needs neither data nor a model, beyond `check_sections`; of each case before a sweep begins.
+
+    Raises:
+        UserError: names the key, its value and a remedy.
+    """
+    algorithm, policy, output, stack = config.algorithm, config.policy, config.output, config.system.stack
+    check_local(config, [config.local])
+
+    mixed = hasattr(algorithm, "num_components")
+    remedy = "this method evaluates clients by mixtures of several models; leave it out"
+    require(not (mixed and output.client_models), "output.client_models", True, remedy)
+    remedy = "updates are compared in rounds only, under policy rounds; leave it out"
+    require(policy.synchronous or not output.updates, "output.updates", True, remedy)
+    remembers = uses(algorithm, RememberedUploads)
+    require(not (remembers and output.updates), "output.updates", True, NO_SINGLE_MODEL)
+    remedy = "events.csv names the client of each upload, and clock.trace repeats them; take all"
+    require(policy.synchronous or output.clients == "all", "output.clients", output.clients, remedy)
+    remedy = "evaluation.matrices are ordered by the clusters of all clients; take all, or leave them out"
+    allowed = output.clients == "all" or not config.evaluation.matrices
+    require(allowed, "output.clients", output.clients, remedy)
+
+    late = config.newcomers
+    someone = late.share or list(late.groups)
+    allowed = policy.synchronous or not someone
+    require(allowed, "newcomers.share", late.share, "newcomers join under policy rounds only")
+    once = uses(algorithm, OneShotStatistics) and not uses(algorithm, NewClients)
+    remedy = "this method looks at its clients once, before training, and takes in nobody later; leave it out"
+    require(not (once and someone), "newcomers", someone, remedy)
+
+    remedy = "clients are stacked under policy rounds only; take 1"
+    require(policy.synchronous or stack <= 1, "system.stack", stack, remedy)
+
+
+def check_local(config: Config, ways: Sequence[LocalConfig]) -> None:
+    """Raise `UserError` where the method cannot train as `local` or `per_client` say.
+
+    Args:
+        config: the run's.
+        ways: `local`, and how clients train that train in another way, as far as they are known.
+    """
+    needs, local = config.algorithm.needs, config.local
+    remedy = "this method makes its steps of gradients that it takes by itself, in float32; take float32"
+    require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
+    if needs.plain_sgd:
+        remedy = "this method needs plain SGD without momentum; take "
+        require(local.optimizer == "sgd", "local.optimizer", local.optimizer, f"{remedy}sgd")
+        given = [("local", local.momentum)]
+        given += [(f"{SECTION}.{clients}", c.momentum or 0.0) for clients, c in config.per_client.items()]
+        wrong = next((g for g in given if g[1]), None) if any(way.momentum for way in ways) else None
+        if wrong is not None:
+            raise UserError(f"{wrong[0]}.momentum", wrong[1], f"{remedy}0")
+    if local.keep_optimizer:
+        remedy = "SGD without momentum has nothing to keep; take local.momentum, or local.optimizer adam"
+        require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)
+        remedy = "this method begins every training with a new optimiser; take false"
+        require(not needs.new_optimizer, "local.keep_optimizer", True, remedy)
+        remedy = "clients that are stacked begin with new optimisers; take 1, or local.keep_optimizer false"
+        require(config.system.stack <= 1, "system.stack", config.system.stack, remedy)
+
+
 def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decisions:
     """Check that data, model, method, policy and clock fit, and decide what follows from them; on rank 0.
 
@@ -425,6 +486,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     Raises:
         UserError: names the key, its value and a remedy.
     """
+    check_configuration(config)
     check_folder("system.statistics_cache", config.system.statistics_cache)
     algorithm, needs, policy, local = config.algorithm, config.algorithm.needs, config.policy, config.local
     federation, problem, system = parts.federation, parts.problem, key(config.seed.system)
@@ -449,26 +511,10 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         remedy = f"client {empty[0]} has no validation data, which this method needs"
         raise UserError("data.scenario.validation", 0, remedy)
     ways = [local, *parts.differing.values()]
-    remedy = "this method makes its steps of gradients that it takes by itself, in float32; take float32"
-    require(not needs.own_gradients or local.precision == FLOAT32, "local.precision", local.precision, remedy)
-    if needs.plain_sgd:
-        remedy = "this method needs plain SGD without momentum; take "
-        require(local.optimizer == "sgd", "local.optimizer", local.optimizer, f"{remedy}sgd")
-        given = [("local", local.momentum)]
-        given += [(f"{SECTION}.{clients}", c.momentum or 0.0) for clients, c in config.per_client.items()]
-        wrong = next((g for g in given if g[1]), None) if any(way.momentum for way in ways) else None
-        if wrong is not None:
-            raise UserError(f"{wrong[0]}.momentum", wrong[1], f"{remedy}0")
+    check_local(config, ways)
     single = parts.learner.context.drop_single and any(way.batch_size == 1 for way in ways)
     remedy = "batch norm leaves out batches of one sample: take 2 or more, or a model without batch norm"
     require(not single, "local.batch_size", 1, remedy)
-    if local.keep_optimizer:
-        remedy = "SGD without momentum has nothing to keep; take local.momentum, or local.optimizer adam"
-        require(all(way.remembers for way in ways), "local.keep_optimizer", True, remedy)
-        remedy = "this method begins every training with a new optimiser; take false"
-        require(not needs.new_optimizer, "local.keep_optimizer", True, remedy)
-        remedy = "clients that are stacked begin with new optimisers; take 1, or local.keep_optimizer false"
-        require(config.system.stack <= 1, "system.stack", config.system.stack, remedy)
     warn_of_ignored(config)
     empty = np.flatnonzero(sizes[:, 0] < 1)
     require(not len(empty), "data.scenario", f"client {empty[:1]}", "has no training data")
@@ -484,17 +530,6 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     require("group" not in by or federation.groups is not None, "evaluation.by", list(by), remedy)
     remedy = "all clients are on one kind of device; name classes in `devices`, or leave it out"
     require("device" not in by or bool(parts.duration.devices), "evaluation.by", list(by), remedy)
-
-    mixed = hasattr(algorithm, "num_components")
-    remedy = "this method evaluates clients by mixtures of several models; leave it out"
-    require(not (mixed and config.output.client_models), "output.client_models", True, remedy)
-    remedy = "updates are compared in rounds only, under policy rounds; leave it out"
-    require(policy.synchronous or not config.output.updates, "output.updates", True, remedy)
-    written = config.output.clients
-    remedy = "events.csv names the client of each upload, and clock.trace repeats them; take all"
-    require(policy.synchronous or written == "all", "output.clients", written, remedy)
-    remedy = "evaluation.matrices are ordered by the clusters of all clients; take all, or leave them out"
-    require(written == "all" or not config.evaluation.matrices, "output.clients", written, remedy)
 
     # cohorts
     num_sampled = cohort_size(config.participation, config.cohort_size, n)
@@ -513,12 +548,6 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     remedy = f"a step may have {least} upload{while_absent}, and {needed}; take "
     remedy += "fewer newcomers" if while_absent else "a larger cohort, and no time that ends it"
     require(least >= needs.min_cohort, "cohort_size, policy", smallest, remedy)
-    allowed = policy.synchronous or not (late.share or late.groups)
-    require(allowed, "newcomers.share", late.share, "newcomers join under policy rounds only")
-    once = uses(algorithm, OneShotStatistics) and not uses(algorithm, NewClients)
-    remedy = "this method looks at its clients once, before training, and takes in nobody later; leave it out"
-    someone = late.share or list(late.groups)
-    require(not (once and someone), "newcomers", someone, remedy)
     if isinstance(config.robust, Rule):
         remembers = uses(algorithm, RememberedUploads)
         try:
@@ -542,8 +571,6 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
     # clients that are trained together
     stack = config.system.stack
     if stack > 1:
-        remedy = "clients are stacked under policy rounds only; take 1"
-        require(policy.synchronous, "system.stack", stack, remedy)
         remedy = "a model with dropout, batch norm, buffers, an LSTM or hooks cannot be stacked; take 1"
         require(stackable(parts.learner.flat.module), "system.stack", stack, remedy)
         remedy = "the loss of a batch under this task is not the mean of its samples' losses; take 1"

@@ -35,6 +35,7 @@ from mpifl.results.seed_groups import flat
 from mpifl.results.supervision import Signals
 
 from . import loader
+from .build import check_configuration
 from .placement import threads_by_mask
 from .retime import can_retime, write_retimed
 from .run import run
@@ -83,13 +84,15 @@ def sweep(
 
     Raises:
         UserError: The configuration or one of its cases is invalid, a sweep of that name has other settings,
-            or there are too few ranks; nothing was run.
+            or there are too few ranks; nothing was run. Or the data or the method's own code rule out a case
+            that runs.
         Stopped: A signal ended the sweep; `mpifl resume` goes on with it.
     """
 
     def begin() -> tuple[dict[str, Any], dict[str, Any], Path]:
         own = with_configurations(tree())
         every = cases(own)
+        check_cases(every)
         part.check(own["vary"])
         mine = part.chosen(every)
         require(bool(mine), "--case", "/".join(map(str, part.share)), "has no case left")
@@ -116,7 +119,9 @@ def resume_sweep(folder: Path, transport: Transport, quiet: bool = False, jobs: 
 
     def begin() -> dict[str, Any]:
         tree = started_with(folder)
-        check_jobs(jobs, transport, cases(tree))
+        every = cases(tree)
+        check_cases([case for case in every if not is_complete(case, folder)])
+        check_jobs(jobs, transport, every)
         return tree
 
     tree = on_server(transport, begin)
@@ -134,11 +139,31 @@ def listed(tree: Mapping[str, Any], part: Part = ALL) -> str:
         UserError: The configuration or one of its cases is invalid.
     """
     every = cases(tree)
+    check_cases(every)
     part.check(tree["vary"])
     mine = part.chosen(every)
     some, count = len(trainings(mine)), f"{len(mine)} of {len(every)} cases"
     count += f", {some} trainings: the others differ in times only" if some < len(mine) else ""
     return "\n".join([*(case.title for case in mine), count])
+
+
+def check_cases(some_cases: Sequence[Case]) -> None:
+    """Raise `UserError`, which names the case, where a configuration rules itself out; no data are opened."""
+    for case in some_cases:
+        with _named(case):
+            check_configuration(case.config)
+
+
+@contextmanager
+def _named(case: Case) -> Iterator[None]:
+    """Name a case in the `UserError` that leaves the block."""
+    try:
+        yield
+    except UserError as error:
+        named = error.in_case(case.title)
+        if named is error:
+            raise
+        raise named from error
 
 
 def check_jobs(jobs: int, transport: Transport, some_cases: Sequence[Case]) -> None:
@@ -351,10 +376,11 @@ class _Work:
         config = case.placed(self.folder)
         config = replace(config, system=replace(config.system, threads=config.system.threads or threads))
         if twin is not None:
-            on_server(transport, lambda: write_retimed(load(twin), config))
+            with _named(case):
+                on_server(transport, lambda: write_retimed(load(twin), config))
         elif state != "complete":
             started = case.folder(self.folder) if state == "started" else None
-            with _cycles_collected():
+            with _named(case), _cycles_collected():
                 run(config, transport, quiet, started, **options)
 
     def _state(self, case: Case) -> tuple[str, Path | None]:

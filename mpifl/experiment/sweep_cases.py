@@ -133,9 +133,7 @@ def cases(tree: Mapping[str, Any]) -> list[Case]:
             out.append(Case(labels, _configuration(tree, labels, values), own))
             check_sections(out[-1].config)
         except UserError as error:
-            raise UserError(
-                error.key, error.value, f"{error.remedy} (in the case {title_of(labels)})"
-            ) from None
+            raise error.in_case(title_of(labels)) from None
     slugs = [case.slug for case in out]
     twice = next((slug for slug in slugs if slugs.count(slug) > 1), None)
     require(twice is None, "vary", twice, "two cases have the same name; label the values")

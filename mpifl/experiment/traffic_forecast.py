@@ -30,7 +30,7 @@ from mpifl.core.errors import CodeFailed, UserError, require, within_memory
 from mpifl.core.rng import key
 from mpifl.core.types import Message, Notes, Report, Server, State
 from mpifl.runtime.hook_errors import DROP, INTERRUPTED, ClientCall, ServerCall, first_that_works
-from mpifl.runtime.server_step import NO_MODELS
+from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
 from mpifl.traffic.compression import INDEX_BYTES
 from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
 from mpifl.traffic.ledger import Ledger, count_numbers
@@ -170,10 +170,8 @@ def check_uploads(context: RunContext) -> None:
     require(not (compares and change), asked, method, NO_MODELS)
     reads = algorithm.reads(found.server, 0).get("model", ())
     table = found.server.tables.get("model")
-    whole = widths.get("model") == d and table is not None and table.shape[1] == d and len(reads) == 1
-    remedy = "clients of this method do not train one whole model that they download; leave it out"
-    single = whole and not uses(algorithm, RememberedUploads)
-    require(single or not config.output.updates, "output.updates", True, remedy)
+    single = widths.get("model") == d and table is not None and table.shape[1] == d and len(reads) == 1
+    require(single or not config.output.updates, "output.updates", True, NO_SINGLE_MODEL)
 
 
 def _kept_bytes(context: RunContext, report: Report, state: State, trainings: int) -> int:

@@ -59,6 +59,7 @@ from .scheduler import Scheduler
 from .step_config import StepConfig
 from .worker import VisitResults, Worker, rows_and_seconds
 
+NO_SINGLE_MODEL = "clients of this method do not train one whole model that they download; leave it out"
 NO_MODELS = "clients upload changes, no models whose distances could be measured; leave it out"
 MODEL_BLOCK = 1 << 26  # numbers of client models that are gathered at a time
 
@@ -447,8 +448,8 @@ class ServerStep:
             starts = self.hooks.reads("reads", server, reports.notes.client)
             whole = reports.widths.get("model") == d == server.tables["model"].shape[1]
             single = whole and all(len(rows.get("model", ())) == 1 for rows in starts.values())
-            remedy = "clients of this method do not train one whole model that they download; leave it out"
-            require(single and not uses(self.algorithm, RememberedUploads), "output.updates", True, remedy)
+            remembers = uses(self.algorithm, RememberedUploads)
+            require(single and not remembers, "output.updates", True, NO_SINGLE_MODEL)
             owners = reports.owners
             counts = tuple(int(c) for c in np.bincount(owners, minlength=self.transport.size))
         counts = self.transport.bcast(counts, "plan")

@@ -18,7 +18,7 @@ from support.runs import columns_of
 import mpifl
 from mpifl.cli import main
 from mpifl.comm.transport import Single
-from mpifl.core.errors import Stopped, UserError
+from mpifl.core.errors import MethodError, Stopped, UserError
 from mpifl.experiment import loader, sweep_results
 from mpifl.experiment import run as running
 from mpifl.experiment import sweep as sweeping
@@ -601,6 +601,68 @@ def test_an_option_that_one_case_does_not_know_is_refused_and_the_case_named(tmp
         UserError, match=r"algorithm.num_clusters = 3: unknown key.*\(in the case rows brief, "
     ):
         of_table(["--algorithm.num_clusters", "3"], tmp_path)
+
+
+RULED_OUT = {
+    "updates of remembered uploads": (
+        "{algorithm: [fedavg, fedprox, {name: emdcfl}]}",
+        ["--output.updates", "true"],
+        r"output\.updates = True: clients .* leave it out \(in the case algorithm emdcfl\)",
+    ),
+    "momentum": (
+        "{algorithm: [fedavg, fedprox, scaffold]}",
+        ["--local.momentum", "0.9"],
+        r"local\.momentum = 0\.9: this method needs plain SGD .* take 0 \(in the case algorithm scaffold\)",
+    ),
+    "updates of a policy": (
+        "{policy: [rounds, every_arrival]}",
+        ["--output.updates", "true"],
+        r"output\.updates = True: .* \(in the case policy every_arrival\)",
+    ),
+    "models of mixtures": (
+        "{algorithm: [fedavg, fedprox, fedem]}",
+        ["--output.client_models", "true"],
+        r"output\.client_models = True: .* \(in the case algorithm fedem\)",
+    ),
+    "newcomers": (
+        "{algorithm: [fedavg, fedprox, ucfl]}",
+        ["--newcomers", "{share: 0.3, joins: 2}"],
+        r"newcomers = 0\.3: .* \(in the case algorithm ucfl\)",
+    ),
+    "a stack": (
+        "{system.stack: [0, 1, 2]}",
+        ["--local", "{keep_optimizer: true, momentum: 0.9}"],
+        r"system\.stack = 2: .* \(in the case system\.stack 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("vary", "options", "message"), RULED_OUT.values(), ids=RULED_OUT)
+def test_a_case_that_its_own_configuration_rules_out_is_refused_before_the_first(
+    vary, options, message, tmp_path
+):
+    options = ["--vary", vary, *options, "--output.folder", str(tmp_path / "runs")]
+    with pytest.raises(UserError, match=f"{message}$"):
+        sweep(TINY, options, Single(), quiet=True)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(UserError, match=f"{message}$"):
+        listed(sweeping.read(TINY, options))
+
+
+def test_a_case_that_only_the_data_rule_out_is_named(tmp_path):
+    place = ["--output.folder", str(tmp_path), "--output.id", "x", "--rounds", "1"]
+    message = r"cohort_size = 400: there are 8 clients.* for all \(in the case cohort_size many\)$"
+    with pytest.raises(UserError, match=message):
+        sweep(TINY, ["--vary", "{cohort_size: {few: 4, many: 400}}", *place], Single(), quiet=True)
+    assert (tmp_path / "tiny-x" / "tiny-few" / "summary.json").exists()
+
+
+def test_an_error_names_one_case_and_keeps_its_form():
+    error = MethodError("FedAvg.aggregate", "no rows", "return some")
+    named = error.in_case("seed 1")
+    assert type(named) is MethodError
+    assert str(named) == "FedAvg.aggregate: no rows; return some (in the case seed 1)"
+    assert named.in_case("seed 1") is named, "another rank has named it"
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,23 @@ def test_a_case_that_fails_stops_the_others_which_write_their_state(mpirun, tmp_
     said = [line for line in end.stderr.splitlines() if line.startswith("mpifl:")]
     assert len(said) == 1, end.stderr
     assert said[0].startswith("mpifl: cohort_size = 400: there are 8 clients")
+    assert said[0].endswith("(in the case cohort_size many)")
     assert "case 2: failed" in end.stdout
     left = {p.name for p in (tmp_path / "tiny-x").iterdir()}
     assert left == {"sweep.yaml", "tiny-few", ".locks"}, "the third case never began"
     assert list((tmp_path / "tiny-x" / "tiny-few" / "checkpoints").glob("step-*"))
+
+
+def test_groups_begin_no_case_where_one_is_ruled_out_by_its_configuration(mpirun, tmp_path):
+    vary = "{algorithm: [fedavg, fedprox, emdcfl]}"
+    options = [*COMMAND, "--vary", vary, "--output.updates", "true", "--output.folder", tmp_path / "runs"]
+    end = mpirun(2, *options, "--jobs", "2", env=worlds.PYTHONPATH)
+    assert end.returncode == 2
+    said = [line for line in end.stderr.splitlines() if line.startswith("mpifl:")]
+    assert len(said) == 1, end.stderr
+    assert said[0].startswith("mpifl: output.updates = True: ")
+    assert said[0].endswith("(in the case algorithm emdcfl)")
+    assert not (tmp_path / "runs").exists()
 
 
 def steps(sweep: Path) -> int:

@@ -489,9 +489,8 @@ def test_options_are_read():
 )
 def test_uploads_that_cannot_be_compared_are_refused_before_a_run(name, changes, word, flat_plane):
     changes = {k: OutputConfig(updates=True) if v == "updates" else v for k, v in changes.items()}
-    run = context(name, **changes)
     with pytest.raises(UserError, match=word):
-        check_uploads(run)
+        check_uploads(context(name, **changes))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox"])
