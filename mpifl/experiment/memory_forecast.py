@@ -16,6 +16,7 @@ from mpifl.core.rng import key
 from mpifl.core.types import Report, Server
 from mpifl.data import PoolFederation
 from mpifl.results.metrics import load
+from mpifl.runtime.server_step import MODEL_BLOCK
 from mpifl.traffic.ledger import count_numbers
 
 from .context import RunContext
@@ -128,9 +129,11 @@ def peak_memory(
     rows = state.central + 2 * state.read + int(2 * max(visited, 1 / workers) * state.sharded)
     working = measured.training + rows + uploads + _sample_bytes(context, visited)
     everywhere = measured.opened + CLIENT_BYTES * context.problem.num_clients
+    models, block = _kept_models(context)
+    serving += models + block
     if num_ranks == 1:
         return everywhere + serving + working, everywhere + serving + working
-    return everywhere + MPI_BYTES + serving, everywhere + MPI_BYTES + working
+    return everywhere + MPI_BYTES + serving, everywhere + MPI_BYTES + working + block // workers
 
 
 def table_bytes(table: torch.Tensor, mixed: bool) -> int:
@@ -142,6 +145,14 @@ def table_bytes(table: torch.Tensor, mixed: bool) -> int:
     """
     rows = len(table) if mixed or table.stride(0) else 1
     return rows * table.shape[1] * FLOAT_BYTES
+
+
+def _kept_models(context: RunContext) -> tuple[int, int]:
+    """Return the bytes of what `output.client_models` asks for, and of the models gathered at a time."""
+    if not context.config.output.client_models:
+        return 0, 0
+    clients, d = len(context.evaluated_clients), context.problem.layout.size
+    return FLOAT_BYTES * clients * d, FLOAT_BYTES * min(clients, max(1, MODEL_BLOCK // d)) * d
 
 
 def _visited_share(context: RunContext, workers: int) -> float:

@@ -732,21 +732,22 @@ class ServerStep:
             server: On rank 0.
             clients: Ascending; the same on every rank.
         """
-        made = []
-        most = max(1, MODEL_BLOCK // self.problem.layout.size)
+        d = self.problem.layout.size
+        table = None if server is None else torch.empty(len(clients), d, dtype=torch.float32)
+        most = max(1, MODEL_BLOCK // d)
         for i in range(0, len(clients), most):
             some, batches = clients[i : i + most], None
             if server is not None:
                 serves = self.serves(server, some)
                 batches = self._batches(server.version, some, serves, np.ones(len(some)), server.version)
-            mine = self.worker.models(self._scatter(batches))
-            whose = self.transport.bcast(self.transport.gather(list(mine), "end"), "end")
-            rows = torch.stack([*mine.values()]) if mine else torch.zeros(0, self.problem.layout.size)
+            mine, rows = self.worker.models(self._scatter(batches))
+            whose = self.transport.bcast(self.transport.gather(mine, "end"), "end")
             block = self.transport.Gatherv(rows, [len(ks) for ks in whose], "end")
-            if block is not None:
-                order = np.argsort([k for ks in whose for k in ks])
-                made.append(block[torch.from_numpy(order)])
-        return torch.cat(made) if made else None
+            if table is not None and block is not None:
+                places = np.searchsorted(clients, [k for ks in whose for k in ks])
+                table[torch.from_numpy(places)] = block
+            del rows, block  # before there is another one
+        return table
 
     def evaluate(self, server: Server | None, clients: np.ndarray) -> dict[str, np.ndarray] | None:
         """Return the scores of `clients` on rank 0: name -> float64 [len(clients)].

@@ -439,18 +439,19 @@ class Worker:
                 out[task.client] = scores
         return out
 
-    def models(self, batch: TaskBatch) -> dict[int, Vector]:
-        """Return the models [d] that clients are evaluated by, float32 in main memory, by client."""
-        out, device = {}, self.config.clients.device
-        for task in batch.visits:
+    def models(self, batch: TaskBatch) -> tuple[list[int], torch.Tensor]:
+        """Return clients, and the models [n, d] that they are evaluated by, float32 in main memory."""
+        clients, device = [task.client for task in batch.visits], self.config.clients.device
+        rows = torch.empty(len(clients), self.config.problem.layout.size, dtype=torch.float32)
+        for row, task in zip(rows, batch.visits, strict=True):
             client = self.client(task.client, max(task.visit - 1, 0), batch.step)
             message = message_on(self.message(task, batch.step, batch.version), device)
             kept = self.config.store.load("state", task.client, task.visit)
             work = partial(self.hooks.model_of, message, state_on(kept, device), client, client.layout.size)
             model = attempt(work, self._place(batch.step, task.client, task.visit), drops=False)
             assert not isinstance(model, Dropped)
-            out[task.client] = to_main_memory(model).float()
-        return out
+            row.copy_(to_main_memory(model))
+        return clients, rows
 
     def _scores(self, message: Message, state: State, client: Client) -> dict[str, float]:
         scores = dict(self.hooks.evaluate(message, state, client, client.data.test))

@@ -10,10 +10,15 @@ import pytest
 from support import worlds
 
 from mpifl import cli
+from mpifl.algorithms.registry import CATALOGUE
+from mpifl.experiment.memory_forecast import MeasuredMemory, StateMemory, peak_memory
+from mpifl.experiment.schema import OutputConfig
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tiny.yaml"
 UNITS = {"MB": 1e6, "GB": 1e9}
 MANY = ["--model.hidden", "[10000]", "--data.scenario", "{name: iid, clients: 60}"]  # 3 MB a model
+
+KEEPING = ["--algorithm", "fedper", "--output.client_models", "true"]
 
 
 def planned(text: str) -> list[float]:
@@ -23,10 +28,19 @@ def planned(text: str) -> list[float]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("ranks", "least"), [(None, 450e6), (3, 380e6)])
-def test_the_plan_foretells_the_peak_memory(ranks, least, mpirun, tmp_path):
+@pytest.mark.parametrize(
+    ("ranks", "least", "options"),
+    [
+        (None, 450e6, []),
+        (3, 380e6, []),
+        (None, 600e6, KEEPING),
+        (3, 500e6, KEEPING),
+    ],
+    ids=["alone", "three ranks", "alone, clients' models", "three ranks, clients' models"],
+)
+def test_the_plan_foretells_the_peak_memory(ranks, least, options, mpirun, tmp_path):
     """Within 15 %, with 60 uploads of 3 MB: more than that beside what Python and PyTorch take."""
-    common = [*MANY, "--data.cache", str(tmp_path / "cache")]
+    common = [*MANY, *options, "--data.cache", str(tmp_path / "cache")]
     env = worlds.PYTHONPATH
     assert cli.main(["prepare", str(CONFIG), *common]) == 0  # its memory is not a run's
     plan = mpirun(
@@ -51,3 +65,19 @@ def test_the_plan_foretells_the_peak_memory(ranks, least, mpirun, tmp_path):
     assert max(max_abs) > least
     busiest = [max_abs[0], max(max_abs[1:])] if ranks else max_abs
     assert planned(plan.stdout) == pytest.approx(busiest, rel=0.15)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_plan_counts_the_models_of_the_clients_that_are_kept(ranks):
+    """A table of all models at rank 0, and what is gathered at a time."""
+    nothing, state = MeasuredMemory(0, 0, 0), StateMemory(0, 0, 0, 0, 0, 0, 0)
+    plain, keeping = (
+        worlds.context_of(
+            worlds.config_of(CATALOGUE["fedper"](), output=OutputConfig(client_models=kept)), worlds.Tiny()
+        )
+        for kept in (False, True)
+    )
+    table = 4 * plain.problem.num_clients * plain.problem.layout.size
+    peaks = [peak_memory(nothing, state, context, ranks) for context in (plain, keeping)]
+    server, worker = (kept - left_out for left_out, kept in zip(*peaks, strict=True))
+    assert (server, worker) == (2 * table, 2 * table if ranks == 1 else table // 2)

@@ -20,6 +20,7 @@ from mpifl.core.mixing import Plan, add, average
 from mpifl.core.parameters import take
 from mpifl.core.rng import key
 from mpifl.experiment.schema import EvaluationConfig, OutputConfig, SystemConfig
+from mpifl.runtime import server_step
 from mpifl.runtime.engine import EvaluationSchedule
 from mpifl.runtime.hook_errors import ClientError
 from mpifl.runtime.synchronous import SynchronousEngine
@@ -132,6 +133,16 @@ def test_distances_are_those_of_what_clients_trained(name, tmp_path):
         x = np.stack([uploads[k] for k in notes.client.tolist()])
         for products, of in ((found.parameters, x), (found.head, x[:, -27:])):
             assert_allclose(products, of @ of.T, rtol=1e-12)
+
+
+def test_the_models_of_clients_are_gathered_some_at_a_time(tmp_path, monkeypatch):
+    """Two at a time, of five of six clients."""
+    done = worlds.run(CATALOGUE["fedper"](), worlds.Tiny(), tmp_path, steps=1)
+    monkeypatch.setattr(server_step, "MODEL_BLOCK", 2 * done.server_step.problem.layout.size + 1)
+    some = np.array([0, 1, 3, 4, 5])
+    models = done.server_step.client_models(done.server, some)
+    assert_close(models, done.models()[torch.from_numpy(some)], rtol=0, atol=0)
+    assert len(models.unique(dim=0)) == len(some)
 
 
 def test_distances_ask_for_whole_models(tmp_path):
