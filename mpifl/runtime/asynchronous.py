@@ -225,10 +225,18 @@ class AsynchronousEngine(Engine):
             server: Server | None = self._on_all(pool, "begin", self.server_step.initialize)
             assert server is not None
             self.servers = {server.version: server}
+            self._take_statistics(pool)
             return server
         restored = self._restore(saved)
         self._on_all(pool, "restore", lambda: self.server_step.distribute(restored))
         return restored
+
+    def _take_statistics(self, pool: RecoveringPool) -> None:
+        """Go on to the time when one-shot statistics have arrived; nobody trains until then."""
+        visits, nobody = self.server_step.visits, np.zeros(0, np.int64)
+        self.clock.take_statistics(self.server_step.ledger.moved_in(0, nobody, visits.__getitem__), pool)
+        self.stats.advance(self.clock.now, 0)
+        self.tick = self.policy.next_tick(self.clock.now)
 
     def _on_all(self, pool: RecoveringPool, command: str, act: Callable[[], Any]) -> Any:
         """Execute a command on every rank, again if one is lost meanwhile; on rank 0."""

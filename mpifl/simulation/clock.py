@@ -21,6 +21,7 @@ from mpifl.comm.liveness import wait_until
 from mpifl.comm.task_pool import Pool
 from mpifl.core.errors import require
 from mpifl.core.rng import Key
+from mpifl.traffic.ledger import Moves
 
 from .durations import VisitDuration
 from .trace import Trace
@@ -145,8 +146,17 @@ class Clock(ABC):
         self.in_seconds = in_seconds
         self.now = 0.0
 
+    def take_statistics(self, moved: Moves, pool: Pool) -> None:
+        """Go on to the time when one-shot statistics have arrived. Default: they take no time.
+
+        Args:
+            moved: what each client downloaded and uploaded for them; nothing where there are none.
+            pool: where visits are trained.
+        """
+        return
+
     def start(self) -> None:
-        """Start at time 0; called once, before the first visit starts."""
+        """Start the time; called once, before the first visit starts."""
         return
 
     @property
@@ -268,6 +278,10 @@ class VirtualClock(_QueueClock):
         """Return the end by delay, network and availability."""
         return self.duration.end(client, visit, self.now, down, up)
 
+    def take_statistics(self, moved: Moves, pool: Pool) -> None:
+        """Go on by their messages."""
+        self.now = self.duration.statistics_end(moved)
+
     @property
     def available(self) -> Callable[[int], bool] | None:
         """As the model of availability says."""
@@ -334,9 +348,20 @@ class WallClock(Clock):
         self._origin = time.perf_counter()
         self._visits: dict[int, Visit] = {}  # by number
 
+    def take_statistics(self, moved: Moves, pool: Pool) -> None:
+        """Wait until they are due."""
+        self.now = self.scale * self.duration.statistics_end(moved)
+        end = time.perf_counter() + self.now
+
+        def due() -> bool:
+            pool.poll()  # for the watchdog
+            return time.perf_counter() >= end
+
+        wait_until(due)
+
     def start(self) -> None:
         """Count time from here."""
-        self._origin = time.perf_counter()
+        self._origin = time.perf_counter() - self.now
 
     @property
     def visits(self) -> Collection[Visit]:
@@ -346,7 +371,7 @@ class WallClock(Clock):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the time of the last arrival, and count from there."""
         super().load_state_dict(state)
-        self._origin = time.perf_counter() - self.now
+        self.start()
 
     def _time(self) -> float:
         """Return the seconds since the start, later than any before: a trace must have no ties."""
@@ -425,6 +450,11 @@ class ReplayClock(Clock):
         self.trace = trace
         self._ended = False
         self._visits: dict[tuple[int, int], Visit] = {}  # by client and visit
+
+    def take_statistics(self, moved: Moves, pool: Pool) -> None:
+        """Go on to the first start."""
+        if len(moved) and self.trace.rows:
+            self.now = self.trace.next_start()
 
     @property
     def visits(self) -> Collection[Visit]:

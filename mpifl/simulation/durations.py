@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from mpifl.core.rng import Key
-from mpifl.traffic.ledger import Moved
+from mpifl.traffic.ledger import Moved, Moves
 
 from .availability import Presence
 from .delays import Delay
@@ -93,6 +93,14 @@ class VisitDuration:
             work = self.delay.seconds(m.client, m.visit, self.key) if m.trains else 0.0
             ready.append(self.presence.end(m.client, start, download + work))
         return self._uploads(moved, ready, start)
+
+    def statistics_end(self, moved: Moves) -> float:
+        """Return when one-shot statistics have arrived that clients send at the start of a run, in seconds.
+
+        Args:
+            moved: what each client downloads and uploads before it trains; links of their own only.
+        """
+        return self.round_end(0.0, moved.sizes() if self.same_for_all else moved, 0)
 
     def _only_moving(self, m: Moved) -> float:
         """Return how long a client takes that only downloads and uploads."""

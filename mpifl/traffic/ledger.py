@@ -401,11 +401,17 @@ class Ledger:
             visits: returns how many visits each of some clients [c] had made before the step [c].
         """
         self._open_columns.append((cohort, "down", 0))  # also who moved nothing
-        who, down, up = self._moved_so_far()
-        done = np.stack([np.full(len(who), step), who, visits(who), is_among(who, cohort), down, up], axis=1)
+        done = self.moved_in(step, cohort, visits)
         self._open, self._open_columns = {}, []
-        self._moved.append(done if self._kept is None else done[self._kept[who]])
-        return Moves(done)
+        kept = done.table if self._kept is None else done.table[self._kept[done.columns()["client"]]]
+        self._moved.append(kept)
+        return done
+
+    def moved_in(self, step: int, cohort: np.ndarray, visits: Callable[[np.ndarray], np.ndarray]) -> Moves:
+        """Return what each client has moved in the step under way; see `close`."""
+        who, down, up = self._moved_so_far()
+        trains = is_among(who, cohort)
+        return Moves(np.stack([np.full(len(who), step), who, visits(who), trains, down, up], axis=1))
 
     def per_client(self) -> dict[str, np.ndarray]:
         """Return what each remembered client moved in the whole run, the columns of `client_traffic.csv`."""

@@ -78,17 +78,47 @@ def test_a_barrier_is_synchronous_rounds_bit_for_bit(name, options, participatio
     assert rounds.times == barrier.times == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_rounds_and_barrier_share_their_time_axis(tmp_path):
-    """Delays, a link and absences: a round lasts as long as its slowest client."""
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fedavg", {}), ("ucfl", {"noise_batch": 4.0}), ("pacfl", {}), ("fedclust", {}), ("flexcfl", {})],
+)
+def test_rounds_and_barrier_share_their_time_axis(name, options, tmp_path):
+    """Delays, a link and absences: a round lasts as long as its slowest client, statistics as messages."""
     world = {
+        "options": options,
         "delay": SLOW,
         "network": Links(uplink_bytes_s=2000.0, downlink_bytes_s=8000.0, latency_s=0.05),
         "availability": Availability(on_s=3.0, off_s=2.0),
         "participation": 0.5,
     }
-    runs = [events("fedavg", tmp_path / str(p), policy=p, **world) for p in (Synchronous(), Barrier())]
+    runs = [events(name, tmp_path / str(p), policy=p, **world) for p in (Synchronous(), Barrier())]
     assert runs[0].times == runs[1].times
     assert min(np.diff(runs[0].times)) > 0.1
+    assert (runs[0].times[0] > 0.1) == (name != "fedavg")
+
+
+@pytest.mark.parametrize("policy", [Buffer(size=2), Waves(every_s=0.5), EveryArrival()])
+def test_visits_begin_when_the_statistics_have_arrived(policy, tmp_path):
+    """FlexCFL's statistics over links: first visits begin at that time, and a replay has the same times."""
+    world = {"delay": Constant(1.0), "network": Links(uplink_bytes_s=2000.0), "participation": 0.5}
+    rounds = events("flexcfl", tmp_path / "r", 1, **world | {"policy": Synchronous()})
+    one = events("flexcfl", tmp_path / "one", policy=policy, **world)
+    begin = rounds.times[0]
+    assert begin > 0.1
+    assert one.times[0] == begin == min(row["start"] for row in one.arrivals)
+    assert one.arrivals[0]["time"] == rounds.times[1]
+    assert one.engine.stats.busy_seconds <= 3 * (one.engine.clock.now - begin)
+    trace = write(one.arrivals, tmp_path / "events.csv")
+    again = events("flexcfl", tmp_path / "again", policy=policy, clock=Replay(trace), participation=0.5)
+    worlds.same(worlds.state_of(one.server), worlds.state_of(again.server))
+    assert (again.arrivals, again.times) == (one.arrivals, one.times)
+
+
+def test_statistics_hold_the_wall_clock_back(tmp_path):
+    world = {"delay": Constant(1.0), "network": Links(uplink_bytes_s=2000.0), "participation": 0.5}
+    rounds = events("flexcfl", tmp_path / "r", 1, **world | {"policy": Synchronous()})
+    real = events("flexcfl", tmp_path / "real", 2, policy=Buffer(size=2), clock=WallTime(scale=0.01), **world)
+    assert real.times[0] == 0.01 * rounds.times[0] <= min(row["start"] for row in real.arrivals)
 
 
 def test_a_full_buffer_with_equal_delays_is_fedavg_on_updates(tmp_path):
