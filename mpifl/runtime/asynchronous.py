@@ -42,7 +42,7 @@ from .protocol import ClientTask, ReportHeader
 from .recovery import END, regroup
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, needs_workers, save
 from .server_step import ServerStep
-from .upload_size import upload_size
+from .upload_size import UploadSizes
 
 Row = dict[str, Any]  # of events.csv
 SPREAD = "_before"  # ends the metrics of visits whose standard deviation over clients is reported too
@@ -174,7 +174,7 @@ class AsynchronousEngine(Engine):
         self.tick = policy.next_tick(0.0)  # when the server steps next, whoever has arrived
         self.filled = -1  # version at which visits were started last
         self.servers: dict[int, Server] = {}  # by version, as many as the policy keeps
-        self.upload_bytes = 0  # of each upload, where the clock needs it
+        self.upload_sizes = UploadSizes(server_step)  # where the clock needs them
         self.stamp_bytes = time_stamp_bytes(
             server_step.config.payload, server_step.algorithm.needs.time_stamps
         )
@@ -311,8 +311,6 @@ class AsynchronousEngine(Engine):
     def _drive(
         self, server: Server, pool: RecoveringPool, observe: Callable[[Record], None], saved: Saved | None
     ) -> Server:
-        if self.clock.needs_bytes and not self.upload_bytes:
-            self.upload_bytes = upload_size(self.server_step, server)
         if self.evaluation.first and saved is None:
             self._record(server, (), pool, observe)
         waiting: list[Arrival] = []
@@ -382,7 +380,10 @@ class AsynchronousEngine(Engine):
         widths = {name: table.shape[1] for name, table in server.tables.items()}
         server_step.book_reads(step, {k: reads}, widths)
         down = download_bytes(reads, widths, server_step.ledger.payload) + self.stamp_bytes
-        due = self.clock.due(k, v, down, self.upload_bytes)
+        up = 0
+        if self.clock.needs_bytes:
+            up = server_step.timed[k] = self.upload_sizes.clear(server, reads)
+        due = self.clock.due(k, v, down, up)
         visit = Visit(due, self.num_started, k, v, version, self.clock.now)
         self.clock.add(visit)
         vectors = {name: rows_read(server, name, which) for name, which in reads.items()}
@@ -418,6 +419,7 @@ class AsynchronousEngine(Engine):
         self.busy.discard(visit.client)
         self.server_step.visits[visit.client] += 1
         self.server_step.book(server.version + 1, header)
+        self.server_step.compare_with_timed(header)
         self.metrics[visit.client] = header.metrics
         row = visit.row(self.clock.now, server.version)
         self.rows.append(row)
@@ -592,7 +594,7 @@ class AsynchronousEngine(Engine):
             "seconds": (now() - self.start).tolist(),
             "judging": self.evaluation_time.tolist(),
             "filled": self.filled,
-            "upload_bytes": self.upload_bytes,
+            "upload_sizes": self.upload_sizes.state(),
         }
         if self.tick < inf:
             saved.values["tick"] = self.tick
@@ -629,7 +631,7 @@ class AsynchronousEngine(Engine):
         self.servers = {s.version: s for s in (*older, server)}
         self.num_started = values["number"]
         self.filled = values.get("filled", -1)  # not in release 0.1
-        self.upload_bytes = values.get("upload_bytes", 0)  # not in release 0.2
+        self.upload_sizes.load(values.get("upload_sizes", []))  # not in release 0.2
         self.tick = values.get("tick", self.tick)
         self.stats.load_state_dict(values["tally"])
         self.metrics = {k: m for k, m in values["metrics"]}

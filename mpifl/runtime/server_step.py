@@ -6,6 +6,7 @@ communicates; what only rank 0 knows is None on the others.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,7 @@ from mpifl.core.task import SUMS
 from mpifl.core.timing import Stopwatch
 from mpifl.core.types import CohortReads, Notes, Reads, Server
 from mpifl.simulation.round_rules import RoundPlan
+from mpifl.traffic.encoding import time_stamp_bytes
 from mpifl.traffic.ledger import TIME_STAMP, Ledger, is_among
 
 from .aggregators import Aggregator, MpiAggregator, Uploads
@@ -116,6 +118,8 @@ class ServerStep:
         train_metrics: means of what the clients reported in the last step; on rank 0.
         client_products: of the last step, where they are measured; on rank 0.
         costs: predicted work of each client's visit [N], in samples.
+        timed: client -> bytes of the upload by which its visit was timed beforehand, where links have a rate;
+            on rank 0.
         updates: of each client of the last step and module of the model, where asked for: `client`, `block`,
             and `size`, `cosine`, `distance` (`update_statistics`); on rank 0.
     """
@@ -146,6 +150,8 @@ class ServerStep:
         self.dropped: list[Dropped] = []
         self.train_metrics: dict[str, float] = {}
         self.client_products: ClientProducts | None = None
+        self.timed: dict[int, int] = {}
+        self._says_sizes = False  # whether it was said that uploads have other sizes than `timed`
         self.updates: list[dict[str, Any]] = []
         self._shown: Mapping[str, torch.Tensor] = {}  # what all download for one-shot statistics; on rank 0
 
@@ -647,6 +653,8 @@ class ServerStep:
         self.drop(dropped, nobody and not self.adds_noise)  # failed clients are updates of 0 under noise
         for table in tables:
             self.book(batch.step, table)
+            if hook == "local_update":
+                self.compare_with_timed(table)
         self.train_metrics = mean_metrics(tables)
         if not tables:  # nobody was drawn, by Poisson sampling, or all failed
             return None
@@ -715,6 +723,24 @@ class ServerStep:
                 ledger.add_up(step, kind, client, numbers, messages=messages)
             else:
                 ledger.add_down(step, kind, client, numbers, messages)
+
+    def compare_with_timed(self, reports: ReportHeader | ReportTable) -> None:
+        """Say so, once a run, where an upload has another size than the one by which its visit was timed."""
+        if not self.timed or not reports.fresh or self._says_sizes:
+            return
+        payload = self.ledger.payload
+        notes = {name: n for name, n in reports.note_sizes.items() if name not in reports.unsent}
+        size: Any = sum(n for name, n in reports.bytes.items() if name not in reports.unsent)
+        size += sum(payload.size(n, note=True) for n in notes.values())
+        size += time_stamp_bytes(payload, self.algorithm.needs.time_stamps)
+        clients = np.atleast_1d(reports.client)
+        for k, sent in zip(clients.tolist(), np.broadcast_to(size, clients.shape).tolist(), strict=True):
+            if sent != self.timed.get(k, sent):
+                timed = f"its visit is timed with {self.timed[k]}, as all are that read as many rows"
+                text = f"network: client {k} uploads {sent} bytes, and {timed}; who is back when is not exact"
+                warnings.warn(text, stacklevel=2)
+                self._says_sizes = True
+                return
 
     # -- evaluation ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpifl.core.progress import ROUND, doing
-from mpifl.core.types import Server
+from mpifl.core.types import Reads, Server
 from mpifl.simulation.durations import VisitDuration
 from mpifl.simulation.round_rules import RoundPlan, RoundRule, RoundStart
 from mpifl.simulation.sampling import Sampler
@@ -21,7 +21,7 @@ from .engine import Engine, EvaluationSchedule, Record
 from .recovery import END, run_command, serve_commands
 from .run_state import SAVE, STOP, Checkpointer, NoCheckpoints, Saved, save
 from .server_step import ServerStep
-from .upload_size import masked_sizes, upload_size
+from .upload_size import UploadSizes
 
 
 class SynchronousEngine(Engine):
@@ -64,8 +64,7 @@ class SynchronousEngine(Engine):
         self.rule, self.num_wanted = rule, num_wanted
         self.left_out = np.zeros(len(server_step.visits), np.int64)  # how often each client was, on rank 0
         self._plan: RoundPlan | None = None  # of the last round, where there is a rule; on rank 0
-        self._upload_bytes: int | None = None  # of each upload, where links have a rate
-        self._masked: dict[int, tuple[int, int]] = {}  # clients of a round -> see `masked_sizes`
+        self._upload_sizes = UploadSizes(server_step)  # where links have a rate
         self._scores: Any = None  # of the last evaluation, and the timing of all ranks
 
     def run(self, observe: Callable[[Record], None], saved: Saved | None = None) -> Server | None:
@@ -136,18 +135,20 @@ class SynchronousEngine(Engine):
         if self.rule is None or duration is None:
             return None
         down: dict[int, int] = {}
-        up = 0
+        up: dict[int, int] = {}
         if duration.network.counts_bytes:
-            up, beside = self._beside_rows(server)
             widths = {name: server_step.tables.width(name) for name in server.tables}
             payload = server_step.ledger.payload
             reads = server_step.hooks.reads("reads", server, self._cohort)
-            beside += time_stamp_bytes(payload, server_step.algorithm.needs.time_stamps)
-            down = {k: download_bytes(rows, widths, payload) + beside for k, rows in reads.items()}
+            stamp = time_stamp_bytes(payload, server_step.algorithm.needs.time_stamps)
+            for k, rows in reads.items():
+                up[k], beside = self._beside_rows(server, rows)
+                down[k] = download_bytes(rows, widths, payload) + beside + stamp
+            server_step.timed = up if server_step.config.secure is None else {}
         started = server_step.visits + self.left_out
 
         def end(k: int, share: Fraction) -> float:
-            return duration.end(k, int(started[k]), self.virtual, down.get(k, 0), up, float(share))
+            return duration.end(k, int(started[k]), self.virtual, down.get(k, 0), up.get(k, 0), float(share))
 
         def steps(k: int) -> tuple[int, int]:
             return server_step.config.clients.num_steps(k, int(server_step.visits[k]))
@@ -156,16 +157,11 @@ class SynchronousEngine(Engine):
         key = self.sampler.key.of("rounds")
         return self.rule.plan(RoundStart(step, self._cohort, wanted, self.virtual, end, steps, key))
 
-    def _beside_rows(self, server: Server) -> tuple[int, int]:
-        """Return the bytes of an upload, and of a download without the rows, in a round of the cohort."""
+    def _beside_rows(self, server: Server, reads: Reads) -> tuple[int, int]:
+        """Return the bytes of an upload, and of a download without its rows, in a round of the cohort."""
         if self.server_step.config.secure is not None:
-            n = len(self._cohort)
-            if n not in self._masked:
-                self._masked[n] = masked_sizes(self.server_step, server, n)
-            return self._masked[n]
-        if self._upload_bytes is None:
-            self._upload_bytes = upload_size(self.server_step, server)
-        return self._upload_bytes, 0
+            return self._upload_sizes.masked(server, reads, len(self._cohort))
+        return self._upload_sizes.clear(server, reads), 0
 
     def _state(self) -> Saved | None:
         """Return the engine's part of the state, on rank 0."""
@@ -174,7 +170,7 @@ class SynchronousEngine(Engine):
         values: dict[str, Any] = {"virtual": self.virtual, "seconds": perf_counter() - self._start}
         if self.rule is not None:
             values["left_out"] = self.left_out.tolist()
-            values["upload_bytes"] = self._upload_bytes
+            values["upload_sizes"] = self._upload_sizes.state()
         return Saved(self.server.version, values=values)
 
     def _restore(self) -> None:
@@ -185,7 +181,7 @@ class SynchronousEngine(Engine):
             self._start = perf_counter() - self._saved.values["seconds"]
             if self.rule is not None:
                 self.left_out = np.array(self._saved.values["left_out"], np.int64)
-                self._upload_bytes = self._saved.values.get("upload_bytes")  # not in release 0.2
+                self._upload_sizes.load(self._saved.values.get("upload_sizes", []))  # not in release 0.2
         self.server_step.distribute(self.server)
 
     def _end(self, step: int, cohort: np.ndarray, trained: np.ndarray) -> float:

@@ -2,44 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
 import numpy as np
 import torch
 
 from mpifl.aggregation.tables import read_rows
 from mpifl.core.devices import message_on
-from mpifl.core.types import Message, Report, Server
+from mpifl.core.types import Message, Reads, Report, Server
 from mpifl.traffic.encoding import sizes, time_stamp_bytes, upload_bytes
 
-from .hook_errors import ClientCall, first_that_works
+from .hook_errors import MOST_TRIED, ClientCall, first_that_works
 from .server_step import ServerStep
 
-
-def upload_size(server_step: ServerStep, server: Server) -> int:
-    """Return the bytes of an upload, time stamp included: those of client 0 after training for no epoch.
-
-    Where clients that fail are left out, the next one that works stands in for client 0.
-
-    Args:
-        server_step: of rank 0.
-        server: now; rows that workers hold count as zeros.
-    """
-    return _clear_size(server_step, *_upload(server_step, server))
+Kind = tuple[tuple[str, int], ...]  # table -> rows of it that are read; `MIXED` for a mixture
+MIXED = -1
 
 
-def masked_sizes(server_step: ServerStep, server: Server, num_clients: int) -> tuple[int, int]:
-    """Return the bytes of a masked upload, and of what a client downloads beside the rows that it reads.
+def kind_of_visit(reads: Reads) -> Kind:
+    """Return how many rows of each table a client reads: visits of one kind upload as many bytes."""
+    return tuple((name, MIXED if isinstance(r, np.ndarray) else len(r)) for name, r in reads.items())
 
-    All clients of the round count as one group: where they choose among rows, groups are smaller and send
-    less.
+
+class UploadSizes:
+    """The sizes of uploads, each kind of visit measured once: by the first client that reads as many rows.
+
+    It trains for no epoch. Where clients that fail are left out, the next of its kind stands in for it.
 
     Args:
         server_step: of rank 0.
-        server: now.
-        num_clients: of the round.
     """
+
+    def __init__(self, server_step: ServerStep) -> None:
+        self.server_step = server_step
+        self._clear: dict[Kind, int] = {}
+        self._masked: dict[tuple[int, Kind], tuple[int, int]] = {}
+
+    def clear(self, server: Server, reads: Reads) -> int:
+        """Return the bytes of an upload, time stamp included.
+
+        Args:
+            server: that is read; rows that workers hold count as zeros.
+            reads: rows that the client downloads.
+
+        Raises:
+            ClientError: the client by which it is measured failed, or, where such clients are left out, some.
+        """
+        kind = kind_of_visit(reads)
+        if kind not in self._clear:
+            self._clear[kind] = _clear_size(self.server_step, *_upload(self.server_step, server, kind))
+        return self._clear[kind]
+
+    def masked(self, server: Server, reads: Reads, num_clients: int) -> tuple[int, int]:
+        """Return the bytes of a masked upload, and of what a client downloads beside the rows that it reads.
+
+        All clients of the round count as one group: where they choose among rows, groups are smaller and send
+        less.
+
+        Args:
+            server: now.
+            reads: rows that the client downloads.
+            num_clients: of the round.
+        """
+        kind = num_clients, kind_of_visit(reads)
+        if kind not in self._masked:
+            self._masked[kind] = _masked_sizes(self.server_step, server, *kind)
+        return self._masked[kind]
+
+    def state(self) -> list[Any]:
+        """Return the sizes that were measured, of uploads that nobody hides; what JSON can hold."""
+        return [[*item] for item in self._clear.items()]
+
+    def load(self, state: Sequence[Any]) -> None:
+        """Restore the sizes."""
+        self._clear = {tuple((name, count) for name, count in kind): size for kind, size in state}
+
+
+def _masked_sizes(server_step: ServerStep, server: Server, num_clients: int, kind: Kind) -> tuple[int, int]:
+    """Return the sizes of a kind of visit; see `UploadSizes.masked`."""
     secure, payload = server_step.config.secure, server_step.config.payload
     assert secure is not None
-    report, message = _upload(server_step, server)
+    report, message = _upload(server_step, server, kind)
     up, down = _clear_size(server_step, report, message) - _clear_vectors(server_step, report, message), 0
     for name, x in report.vectors.items():
         if name not in report.unsent:
@@ -61,12 +106,8 @@ def _clear_vectors(server_step: ServerStep, report: Report, message: Message) ->
     return sum(sizes(c.payload, report, message, c.algorithm.statistics).values())
 
 
-def _upload(server_step: ServerStep, server: Server) -> tuple[Report, Message]:
-    """Return what a client reports after training for no epoch, and what it had downloaded.
-
-    Raises:
-        ClientError: client 0 failed, or, where such clients are left out, some of them.
-    """
+def _upload(server_step: ServerStep, server: Server, kind: Kind) -> tuple[Report, Message]:
+    """Return what a client of a kind reports after training for no epoch, and what it had downloaded."""
     c, sharded = server_step.config, server_step.tables.sharded
 
     def rows(name: str, numbers: list[int]) -> torch.Tensor:
@@ -74,13 +115,20 @@ def _upload(server_step: ServerStep, server: Server) -> tuple[Report, Message]:
             return torch.zeros(len(numbers), server_step.tables.width(name))
         return server.tables[name][numbers]
 
+    def reads_of(k: int) -> Reads:
+        return server_step.hooks.reads("reads", server, np.array([k]))[k]
+
     def visit(k: int) -> tuple[Report, Message]:
-        reads = server_step.hooks.reads("reads", server, np.array([k]))[k]
+        reads = reads_of(k)
         vectors = {name: read_rows(rows, name, which) for name, which in reads.items()}
         client = c.clients.client(k, epochs=0, steps=None)
         message = message_on(Message(vectors, reads), c.clients.device)
         with ClientCall(c.algorithm, "local_update", client=k, visit=0):
             report, _ = c.algorithm.local_update(message, {}, client, c.seed.of("size"))
+        if c.protection is not None:
+            report = c.protection.protect(report, message, c.protection.clip, c.seed.of("size"))
         return report, message
 
-    return first_that_works(visit, range(c.problem.num_clients), server.version + 1, c.drops)
+    alike = (k for k in range(c.problem.num_clients) if kind_of_visit(reads_of(k)) == kind)
+    tried = [*islice(alike, MOST_TRIED if c.drops else 1)]
+    return first_that_works(visit, tried, server.version + 1, c.drops)

@@ -5,8 +5,9 @@ do.
 from __future__ import annotations
 
 import csv
+import warnings
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -33,6 +34,7 @@ from mpifl.simulation.policies import (
     DrawnStaleness,
     EveryArrival,
     OverSelection,
+    PartialWork,
     Synchronous,
     Waves,
 )
@@ -95,6 +97,48 @@ def test_rounds_and_barrier_share_their_time_axis(name, options, tmp_path):
     assert runs[0].times == runs[1].times
     assert min(np.diff(runs[0].times)) > 0.1
     assert (runs[0].times[0] > 0.1) == (name != "fedavg")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fedcuau", {}), ("fedfomo", {"num_models": 2}), ("fedfomo", {"num_models": 2, "variant": "ucfl"})],
+)
+def test_uploads_of_several_sizes_share_the_time_axis_of_rounds(name, options, recwarn, tmp_path):
+    """FedCUAU's uploads depend on the client's cluster; FedFomo's grow when clients read others' models."""
+    world = {"options": options, "delay": SLOW, "network": Links(uplink_bytes_s=90.0), "participation": 0.5}
+    policies = (Synchronous(), Barrier(), PartialWork(deadline_s=1e6))
+    runs = [events(name, tmp_path / str(i), policy=p, **world) for i, p in enumerate(policies)]
+    assert runs[0].times == runs[1].times == runs[2].times
+    assert not [w for w in recwarn if "network" in str(w.message)]
+
+
+def test_who_is_back_first_depends_on_the_upload_of_each(tmp_path):
+    """FedCUAU with equal computing: cluster 1 uploads a copy less, and is back before cluster 0."""
+    world = {"network": Links(uplink_bytes_s=90.0), "cohort_size": 3}
+    done = events("fedcuau", tmp_path, 1, policy=OverSelection(extra=1.0), **world)
+    assert done.server.assign[done.records[-1].cohort].tolist() == [1, 1, 1]
+
+
+class Growing(CATALOGUE["fedasync"]):
+    """FedAsync whose clients send a note more from their second visit on."""
+
+    needs = replace(CATALOGUE["fedasync"].needs, client_state=True)
+
+    def local_update(self, message, state, client, key):
+        """Remember that the client was there."""
+        report, _ = super().local_update(message, {}, client, key)
+        return replace(report, notes={"seen": np.zeros(1 + len(state))}), {"seen": torch.ones(1)}
+
+
+@pytest.mark.parametrize("policy", [EveryArrival(), Barrier(), PartialWork(deadline_s=1e6)])
+def test_uploads_of_a_size_that_cannot_be_known_are_named_once(policy, tmp_path):
+    world = {"policy": policy, "participation": 1.0, "delay": SLOW}
+    with pytest.warns(UserWarning, match=r"network: client \d uploads 660 bytes, .* with 656, ") as said:
+        worlds.events(Growing(), worlds.Tiny(), tmp_path, 9, network=Links(uplink_bytes_s=90.0), **world)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        worlds.events(Growing(), worlds.Tiny(), tmp_path / "free", 9, **world)
 
 
 @pytest.mark.parametrize("policy", [Buffer(size=2), Waves(every_s=0.5), EveryArrival()])
