@@ -449,6 +449,7 @@ class ReplayClock(Clock):
         super().__init__(in_seconds)
         self.trace = trace
         self._ended = False
+        self._version = 0  # of the server when visits started last
         self._visits: dict[tuple[int, int], Visit] = {}  # by client and visit
 
     def take_statistics(self, moved: Moves, pool: Pool) -> None:
@@ -487,17 +488,21 @@ class ReplayClock(Clock):
             return None
         row = self.trace.pop()
         remedy = f"client {row.client} uploads a visit that it has not begun: this is no trace of such a run"
+        if row.read_version > self._version:
+            there = f"reads version {row.read_version}, and the server is at {self._version}"
+            remedy = f"client {row.client} {there}: no trace of such a run"
         require((row.client, row.visit) in self._visits, "clock.trace", row.place, remedy)
         self.now = row.time
         return self._visits.pop((row.client, row.visit))
 
     def is_tied(self) -> bool:
-        """Return whether the trace has another arrival at this instant."""
-        return bool(self._visits) and self.trace.next_time() == self.now
+        """Return False: the versions in the trace say which visits start between arrivals of an instant."""
+        return False
 
     def starts(self, dispatch: DispatchState) -> list[Start]:
         """Return the visits that start at this instant in the trace."""
-        return self.trace.starting(self.now)
+        self._version = dispatch.version
+        return self.trace.starting(self.now, dispatch.version, dispatch.busy)
 
     def goes_to_start(self, until: float) -> bool:
         """Go on to a start between two arrivals: the original dropped a visit then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -73,6 +73,7 @@ class Trace:
             self._times[row.client, row.visit] = row.time
             self._starts[row.start].append((row.client, row.read_version))
         self._order = deque(sorted(self._starts))
+        self._open: list[Start] = []  # of instants that have come; they wait for their version or client
 
     def arrival(self, client: int, visit: int) -> float:
         """Return when a visit of a client arrives."""
@@ -93,22 +94,37 @@ class Trace:
         self.at += 1
         return self.rows[self.at - 1]
 
-    def starting(self, now: float) -> list[Start]:
-        """Return the clients that start at an instant and the version that each reads; once an instant."""
-        return self._starts.pop(now, [])
+    def starting(self, now: float, version: int, busy: Collection[int]) -> list[Start]:
+        """Return the clients that start at an instant and the version that each reads; each start once.
+
+        Where visits take no time, one instant holds several of a client, and of several versions.
+
+        Args:
+            now: the instant, or a later one than before.
+            version: of the server; who reads a later one starts when it is there.
+            busy: clients whose visits are under way; they start their next when they are back.
+        """
+        self._open += self._starts.pop(now, [])
+        taken, out, left = set(busy), list[Start](), list[Start]()
+        for start in self._open:
+            (left if start[0] in taken or start[1] > version else out).append(start)
+            taken.add(start[0])
+        self._open = left
+        return out
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: rows read, and the instants whose starts have not been returned."""
-        return {"at": self.at, "left": sorted(self._starts)}
+        """Return the position: rows read, instants that have not come, and starts that wait."""
+        return {"at": self.at, "left": sorted(self._starts), "open": self._open}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position."""
         self.at = state["at"]
         self._starts = defaultdict(list, {t: self._starts[t] for t in state["left"]})
         self._order = deque(sorted(self._starts))
+        self._open = [(client, version) for client, version in state.get("open", [])]  # not in release 0.2
 
     def next_start(self) -> float:
-        """Return the first instant whose starts have not been returned; infinity where there is none."""
+        """Return the first instant with starts that has not come; infinity where there is none."""
         while self._order and self._order[0] not in self._starts:
             self._order.popleft()
         return self._order[0] if self._order else inf

@@ -372,11 +372,20 @@ def test_the_replay_of_a_wall_clock_run_is_that_run(name, policy, steps, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "policy", [EveryArrival(), Buffer(size=6), Barrier(), ClientDecides(), DrawnStaleness(most=2)]
+    "policy",
+    [
+        EveryArrival(),
+        Buffer(size=3),
+        Buffer(size=6),
+        Barrier(),
+        Waves(size=3),
+        ClientDecides(),
+        DrawnStaleness(most=2),
+    ],
 )
-@pytest.mark.parametrize("delay", [SLOW, Constant()])
+@pytest.mark.parametrize("delay", [SLOW, Constant(), Constant(0.0)], ids=["slow", "equal", "none"])
 def test_the_replay_of_a_virtual_run_is_that_run(policy, delay, tmp_path):
-    """Ties too: with equal delays all arrive at the same instant before anyone starts."""
+    """Ties too: with equal delays all arrive at the same instant before anyone starts; without, all at 0."""
     delay = delay if policy.in_seconds else Constant()
     one = events("fedasync", tmp_path / "one", 12, policy=policy, delay=delay)
     trace = write(one.arrivals, tmp_path / "events.csv")
@@ -394,7 +403,7 @@ def test_a_trace_of_another_run_is_refused(tmp_path):
     """A step at every second arrival reads other versions than a step at each."""
     one = events("fedasync", tmp_path / "one", 12, delay=SLOW)
     trace = write(one.arrivals, tmp_path / "events.csv")
-    with pytest.raises(UserError, match="reads version 1, and the server is at 0: no trace of such a run"):
+    with pytest.raises(UserError, match="reads version 2, and the server is at 1: no trace of such a run"):
         events("fedasync", tmp_path / "two", 6, policy=Buffer(size=2), clock=Replay(trace))
     with pytest.raises(UserError, match="the trace ends before the run"):
         events("fedasync", tmp_path / "three", 13, clock=Replay(trace))
