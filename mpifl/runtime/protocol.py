@@ -22,6 +22,13 @@ COLUMNS = ("number", "client", "num_samples")  # of a `ReportTable`: one number 
 COLUMN_GROUPS = ("notes", "findings", "metrics", "max_abs", "note_sizes")  # name -> one value of each report
 SHARED_READS = 16  # reads that differ, up to which every rank is sent all of them
 Exchanges = Mapping[tuple[str, str, int], tuple[int, int]]
+Kind = tuple[tuple[str, int], ...]  # table -> rows of it that are read; `MIXED` for a mixture
+MIXED = -1
+
+
+def kind_of_visit(reads: Reads) -> Kind:
+    """Return how many rows of each table a client reads: visits of one kind upload as many bytes."""
+    return tuple((name, MIXED if isinstance(r, np.ndarray) else len(r)) for name, r in reads.items())
 
 
 @dataclass(frozen=True)

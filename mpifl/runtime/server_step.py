@@ -48,12 +48,14 @@ from .hooks import ServerHooks
 from .protocol import (
     DealtTasks,
     GatheredReports,
+    Kind,
     ReportHeader,
     ReportTable,
     TaskBatch,
     TaskTable,
     gathered_reports,
     joined_tables,
+    kind_of_visit,
     mean_metrics,
     report_tables,
 )
@@ -263,7 +265,8 @@ class ServerStep:
             results = self.worker.run(batch)
             reports = self._gather(batch, results, "local_update")
         if reports is not None and plan is not None and plan.late_send:
-            self._book_late(batch.step, reports, plan.late)
+            assert server is not None
+            self._book_late(server, batch.step, reports, plan.late)
         with doing("aggregating"):
             self._measure(batch.step, reports, results.uploads)
             if self.config.updates:
@@ -282,11 +285,29 @@ class ServerStep:
                 part.commit()
         return result.server, result.notes
 
-    def _book_late(self, step: int, reports: GatheredReports, late: np.ndarray) -> None:
-        """Enter uploads that nobody uses: as large as the first of the step, since all have one form."""
-        first = next(table for table in reports.tables if table.fresh)
-        sizes = {name: each[:1].repeat(len(late)) for name, each in first.note_sizes.items()}
-        self.book(step, replace(first, client=late, note_sizes=sizes, exchanges={}))
+    def _book_late(self, server: Server, step: int, reports: GatheredReports, late: np.ndarray) -> None:
+        """Enter uploads that nobody uses: as large as the first by a client that reads as many rows."""
+        known = [
+            (table, i, k)
+            for table in reports.tables
+            if table.fresh
+            for i, k in enumerate(table.client.tolist())
+        ]
+        reads = self.hooks.reads("reads", server, np.array([*late.tolist(), *(k for *_, k in known)]))
+        first: dict[Kind, tuple[ReportTable, int]] = {}
+        for table, i, k in known:
+            first.setdefault(kind_of_visit(reads[k]), (table, i))
+        alike: dict[Kind, list[int]] = {}
+        for k in late.tolist():
+            alike.setdefault(kind_of_visit(reads[k]), []).append(k)
+        for kind, clients in alike.items():
+            if kind not in first and len({(*f[0].bytes.items(),) for f in first.values()}) > 1:
+                self._say_sizes(
+                    f"late uploads of clients {clients[:3]} are booked with the size of another's"
+                )
+            table, i = first.get(kind, known[0][:2])
+            sizes = {name: each[i : i + 1].repeat(len(clients)) for name, each in table.note_sizes.items()}
+            self.book(step, replace(table, client=np.array(clients), note_sizes=sizes, exchanges={}))
 
     def _measure(self, step: int, reports: GatheredReports | None, uploads: Uploads) -> None:
         """Multiply the clients' models with each other, if that is due.
@@ -737,10 +758,16 @@ class ServerStep:
         for k, sent in zip(clients.tolist(), np.broadcast_to(size, clients.shape).tolist(), strict=True):
             if sent != self.timed.get(k, sent):
                 timed = f"its visit is timed with {self.timed[k]}, as all are that read as many rows"
-                text = f"network: client {k} uploads {sent} bytes, and {timed}; who is back when is not exact"
-                warnings.warn(text, stacklevel=2)
-                self._says_sizes = True
+                self._say_sizes(
+                    f"network: client {k} uploads {sent} bytes, and {timed}; who is back when is not exact"
+                )
                 return
+
+    def _say_sizes(self, text: str) -> None:
+        """Warn once a run of sizes that are not exact."""
+        if not self._says_sizes:
+            warnings.warn(text, stacklevel=3)
+        self._says_sizes = True
 
     # -- evaluation ------------------------------------------------------------------------------------------
 

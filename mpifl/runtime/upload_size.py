@@ -15,15 +15,8 @@ from mpifl.core.types import Message, Reads, Report, Server
 from mpifl.traffic.encoding import sizes, time_stamp_bytes, upload_bytes
 
 from .hook_errors import MOST_TRIED, ClientCall, first_that_works
+from .protocol import Kind, kind_of_visit
 from .server_step import ServerStep
-
-Kind = tuple[tuple[str, int], ...]  # table -> rows of it that are read; `MIXED` for a mixture
-MIXED = -1
-
-
-def kind_of_visit(reads: Reads) -> Kind:
-    """Return how many rows of each table a client reads: visits of one kind upload as many bytes."""
-    return tuple((name, MIXED if isinstance(r, np.ndarray) else len(r)) for name, r in reads.items())
 
 
 class UploadSizes:

@@ -123,6 +123,18 @@ def test_the_ledger_of_over_selection_is_exact(late, steady, tmp_path):
     assert {row["cast"] for row in entries} == {"broadcast"}, "those that are left out read it, too"
 
 
+def test_late_uploads_are_as_large_as_those_of_clients_that_read_as_many_rows(steady, tmp_path):
+    """A client of FedCUAU uploads what it downloads: a trunk, and 1 to 3 copies of a block by its cluster."""
+    policy, method = OverSelection(extra=1.0, late="sent"), CATALOGUE["fedcuau"](num_clusters=3)
+    with pytest.warns(UserWarning, match="late uploads of clients .* the size of another's in the ledger"):
+        done = worlds.events(method, worlds.Tiny(), tmp_path, 6, policy=policy, delay=steady, cohort_size=2)
+    moved = [m for m in done.server_step.ledger.moved if m.step]
+    sizes = {m.step: {u.bytes_up for u in moved if u.step == m.step and u.trains} for m in moved}
+    late = [m for m in moved if not m.trains and m.bytes_down in sizes[m.step]]
+    assert len({m.bytes_down for m in late}) > 1
+    assert [m.bytes_up for m in late] == [m.bytes_down for m in late]
+
+
 def test_who_was_left_out_meets_another_delay_next_time(tmp_path):
     """Client 5 takes 100 s at its first start and a tenth at the second: then 4, the slowest, is left out."""
     file = tmp_path / "delays.csv"
