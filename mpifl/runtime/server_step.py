@@ -301,9 +301,9 @@ class ServerStep:
         for k in late.tolist():
             alike.setdefault(kind_of_visit(reads[k]), []).append(k)
         for kind, clients in alike.items():
-            if kind not in first and len({(*f[0].bytes.items(),) for f in first.values()}) > 1:
+            if kind not in first:
                 self._say_sizes(
-                    f"late uploads of clients {clients[:3]} are booked with the size of another's"
+                    f"late uploads of clients {clients[:3]} have the size of another's in the ledger"
                 )
             table, i = first.get(kind, known[0][:2])
             sizes = {name: each[i : i + 1].repeat(len(clients)) for name, each in table.note_sizes.items()}
