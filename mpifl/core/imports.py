@@ -15,26 +15,29 @@ from typing import Any
 
 from .errors import UserError, nearest
 
-_modules: dict[str, ModuleType] = {}  # import path -> the module that the object was found in
 
-
-def code_of(paths: Iterable[str]) -> str:
-    """Return a hash of the modules of objects that were loaded, 12 hexadecimal digits; empty for none.
+def code_of(texts: Iterable[str]) -> str:
+    """Return a hash of the files of modules that import paths name, 12 hexadecimal digits; empty for none.
 
     Args:
-        paths: as given to `load_object`; others are left out.
+        texts: of a configuration; those that are no import paths, or of mpifl itself, are left out.
     """
-    found = [_modules[path] for path in dict.fromkeys(paths) if path in _modules]
-    texts = sorted({_text(module) for module in found} - {b""})
-    return sha256(b"\0".join(texts)).hexdigest()[:12] if texts else ""
+    found = sorted({_source(text) for text in texts} - {b""})
+    return sha256(b"\0".join(found)).hexdigest()[:12] if found else ""
 
 
-def _text(module: ModuleType) -> bytes:
-    """Return the source of a module, as it was run where it is a file of its own."""
-    if hasattr(module, "source"):
-        return module.source  # type: ignore[no-any-return]
-    file = getattr(module, "__file__", None)
-    return Path(file).read_bytes() if file and Path(file).is_file() else b""
+def _source(path: str) -> bytes:
+    """Return the file of the module that an import path names; empty where there is none."""
+    place, _, name = path.partition(":")
+    if not name.isidentifier() or place.partition(".")[0] == __package__.partition(".")[0]:
+        return b""
+    try:
+        if place.endswith(".py"):
+            return Path(os.path.expanduser(place)).read_bytes()
+        spec = importlib.util.find_spec(place)
+        return Path(spec.origin).read_bytes() if spec is not None and spec.origin is not None else b""
+    except (OSError, ImportError, ValueError):  # not to be found: whoever loads it says so
+        return b""
 
 
 def load_object(path: str, key: str) -> Any:
@@ -59,7 +62,6 @@ def load_object(path: str, key: str) -> Any:
         known = [n for n in vars(module) if not n.startswith("_")]
         raise UserError(key, path, f"{place} has no {name!r}; {nearest(name, known)}")
     found = getattr(module, name)
-    _modules[path] = module
     if isinstance(found, type):
         with suppress(TypeError):  # built-in classes take no attributes
             found.imported_as = path  # type: ignore[attr-defined]
