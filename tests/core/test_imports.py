@@ -37,9 +37,7 @@ def test_a_file_whose_import_failed_is_imported_anew_and_not_taken_half_done(tmp
     del sys.modules["seldom_there"]
 
 
-def test_the_code_of_import_paths_is_that_of_their_files_whether_they_are_loaded_or_not(
-    tmp_path, monkeypatch
-):
+def test_the_code_of_import_paths_is_that_of_their_files_loaded_or_not(tmp_path, monkeypatch):
     """Ranks load what the configuration names at different times."""
     (tmp_path / "mine_of_one.py").write_text("Own = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
