@@ -74,17 +74,21 @@ def tensors_on(values: Mapping[str, Any], device: torch.device) -> dict[str, Any
     return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
 
 
-def message_on(message: Message, device: torch.device) -> Message:
-    """Return a message whose rows are on `device`, each table at the beginning of a line of the cache.
+def aligned(values: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that begins where PyTorch's own do; a copy where it lies elsewhere.
 
-    A row may lie anywhere in a table or in what MPI brought, and products of BLAS have other last bits there.
+    Products of BLAS have other last bits where their factors begin elsewhere in a line of the cache.
     """
+    return values if values.data_ptr() % ALIGNMENT == 0 else values.clone()
+
+
+def message_on(message: Message, device: torch.device) -> Message:
+    """Return a message whose rows are on `device`, aligned: a row may lie anywhere in a table."""
     if device != CPU:
         return replace(message, vectors=tensors_on(message.vectors, device))
     if all(rows.data_ptr() % ALIGNMENT == 0 for rows in message.vectors.values()):
         return message
-    aligned = {n: x if x.data_ptr() % ALIGNMENT == 0 else x.clone() for n, x in message.vectors.items()}
-    return replace(message, vectors=aligned)
+    return replace(message, vectors={name: aligned(rows) for name, rows in message.vectors.items()})
 
 
 def state_on(state: State, device: torch.device) -> State:

@@ -13,6 +13,7 @@ import torch
 
 from mpifl.aggregation.client_store import ClientStore
 from mpifl.core.capabilities import RememberedUploads, uses
+from mpifl.core.devices import aligned
 from mpifl.core.errors import require
 from mpifl.core.progress import doing
 from mpifl.core.types import Server
@@ -93,7 +94,7 @@ class Saved:
         """Return the server under a prefix."""
         about = self.values[prefix]
         return Server(
-            tables={name: self.tensors[f"{prefix}/{name}"] for name in about["tables"]},
+            tables={name: aligned(self.tensors[f"{prefix}/{name}"]) for name in about["tables"]},
             assign=self.arrays[f"{prefix}/assign"],
             algorithm_state={name: self.arrays[f"{prefix}/memo/{name}"] for name in about["memo"]},
             version=about["version"],
