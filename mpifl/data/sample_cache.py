@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from mpifl.core.devices import ALIGNMENT
 from mpifl.core.federation import Split
 
 NUM_BLOCKS = 8  # that the limit is divided into, or more: no block is larger than `BLOCK_BYTES`
 BLOCK_BYTES = 64 << 20
-ALIGNMENT = 64  # bytes
 
 
 class SampleCache:

@@ -180,9 +180,7 @@ class ToFeatures(ToInputs):
 
     def __call__(self, x: np.ndarray) -> torch.Tensor:
         """Return (x - mean) / std, float32 [n, ...]."""
-        out = torch.empty(
-            x.shape
-        )  # at the beginning of a line of the cache: products have other bits elsewhere
+        out = torch.empty(x.shape)  # aligned, as NumPy's arrays are not: see `core.devices.aligned`
         out.numpy()[...] = x if self.mean is None or self.std is None else (x - self.mean) / self.std
         return out
 

@@ -10,7 +10,7 @@ import numpy as np
 from . import statistics
 from .comparison import COLUMNS, NAMES, NO_TEST, STD, Column, Comparison, Contrast, World, seed_of
 from .seed_groups import metric_of
-from .tables import BEST, TIED, Cell, Table
+from .tables import BEST, TIED, Cell, Table, first_of
 
 FORMS = {"g4": "{:.4g}", "g3": "{:.3g}", "f0": "{:.0f}", "f2": "{:.2f}"}
 USUAL = ("run", "seeds", "rounds", *(k for k in COLUMNS if not k.endswith("_mean")), "unreached")
@@ -40,7 +40,7 @@ def _gaps(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
             if 0 < count < len(group.runs)
         ]
         if some:
-            yield f"{key}: left empty where runs lack it: {_some(some)}"
+            yield f"{key}: left empty where runs lack it: {first_of(some)}"
         if comparison.choices.columns and not any(have):
             yield f"{key}: no run has it"
 
@@ -112,14 +112,14 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
         yield f"[low, high]: {percent} interval over {seeds}, {_interval_name(choices.interval, kinds)}"
     single = [group.name for group in groups if len(group.runs) == 1]
     if single and (choices.interval != STD or choices.test):
-        yield f"one seed, no interval and no test: {_some(single)}"
+        yield f"one seed, no interval and no test: {first_of(single)}"
     if any(c.target for c in columns.values()):
         found = [(group, group.reached(comparison.target, "round")) for group in groups]
         never = [f"{group.name} ({r.unmet} of {len(r.met)})" for group, r in found if r.unmet]
         if never:
             yield (
                 "to target: Kaplan-Meier medians, runs that end before it are censored; "
-                f"not reached by {_some(never)}"
+                f"not reached by {first_of(never)}"
             )
         elif several:
             yield "to target: medians over seeds"
@@ -130,7 +130,7 @@ def _notes(comparison: Comparison, keys: Sequence[str]) -> Iterator[str]:
                 place = f" in {world.name}" if world.name else ""
                 yield f"{key}: means of min(needed, {until:.4g}){place}, where the first run without it ends"
     if comparison.repeated:
-        yield f"left out, they repeat another run to the digest: {_some([*comparison.repeated])}"
+        yield f"left out, they repeat another run to the digest: {first_of([*comparison.repeated])}"
     if choices.test != NO_TEST and len(groups) > 1:
         yield from _test_notes(comparison, columns)
 
@@ -161,7 +161,7 @@ def _test_notes(comparison: Comparison, columns: Mapping[str, Column]) -> Iterat
         if several and not metric.target:
             c = several[0]
             pair = [comparison.groups[i] for i in (c.group, c.best)]
-            seeds = "; ".join(f"{g.name}: {_some([seed_of(r) for r in g.runs])}" for g in pair)
+            seeds = "; ".join(f"{g.name}: {first_of([seed_of(r) for r in g.runs])}" for g in pair)
             yield (
                 f"no test of {len(several)} of {len(found)} groups, whose seeds do not pair with the best's: "
                 f"{seeds}"
@@ -203,11 +203,6 @@ def _interval_name(kind: str, medians: Container[bool]) -> str:
     said = [of_means] if False in medians else []
     said += [f"to target {of_medians}"] if True in medians else []
     return f"{'; '.join(said)}{'' if kind == 't' else resamples}"
-
-
-def _some(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def test_tables(comparison: Comparison) -> list[Table]:

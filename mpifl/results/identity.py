@@ -19,9 +19,12 @@ import torch
 
 from mpifl.kernels import bindings
 
+from .tables import first_of
+
 CODE, OWN = "code", "own_code"
 CODES = (CODE, OWN)  # they decide more than last bits
 PACKAGES = ("mpifl", "torch", "numpy", "scipy", "scikit-learn")  # packages that compute numbers
+MACHINE = ("device", "processor", "instructions", "kernels", "compiler", CODE, *PACKAGES)  # see `machine`
 NONE = "none"
 MOST_NAMES = 3  # of runs in a line
 
@@ -64,20 +67,21 @@ def machine(gpu: str | None = None) -> dict[str, str]:
         `code` and the version of each of `PACKAGES`.
     """
     build = bindings.BUILD if bindings.TRAINING_AVAILABLE else {}
-    return {
-        "device": gpu or "cpu",
-        "processor": processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "kernels": build.get("sources", NONE),
-        "compiler": f"{build['compiler']}, {build['flags']}" if build else NONE,
-        CODE: code(),
-        **{name: str(version_of(name)) for name in PACKAGES},
-    }
+    values = (
+        gpu or "cpu",
+        processor(),
+        torch.backends.cpu.get_cpu_capability(),
+        build.get("sources", NONE),
+        f"{build['compiler']}, {build['flags']}" if build else NONE,
+        code(),
+        *(str(version_of(name)) for name in PACKAGES),
+    )
+    return dict(zip(MACHINE, values, strict=True))
 
 
 def of_machine(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of an identity that no option decides."""
-    return {name: found[name] for name in machine() if name in found}
+    return {name: found[name] for name in MACHINE if name in found}
 
 
 def identity(options: Mapping[str, Any], machines: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -118,13 +122,7 @@ def _kinds(values: Iterable[tuple[str, Any]]) -> str:
     runs: dict[str, list[str]] = {}
     for run, value in values:
         runs.setdefault(str(value), []).append(run)
-    return "; ".join(f"{value} ({_some(names)})" for value, names in runs.items())
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many more there are."""
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return "; ".join(f"{value} ({first_of(names, MOST_NAMES)})" for value, names in runs.items())
 
 
 def line(found: Mapping[str, Any]) -> str:

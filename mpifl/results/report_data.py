@@ -29,6 +29,7 @@ from .comparison import Comparison
 from .figures import COMPARED, MATRICES
 from .reader import Run
 from .seed_groups import Group
+from .tables import first_of
 
 AXES = {  # column -> title, unit, what a value is multiplied with
     "round": ("rounds", "", 1.0),
@@ -296,8 +297,7 @@ def facts(run: Run) -> dict[str, str]:
 
 def _some(names: object, most: int = 20) -> str:
     """Return the first of some names in a line; empty for what is no list."""
-    found = [str(name) for name in names] if isinstance(names, list) else []
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+    return first_of([str(name) for name in names], most) if isinstance(names, list) else ""
 
 
 def _tree(value: object) -> Mapping[str, Any]:

@@ -46,6 +46,12 @@ LATEX = {
 }
 
 
+def first_of(names: Sequence[str], most: int = 6) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 @dataclass(frozen=True)
 class Cell:
     """A cell.

@@ -264,7 +264,7 @@ class ServerStep:
             batch = self._scatter(batches)
             results = self.worker.run(batch)
             reports = self._gather(batch, results, "local_update")
-        if reports is not None and plan is not None and plan.late_send:
+        if reports is not None and plan is not None and plan.late_send and len(plan.late):
             assert server is not None
             self._book_late(server, batch.step, reports, plan.late)
         with doing("aggregating"):
@@ -287,16 +287,12 @@ class ServerStep:
 
     def _book_late(self, server: Server, step: int, reports: GatheredReports, late: np.ndarray) -> None:
         """Enter uploads that nobody uses: as large as the first by a client that reads as many rows."""
-        known = [
-            (table, i, k)
-            for table in reports.tables
-            if table.fresh
-            for i, k in enumerate(table.client.tolist())
-        ]
-        reads = self.hooks.reads("reads", server, np.array([*late.tolist(), *(k for *_, k in known)]))
+        fresh = [table for table in reports.tables if table.fresh]
+        reads = self.hooks.reads("reads", server, np.concatenate([late, *(table.client for table in fresh)]))
         first: dict[Kind, tuple[ReportTable, int]] = {}
-        for table, i, k in known:
-            first.setdefault(kind_of_visit(reads[k]), (table, i))
+        for table in fresh:
+            for i, k in enumerate(table.client.tolist()):
+                first.setdefault(kind_of_visit(reads[k]), (table, i))
         alike: dict[Kind, list[int]] = {}
         for k in late.tolist():
             alike.setdefault(kind_of_visit(reads[k]), []).append(k)
@@ -305,7 +301,7 @@ class ServerStep:
                 self._say_sizes(
                     f"late uploads of clients {clients[:3]} have the size of another's in the ledger"
                 )
-            table, i = first.get(kind, known[0][:2])
+            table, i = first.get(kind, (fresh[0], 0))
             sizes = {name: each[i : i + 1].repeat(len(clients)) for name, each in table.note_sizes.items()}
             self.book(step, replace(table, client=np.array(clients), note_sizes=sizes, exchanges={}))
 
