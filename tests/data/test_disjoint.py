@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpifl.core.errors import UserError
 from mpifl.core.federation import Split
+from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, PoolFederation, open_federation
+from mpifl.data.scenario import SPLITS
 
 TRAIN, TEST, CLASSES, ORIGINS, BITS = 1200, 600, 10, 6, 16
 CCFL = {"clients": 8, "smallest": 40, "largest": 80, "public": 100, "test_images": 50, "exam": 300}
@@ -46,6 +49,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ),
     ("mixed", {"groups": MIXED, "validation": 0.2}),
     ("mixed", {"groups": MIXED, "validation": 0.2, "test": "own"}),
+    ("mixed", {"groups": MIXED, "validation": 0.2, "test": "own", "copies": True}),
     ("dirichlet", {"clients": 6, "by": "client", "alpha": 0.3, "validation": 0.2}),
     *(("natural", {"test": test, "validation": 0.2}) for test in ("origin", "own", "all")),
     ("population", {"clients": 30, "samples": 50, "validation": 0.2}),
@@ -53,7 +57,10 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("rotated", {"clients": 8}),
     ("rotated", {"clients": 8, "copies": False, "balance": False, "angles": (0.0, 30.0)}),
     ("rotated", {"clients": 8, "test_parts": "population", "expand": True, "border": 2, "resize": 9}),
+    *(("rotated", {"clients": 8, "balance": balance, "test_share": 0.2}) for balance in (True, False)),
+    ("rotated", {"clients": 8, "copies": False, "test_share": 0.2}),
     ("composed", {"clients": 8, "angles": (0.0, 90.0), "permutations": 2, "validation": 0.2}),
+    ("composed", {"clients": 8, "angles": (0.0, 90.0), "subsets": 2, "copies": True, "test_share": 0.2}),
     ("composed", {"clients": 8, "subsets": 2, "copies": True, "alpha": 0.5, "validation": 0.2}),
     *(("emdcfl_mnist", {"version": version}) for version in ("max", "min", "two", "base")),
     *(("emdcfl_cifar", {"version": version, "resize": 32}) for version in ("max", "min")),
@@ -176,7 +183,7 @@ def test_nobody_is_tested_on_what_anybody_learns_from(numbered, scenario, option
     assert drawn["test"]
     assert bool(drawn["val"]) == bool(federation.sizes[:, 1].any())
     assert not learnt & drawn["test"]
-    if not OWN & {scenario, options.get("test")}:
+    if not OWN & {scenario, options.get("test")} and "test_share" not in options:
         assert max(learnt) < TRAIN <= min(drawn["test"]), "the source's test part is for tests"
     server, group_test_sets = (
         {i for split in sets for i in address(number_of(pixels(federation, split)))}
@@ -187,6 +194,37 @@ def test_nobody_is_tested_on_what_anybody_learns_from(numbered, scenario, option
         "the server's own images are nobody else's"
     )
     assert not group_test_sets & learnt
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_no_alphabet_is_tested_on_sequences_that_another_learns_from(copies):
+    pool = SOURCES["generated"](kind="tokens", train=200).load(Path(), Path())
+    spec = SCENARIOS["alphabets"](clients=6, groups=3, copies=copies, test_share=0.3).compose(pool, key(0))
+    splits = spec.splits()
+    learnt, tested = (
+        {i for name in names for k in range(6) for i in splits[name].of(k).tolist()}
+        for names in (("train", "val"), ("test",))
+    )
+    assert not learnt & tested
+    assert learnt | tested == set(pool.train.tolist())
+    share = splits["test"].sizes / np.sum([splits[name].sizes for name in SPLITS], axis=0)
+    np.testing.assert_allclose(share, 0.3, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [
+        ("rotated", {"clients": 400}),
+        ("composed", {"clients": 400, "angles": (0.0, 90.0), "copies": True}),
+        ("mixed", {"groups": ({"clients": 200},) * 2, "copies": True, "test": "own"}),
+    ],
+)
+def test_copies_whose_tests_are_fewer_than_their_clients_are_refused(numbered, scenario, options):
+    """One of a hundred: 10 or 12 of the 1200 training images, for 100 or 200 clients of a copy."""
+    source = SOURCES["npz"](path=str(numbered / "coloured.npz"))
+    chosen = SCENARIOS[scenario](**options, test_share=0.01)
+    with pytest.raises(UserError, match=r"test_share = 0.01: leaves 1[02] samples for the tests of .*larger"):
+        open_federation(DataConfig(cache=str(numbered / "cache"), source=source, scenario=chosen), 0)
 
 
 def test_every_scenario_is_read():

@@ -14,6 +14,7 @@ from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import IGNORED, Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.scenarios.usual import set_apart
 from mpifl.data.transforms import Op
 
 
@@ -53,7 +54,7 @@ class Alphabets(Scenario):
         copies: whether every group holds the whole data set, or all groups partition it.
         validation: share of each client's training samples set aside.
         test_share: share of each client's own samples set aside for testing, in the place of the source's
-            test part; null: none.
+            test part; null: none. Copies set the same samples aside.
     """
 
     by_class: ClassVar[bool] = False
@@ -95,11 +96,14 @@ class Alphabets(Scenario):
         return tuple(table.tolist())
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
-        train = self._cut(pool.train, key.of("train"))
-        if self.test_share is not None:
-            train, test = hold_out(train, self.test_share)
+        learnt, tested, own = pool.train, pool.test, self.test_share
+        if own and self.copies and self.groups > 1:
+            (learnt, tested), own = set_apart(pool, own, self.clients // self.groups, key), None
+        train = self._cut(learnt, key.of("train"))
+        if own is not None:
+            train, test = hold_out(train, own)
         else:
-            test = self._cut(pool.test, key.of("test"))
+            test = self._cut(tested, key.of("test"))
         kept, held = hold_out(train, self.validation)
         return {"train": kept, "val": held, "test": test}
 

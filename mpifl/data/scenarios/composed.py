@@ -13,6 +13,7 @@ from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_lik
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
 from mpifl.data.scenarios.ucfl import label_permutations
+from mpifl.data.scenarios.usual import set_apart
 from mpifl.data.transforms import Op, PermuteLabels, Rotate
 
 
@@ -32,7 +33,7 @@ class Composed(Scenario):
         copies: whether every group draws from the whole source, or all groups partition it.
         validation: share of each client's training samples set aside.
         test_share: share of each client's own samples set aside for testing, in the place of the source's
-            test part; null: none.
+            test part; null: none. Copies set the same samples aside.
     """
 
     clients: int = 20
@@ -104,20 +105,22 @@ class Composed(Scenario):
         )
 
     def _splits(self, pool: Pool, classes: np.ndarray, key: Key) -> dict[str, Csr]:
-        pairs = [self._group(pool, g, classes[g % self.subsets], key) for g in range(self._num_groups)]
+        parts, own = (pool.train, pool.test), self.test_share
+        if own and self.copies and self._num_groups > self.subsets:  # subsets alone share no sample
+            parts, own = set_apart(pool, own, self.clients // self._num_groups, key), None
+        pairs = [self._group(pool, parts, g, classes[g % self.subsets], key) for g in range(self._num_groups)]
         whole, test = stack([train for train, _ in pairs]), stack([test for _, test in pairs])
-        if self.test_share is not None:
-            whole, test = hold_out(whole, self.test_share)
+        if own is not None:
+            whole, test = hold_out(whole, own)
         kept, held = hold_out(whole, self.validation)
         return {"train": kept, "val": held, "test": test}
 
-    def _group(self, pool: Pool, group: int, classes: np.ndarray, key: Key) -> tuple[Csr, Csr]:
-        """Return (train, test) of one group."""
+    def _group(
+        self, pool: Pool, parts: tuple[np.ndarray, np.ndarray], group: int, classes: np.ndarray, key: Key
+    ) -> tuple[Csr, Csr]:
+        """Return (train, test) of one group, of the two parts that all groups draw from."""
         size, rng = self.clients // self._num_groups, key.of("group", group).numpy()
-        train, test = (
-            self._share(pool, part, group, classes, key.of(i))
-            for i, part in enumerate((pool.train, pool.test))
-        )
+        train, test = (self._share(pool, part, group, classes, key.of(i)) for i, part in enumerate(parts))
         check_clients(size, len(train))
         labels, test_labels = np.asarray(pool.labels)[train], np.asarray(pool.labels)[test]
         if self.alpha is None:

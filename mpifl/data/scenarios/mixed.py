@@ -15,7 +15,16 @@ from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction
 from mpifl.data.scenarios.skewed import LabelQuantity, Quantile, noise_of
 from mpifl.data.scenarios.ucfl import label_permutations
-from mpifl.data.scenarios.usual import TESTS, Dirichlet, Iid, LogNormal, PartitionedScenario, PowerLaw, Shards
+from mpifl.data.scenarios.usual import (
+    TESTS,
+    Dirichlet,
+    Iid,
+    LogNormal,
+    PartitionedScenario,
+    PowerLaw,
+    Shards,
+    set_apart,
+)
 from mpifl.data.transforms import Op, PermuteLabels, Rotate
 
 KINDS: dict[str, type[PartitionedScenario]] = {
@@ -45,7 +54,8 @@ class Mixed(Scenario):
         copies: whether every group divides the whole source, or a share in proportion to its clients.
         validation: share of each client's training samples set aside.
         test: `like`, `own` or `all`, as in scenario iid; all is the group's share of the test part.
-        test_share: share set aside if test is own.
+        test_share: share set aside if test is own. Copies set the same samples aside, and cut them as
+            `like` cuts the source's test part.
     """
 
     by_class: ClassVar[bool] = False
@@ -151,9 +161,13 @@ class Mixed(Scenario):
         return ", ".join(words)
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
-        shares = [self._shares(part, key.of("share", i)) for i, part in enumerate((pool.train, pool.test))]
+        inner, parts = self._partitions, (pool.train, pool.test)
+        if self.test == "own" and self.test_share and self.copies and len(inner) > 1:
+            parts = set_apart(pool, self.test_share, max(partition.clients for partition in inner), key)
+            inner = [replace(partition, test="like") for partition in inner]
+        shares = [self._shares(part, key.of("share", i)) for i, part in enumerate(parts)]
         rows: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
-        for g, partition in enumerate(self._partitions):
+        for g, partition in enumerate(inner):
             train, test = (share[g] for share in shares)
             place = np.concatenate([train, test])
             reads = isinstance(partition, Quantile) and partition.by != "target"

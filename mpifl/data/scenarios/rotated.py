@@ -12,6 +12,7 @@ from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, check_side, grouped
+from mpifl.data.scenarios.usual import set_apart
 from mpifl.data.transforms import Border, Op, Rotate
 
 
@@ -33,7 +34,7 @@ class Rotated(Scenario):
             of which each block uses the first (EMD-CFL's notebooks: only a quarter of MNIST's test part is
             used).
         test_share: share of each client's own samples set aside for testing, in the place of the source's
-            test part; null: none.
+            test part; null: none. Copies set the same samples aside.
         spread: give remainders one each to the last clients, or all to the very last (EMD-CFL's notebooks).
         expand: grow the canvas so that no corner is cut (EMD-CFL's CIFAR-10).
         border: black pixels added on every side before rotating.
@@ -85,13 +86,16 @@ class Rotated(Scenario):
 
     def _splits(self, pool: Pool, key: Key) -> dict[str, Csr]:
         per_block = self.clients // len(self.angles)
-        train = self._cut(pool, pool.train, per_block, key.of("train"), self.copies)
-        if self.test_share is not None:
-            train, test = hold_out(train, self.test_share)
-        elif self.test_parts == "population":
-            test = self._cut(pool, pool.test, self.clients, key.of("test"), copies=True)
+        learnt, tested, own = pool.train, pool.test, self.test_share
+        if own and self.copies and len(self.angles) > 1:
+            (learnt, tested), own = set_apart(pool, own, per_block, key), None
+        train = self._cut(pool, learnt, per_block, key.of("train"), self.copies)
+        if own is not None:
+            train, test = hold_out(train, own)
+        elif self.test_parts == "population" and self.test_share is None:
+            test = self._cut(pool, tested, self.clients, key.of("test"), copies=True)
         else:
-            test = self._cut(pool, pool.test, per_block, key.of("test"), self.copies)
+            test = self._cut(pool, tested, per_block, key.of("test"), self.copies)
         kept, held = hold_out(train, self.validation)
         return {"train": kept, "val": held, "test": test}
 

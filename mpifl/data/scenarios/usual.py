@@ -14,7 +14,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, everyone, from_owner, hold_out
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_by_client, owners_like
 from mpifl.data.partition.shards import owners_by_shards, owners_by_weight
-from mpifl.data.pool import Pool
+from mpifl.data.pool import Pool, stratified
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction
 
 TESTS = ("like", "own", "all")
@@ -105,6 +105,23 @@ def test_like(
     if np.count_nonzero(given) >= num_clients:
         own[given] = at_least(own[given], num_clients, 1, rng)
     return from_owner(own, pool.test, num_clients, rng)
+
+
+def set_apart(pool: Pool, share: float, clients: int, key: Key) -> tuple[np.ndarray, np.ndarray]:
+    """Return (what trains, what tests), addresses of the training part, for scenarios of several copies.
+
+    All copies cut the same two parts, so that nobody is tested on what is training in another copy.
+
+    Args:
+        pool: the samples.
+        share: of the samples, and of those of each class where they have one, that tests.
+        clients: of a copy.
+        key: addresses the draw.
+    """
+    train, tested = stratified(strata(pool)[: pool.num_train], share, key.of("apart"))
+    remedy = f"leaves {len(tested)} samples for the tests of {clients} clients; take a larger one"
+    require(len(tested) >= clients, "test_share", share, remedy)
+    return train, tested
 
 
 @dataclass(frozen=True)
