@@ -77,7 +77,7 @@ class PoolFederation(Federation):
 
     def __init__(self, pool: Pool, spec: ScenarioSpec, partition: Partition, to_tensor: ToInputs) -> None:
         self.pool = pool
-        self._samples, self._static = SampleCache(0), spec.drift is None
+        self._samples = SampleCache(0)
         self.partition: Partition = partition
         self.to_tensor = to_tensor
         self.sizes = partition.sizes
@@ -104,7 +104,7 @@ class PoolFederation(Federation):
 
     def num_samples(self, k: int, visit: int = 0) -> int:
         """Return the number of training samples of client `k` at its `visit`-th visit."""
-        return self.partition.num_samples(k, 0 if self._static else visit)
+        return self.partition.num_samples(k, 0 if self.partition.static else visit)
 
     def attack(self, clients: Sequence[int], labels: np.ndarray | None) -> None:
         """Make clients attackers; call it before any data are read.
@@ -133,7 +133,6 @@ class PoolFederation(Federation):
         Args:
             megabytes: the limit, in units of 10^6 bytes.
         """
-        self._static = self._static or not self.changes
         self._samples = SampleCache(megabytes * 10**6 * self.keeps(megabytes * 10**6))
 
     def keeps(self, limit: int) -> bool:
@@ -147,9 +146,8 @@ class PoolFederation(Federation):
 
     @property
     def changes(self) -> bool:
-        """Return whether the data of client 0 differ between its first two visits."""
-        first, second = (self.partition.of(0, "train", visit).index for visit in (0, 1))
-        return not np.array_equal(np.r_[first], np.r_[second])
+        """Return whether a client may hold other data at another visit, as the partition says."""
+        return not self.partition.static
 
     @property
     def test_pool(self) -> int:
@@ -184,7 +182,7 @@ class PoolFederation(Federation):
             threshold: least total variation distance between the group shares of successive visits.
             longest: a visit skips fewer data sets than this.
         """
-        if self._static or not self.changes or self.partition.mixture(0, 0) is None:
+        if self.partition.static or self.partition.mixture(0, 0) is None:
             super().await_drift(threshold, longest)
         self.partition = PartitionUntilDrift(self.partition, threshold, longest)
 
@@ -224,7 +222,7 @@ class PoolFederation(Federation):
         return self.to_tensor.table(pool.shape) if plain and pool.labels.flags.c_contiguous else None
 
     def _split(self, k: int, split: str, visit: int) -> Split:
-        address = (k, split, 0 if self._static else visit)
+        address = (k, split, 0 if self.partition.static else visit)
 
         def read() -> Split:
             found = self._read(self.partition.of(k, split, visit), self._ops[split])

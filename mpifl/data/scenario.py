@@ -42,9 +42,11 @@ class Partition(ABC):
 
     Attributes:
         sizes: int64 [N, 3], training, validation and test samples (at the first visit, where they change).
+        static: whether every client holds the same samples at every visit; a partition says so itself.
     """
 
     sizes: np.ndarray
+    static: bool = False
 
     @abstractmethod
     def of(self, k: int, split: str, visit: int) -> SampleIndex:
@@ -91,6 +93,8 @@ class FixedPartition(Partition):
             copies is too large.
     """
 
+    static = True
+
     def __init__(
         self, splits: Mapping[str, Csr], groups: np.ndarray | None, test_pool: int | None = None
     ) -> None:
@@ -128,7 +132,8 @@ class ScenarioSpec:
         split_ops: operations of the splits that have their own; names beyond train, val, test are further
             test sets.
         materialize: store transformed images in the cache instead of transforming at every visit.
-        drift: a partition that depends on the visit and is never stored.
+        drift: a partition that depends on the visit and is never stored. Samples, groups and sizes may change
+            at any visit, of any client; where none ever does, its `static` is True, and clients are cached.
         resize: side of the images a client sees, None to keep theirs.
         normalise: the normalisation this scenario's paper uses, None for the source's own.
         public: addresses of the samples the server owns, one array for each group.

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mpifl.core.rng import key
+from mpifl.core.rng import Key, key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
 from mpifl.data.build import open_public
 from mpifl.data.partition.csr import everyone, from_lists
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import FixedPartition, ScenarioSpec
+from mpifl.data.scenario import FixedPartition, Partition, SampleIndex, Scenario, ScenarioSpec
 from mpifl.data.transforms import PermuteLabels, Rotate, ToTensor
 from mpifl.models import MODELS
 from mpifl.training.client import LocalClient
@@ -89,6 +89,51 @@ def test_what_is_kept_at_hand_are_the_data_of_each_visit(cache, static):
             draw = fresh.partition.of(k, "train", visit)
             labels = fresh.pool.labels[draw.index]
             np.testing.assert_array_equal(kept.client(k, visit).train.y, labels)
+
+
+class Sudden(Partition):
+    """From the third visit on, client 1 has images upside down, or a sample less; nobody else changes."""
+
+    def __init__(self, num_train: int, what: str) -> None:
+        self.rows, self.what = np.array_split(np.arange(num_train), 3), what
+        self.sizes = np.array([[len(row), 0, 0] for row in self.rows])
+
+    def of(self, k: int, split: str, visit: int) -> SampleIndex:
+        """Return the samples."""
+        late = k == 1 and visit >= 2
+        row = self.rows[k] if split == "train" else self.rows[k][:0]
+        return SampleIndex(
+            row[1:] if late and self.what == "samples" else row, int(late and self.what == "angle")
+        )
+
+    def num_samples(self, k: int, visit: int) -> int:
+        """Return the number of training samples."""
+        return len(np.r_[self.of(k, "train", visit).index])
+
+
+@dataclasses.dataclass(frozen=True)
+class SuddenScenario(Scenario):
+    """A drift of one's own."""
+
+    what: str = "angle"
+
+    def compose(self, pool: Pool, key: Key) -> ScenarioSpec:
+        """Compose rotation and drift."""
+        return ScenarioSpec(drift=Sudden(pool.num_train, self.what), ops=(Rotate((0.0, 180.0)),))
+
+
+@pytest.mark.parametrize("what", ["angle", "samples"])
+def test_a_drift_of_ones_own_may_begin_late_and_with_one_client(cache, what):
+    config = DataConfig(cache=str(cache), scenario=SuddenScenario(what))
+    fresh, kept = open_federation(config, 0), open_federation(config, 0)
+    kept.keep(100)
+    assert fresh.changes
+    for visit in (0, 1, 2, 3):
+        assert [digest_of(kept, k, visit) for k in range(3)] == [digest_of(fresh, k, visit) for k in range(3)]
+        assert [kept.num_samples(k, visit) for k in range(3)] == [
+            len(fresh.client(k, visit).train) for k in range(3)
+        ]
+    assert len({digest_of(kept, 1, visit) for visit in range(4)}) == 2
 
 
 @pytest.mark.parametrize(("scenario", "options"), SCENARIO_OPTIONS)

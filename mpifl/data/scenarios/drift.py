@@ -113,6 +113,7 @@ class MixturePartition(Partition):
             tested,
             key,
         )
+        self.static = options.static
         total = self._totals(0)
         held = self._held(total)
         self.sizes = np.stack([total - held, held, np.full(len(groups), options.test_images)], axis=1)
@@ -228,6 +229,8 @@ class Population(Scenario):
 
 class SampledPartition(Partition):
     """Samples drawn by client, the same at every visit."""
+
+    static = True
 
     def __init__(self, options: Population, pool: Pool, key: Key) -> None:
         self.options, self.key = options, key
