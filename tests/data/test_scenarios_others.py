@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,8 @@ from mpifl.core.errors import UserError
 from mpifl.core.rng import key
 from mpifl.data import SCENARIOS, SOURCES, DataConfig, histogram, label_distance, open_federation
 from mpifl.data.scenarios.relations import _orders
-from mpifl.data.transforms import rotated
+from mpifl.data.scenarios.ucfl import label_permutations
+from mpifl.data.transforms import PermuteLabels, rotated
 
 
 @pytest.fixture(scope="module")
@@ -293,6 +296,30 @@ def test_groups_never_have_the_same_relation(seed):
     np.testing.assert_array_equal(orders, [[0, 1], [1, 0]])
     with pytest.raises(UserError, match=r"groups = 3: there are only 2 orders of 2; take fewer groups"):
         _orders(key(seed, "data"), 3, 2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_never_have_the_same_labels(seed):
+    """As above, for `composed` and `mixed`; of ten classes no draw is repeated, and it is that of UCFL C."""
+    pool = SOURCES["generated"](kind="classes", outputs=2, train=40).load(Path(), Path())
+    ten = SOURCES["generated"](kind="classes", outputs=10, train=40).load(Path(), Path())
+    drawn = label_permutations(10, 3, key(seed, "data"))
+    plain, permuted = {"clients": 2}, {"clients": 2, "permute_labels": True}
+
+    composed = SCENARIOS["composed"](clients=4, permutations=2)
+    assert composed.compose(pool, key(seed, "data")).facts["labels"] == ((0, 1), (1, 0))
+    composed = SCENARIOS["composed"](clients=6, permutations=3)
+    assert composed.compose(ten, key(seed, "data")).facts["labels"] == (tuple(range(10)), *drawn[1:])
+    with pytest.raises(UserError, match=r"permutations = 3: there are only 2 orders of 2 classes, .* fewer"):
+        composed.compose(pool, key(seed, "data"))
+
+    mixed = SCENARIOS["mixed"](groups=(permuted, plain))
+    assert mixed.compose(pool, key(seed, "data")).ops == (PermuteLabels(((1, 0), (0, 1))),)
+    mixed = SCENARIOS["mixed"](groups=(permuted, plain, permuted))
+    tables = (drawn[0], tuple(range(10)), drawn[2])
+    assert mixed.compose(ten, key(seed, "data")).ops == (PermuteLabels(tables),)
+    with pytest.raises(UserError, match=r"groups = 3: there are only 2 orders of 2 classes, .* fewer"):
+        mixed.compose(pool, key(seed, "data"))
 
 
 @pytest.mark.parametrize("name", ["digits", "npz"])

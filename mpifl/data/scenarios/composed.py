@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import factorial
 
 import numpy as np
 
@@ -12,7 +14,6 @@ from mpifl.data.partition.csr import Csr, from_owner, hold_out, stack
 from mpifl.data.partition.dirichlet import at_least, owners_by_class, owners_like
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
-from mpifl.data.scenarios.ucfl import label_permutations
 from mpifl.data.scenarios.usual import set_apart
 from mpifl.data.transforms import Op, PermuteLabels, Rotate
 
@@ -27,7 +28,7 @@ class Composed(Scenario):
     Attributes:
         clients: N, a multiple of the number of groups.
         angles: degrees counter-clockwise.
-        permutations: label permutations; the first is the identity, so 1 leaves labels alone.
+        permutations: label permutations, all different; the first is the identity, so 1 leaves labels alone.
         subsets: disjoint random sets of classes of equal size; 1 leaves every group all classes.
         alpha: concentration of a Dirichlet split over users inside each group, None for IID.
         copies: whether every group draws from the whole source, or all groups partition it.
@@ -64,8 +65,8 @@ class Composed(Scenario):
         remedy = f"does not divide the {pool.num_classes} classes"
         require(pool.num_classes % self.subsets == 0, "subsets", self.subsets, remedy)
         check_clients(self.clients // (self._num_groups if self.copies else 1), pool.num_train)
-        names = label_permutations(pool.num_classes, self.permutations, key)
-        names = (tuple(range(pool.num_classes)), *names[1:])
+        permuted = [p > 0 for p in range(self.permutations)]
+        names = different_permutations(pool.num_classes, permuted, key, "permutations")
         per_angle = self.permutations * self.subsets
         ops: list[Op] = []
         if any(angle % 360 for angle in self.angles):
@@ -138,3 +139,32 @@ class Composed(Scenario):
             sharing = self._num_groups // self.subsets
             samples = key.numpy().permutation(samples)[group // self.subsets :: sharing]
         return samples[np.isin(pool.labels[samples], classes)]
+
+
+def different_permutations(
+    num_classes: int, permuted: Sequence[bool], key: Key, name: str
+) -> tuple[tuple[int, ...], ...]:
+    """Return a permutation of the labels for each group: entry [g][y] is the name of class y in group g.
+
+    No two permuted groups have the same, and none has its labels as they are; a draw is repeated until then.
+
+    Args:
+        num_classes: L.
+        permuted: whether the labels of each group are permuted.
+        key: addresses the draws.
+        name: the key that says how many there are, for messages.
+
+    Raises:
+        UserError: there are not so many permutations.
+    """
+    orders, few = factorial(min(num_classes, 20)), "one of them as they are; take fewer"
+    remedy = f"there are only {orders} orders of {num_classes} classes, {few}"
+    require(num_classes > 20 or sum(permuted) < orders, name, len(permuted), remedy)
+    same = tuple(range(num_classes))
+    tables: list[tuple[int, ...]] = []
+    for g, is_permuted in enumerate(permuted):
+        rng, table = key.of("labels", g).numpy(), same
+        while is_permuted and table in (same, *tables):  # of two classes, every second draw
+            table = tuple(rng.permutation(num_classes).tolist())
+        tables.append(table)
+    return tuple(tables)

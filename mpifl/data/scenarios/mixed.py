@@ -13,8 +13,8 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists
 from mpifl.data.pool import Pool
 from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction
+from mpifl.data.scenarios.composed import different_permutations
 from mpifl.data.scenarios.skewed import LabelQuantity, Quantile, noise_of
-from mpifl.data.scenarios.ucfl import label_permutations
 from mpifl.data.scenarios.usual import (
     TESTS,
     Dirichlet,
@@ -143,10 +143,8 @@ class Mixed(Scenario):
         if any(change["angle"] % 360 for change in changes):
             ops.append(Rotate(tuple(float(change["angle"]) for change in changes)))
         if any(change["permute_labels"] for change in changes):
-            same = tuple(range(pool.num_classes))
-            tables = label_permutations(pool.num_classes, len(changes), key)
-            chosen = zip(tables, changes, strict=True)
-            ops.append(PermuteLabels(tuple(t if change["permute_labels"] else same for t, change in chosen)))
+            permuted = [change["permute_labels"] for change in changes]
+            ops.append(PermuteLabels(different_permutations(pool.num_classes, permuted, key, "groups")))
         if any(change["noise"] for change in changes):
             ops.append(noise_of(pool, tuple(float(change["noise"]) for change in changes), key))
         return tuple(ops)
