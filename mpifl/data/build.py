@@ -305,7 +305,8 @@ def _write_scenario(spec: ScenarioSpec, pool: Pool, to: Path, say: Progress) -> 
         splits = spec.splits()
     table = FixedPartition(splits, spec.op_groups)
     say(f"splitting {len(pool.labels)} samples over {len(table.sizes)} clients")
-    materialized = spec.materialize and pool.kind == IMAGES
+    shared = any(csr.row is not None for csr in splits.values())  # a row would be stored for each client
+    materialized = spec.materialize and pool.kind == IMAGES and not shared
     materialized = materialized and _bytes(spec, pool, table) <= MATERIALIZE_LIMIT_BYTES
     if materialized:
         splits = _materialize(PoolFederation(pool, spec, table, ToTensor((0.0,), (1.0,))), splits, to)

@@ -197,6 +197,12 @@ def check_clients(num_clients: int, samples: int) -> None:
     )
 
 
+def check_part(samples: np.ndarray) -> None:
+    """Refuse to cut a part of the source that is empty: only the test part may be."""
+    remedy = "clients are tested on it here; take another source, or test_share of source or scenario"
+    require(len(samples) > 0, "data.source", "no test part", remedy)
+
+
 def check_fraction(name: str, value: float | None) -> None:
     """Refuse a share outside [0, 1)."""
     if value is not None and not 0.0 <= value < 1.0:

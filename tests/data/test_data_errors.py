@@ -82,6 +82,16 @@ def test_options_that_do_not_fit_the_source_are_named(cache, source, scenario, o
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("scenario", "options"),
+    [("rotated", {}), ("rotated", {"balance": False}), ("emdcfl_mnist", {}), ("emdcfl_cifar", {})],
+)
+def test_a_source_without_a_test_part_is_refused_where_it_is_cut(cache, scenario, options):
+    config = DataConfig(cache=str(cache), source=SOURCES["photos"](), scenario=SCENARIOS[scenario](**options))
+    with pytest.raises(UserError, match=r"data.source = 'no test part': .*test_share"):
+        open_federation(config, 0)
+
+
 def test_a_missing_class_is_named(tmp_path):
     import numpy as np
 

@@ -127,6 +127,20 @@ def test_noise_does_not_change_its_arguments():
     np.testing.assert_array_equal(out[1], out[2])  # equal samples of one group
 
 
+def test_all_clients_may_be_tested_on_one_part_each_with_its_own_noise(cache):
+    """Such rows are not stored as images; training images are those that are stored under `test: like`."""
+    shared = opened(cache, "feature_noise", clients=4, sigma=0.4, test="all")
+    stored = opened(cache, "feature_noise", clients=4, sigma=0.4)
+    assert shared.sizes[:, 2].tolist() == [359] * 4
+    assert shared.test_pool == 359
+    plain = shared.pool.images[1438:].astype(float)
+    spread = [(shared.samples(k, "test")[0] - plain).std() for k in range(4)]
+    assert spread == sorted(spread)
+    assert spread[3] > 2 * spread[0] > 0
+    for k in range(4):
+        np.testing.assert_array_equal(shared.samples(k)[0], stored.samples(k)[0])
+
+
 GROUPS = (
     {"name": "dirichlet", "alpha": 0.1, "clients": 3},
     {"name": "label_quantity", "labels": 2, "clients": 2, "angle": 180},

@@ -13,7 +13,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import cut
 from mpifl.data.pool import IGNORED, Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, check_part, grouped
 from mpifl.data.scenarios.usual import set_apart
 from mpifl.data.transforms import Op
 
@@ -109,6 +109,7 @@ class Alphabets(Scenario):
 
     def _cut(self, samples: np.ndarray, key: Key) -> Csr:
         """Return the parts of all clients: each group cuts its own copy, or all share one."""
+        check_part(samples)
         copies = self.groups if self.copies else 1
         parts = self.clients // copies
         check_clients(parts, len(samples))

@@ -15,7 +15,7 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, check_side, grouped
+from mpifl.data.scenario import Scenario, ScenarioSpec, check_fraction, check_part, check_side, grouped
 from mpifl.data.scenarios.rotated import Rotated
 from mpifl.data.transforms import Colour, Patch
 
@@ -168,6 +168,7 @@ class BackdoorMnist(Scenario):
         return {"train": from_lists(kept), "val": val, "test": test, "backdoor": test}
 
     def _rows(self, pool: Pool, samples: np.ndarray, key: Key) -> list[np.ndarray]:
+        check_part(samples)
         rows: list[np.ndarray] = []
         for group in range(3):
             rng = key.of(group).numpy()

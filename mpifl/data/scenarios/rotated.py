@@ -11,7 +11,15 @@ from mpifl.core.rng import Key
 from mpifl.data.partition.csr import Csr, from_lists, hold_out
 from mpifl.data.partition.shards import balanced, cut, cut_by_class
 from mpifl.data.pool import Pool
-from mpifl.data.scenario import Scenario, ScenarioSpec, check_clients, check_fraction, check_side, grouped
+from mpifl.data.scenario import (
+    Scenario,
+    ScenarioSpec,
+    check_clients,
+    check_fraction,
+    check_part,
+    check_side,
+    grouped,
+)
 from mpifl.data.scenarios.usual import set_apart
 from mpifl.data.transforms import Border, Op, Rotate
 
@@ -104,6 +112,7 @@ class Rotated(Scenario):
         blocks = len(self.angles)
         copied, used = (blocks, self.clients // blocks) if copies else (1, self.clients)
         parts = parts if copies else self.clients
+        check_part(samples)
         chosen = balanced(pool, samples) if self.balance else samples
         check_clients(parts, len(chosen))
         rows: list[np.ndarray] = []
