@@ -180,6 +180,7 @@ class AsynchronousEngine(Engine):
         )
         self.stats, self.rows = AsyncStats(), list[Row]()
         self.metrics: dict[int, Mapping[str, float]] = {}  # of each client's last visit
+        self.samples: dict[int, int] = {}  # of that visit
         local = LocalAggregator(server_step.problem.layout, not policy.single_upload)
         robust = server_step.config.robust
         self.robust = None if robust is None else robust.on_one_rank(local)
@@ -420,7 +421,7 @@ class AsynchronousEngine(Engine):
         self.server_step.visits[visit.client] += 1
         self.server_step.book(server.version + 1, header)
         self.server_step.compare_with_timed(header)
-        self.metrics[visit.client] = header.metrics
+        self.metrics[visit.client], self.samples[visit.client] = header.metrics, header.num_samples
         row = visit.row(self.clock.now, server.version)
         self.rows.append(row)
         return Arrival(visit, header, vectors, row)
@@ -505,11 +506,20 @@ class AsynchronousEngine(Engine):
             self.evaluation_time += now() - start
 
     def _mean_metrics(self) -> dict[str, float]:
-        """Return the means over clients of the metrics of their last visits; of accuracies the spread too."""
-        names = dict.fromkeys(name for m in self.metrics.values() for name in m)
-        values = {name: [m[name] for m in self.metrics.values() if name in m] for name in names}
-        spreads = {f"{name}_std": float(np.std(values[name])) for name in names if name.endswith(SPREAD)}
-        return {name: float(np.mean(values[name])) for name in names} | spreads
+        """Return the means over clients of the metrics of their last visits, weighted by samples.
+
+        Accuracies before an upload are on test samples: their mean is plain, and has its spread beside it.
+        """
+        out: dict[str, float] = {}
+        for name in dict.fromkeys(name for m in self.metrics.values() for name in m):
+            having = sorted(k for k, m in self.metrics.items() if name in m)  # the order of rounds
+            values = np.array([self.metrics[k][name] for k in having])
+            if name.endswith(SPREAD):
+                out |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values))}
+                continue
+            n = np.array([self.samples[k] for k in having], float)
+            out[name] = float(np.average(values, weights=n))
+        return out
 
     def _received_metrics(self, server: Server, pool: RecoveringPool) -> dict[str, float]:
         """Return the accuracy of the models that clients received in answer to their last upload.
@@ -590,7 +600,7 @@ class AsynchronousEngine(Engine):
             "number": self.num_started,
             "clock": self.clock.state_dict(),
             "tally": self.stats.state_dict(),
-            "metrics": [[k, dict(m)] for k, m in self.metrics.items()],
+            "metrics": [[k, dict(m), self.samples[k]] for k, m in self.metrics.items()],
             "seconds": (now() - self.start).tolist(),
             "judging": self.evaluation_time.tolist(),
             "filled": self.filled,
@@ -634,7 +644,9 @@ class AsynchronousEngine(Engine):
         self.upload_sizes.load(values.get("upload_sizes", []))  # not in release 0.2
         self.tick = values.get("tick", self.tick)
         self.stats.load_state_dict(values["tally"])
-        self.metrics = {k: m for k, m in values["metrics"]}
+        self.metrics = {k: m for k, m, *_ in values["metrics"]}
+        first = self.server_step.sizes[:, 0]
+        self.samples = {k: n[0] if n else int(first[k]) for k, _, *n in values["metrics"]}  # 0.2: none
         return server
 
     def _restore_visits(self, saved: Saved, pool: RecoveringPool) -> None:

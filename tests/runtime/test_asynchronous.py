@@ -23,6 +23,7 @@ from mpifl.core.algorithm import Algorithm, Needs
 from mpifl.core.errors import UserError
 from mpifl.core.mixing import Mixing, Plan
 from mpifl.core.rng import key
+from mpifl.experiment.schema import EvaluationConfig
 from mpifl.simulation.availability import Availability
 from mpifl.simulation.clock import Replay, WallTime
 from mpifl.simulation.delays import Constant, Exponential, Tiers, Uniform
@@ -78,6 +79,20 @@ def test_a_barrier_is_synchronous_rounds_bit_for_bit(name, options, participatio
     worlds.same(dict(rounds.scores), dict(barrier.scores))
     assert rounds.server_step.ledger.total("up") == barrier.server_step.ledger.total("up")
     assert rounds.times == barrier.times == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(("name", "options"), [("fedavg", {}), ("apfl", {}), ("cfl", CFL)])
+def test_what_clients_report_is_weighted_by_samples_under_both_engines(name, options, tmp_path):
+    """Clients have 8, 11, 14, 17, 8 and 11 samples."""
+    every = {"options": options, "evaluation": EvaluationConfig(every=1, at_start=True)}
+    rounds, barrier = (
+        events(name, tmp_path / str(i), policy=policy, **every)
+        for i, policy in enumerate((Synchronous(), Barrier()))
+    )
+    for step in range(1, 5):
+        assert rounds.reported[step]["train_loss"] > 0
+        for column, value in rounds.reported[step].items():
+            assert barrier.reported[step][column] == value, (step, column)
 
 
 @pytest.mark.parametrize(
