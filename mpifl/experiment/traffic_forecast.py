@@ -33,7 +33,7 @@ from mpifl.runtime.hook_errors import DROP, INTERRUPTED, ClientCall, ServerCall,
 from mpifl.runtime.server_step import NO_MODELS, NO_SINGLE_MODEL
 from mpifl.traffic.compression import INDEX_BYTES
 from mpifl.traffic.encoding import download_bytes, sizes, time_stamp_bytes, upload_bytes
-from mpifl.traffic.ledger import Ledger, count_numbers
+from mpifl.traffic.ledger import Ledger, count_numbers, travels_whole
 from mpifl.traffic.payload import Payload
 from mpifl.traffic.privacy import protect
 from mpifl.training.client import LocalClient, public_clients
@@ -349,7 +349,7 @@ def _fingerprint_bytes(context: RunContext, clients: np.ndarray) -> Bytes:
     """Return the bytes of the one-shot statistics of clients."""
     algorithm, payload = hooks_of(context.config.algorithm, OneShotStatistics), context.config.payload
     shown = algorithm.shows(context.problem, key(0))
-    down = sum(payload.size(count_numbers(rows), len(rows)) for rows in shown.values())
+    down = sum(payload.size(count_numbers(x), len(x), travels_whole(name)) for name, x in shown.items())
     if algorithm.fingerprints_vary:
         up = sum(upload_bytes(payload, _fingerprint(context, k), None) for k in clients.tolist())
     else:

@@ -20,7 +20,7 @@ from mpifl.core.rng import Key
 from mpifl.core.types import Message, Reads, Report
 
 from .compression import INDEX_BYTES
-from .ledger import count_numbers
+from .ledger import count_numbers, travels_whole
 from .payload import Payload
 
 
@@ -59,7 +59,7 @@ def download_bytes(reads: Reads, widths: Mapping[str, int], payload: Payload) ->
         payload: the form in which they travel.
     """
     rows = {name: 1 if isinstance(which, np.ndarray) else len(which) for name, which in reads.items()}
-    return sum(payload.size(widths[name] * count, count) for name, count in rows.items())
+    return sum(payload.size(widths[name] * n, n, travels_whole(name)) for name, n in rows.items())
 
 
 def time_stamp_bytes(payload: Payload, time_stamps: bool) -> int:
@@ -99,7 +99,8 @@ class Coder:
         """Return a message as it arrives at the client."""
         if self.payload.dtype == "float32":
             return message
-        arrived = {name: self.payload.rounded(rows) for name, rows in message.vectors.items()}
+        vectors = message.vectors.items()
+        arrived = {name: x if travels_whole(name) else self.payload.rounded(x) for name, x in vectors}
         return replace(message, vectors=arrived)
 
     def up(

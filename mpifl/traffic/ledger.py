@@ -42,6 +42,11 @@ def kind_of(name: str, is_note: bool = False) -> str:
     return KINDS.get(name, "statistic" if is_note else "model")
 
 
+def travels_whole(name: str) -> bool:
+    """Return whether the numbers of a vector are as large as those of a note in every payload: seeds are."""
+    return kind_of(name) == "seed"
+
+
 @dataclass(slots=True)
 class Entry:
     """Traffic of one step, direction, name, cast and stream.
@@ -362,7 +367,7 @@ class Ledger:
                     continue
                 for row in which:
                     readers[name, row] += count
-                sizes[-1] += self.payload.size(widths[name] * len(which), len(which))
+                sizes[-1] += self.payload.size(widths[name] * len(which), len(which), travels_whole(name))
         if isinstance(reads, CohortReads):
             self._streams[reads.clients] = np.array(streams, np.int64)[reads.which]
             self._count(step, "down", reads.clients, np.array(sizes, np.int64)[reads.which])
@@ -377,7 +382,7 @@ class Ledger:
                     self.add_down(step, name, [*reads][number], widths[name])
         for (name, row), count in readers.items():
             cast = "unicast" if count == 1 else "broadcast" if count == len(reads) else "group"
-            size = self.payload.size(widths[name], 1)
+            size = self.payload.size(widths[name], 1, travels_whole(name))
             entry = self._entry(step, "down", name, cast, row, False)
             self._add(entry, count, count * size, 1, size, count * widths[name])
             self._cast(step, size)

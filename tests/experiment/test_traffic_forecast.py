@@ -84,6 +84,15 @@ def test_terms_that_grow_with_the_cohort_are_foretold_for_everyone_too(name, tmp
     assert foretold(name).total == sent(name, tmp_path)
 
 
+def test_the_seed_of_fedcuau_is_foretold_in_float16(tmp_path):
+    """Statistics of six clients: each downloads a seed, 4 bytes, and uploads its last layer of 27 numbers."""
+    payload = Payload("float16")
+    done = worlds.run(CATALOGUE["fedcuau"](), worlds.Tiny(), tmp_path, 1, False, payload=payload)
+    ledger = done.server_step.ledger
+    assert foretold("fedcuau", payload=payload).fingerprints == (6 * 4, 6 * 27 * 2)
+    assert (ledger.total("down", 0), ledger.total("up", 0)) == (6 * 4, 6 * 27 * 2)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "emdcfl", "ucfl", "ifca"])
 def test_the_form_of_messages_is_foretold(name, tmp_path):
     payload = Payload("bfloat16", header_bytes=20)

@@ -106,6 +106,11 @@ def test_downloads_arrive_rounded(coder):
     assert_close(message["model"], torch.tensor([[1.0, 2.0]]), rtol=0, atol=0)
 
 
+def test_seeds_arrive_as_they_were_sent(coder):
+    message = coder(dtype="float16").down(byhand.message(seed=[[2049.0]], model=[[2049.0]]))
+    assert (message["seed"].item(), message["model"].item()) == (2049.0, 2048.0)
+
+
 def test_a_report_may_say_what_an_upload_is_based_on(coder):
     """A change of (0.5, -3) is coded as it is, whatever was downloaded; another upload from its own base."""
     message, one = byhand.message(model=[[1.0, 2.0]], trunk=[[9.0]]), coder(compression=HALF)

@@ -47,6 +47,23 @@ def test_entries_by_hand():
     assert (ledger.total("up"), ledger.total("down", 1), ledger.total("down", 2)) == (40, 60, 0)
 
 
+def test_a_seed_takes_four_bytes_in_every_payload():
+    """Two clients download a seed, 16 + 4 bytes each, and three numbers in float16, 16 + 6 bytes each."""
+    payload, reads, widths = (
+        Payload("float16", header_bytes=16),
+        {"seed": (0,), "model": (0,)},
+        {"seed": 1, "model": 3},
+    )
+    ledger = Ledger(2, payload)
+    ledger.add_reads(0, {0: reads, 1: reads}, widths)
+    assert {row["name"]: (row["bytes"], row["group_bytes"]) for row in ledger.rows()} == {
+        "seed": (40, 20),
+        "model": (44, 22),
+    }
+    assert_array_equal(ledger.down, [42, 42])
+    assert download_bytes(reads, widths, payload) == 42
+
+
 def counted(ledger: Ledger) -> dict:
     """Return all that a ledger holds, as plain values."""
     return {name: value.tolist() for name, value in ledger.state_dict().items()}
