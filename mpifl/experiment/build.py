@@ -512,6 +512,7 @@ def check(config: Config, parts: Parts, memory: str, num_ranks: int) -> Decision
         raise UserError("data.scenario.validation", 0, remedy)
     ways = [local, *parts.differing.values()]
     check_local(config, ways)
+    check_augmentation(config, federation.info)
     single = parts.learner.context.drop_single and any(way.batch_size == 1 for way in ways)
     remedy = "batch norm leaves out batches of one sample: take 2 or more, or a model without batch norm"
     require(not single, "local.batch_size", 1, remedy)
@@ -617,6 +618,17 @@ def check_needs(needs: Needs, config: Config, info: DataInfo) -> None:
     remedy = f"it compares {' or '.join(needs.inputs)}, and samples of this source are {info.inputs}"
     fits = not needs.inputs or info.inputs in needs.inputs
     require(fits, "algorithm.name", name, f"{remedy}; take another method")
+
+
+def check_augmentation(config: Config, info: DataInfo) -> None:
+    """Raise `UserError` where samples are augmented as images and are none."""
+    given = {"local": config.local.augment}
+    given |= {f"{SECTION}.{clients}": c.augment or "none" for clients, c in config.per_client.items()}
+    shape = list(info.shape)
+    remedy = f"shifts and mirrors images [C, H, W], and samples of this source are {info.inputs} {shape}; "
+    for section, augment in given.items():
+        fits = augment == "none" or len(shape) == 3
+        require(fits, f"{section}.augment", augment, f"{remedy}take none")
 
 
 def warn_of_ignored(config: Config) -> None:

@@ -81,6 +81,14 @@ def test_tables_and_reports_speak_of_the_metric(alone, tmp_path):
         ),
         (["--task", "regression", "--algorithm", "flexcfl"], "it reads the classes of samples"),
         (["--task", "regression", "--algorithm", "flt"], "samples are none"),
+        (
+            ["--task", "regression", "--local.augment", "crop_flip"],
+            "local.augment = 'crop_flip': shifts and mirrors images [C, H, W], and samples of this source",
+        ),
+        (
+            ["--task", "regression", "--per_client", "{1: {augment: crop_flip}}"],
+            "per_client.1.augment = 'crop_flip': shifts and mirrors images",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(options, message, tmp_path, capsys):
