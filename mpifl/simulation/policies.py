@@ -134,8 +134,16 @@ class Policy(ABC):
         """
 
 
+def _refuse_single_uploads(policy: Policy, algorithm: Algorithm) -> None:
+    """Refuse a method that takes one upload at a time under a policy whose steps take several."""
+    policies = (name for name, cls in POLICIES.items() if type(policy) is cls)
+    value, name = next(policies, type(policy).__name__), type(algorithm).__name__
+    remedy = f"{name} takes one upload at a time; take policy every_arrival or client_decides"
+    require(not algorithm.needs.single_upload, "policy.name", value, remedy)
+
+
 class RoundsPolicy(Policy):
-    """Synchronous rounds by the engine that reduces over ranks; every method runs under it."""
+    """Synchronous rounds by the engine that reduces over ranks; methods run that take several uploads."""
 
     synchronous = True
 
@@ -149,7 +157,8 @@ class RoundsPolicy(Policy):
         return engines.synchronous(self.rule)
 
     def check(self, algorithm: Algorithm) -> None:
-        """Accept every method."""
+        """Accept every method that takes several uploads a step."""
+        _refuse_single_uploads(self, algorithm)
 
     def check_clock(self, clock: ClockConfig) -> None:
         """Accept the default alone."""
@@ -165,7 +174,7 @@ class RoundsPolicy(Policy):
 
 @dataclass(frozen=True)
 class Synchronous(RoundsPolicy):
-    """Synchronous rounds by the engine that reduces over ranks; every method runs under it."""
+    """Synchronous rounds by the engine that reduces over ranks."""
 
     fixed_visits = True
 
@@ -330,8 +339,8 @@ class AsynchronousPolicy(Policy):
     def check(self, algorithm: Algorithm) -> None:
         """Raise `UserError` for a method that needs rounds, or several uploads a step, or a single one."""
         needs, name = algorithm.needs, type(algorithm).__name__
-        remedy = f"{name} takes one upload at a time; take policy every_arrival or client_decides"
-        require(not needs.single_upload or self.single_upload, "policy.name", "buffer or barrier", remedy)
+        if not self.single_upload:
+            _refuse_single_uploads(self, algorithm)
         remedy = f"{name} looks at all clients of a round at once; it runs under policy rounds only"
         whole = {SecondLook, RememberedUploads} & algorithm.capabilities
         require(not whole, "policy.name", "asynchronous", remedy)

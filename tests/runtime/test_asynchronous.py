@@ -470,7 +470,9 @@ def test_what_is_no_trace_is_refused(tmp_path):
             Buffer(size=2),
             "CCFL takes one upload at a time; take policy every_arrival or client_decides",
         ),
-        ("ccfl", Barrier(), "CCFL takes one upload at a time"),
+        ("ccfl", Barrier(), "policy.name = 'barrier': CCFL takes one upload at a time"),
+        ("ccfl", Synchronous(), "policy.name = 'rounds': CCFL takes one upload at a time; take policy"),
+        ("fedsoft_async", OverSelection(), "policy.name = 'over_selection': FedSoftAsync takes one upload"),
         (
             "scaffold",
             EveryArrival(max_staleness=2),
