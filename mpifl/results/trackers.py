@@ -11,13 +11,15 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from time import sleep, time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpifl.core.errors import require
-from mpifl.core.files import write_atomically
+from mpifl.core.files import try_lock, write_atomically
 
 from .seed_groups import flat
 
@@ -240,10 +242,9 @@ class MLflow(Tracker):
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or beside
         if "://" not in uri or uri.startswith("file:"):  # since 3.17 a store of files must be asked for
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self._client = MlflowClient(tracking_uri=uri)
-        title = self.experiment or info.name
-        known = self._client.get_experiment_by_name(title)
-        where = known.experiment_id if known is not None else self._client.create_experiment(title)
+        with in_turn(info.folder.parent / ".mlflow.lock"):  # cases of a sweep begin at once
+            self._client = MlflowClient(tracking_uri=uri)
+            where = self._experiment(self.experiment or info.name)
         tag = "mpifl.id"
         found = self._client.search_runs([where], f"tags.`{tag}` = '{info.id}'")
         if found:
@@ -259,8 +260,6 @@ class MLflow(Tracker):
 
     def on_evaluation(self, found: Evaluation) -> None:
         """Log the figures of an evaluation."""
-        from time import time
-
         if not self._logged.is_new(found.step):
             return
         self._log(dict(numbers(found.metrics)), time(), found.step)
@@ -271,8 +270,6 @@ class MLflow(Tracker):
 
     def on_end(self, run: Run) -> None:
         """Write the final figures and close the run of MLflow."""
-        from time import time
-
         final = {f"final/{name}": value for name, value in numbers(dict(flat(run.summary)))}
         self._log(final, time(), int(run.summary["rounds"]))
         self._client.set_tag(self._id, "mpifl.digest", run.summary["digest"])
@@ -283,6 +280,20 @@ class MLflow(Tracker):
         if self._client is not None and self._id:
             self._client.set_tag(self._id, STOPPED, reason[:PARAM_LENGTH])
             self._close("FAILED")
+
+    def _experiment(self, title: str) -> str:
+        """Return the id of an experiment, which is created unless it is there."""
+        from mlflow.exceptions import MlflowException
+
+        known = self._client.get_experiment_by_name(title)
+        if known is None:
+            try:
+                return str(self._client.create_experiment(title))
+            except MlflowException:
+                known = self._client.get_experiment_by_name(title)
+                if known is None:  # no other run was quicker
+                    raise
+        return str(known.experiment_id)
 
     def _log(self, values: Mapping[str, float], seconds: float, step: int) -> None:
         from mlflow.entities import Metric
@@ -297,6 +308,15 @@ class MLflow(Tracker):
 
 
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Hold a file against other processes; wait until none of them holds it."""
+    with path.open("a") as file:
+        while not try_lock(file):
+            sleep(0.05)
+        yield
 
 
 def allowed(name: str) -> str:

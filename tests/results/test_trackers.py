@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 from support.runs import CONFIG
 
 import mpifl
 from mpifl.core.errors import CodeFailed
+from mpifl.results.run_events import RunInfo
+from mpifl.results.trackers import MLflow
 
 pytestmark = pytest.mark.nightly  # their libraries take long to import
 COLUMNS = ("accuracy_mean", "loss", "federation_bytes_up", "virtual_seconds")
@@ -179,3 +184,50 @@ def test_trackers_change_no_number(run, tmp_path):
         output={"folder": str(tmp_path)},
     )
     assert (plain.summary["digest"], plain.label) == (run.summary["digest"], run.label)
+
+
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    """Return a client of a store in a folder."""
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+
+
+def begun(folder: Path, **changes) -> RunInfo:
+    """Return what a tracker is told of a run in a folder."""
+    folder.mkdir(exist_ok=True)
+    return RunInfo(folder.name, "tiny", folder, {"rounds": 9}, "fedavg", 9, 4, 10, 1, **changes)
+
+
+def test_runs_that_begin_at_once_share_an_experiment_of_mlflow(client, tmp_path, monkeypatch):
+    """Each of two looks for it before one has created it, unless they take turns."""
+    from mlflow import MlflowClient
+
+    both, real = Barrier(2), MlflowClient.get_experiment_by_name
+
+    def slow(self, title):
+        known = real(self, title)
+        with suppress(BrokenBarrierError):
+            both.wait(1)
+        return known
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", slow)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: MLflow().on_start(begun(tmp_path / name)), "ab"))
+    (where,) = client.search_experiments(filter_string="name = 'tiny'")
+    assert sorted(r.info.run_name for r in client.search_runs([where.experiment_id])) == ["a", "b"]
+
+
+def test_an_experiment_of_mlflow_that_another_run_has_just_created_is_taken(client, tmp_path, monkeypatch):
+    """On a server, where runs on other machines do not take turns."""
+    from mlflow import MlflowClient
+
+    real, there = MlflowClient.get_experiment_by_name, client.create_experiment("tiny")
+    answers = iter([None])
+    monkeypatch.setattr(
+        MlflowClient, "get_experiment_by_name", lambda self, title: next(answers, real(self, title))
+    )
+    MLflow().on_start(begun(tmp_path / "a"))
+    assert [r.info.run_name for r in client.search_runs([there])] == ["a"]
