@@ -69,6 +69,7 @@ class Observed:
                 ranks=self.context.transport.size,
                 step=0 if saved is None else saved.step,
                 resumed=resumed,
+                restored=saved is not None,
             )
             self.callbacks.call("on_start", self.info, "before the first step")
             self.callbacks.check("nothing was trained")

@@ -24,7 +24,8 @@ class RunInfo:
         num_parameters: d, the numbers in a model.
         ranks: Of the job.
         step: Server steps taken before.
-        resumed: Whether the run goes on from a checkpoint.
+        resumed: Whether the run was begun before.
+        restored: Whether it goes on from a checkpoint; resumed without, it takes its first step again.
     """
 
     id: str
@@ -38,6 +39,12 @@ class RunInfo:
     ranks: int
     step: int = 0
     resumed: bool = False
+    restored: bool = False
+
+    @property
+    def kept(self) -> int:
+        """The last step whose evaluation is not made again; -1 where all are made."""
+        return self.step if self.restored else -1
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         self._config = info.config
-        purged = info.step + 1 if info.resumed else None  # what an interrupted run wrote after its checkpoint
+        purged = info.kept + 1 if info.resumed else None  # what an interrupted run wrote after its checkpoint
         own = info.folder / self.name if self.folder is None else Path(self.folder) / info.folder.name
         self._writer = SummaryWriter(str(own), purge_step=purged)
         if not info.resumed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -65,6 +66,23 @@ def test_tensorboard_has_each_figure_against_rounds_and_virtual_seconds(run):
     assert [event.value for event in final] == pytest.approx([run.summary["accuracy_mean"]])
     (config,) = read.Tensors("config/text_summary")
     assert b"batch_size: 32" in config.tensor_proto.string_val[0]
+
+
+def test_tensorboard_has_each_step_once_where_a_run_begins_again(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with pytest.raises(CodeFailed, match="interrupted"):
+        mpifl.run(
+            str(CONFIG),
+            rounds=3,
+            evaluation={"every": 1, "at_start": True},
+            output={"folder": str(tmp_path), "id": "one", "callbacks": ["tensorboard"]},
+            callbacks=[Interrupts(2)],
+        )
+    shutil.rmtree(tmp_path / "tiny-one" / "checkpoints")
+    run = mpifl.resume(tmp_path / "tiny-one")
+    found = EventAccumulator(str(run.folder / "tensorboard")).Reload().Scalars("accuracy_mean")
+    assert [event.step for event in found] == [0, 1, 2, 3]
 
 
 def records(file: Path):
