@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mpifl.core.errors import require
 from mpifl.core.files import try_lock, write_atomically
 
+from .reader import read_rows
 from .seed_groups import flat
 
 if TYPE_CHECKING:
@@ -146,6 +147,9 @@ class WandB(Tracker):
 
     Charts stand against rounds; `virtual_seconds` is logged beside them and can be chosen as their axis.
 
+    What is logged is handed to wandb's own process, which loses the last of it where a run is killed. A run
+    that goes on logs all evaluations up to its checkpoint again, but for those that the server has.
+
     Attributes:
         project: Where the run appears.
         mode: `offline` writes to a folder, which `wandb sync` uploads later; `online` uploads at once, with
@@ -164,7 +168,6 @@ class WandB(Tracker):
     group: str | None = None
     folder: str | None = None
     _run: Any = field(default=None, init=False, repr=False)
-    _logged: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require(self.mode in MODES, "wandb.mode", self.mode, f"take one of {', '.join(MODES)}")
@@ -173,7 +176,6 @@ class WandB(Tracker):
         """Begin a run of wandb under the run's own id, or go on with it."""
         import wandb
 
-        self._logged = Logged(info, self.name)
         self._run = wandb.init(
             project=self.project,
             entity=self.entity,
@@ -189,12 +191,12 @@ class WandB(Tracker):
         )
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
+        for row in recorded(info):
+            self._log(int(row["round"]), row)
 
     def on_evaluation(self, found: Evaluation) -> None:
         """Log the figures of an evaluation."""
-        if self._logged.is_new(found.step):
-            self._run.log(dict(numbers(found.metrics)))
-            self._logged.note(found.step)
+        self._log(found.step, dict(numbers(found.metrics)))
 
     def on_end(self, run: Run) -> None:
         """Write the final figures and close the run of wandb."""
@@ -208,6 +210,10 @@ class WandB(Tracker):
         if self._run is not None:
             self._run.finish(exit_code=1)
             self._run = None
+
+    def _log(self, step: int, values: dict[str, float]) -> None:
+        if step >= self._run.step:  # the server has those before
+            self._run.log(values, step=step)
 
 
 @dataclass
@@ -329,6 +335,16 @@ def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in values.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             yield name, value
+
+
+def recorded(info: RunInfo) -> Iterator[dict[str, float]]:
+    """Yield the numbers of each evaluation up to the checkpoint from which a run goes on."""
+    for row in read_rows(info.folder / "metrics.csv") if info.restored else ():
+        found = dict[str, float]()
+        for name, text in row.items():
+            with suppress(ValueError):  # no number
+                found[name] = float(text)
+        yield dict(numbers(found))
 
 
 def thawed(tree: Any) -> Any:

@@ -15,7 +15,7 @@ from support.runs import CONFIG
 import mpifl
 from mpifl.core.errors import CodeFailed
 from mpifl.results.callbacks import Callbacks
-from mpifl.results.trackers import Logged, WandB
+from mpifl.results.trackers import Logged
 
 FILE = """
 class Counts:
@@ -192,18 +192,17 @@ def test_over_ranks_rank_0_alone_is_told_and_an_error_is_one_message(mpirun, tmp
 
 def test_rounds_that_a_resumed_run_repeats_are_not_logged_twice(tmp_path):
     """Killed after round 3 and resumed from the checkpoint of round 1; from the start all is logged again."""
-    logged: list[dict[str, float]] = []
+    told: list[int] = []
 
     def follow(resumed: bool, steps: list[int]) -> None:
-        tracker = WandB()
-        tracker._run = SimpleNamespace(log=logged.append)
-        tracker._logged = Logged(SimpleNamespace(folder=tmp_path, resumed=resumed), "wandb")
-        for step in steps:
-            tracker.on_evaluation(SimpleNamespace(step=step, metrics={"round": step}))
+        logged = Logged(SimpleNamespace(folder=tmp_path, resumed=resumed), "mlflow")
+        for step in filter(logged.is_new, steps):
+            told.append(step)
+            logged.note(step)
 
     follow(False, [0, 1, 2, 3])
     follow(True, [2, 3, 4])
     follow(True, [5])
-    assert [row["round"] for row in logged] == [0, 1, 2, 3, 4, 5]
+    assert told == [0, 1, 2, 3, 4, 5]
     follow(False, [0])
-    assert logged[-1] == {"round": 0}
+    assert told[-1] == 0

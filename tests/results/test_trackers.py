@@ -107,7 +107,17 @@ def records(file: Path):
             parts = b""
 
 
-def test_wandb_offline_has_one_run_with_all_rounds(run):
+def history(records):
+    """Return the rows that were logged to Weights & Biases."""
+    return [
+        {(i.key or i.nested_key[0]): json.loads(i.value_json) for i in r.history.item}
+        for r in records
+        if r.WhichOneof("record_type") == "history"
+    ]
+
+
+def test_wandb_offline_has_one_run_whose_last_file_has_all_rounds(run):
+    """Of the first file, a run that was killed would have written the first blocks at most."""
     files = sorted((run.folder / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2
     found = [list(records(file)) for file in files]
@@ -117,13 +127,10 @@ def test_wandb_offline_has_one_run_with_all_rounds(run):
     }
     config = {item.key: json.loads(item.value_json) for item in begun[0].config.update}
     assert config["local"]["batch_size"] == 32
-    rows = [
-        {(i.key or i.nested_key[0]): json.loads(i.value_json) for i in r.history.item}
-        for part in found
-        for r in part
-        if r.WhichOneof("record_type") == "history"
-    ]
+    assert [row["round"] for row in history(found[0])] == [1, 2, 3]
+    rows = history(found[1])
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["_step"] for row in rows] == [1, 2, 3, 4, 5]
     for name in COLUMNS:
         assert [row[name] for row in rows] == pytest.approx(run.metrics[name].tolist())
     summary = {
