@@ -30,26 +30,44 @@ if TYPE_CHECKING:
 
 VIRTUAL, OVER_VIRTUAL = "virtual_seconds", "over_virtual_seconds"
 PARAM_LENGTH, BATCH = 500, 100  # characters of a parameter, and entries of a request, that MLflow takes
+RUN_ID = "mpifl.id"  # tag of a run of MLflow
+CONTINUES = "mpifl.continues"  # tag of a run that stands for one whose last steps were lost: the id of that
 STOPPED = "mpifl.stopped"  # tag of a run that did not reach its end
 FORBIDDEN = re.compile(r"[^\w\-. /]")  # in names of parameters and metrics, by MLflow
+NOTE = re.compile(r"(-?\d+)(?: (\d+))?")  # last step and, since there may be several, number of the run
 MODES = ("offline", "online", "disabled")
 
 
 class Logged:
     """The last evaluation that a tracker has logged, in a file of the run folder.
 
-    A run that is killed and resumed repeats the rounds since its checkpoint, with equal figures: they are not
-    logged a second time.
+    A run that is killed and resumed repeats the steps since its checkpoint, with equal figures: they are not
+    logged a second time. Where the clock is real they are other steps: a tracker that has logged some of them
+    begins a new run.
 
     Args:
         info: Of the run; one that is new has logged nothing.
         name: Of the tracker.
+
+    Attributes:
+        step: The last that is logged; -1 for none.
+        real: Whether the clock is real.
+        id: Of the tracker's run: that of the run, with a number from the second on.
+        before: Id of the tracker's run that a new one continues; empty where none does.
     """
 
     def __init__(self, info: RunInfo, name: str) -> None:
         self.path = info.folder / f".{name}.logged"
+        self.real = info.config["clock"]["name"] == "wall"
         text = self.path.read_text() if info.resumed and self.path.is_file() else ""
-        self.step = int(text) if text.isdecimal() else -1
+        found = NOTE.fullmatch(text)
+        self.step = int(found[1]) if found else -1
+        self._number = int(found[2] or 0) if found else 0
+        self.id, self.before = self._id(info), ""
+        if self.real and self.step > info.kept:
+            self._number += 1
+            self.id, self.before = self._id(info), self.id
+            self.note(self.step)  # killed while it is filled, it is left, too
 
     def is_new(self, step: int) -> bool:
         """Return whether an evaluation was not logged before."""
@@ -58,7 +76,10 @@ class Logged:
     def note(self, step: int) -> None:
         """Note that an evaluation is logged."""
         self.step = step
-        write_atomically(self.path, str(step))
+        write_atomically(self.path, f"{step} {self._number}")
+
+    def _id(self, info: RunInfo) -> str:
+        return f"{info.id}-{self._number}" if self._number else info.id
 
 
 class Tracker:
@@ -168,6 +189,7 @@ class WandB(Tracker):
     group: str | None = None
     folder: str | None = None
     _run: Any = field(default=None, init=False, repr=False)
+    _logged: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         require(self.mode in MODES, "wandb.mode", self.mode, f"take one of {', '.join(MODES)}")
@@ -176,12 +198,14 @@ class WandB(Tracker):
         """Begin a run of wandb under the run's own id, or go on with it."""
         import wandb
 
+        self._logged = Logged(info, self.name)
         self._run = wandb.init(
             project=self.project,
             entity=self.entity,
             group=self.group or info.name,
             name=info.folder.name,
-            id=info.id,
+            id=self._logged.id,
+            notes=f"continues {self._logged.before} from step {info.step}" if self._logged.before else None,
             resume="allow",
             mode=self.mode,  # type: ignore[arg-type]  # checked above
             dir=self.folder or str(info.folder),
@@ -193,9 +217,13 @@ class WandB(Tracker):
         self._run.define_metric("*", step_metric="round")
         for row in recorded(info):
             self._log(int(row["round"]), row)
+        if self._logged.before:
+            self._logged.note(info.kept)
 
     def on_evaluation(self, found: Evaluation) -> None:
         """Log the figures of an evaluation."""
+        if self._logged.real:
+            self._logged.note(found.step)
         self._log(found.step, dict(numbers(found.metrics)))
 
     def on_end(self, run: Run) -> None:
@@ -251,27 +279,36 @@ class MLflow(Tracker):
         with in_turn(info.folder.parent / ".mlflow.lock"):  # cases of a sweep begin at once
             self._client = MlflowClient(tracking_uri=uri)
             where = self._experiment(self.experiment or info.name)
-        tag = "mpifl.id"
-        found = self._client.search_runs([where], f"tags.`{tag}` = '{info.id}'")
-        if found:
+        if found := self._runs(where, self._logged.id):
             self._id = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             if STOPPED in found[0].data.tags:
                 self._client.delete_tag(self._id, STOPPED)
             return
-        self._id = self._client.create_run(where, run_name=info.folder.name, tags={tag: info.id}).info.run_id
+        before, tags = self._logged.before, {RUN_ID: self._logged.id}
+        tags |= {CONTINUES: before} if before else {}
+        self._id = self._client.create_run(where, run_name=info.folder.name, tags=tags).info.run_id
         params = [Param(allowed(name), str(value)[:PARAM_LENGTH]) for name, value in flat(info.config)]
         for i in range(0, len(params), BATCH):
             self._client.log_batch(self._id, params=params[i : i + BATCH])
+        if before:
+            rows = list(recorded(info))
+            began = time() - rows[-1]["seconds"] if rows else 0.0
+            for row in rows:
+                self._log_row(int(row["round"]), row, began + row["seconds"], row.get(VIRTUAL))
+            for left in self._runs(where, before):
+                text = f"goes on from step {info.step} as {self._logged.id}"
+                self._client.set_tag(left.info.run_id, STOPPED, text)
+                self._client.set_terminated(left.info.run_id, "KILLED")
+            self._logged.note(info.kept)
 
     def on_evaluation(self, found: Evaluation) -> None:
         """Log the figures of an evaluation."""
         if not self._logged.is_new(found.step):
             return
-        self._log(dict(numbers(found.metrics)), time(), found.step)
-        if found.virtual_seconds is not None:
-            virtual = {f"{OVER_VIRTUAL}/{n}": v for n, v in numbers(found.metrics) if n != VIRTUAL}
-            self._log(virtual, found.virtual_seconds, found.step)
+        if self._logged.real:
+            self._logged.note(found.step)  # what is logged in part must be known, too
+        self._log_row(found.step, dict(numbers(found.metrics)), time(), found.virtual_seconds)
         self._logged.note(found.step)
 
     def on_end(self, run: Run) -> None:
@@ -300,6 +337,17 @@ class MLflow(Tracker):
                 if known is None:  # no other run was quicker
                     raise
         return str(known.experiment_id)
+
+    def _runs(self, where: str, name: str) -> list[Any]:
+        """Return the runs of MLflow under an id of mpifl."""
+        return list(self._client.search_runs([where], f"tags.`{RUN_ID}` = '{name}'"))
+
+    def _log_row(self, step: int, row: Mapping[str, float], seconds: float, virtual: float | None) -> None:
+        """Log the figures of an evaluation at a time, and at the virtual one where there is one."""
+        self._log(row, seconds, step)
+        if virtual is not None:
+            over = {f"{OVER_VIRTUAL}/{name}": value for name, value in row.items() if name != VIRTUAL}
+            self._log(over, virtual, step)
 
     def _log(self, values: Mapping[str, float], seconds: float, step: int) -> None:
         from mlflow.entities import Metric
@@ -339,7 +387,7 @@ def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def recorded(info: RunInfo) -> Iterator[dict[str, float]]:
     """Yield the numbers of each evaluation up to the checkpoint from which a run goes on."""
-    for row in read_rows(info.folder / "metrics.csv") if info.restored else ():
+    for row in read_rows(info.folder / "metrics.csv", {}) if info.restored else ():
         found = dict[str, float]()
         for name, text in row.items():
             with suppress(ValueError):  # no number

@@ -195,7 +195,9 @@ def test_rounds_that_a_resumed_run_repeats_are_not_logged_twice(tmp_path):
     told: list[int] = []
 
     def follow(resumed: bool, steps: list[int]) -> None:
-        logged = Logged(SimpleNamespace(folder=tmp_path, resumed=resumed), "mlflow")
+        config = {"clock": {"name": "virtual"}}
+        info = SimpleNamespace(id="one", folder=tmp_path, resumed=resumed, config=config)
+        logged = Logged(info, "mlflow")
         for step in filter(logged.is_new, steps):
             told.append(step)
             logged.note(step)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
+from types import SimpleNamespace
 
 import pytest
 from support.runs import CONFIG
@@ -16,7 +17,7 @@ from support.runs import CONFIG
 import mpifl
 from mpifl.core.errors import CodeFailed
 from mpifl.results.run_events import RunInfo
-from mpifl.results.trackers import MLflow
+from mpifl.results.trackers import MLflow, WandB
 
 pytestmark = pytest.mark.nightly  # their libraries take long to import
 COLUMNS = ("accuracy_mean", "loss", "federation_bytes_up", "virtual_seconds")
@@ -220,10 +221,11 @@ def client(tmp_path, monkeypatch):
     return MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
 
 
-def begun(folder: Path, **changes) -> RunInfo:
+def begun(folder: Path, clock: str = "virtual", **changes) -> RunInfo:
     """Return what a tracker is told of a run in a folder."""
     folder.mkdir(exist_ok=True)
-    return RunInfo(folder.name, "tiny", folder, {"rounds": 9}, "fedavg", 9, 4, 10, 1, **changes)
+    config = {"rounds": 9, "clock": {"name": clock}}
+    return RunInfo(folder.name, "tiny", folder, config, "fedavg", 9, 4, 10, 1, **changes)
 
 
 def test_runs_that_begin_at_once_share_an_experiment_of_mlflow(client, tmp_path, monkeypatch):
@@ -256,3 +258,63 @@ def test_an_experiment_of_mlflow_that_another_run_has_just_created_is_taken(clie
     )
     MLflow().on_start(begun(tmp_path / "a"))
     assert [r.info.run_name for r in client.search_runs([there])] == ["a"]
+
+
+def killed_and_resumed(make, folder: Path) -> None:
+    """Let a tracker follow a run with a real clock that is killed twice.
+
+    It is killed after step 3 and goes on from step 2, then after step 5 and goes on from step 4. Its accuracy
+    is the step, and in the steps that are lost 0.
+    """
+
+    def follow(figures, **resumed) -> None:
+        if resumed:
+            kept = "".join(f"{s},{s},{s}.0,{s}.0\n" for s in range(1, resumed["step"] + 1))
+            (folder / "metrics.csv").write_text(f"round,seconds,accuracy_mean,virtual_seconds\n{kept}")
+        tracker = make()
+        tracker.on_start(begun(folder, "wall", **resumed))
+        for step, accuracy in figures.items():
+            row = {"round": step, "seconds": step, "accuracy_mean": accuracy, "virtual_seconds": float(step)}
+            tracker.on_evaluation(SimpleNamespace(step=step, metrics=row, virtual_seconds=float(step)))
+        if 6 in figures:
+            tracker.on_end(SimpleNamespace(summary={"rounds": 6, "digest": "0", "accuracy_mean": 6.0}))
+        elif make is WandB:
+            tracker._run.finish(exit_code=1)  # writes what it was given: more than where it is killed
+
+    follow({1: 1.0, 2: 2.0, 3: 0.0})
+    follow({3: 3.0, 4: 4.0, 5: 0.0}, resumed=True, restored=True, step=2)
+    follow({5: 5.0, 6: 6.0}, resumed=True, restored=True, step=4)
+
+
+def test_mlflow_begins_a_new_run_without_the_lost_steps_of_a_real_clock(client, tmp_path):
+    killed_and_resumed(MLflow, tmp_path / "a")
+    (where,) = client.search_experiments(filter_string="name = 'tiny'")
+    runs = {r.data.tags["mpifl.id"]: r for r in client.search_runs([where.experiment_id])}
+    assert {name: r.info.status for name, r in runs.items()} == {
+        **{"a": "KILLED", "a-1": "KILLED"},
+        "a-2": "FINISHED",
+    }
+    assert [runs[name].data.tags.get("mpifl.continues") for name in ("a", "a-1", "a-2")] == [None, "a", "a-1"]
+    assert runs["a-1"].data.tags["mpifl.stopped"] == "goes on from step 4 as a-2"
+    last = runs["a-2"].info
+    assert last.run_name == "a"
+    found = client.get_metric_history(last.run_id, "accuracy_mean")
+    assert [(m.step, m.value) for m in found] == [(s, s) for s in range(1, 7)]
+    found = client.get_metric_history(last.run_id, "over_virtual_seconds/accuracy_mean")
+    assert [(m.timestamp, m.value) for m in found] == [(1000 * s, s) for s in range(1, 7)]
+
+
+def test_mlflow_goes_on_in_the_same_run_where_no_step_of_a_real_clock_was_lost(client, tmp_path):
+    MLflow().on_start(begun(tmp_path / "a", "wall"))
+    MLflow().on_start(begun(tmp_path / "a", "wall", resumed=True, restored=True, step=0))
+    (where,) = client.search_experiments(filter_string="name = 'tiny'")
+    (found,) = client.search_runs([where.experiment_id])
+    assert (found.data.tags["mpifl.id"], found.info.status) == ("a", "RUNNING")
+
+
+def test_wandb_begins_a_new_run_without_the_lost_steps_of_a_real_clock(tmp_path):
+    killed_and_resumed(WandB, tmp_path / "a")
+    files = {file.stem: file for file in (tmp_path / "a" / "wandb").glob("offline-run-*/*.wandb")}
+    assert sorted(files) == ["run-a", "run-a-1", "run-a-2"]
+    rows = history(records(files["run-a-2"]))
+    assert [(row["_step"], row["accuracy_mean"]) for row in rows] == [(s, s) for s in range(1, 7)]
