@@ -9,6 +9,7 @@ Several processes may share the cases and the folder (`Part`), and a sweep may b
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import secrets
 import shutil
@@ -44,7 +45,7 @@ from .sweep_cases import ALL, Case, Part, cases, changed, trainings, with_config
 from .sweep_results import SWEEP_FILE, Found, is_complete, keep, started_with
 
 JOIN_SECONDS = 10.0  # that a process waits for another one, which began the same sweep a moment ago
-LOCKS = ".locks"  # a file for each case that some process runs, in the sweep's folder
+LOCKS = ".locks"  # a file for each case and each training that some process runs, in the sweep's folder
 ASK_SECONDS = 0.5  # between two looks whether another group asks this one to stop
 FREE = ("name", "output", "checkpoint", "system")  # sections that change no number of a case
 DECIDES_BITS = tuple(f"system.{key}" for key in ("kernels", "stack", "sums", "cuda_graphs", "deterministic"))
@@ -344,7 +345,7 @@ class _Work:
     ) -> None:
         """Run a case unless it is complete; copy a complete one with other times where that gives it.
 
-        A case that another process is running is left to it.
+        A case that another process is running, or whose training it is running, is left to it.
 
         Args:
             case: One of the sweep.
@@ -356,18 +357,24 @@ class _Work:
         with self._alone_with(case, transport) as mine:
             if mine:
                 self._run(case, transport, quiet, threads, **options)
-            elif transport.is_server:
+            elif transport.is_server and not is_complete(case, self.folder):
                 print(f"{case.title}: another process runs it", flush=True)
 
     @contextmanager
     def _alone_with(self, case: Case, transport: Transport) -> Iterator[bool]:
-        """Hold a case against other processes that share the folder; give False where one of them has it."""
+        """Hold a case, and all of its training, against other processes that share the folder.
+
+        Give False where one of them has it. Processes whose settings of a machine differ know a case by its
+        name only.
+        """
         with ExitStack() as held:
 
             def lock() -> bool:
-                path = self.folder / LOCKS / case.slug
-                path.parent.mkdir(exist_ok=True)
-                return try_lock(held.enter_context(path.open("w")))
+                own = hashlib.sha256(case.training.encode()).hexdigest()[:16]
+                names = [*([f"training-{own}"] if case.training else []), case.slug]
+                (self.folder / LOCKS).mkdir(exist_ok=True)
+                files = ((self.folder / LOCKS / name).open("w") for name in names)
+                return all(try_lock(held.enter_context(file)) for file in files)
 
             yield on_server(transport, lock)
 

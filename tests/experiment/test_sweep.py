@@ -250,6 +250,24 @@ def test_a_case_that_another_process_runs_is_left_to_it(tmp_path, capsys):
     assert not lock.parent.exists()
 
 
+def test_two_processes_train_once_what_gives_several_cases(tmp_path, monkeypatch, capsys):
+    """The second one begins while the first trains: the other case is a copy under other times."""
+    options = ["--vary", "{network: [wired, wireless-slow]}", "--output.folder", str(tmp_path)]
+    options += ["--output.id", "x"]
+    real, trained = running.run, []
+
+    def beside(config, *args):
+        trained.append(config.output.id)
+        if len(trained) == 1:
+            sweep(TINY, options, Single(), quiet=True)
+        return real(config, *args)
+
+    monkeypatch.setattr("mpifl.experiment.sweep.run", beside)
+    folder = sweep(TINY, options, Single(), quiet=True)
+    assert trained == ["wired"]
+    assert [row["network"] for row in found_in(folder)] == ["wired", "wireless-slow"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
